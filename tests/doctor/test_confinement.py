@@ -12,7 +12,7 @@ from tests.store.places import Place
 from handrail.config import Configuration, load
 from handrail.contract.errors import LoadError, UsageError
 from handrail.contract.sandbox import Mechanism, Tier
-from handrail.doctor import Check, check_up
+from handrail.doctor import Check, check_up, machine
 from handrail.doctor.agent import AgentSet, set_of
 from handrail.doctor.confinement import of_sandbox
 from handrail.sandbox import tiers
@@ -119,3 +119,31 @@ def test_what_an_agents_manifest_adds_stands_apart_and_the_ceiling_beside_it(pla
         agent(place, "reviewer")
     with pytest.raises(UsageError, match="no agent 'nobody'"):
         agent(place, "nobody")
+
+
+@pytest.mark.parametrize(
+    ("said", "state"),
+    [
+        (("bubblewrap 0.8.0", "bubblewrap 0.12.0"), "warning"),
+        (("bubblewrap 0.11.0",), "warning"),
+        (("something else",), "warning"),
+        (("bubblewrap 0.12.0",), "ok"),
+        (("bubblewrap 0.12.1", "bubblewrap 1.0"), "ok"),
+    ],
+)
+def test_an_old_bubblewrap_is_named_with_its_version_and_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: tuple[str, ...], state: str
+) -> None:
+    found: list[str] = []
+    for number, words in enumerate(said):
+        program = tmp_path / f"bwrap{number}"
+        program.write_text(f"#!/bin/sh\necho {words}\n")
+        program.chmod(0o755)
+        found.append(str(program))
+    monkeypatch.setattr(machine, "binaries", lambda: iter(found))
+    (check,) = machine._bubblewrap()  # pyright: ignore[reportPrivateUsage]
+    assert check.state == state
+    assert all(f"{program} ({words})" in check.detail for program, words in zip(found, said, strict=True))
+    if state == "warning":
+        assert "CVE-2026-87766" in check.detail and found[0] in check.detail.partition("mended in ")[2]
+        assert "0.12" in check.remedy

@@ -14,6 +14,7 @@ from handrail.contract.errors import ToolError
 from handrail.contract.requires import CapabilitySet, Layer, Requires, Variables, expand
 from handrail.contract.sandbox import Limits, Program
 from handrail.sandbox import mounts
+from handrail.sandbox.mount_table import ExpectedMount, MountTable
 
 pytestmark = pytest.mark.proves("S-01")
 
@@ -84,9 +85,12 @@ def test_what_is_masked_in_an_ordinary_users_etc_and_gone_by_the_start_does_not_
     monkeypatch.setattr(mounts, "_PRIVATE_CONFIGURATION", (str(tmp_path),))
     monkeypatch.setattr(mounts, "_configuration", configuration := mounts._Configuration())  # pyright: ignore[reportPrivateUsage]
     options = configuration.options(0.0)
-    assert mounts.as_they_stand(options) == list(options)
+    masks = tuple(ExpectedMount(str(tmp_path / name), read_only=True, content="1:2") for name in ("first", "second"))
+    table = MountTable(masks)
+    assert mounts.as_they_stand(options, table) == (list(options), table)
     (tmp_path / "first").unlink()
-    assert mounts.as_they_stand(options) == [*options[:3], "--ro-bind", "/dev/null", str(tmp_path / "second")]
+    left = [*options[:3], "--ro-bind", "/dev/null", str(tmp_path / "second")]
+    assert mounts.as_they_stand(options, table) == (left, MountTable(masks[1:]))
 
 
 async def test_what_only_root_may_read_in_etc_cannot_be_read(confined: Ground) -> None:

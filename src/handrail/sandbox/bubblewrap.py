@@ -26,6 +26,7 @@ from handrail.sandbox import (
 from handrail.sandbox.launcher import Launcher, Mode
 from handrail.sandbox.limits import memory_of_all, memory_of_call, rlimits, user_counts
 from handrail.sandbox.looks import Looks
+from handrail.sandbox.mount_table import MountTable
 from handrail.sandbox.plans import Plan, Planning, after, start_of
 from handrail.sandbox.process import Confined, Ends
 from handrail.sandbox.spawn import spawn
@@ -174,11 +175,12 @@ class Bubblewrap:
                 number += 1
             here, there = socket.socketpair()
             ours["channel"], theirs[number] = here.detach(), there.detach()
-            ours["letter"] = _memory_file(self._preparation(plan))
+            options, table = mounts.as_they_stand(made.options, made.table)
+            ours["letter"] = _memory_file(self._preparation(plan, table))
             theirs[number + 1] = os.dup(ours["letter"])
             here, there = socket.socketpair()
             ours["lifeline"], theirs[number + 2] = here.detach(), there.detach()
-            theirs[number + 3] = _memory_file(os.fsencode("\0".join(_carried_out(made.options, made.start))))
+            theirs[number + 3] = _memory_file(os.fsencode("\0".join([*_FIXED, *options, "--chdir", made.start])))
             ours["status"], theirs[number + 4] = os.pipe()
             # bubblewrap tells whom it started before it lets them go on. Were there no reader then, because the holder
             # has died, it would end there, and they would wait for it for ever.
@@ -223,7 +225,7 @@ class Bubblewrap:
             for descriptor in (*ours.values(), *theirs.values()):
                 os.close(descriptor)
 
-    def _preparation(self, plan: Plan) -> bytes:
+    def _preparation(self, plan: Plan, table: MountTable) -> bytes:
         made = plan.made
         limits = tuple(rlimits(made.limits).items())
         return _restrictions(
@@ -234,6 +236,7 @@ class Bubblewrap:
             made.connect,
             limits,
             plan.environment,
+            table,
             terminal=plan.terminal is not None,
         )
 
@@ -247,13 +250,16 @@ def _restrictions(
     connect: tuple[int, ...],
     limits: tuple[tuple[int, tuple[int, int]], ...],
     environment: tuple[tuple[str, str], ...],
+    table: MountTable,
     *,
     terminal: bool = False,
 ) -> bytes:
     """The letter's first part: the same for the same, and so remembered."""
     ruleset = landlock.ruleset(landlock_abi, dict(folders), tcp=tcp, connect=connect) if landlock_abi else None
     counts = user_counts()
-    return launcher.preparation(mode, ruleset, dict(limits), dict(environment), counts=counts, terminal=terminal)
+    return launcher.preparation(
+        mode, ruleset, dict(limits), dict(environment), counts=counts, terminal=terminal, table=table
+    )
 
 
 def command_options(capabilities: CapabilitySet, profile: Profile) -> list[str]:
@@ -263,11 +269,8 @@ def command_options(capabilities: CapabilitySet, profile: Profile) -> list[str]:
     """
     look = Looks()
     folders = mounts.folder_access(capabilities, profile, toolchains.find(profile.workspace, look), look)
-    return _carried_out(mounts.arguments(folders, profile, look), start_of(folders, profile))
-
-
-def _carried_out(options: Sequence[str], start: str) -> list[str]:
-    return [*_FIXED, *mounts.as_they_stand(options), "--chdir", start]
+    options, _ = mounts.as_they_stand(mounts.arguments(folders, profile, look), MountTable())
+    return [*_FIXED, *options, "--chdir", start_of(folders, profile)]
 
 
 def _memory_file(content: bytes) -> int:

@@ -1,7 +1,8 @@
 # The first process of a sandbox, in perl because every distribution has it and it starts in a millisecond.
-# handrail.sandbox.launcher says what it reads and answers; launcher_python.py does the same where there is no perl.
-# No module is loaded, and nothing is read but the descriptors that it is given.
-my ($channel, $letter, $lifeline, $spare, @others) = @ARGV;
+# handrail.sandbox.launcher says what it reads and answers; launcher_python.py does the same where there is no perl. Its
+# first argument is watcher.pl, which the process that stays the sandbox's first becomes.
+# No module is loaded, and nothing is read but the descriptors that it is given and what /proc says of itself.
+my ($watcher, $channel, $letter, $lifeline, $spare, @others) = @ARGV;
 open(my $host, "+<&=", $channel);
 open(my $mail, "<&=", $letter);
 open(my $life, "+<&=", $lifeline);
@@ -22,13 +23,19 @@ sub part {
     return unpack("(N/a*)*", $text);
 }
 
-my ($mode, $namespaces, $ruleset, $file_rights, $prlimit, $setsid, $capset, @rest) = part();
+my ($mode, $namespaces, $ruleset, $file_rights, $prlimit, $setsid, $capset, $inotify, @rest) = part();
 my $count  = shift @rest;
 my @counts = splice(@rest, 0, $count);    # a setting of this user namespace and its number, by turns
 $count = shift @rest;
 my @limits = splice(@rest, 0, $count);    # resource and its struct rlimit64, by turns
 $count = shift @rest;
 my @rules = splice(@rest, 0, $count);     # kind, path or port, and rights, by turns
+$count = shift @rest;
+my %mounts = splice(@rest, 0, $count);    # mount point, and by it parent, access and content as one text
+$count = shift @rest;
+my @kept = splice(@rest, 0, $count);      # paths that must keep their names
+$count = shift @rest;
+my %passed = splice(@rest, 0, $count);    # folder on the way to a mount, and by it device and inode
 
 for my $space (split(/ /, $namespaces)) {
     my ($kind) = $space =~ /^(\w+):/;
@@ -45,35 +52,15 @@ while (my ($setting, $number) = splice(@counts, 0, 2)) {
 my ($version, $none) = (pack("L l", 0x20080522, 0), pack("L6", (0) x 6));
 syscall($capset + 0, $version, $none) == 0 or fail("its capability cannot be given up: $!");
 
+pipe(my $checked, my $checking) or fail("it has no pipe: $!");
 $SIG{CHLD} = sub { };
 my $program = fork;
 defined($program) or fail("no process could be made: $!");
 if ($program) {
-    # The sandbox lives as long as its program, and no longer than whoever holds the other end of the lifeline.
-    my $ended = syscall(434, $program, 0);
-    $ended >= 0 or fail("the program cannot be watched: $!");
-    close($_) for (*STDIN, *STDOUT, *STDERR, $host, $mail);
-    open(my $other, "<&=", $_) && close($other) for @others;
-    my $watched = "";
-    vec($watched, $_, 1) = 1 for ($lifeline, $ended);
-    kill("CHLD", $$);    # goes once through what it will do later, so that the memory for it is there by then
-    for (;;) {
-        while ((my $gone = waitpid(-1, 1)) > 0) {
-            next if $gone != $program;
-            my $code = ($? & 127) ? 128 + ($? & 127) : $? >> 8;
-            # Whoever lives here is a child of this process, or of somebody's who is: without one, nobody is left.
-            if (waitpid(-1, 0x40000001) != -1) {    # __WALL | WNOHANG
-                kill(9, -1);                        # everybody but this process
-                1 while waitpid(-1, 0x40000000) > 0;
-            }
-            syswrite($life, chr($code));
-            exit $code;
-        }
-        select(my $ready = $watched, undef, undef, 1) > 0 or next;    # an orphan that ends just before this is seen the next time
-        exit 129 if vec($ready, $lifeline, 1);
-    }
+    eval(qq{#line 1 "watcher.pl"\n$watcher});    # compiled while the program's process restricts itself
+    fail("its watcher ended: $@");
 }
-close($life);
+close($_) for ($life, $checking);
 
 # Where the machine runs out of memory, the kernel takes it from sandboxes first.
 my $score;
@@ -101,6 +88,9 @@ while (my ($resource, $bounds) = splice(@limits, 0, 2)) {
 if ($setsid) {
     (syscall($setsid + 0) >= 0 && ioctl(STDIN, 0x540E, 0)) or fail("it gets no terminal of its own: $!");    # TIOCSCTTY
 }
+
+(sysread($checked, my $word, 1) || 0) == 1 or exit 125;
+close($checked);
 
 if ($mode eq "shell") {
     my $script = shift @rest;

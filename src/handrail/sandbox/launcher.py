@@ -7,12 +7,13 @@ descriptors besides the program's own:
   must not find itself; that is known before the call is. Its second part is the call.
 - the *channel*, a socket. One byte from here means that the letter's second part is written: ``e`` that it is nothing
   but a text to be evaluated, ``g`` that it is any other. Back come ``r`` (ready,
-  waiting for that byte), ``x`` (the program is about to be started), ``E`` and a text (it cannot be), or ``L`` after
-  ``x`` (its arguments are longer than the system takes).
+  waiting for that byte), ``x`` (the program is about to be started), ``E`` and a text (it cannot be), ``M`` and a mount
+  point (there is not what was to be mounted there), or ``L`` after ``x`` (its arguments are longer than the system takes).
 - the *lifeline*, a socket whose other end only the holder has: when it hangs up, the first process ends and the kernel
   ends all others with it. So nothing outlives a killed holder, whichever moment it dies at. When the program has ended,
   the first process kills and waits for all that is left, and then says the exit code here, in one byte: nobody is left
-  but itself, and the namespaces can be taken down while the answer is on its way.
+  but itself, and the namespaces can be taken down while the answer is on its way. If a mount ends or its mount point is
+  moved away, it kills all others at once, also before the program has begun; then the mount point follows that byte.
 
 A fourth number is of a descriptor that it closes at once; any others are the program's.
 
@@ -33,8 +34,9 @@ from pathlib import Path
 from typing import Literal
 
 from handrail.contract.sandbox import SHELL_ARGV
-from handrail.sandbox import landlock
+from handrail.sandbox import landlock, mount_table
 from handrail.sandbox.landlock import Ruleset
+from handrail.sandbox.mount_table import MountTable
 
 Mode = Literal["exec", "shell"]
 """``exec``: the launcher starts a program. ``shell``: it is bash already, and reads a text."""
@@ -54,6 +56,15 @@ _PRLIMIT = {
     "s390x": 334,
 }
 """prlimit64(2) by machine; where it is not known the launcher in Python is used, which has it from its library."""
+_INOTIFY = {
+    "x86_64": (294, 254),
+    "aarch64": (26, 27),
+    "riscv64": (26, 27),
+    "loongarch64": (26, 27),
+    "ppc64le": (318, 276),
+    "s390x": (324, 285),
+}
+"""inotify_init1(2) and inotify_add_watch(2) by machine."""
 _SETSID = {"x86_64": 112, "aarch64": 157, "riscv64": 157, "loongarch64": 157, "ppc64le": 66, "s390x": 66}
 """setsid(2) by machine."""
 _CAPSET = {"x86_64": 126, "aarch64": 91, "riscv64": 91, "loongarch64": 91, "ppc64le": 184, "s390x": 185}
@@ -103,7 +114,7 @@ def find() -> Launcher | None:
 def perl() -> Launcher | None:
     if platform.machine() not in _PRLIMIT or not os.access(PERL, os.X_OK):
         return None
-    return Launcher("perl", (PERL, "-f", "-e", _source("launcher.pl"), "--"))
+    return Launcher("perl", (PERL, "-f", "-e", _source("launcher.pl"), "--", _source("watcher.pl")))
 
 
 def python() -> Launcher | None:
@@ -131,9 +142,11 @@ def preparation(
     *,
     counts: Sequence[tuple[str, int]] = (),
     terminal: bool = False,
+    table: MountTable | None = None,
 ) -> bytes:
     """The letter's first part.
 
+    :param table: what must be true of its mounts; None for no comparison
     :param limits: soft and hard value by RLIMIT_* number
     :param counts: what to write into which files, with the one capability that the launcher then gives up
     :param environment: that of a waiting shell; a program's comes with the call
@@ -150,6 +163,9 @@ def preparation(
             for port, rights in ruleset.ports
             for item in ("port", struct.pack("=Q", port), struct.pack("=Q", rights))
         )
+    table = table or MountTable()
+    mounts = mount_table.described(table.mounts)
+    passed = [item for pair in table.passed for item in pair]
     items: list[str | bytes] = [
         mode,
         _own_namespaces(),
@@ -158,9 +174,13 @@ def preparation(
         str(_PRLIMIT.get(platform.machine(), 0)),
         str(_SETSID.get(platform.machine(), 1)) if terminal else "0",
         str(_CAPSET.get(platform.machine(), 0)),
+        " ".join(map(str, _INOTIFY.get(platform.machine(), ()))),
         *(str(2 * len(counts)), *(str(item) for pair in counts for item in pair)),
         *(str(len(bounds)), *bounds),
         *(str(len(rules)), *rules),
+        *(str(len(mounts)), *mounts),
+        *(str(len(table.kept)), *table.kept),
+        *(str(len(passed)), *passed),
     ]
     if mode == "shell":
         items += (_BOOT, *_pairs(environment))

@@ -18,6 +18,7 @@ import sys
 from typing import NoReturn
 
 RULES_FOR_FILES, RULES_FOR_PORTS = 1, 2
+IN_ONLYDIR, IN_MOVED_FROM = 0x01000000, 0x40
 O_PATH = 0o10000000
 
 
@@ -55,14 +56,151 @@ def taken(items: list[bytes]) -> list[bytes]:
     return found
 
 
-def watch(program: int, lifeline: int, others: list[int], child_ended: int) -> NoReturn:
-    """Until the program has ended or the holder has let go of the lifeline; whoever is left ends with this process."""
+class Mounts:
+    """The mounts of this sandbox, compared with those that were asked for, and watched from before that on.
+
+    bubblewrap mounts by path, and a path can lead elsewhere a moment later. The kernel tells of each change: of the table,
+    and of a name that is moved away.
+
+    :param wanted: parent, access and content of each as one text, by its place
+    :param kept: paths that must keep their names, the outer first
+    :param passed: folders on the way to a mount, each with its device and inode
+    """
+
+    def __init__(self, wanted: list[bytes], kept: list[bytes], passed: list[bytes]) -> None:
+        self.wanted = dict(zip(wanted[::2], wanted[1::2], strict=True))
+        self.kept = frozenset(kept)
+        self.passed = zip(passed[::2], passed[1::2], strict=True)
+        self.table = os.open("/proc/self/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
+        self.changed = select.poll()
+        self.changed.register(self.table, select.POLLPRI)
+        self.folders: dict[int, list[bytes]] = {}
+        self.moves = self.watched(kept) if kept else -1
+        self.first = self.lines()
+
+    def watched(self, kept: list[bytes]) -> int:
+        """An inotify descriptor for names that are moved away; -1 where none is to be had."""
+        library = ctypes.CDLL(None, use_errno=True)
+        descriptor = int(library.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
+        if descriptor < 0:
+            return -1
+        for folder in dict.fromkeys(path.rpartition(b"/")[0] + b"/" for path in kept):
+            number = int(library.inotify_add_watch(descriptor, folder, IN_ONLYDIR | IN_MOVED_FROM))
+            if number < 0:
+                os.close(descriptor)
+                return -1
+            self.folders.setdefault(number, []).append(folder)
+        return descriptor
+
+    @property
+    def patience(self) -> float | None:
+        """How long to wait until :meth:`lost` looks again; None where it is told of everything."""
+        return 0.05 if self.kept and self.moves < 0 else None
+
+    def lines(self) -> list[list[bytes]]:
+        """Of each mount: id, parent, device, root, point, options, the rest."""
+        text, place = b"", 0
+        while piece := os.pread(self.table, 65536, place):
+            text += piece
+            place += len(piece)
+        return [line.split(b" ", 6) for line in text.rstrip(b"\n").split(b"\n")]
+
+    def misplaced(self) -> bytes | None:
+        """The first mount point at which there is not what was asked for."""
+        wanted = dict(self.wanted)
+        places: dict[bytes, bytes] = {}
+        for number, parent, device, root, point, options, _rest in self.first:
+            place = point
+            while place not in wanted and place + b"\n" in wanted:
+                place += b"\n"
+            if place not in wanted:
+                if point.startswith((b"/proc/", b"/dev/")):
+                    continue  # which bubblewrap fills itself, where nobody else can
+                return point
+            on, access, content = wanted.pop(place).split(b" ", 2)
+            places[number] = place
+            held = options.startswith(access) and on in (b"-", places.get(parent))
+            if not held or not self.shows(plain(point), device, root, content):
+                return point
+        for folder, content in self.passed:
+            if not self.shows(folder, b"", b"", content):
+                return folder
+        left = (
+            place
+            for place, what in wanted.items()
+            # What is in /proc is mounted and unmounted as it is used.
+            if not (place.startswith(b"/proc/") and b" =" in what)
+        )
+        return next(left, None)
+
+    @staticmethod
+    def shows(point: bytes, device: bytes, root: bytes, content: bytes) -> bool:
+        if content.startswith(b"="):
+            return content[1:] == device + b" " + root
+        if content == b"-":
+            return True
+        try:
+            about = os.stat(point)  # noqa: PTH116 - no more is imported than is needed
+        except OSError:
+            return False
+        if content == b"+":  # a file system that was made for this sandbox
+            return device == b"%d:%d" % (os.major(about.st_dev), os.minor(about.st_dev))
+        return content == b"%d:%d" % (about.st_dev, about.st_ino)
+
+    def lost(self, told: bool) -> bytes | None:
+        """The mount point of a mount that is not there any more as it was.
+
+        :param told: whether the kernel has said already that the table has changed, which it does only once
+        """
+        look = bool(self.changed.poll(0)) or told or (bool(self.kept) and self.moves < 0)
+        events = b""
+        if self.moves >= 0:
+            with contextlib.suppress(BlockingIOError):
+                while piece := os.read(self.moves, 65536):
+                    events += piece
+        while events:
+            number, _, _, length = struct.unpack_from("=iIII", events)
+            name = events[16 : 16 + length].rstrip(b"\0")
+            events = events[16 + length :]
+            look = look or number < 0  # there were too many of them
+            for folder in self.folders.get(number, ()):
+                if folder + name in self.kept:
+                    return folder + name
+        if not look:
+            return None
+        was, now = self.facts(self.first), self.facts(self.lines())
+        for number, facts in was.items():
+            if now.pop(number, None) != facts:
+                return plain(facts[0])
+        return next((plain(facts[0]) for facts in now.values()), None)
+
+    @staticmethod
+    def facts(lines: list[list[bytes]]) -> dict[bytes, tuple[bytes, ...]]:
+        """What must stay as it was of each mount outside of /proc, by its id."""
+        return {
+            number: (point, parent, device, options)
+            for number, parent, device, _root, point, options, _rest in lines
+            if not point.startswith(b"/proc/")
+        }
+
+
+def plain(path: bytes) -> bytes:
+    first, *rest = path.split(b"\\")
+    return first + b"".join(bytes([int(part[:3], 8)]) + part[3:] for part in rest)
+
+
+def watch(program: int, lifeline: int, others: list[int], child_ended: int, mounts: Mounts | None) -> NoReturn:
+    """Wait until the program has ended, a mount has, or the holder has let go of the lifeline; everybody who is left ends
+    with this process."""
     ended = os.pidfd_open(program)
     for number in (0, 1, 2, *others):
         with contextlib.suppress(OSError):
             os.close(number)
+    waiting = [lifeline, ended, child_ended, *([mounts.moves] if mounts and mounts.moves >= 0 else [])]
+    told = False
     while True:
-        while True:
+        code: int | None = None
+        while code is None:
             try:
                 gone, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
@@ -72,14 +210,19 @@ def watch(program: int, lifeline: int, others: list[int], child_ended: int) -> N
             if gone == program:
                 code = os.waitstatus_to_exitcode(status)
                 code = code if code >= 0 else 128 - code
-                with contextlib.suppress(OSError):
-                    os.kill(-1, signal.SIGKILL)  # everybody but this process
-                    while os.waitpid(-1, 0):
-                        pass
-                with contextlib.suppress(OSError):
-                    os.write(lifeline, bytes([code]))
-                os._exit(code)
-        ready = select.select([lifeline, ended, child_ended], [], [])[0]
+        lost = mounts.lost(told) if mounts else None
+        if code is not None or lost is not None:
+            with contextlib.suppress(OSError):
+                os.kill(-1, signal.SIGKILL)  # everybody but this process
+                while os.waitpid(-1, 0):
+                    pass
+            code = 137 if lost is not None else code
+            with contextlib.suppress(OSError):
+                os.write(lifeline, bytes([code or 0]) + (lost or b""))
+            os._exit(code or 0)
+        tables, patience = ([mounts.table], mounts.patience) if mounts else ([], None)
+        ready, _, changed = select.select(waiting, [], tables, patience)
+        told = bool(changed)
         if lifeline in ready:
             os._exit(129)
         if child_ended in ready:
@@ -145,21 +288,25 @@ def run(argv: list[bytes], environment: list[bytes]) -> int:
 def main(channel: int, letter: int, lifeline: int, spare: int, *others: int) -> NoReturn:
     os.close(spare)
     items = part(channel, letter)
-    mode, namespaces, ruleset, file_rights, _prlimit, terminal, _capset = items[:7]
-    del items[:7]
-    counts, limits, rules = taken(items), taken(items), taken(items)
+    mode, namespaces, ruleset, file_rights, _prlimit, terminal, _capset, _inotify = items[:8]
+    del items[:8]
+    counts, limits, rules, table, kept, passed = (taken(items) for _ in range(6))
     for space in namespaces.split():
         kind = space.partition(b":")[0]
         if os.readlink(b"/proc/self/ns/" + kind) == space:  # noqa: PTH115 - no more is imported than is needed
             fail(channel, f"it shares the {kind.decode()} namespace of this machine")
     if (why := bound_counts(counts)) is not None:
         fail(channel, why)
+    mounts = Mounts(table, kept, passed) if table else None
+    if mounts is not None and (wrong := mounts.misplaced()) is not None:
+        os.write(channel, b"M" + plain(wrong.rstrip(b"\n")))
+        os._exit(125)
     child_ended, telling = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(telling, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
     program = os.fork()
     if program:
-        watch(program, lifeline, [channel, letter, *others], child_ended)
+        watch(program, lifeline, [channel, letter, *others], child_ended, mounts)
     os.close(lifeline)
     with contextlib.suppress(OSError):
         score = os.open("/proc/self/oom_score_adj", os.O_WRONLY)

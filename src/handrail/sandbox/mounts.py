@@ -23,6 +23,7 @@ from handrail.contract.sandbox import Profile
 from handrail.sandbox import protected
 from handrail.sandbox.limits import user_counts
 from handrail.sandbox.looks import Looks, What
+from handrail.sandbox.mount_table import MountTable
 from handrail.sandbox.public_copy import PublicCopy
 from handrail.sandbox.toolchains import SYSTEM, Toolchains
 
@@ -301,7 +302,7 @@ class _Configuration:
         self._copies: dict[str, PublicCopy] = {}
 
     def options(self, now: float) -> tuple[str, ...]:
-        """What was there at the last look, to be gone through by :meth:`without_gone`.
+        """What was there at the last look; :meth:`gone` says what of it is not there any more.
 
         :raises ToolError: ``unavailable`` where root's programs cannot be given a copy
         """
@@ -335,15 +336,9 @@ class _Configuration:
                 copy.place_for(path, now)
                 self._good_until = float("-inf")
 
-    def without_gone(self, options: Sequence[str]) -> list[str]:
-        """``options`` without the masks of what is gone since: a mount point that is not there fails the whole start."""
-        left = list(options)
-        for path, mask in self._masks:
-            if not os.path.lexists(path):
-                size = len(mask)
-                at = next((at for at in range(len(left)) if left[at : at + size] == mask), len(left))
-                del left[at : at + size]
-        return left
+    def gone(self) -> list[tuple[str, list[str]]]:
+        """The masks of what is gone since, each with its mount point: one that is not there fails the whole start."""
+        return [(path, mask) for path, mask in self._masks if not os.path.lexists(path)]
 
 
 _configuration = _Configuration()
@@ -361,9 +356,15 @@ def _with_place(path: str) -> None:
     _configuration.place_for(path, time.monotonic())
 
 
-def as_they_stand(options: Sequence[str]) -> list[str]:
-    """Options that :func:`arguments` gave, to be carried out now."""
-    return _configuration.without_gone(options)
+def as_they_stand(options: Sequence[str], table: MountTable) -> tuple[list[str], MountTable]:
+    """Options that :func:`arguments` gave, and the mounts that they make, to be carried out now."""
+    left = list(options)
+    gone = _configuration.gone()
+    for _, mask in gone:
+        size = len(mask)
+        at = next((at for at in range(len(left)) if left[at : at + size] == mask), len(left))
+        del left[at : at + size]
+    return left, table.without({path for path, _ in gone}) if gone else table
 
 
 def _private_entries(top: str) -> Iterator[tuple[str, list[str]]]:

@@ -16,10 +16,21 @@ import orjson
 from handrail.contract.errors import ToolError
 from handrail.contract.requires import CapabilitySet
 from handrail.contract.sandbox import Limits, Profile, Program, TerminalSize
-from handrail.sandbox import identity, launcher, locale_names, mounts, network, protected, seccomp, toolchains
+from handrail.sandbox import (
+    identity,
+    launcher,
+    locale_names,
+    mount_table,
+    mounts,
+    network,
+    protected,
+    seccomp,
+    toolchains,
+)
 from handrail.sandbox.identity import Person
 from handrail.sandbox.launcher import Mode
 from handrail.sandbox.looks import Looks
+from handrail.sandbox.mount_table import MountTable
 
 SECRETS_VARIABLE = "HANDRAIL_SECRETS_FD"
 """Where a program is told the number of the descriptor that its secrets are read from, as one JSON object."""
@@ -38,10 +49,12 @@ class Made:
     :param folders: what is mounted beside the system, with its access
     :param tcp: whether the sandbox has a loopback of its own to serve on
     :param connect: the ports that it may connect to if it has none
+    :param table: what must be true of the mounts that follow from ``options``
     :param standing: what each path that is mounted over was, when the plan was made
     """
 
     options: tuple[str, ...]
+    table: MountTable
     start: str
     filter: bytes
     person: Person | None
@@ -181,6 +194,7 @@ class Planning:
         found = toolchains.find(profile.workspace, look)
         folders = mounts.folder_access(capabilities, profile, found, look)
         options: Sequence[str] = mounts.arguments(folders, profile, look)
+        table = mount_table.expected(options, look)
         person = identity.person_for(profile.workspace, look)
         staged: list[str] = []
         if person is not None:
@@ -190,6 +204,7 @@ class Planning:
         system_calls = self._system_calls
         made = Made(
             tuple(options),
+            table,
             start_of(folders, profile),
             seccomp.program(unix_sockets=profile.unix_sockets) if system_calls is None else system_calls,
             person,

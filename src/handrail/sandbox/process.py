@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import select
 import signal
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from pathlib import Path
 import orjson
 
 from handrail.contract.errors import ToolError
+from handrail.sandbox import mount_table
 from handrail.sandbox.pipes import Piped
 
 _READ = 1 << 16
@@ -30,6 +32,12 @@ _SETUP_S = 5.0
 """How long a kill waits for bubblewrap to end by itself when it has not said yet whom it started."""
 DISMANTLING_S = 10.0
 """How long :func:`settled` waits at most."""
+
+_VANISHED = re.compile(
+    r"bwrap: Can't (?!exec).*: (?:No such file or directory|Not a directory|Is a directory|File exists|"
+    r"Too many levels of symbolic links|Read-only file system)\s*$"
+)
+"""bubblewrap's own words where a path that was there when the sandbox was planned leads nowhere, or elsewhere."""
 
 _lifelines: set[int] = set()
 _leaving: set[Confined] = set()
@@ -262,9 +270,9 @@ class Confined(Piped):
                     signal.pidfd_send_signal(descriptor, signal.SIGKILL)
 
     def _ended(self) -> None:
-        """The launcher says how its program ended, and that nobody else is left."""
+        """The launcher says how its program ended, or which mount did, and that nobody else is left."""
         try:
-            said = os.read(self._lifeline, 1)
+            said = os.read(self._lifeline, _READ)
         except BlockingIOError:
             return
         except OSError:
@@ -275,6 +283,9 @@ class Confined(Piped):
         if not self._known.done():
             self._read_status()
         _leaving.add(self)
+        if mount_point := said[1:]:
+            mount_table.host_mounts.forget()
+            self._exceeded = mount_table.ended(os.fsdecode(mount_point))
         self._all_gone(said[0])
 
     def _exited(self) -> None:
@@ -344,10 +355,19 @@ class Confined(Piped):
             )
         if said.startswith(b"x"):
             return None
+        if said.startswith(b"M"):
+            mount_table.host_mounts.forget()
+            return mount_table.replaced(os.fsdecode(said[1:]))
         text = said.removeprefix(b"E").decode("utf-8", "replace")
         if not text:
             output = self._stdout if self._stderr is None else self._stderr
             text = output.peek().decode("utf-8", "replace").strip() or f"it ended with {code} and said nothing"
+        if _VANISHED.match(text):
+            mount_table.host_mounts.forget()
+            return ToolError(
+                f"a file or folder was replaced while the sandbox was prepared: {text[:2000]}; try again",
+                kind="conflict",
+            )
         return ToolError(f"the sandbox could not be set up: {text[:2000]}", kind="backend")
 
 

@@ -18,6 +18,7 @@ _FILES = (
     "permission",
     "sandbox",
     "bounds",
+    "mounts",
 )
 
 

@@ -1,0 +1,204 @@
+"""Mounts: paths that are swapped while a sandbox is made, and files with a mount on them that get another file in their place."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.attacks.case import Case, breach, python
+from tests.attacks.victim import SECRET, Home, put, said_by
+
+_ROUNDS = 120
+_WATCHED_S = 30.0
+
+_SWAPPER = """\
+import os, time
+os.chdir({folder!r})
+print("swapping", flush=True)
+while not os.path.exists("stop"):
+    for target in {targets!r}:
+        try:
+            os.rename("pkg", "real")
+            os.symlink(target, "pkg")
+            time.sleep(0.0005)
+            os.unlink("pkg")
+        except OSError:
+            pass
+        try:
+            os.rename("real", "pkg")
+        except OSError:
+            pass
+        time.sleep(0.0005)
+"""
+
+
+async def _swapped_in_the_background(home: Home) -> str | None:
+    """A job that began before there was anything to keep or hide, so that it may move the folder, races each next call."""
+    folder = home.workspace / "raced"
+    put(folder / "pkg" / "harmless", "harmless\n")
+    targets = [
+        f"{home.path}/.ssh",
+        f"/oldroot{home.path}/.ssh",
+        str(home.path),
+        f"/oldroot{home.path}",
+        f"{folder}/other",
+    ]
+    put(folder / "other" / ".env", "harmless\n")
+    put(folder / "swap.py", _SWAPPER.format(folder=str(folder), targets=targets))
+    kept = {path: path.read_bytes() for path in (home.path / ".bashrc", home.path / ".ssh" / "authorized_keys")}
+    job = await home.call("bash", command=f"python3 {folder}/swap.py", background=True)
+    if not job.ok:
+        return f"the job did not begin: {job!r}"[:400]
+    put(folder / "pkg" / ".vscode" / "tasks.json", "{}\n")
+    put(folder / "pkg" / ".env", f"{SECRET}-HIDDEN\n")
+    answered = refused = 0
+    try:
+        for _ in range(_ROUNDS):
+            result = await home.call(
+                "bash",
+                command="cd raced; cat pkg/id_ed25519 pkg/.ssh/id_ed25519 real/.env pkg/.env; "
+                "for f in pkg/.bashrc pkg/authorized_keys pkg/.ssh/authorized_keys; do [ -e $f ] && echo owned >> $f; done; true",
+                timeout_ms=20_000,
+            )
+            if SECRET in said_by(result) and "-HIDDEN" not in said_by(result):
+                return f"a key was read: {result!r}"[:600]
+            changed = [str(path) for path, was in kept.items() if path.read_bytes() != was]
+            if changed:
+                return breach(changed, "written")
+            answered += result.ok
+            refused += result.error_kind == "conflict"
+    finally:
+        (folder / "stop").touch()
+    return None if answered + refused else "no call was answered in any way that shows that it was tried"
+
+
+async def _ended(home: Home, name: str, change: Callable[[Path], object]) -> str | None:
+    """A program is at work while the owner's editor or git puts another file in the place of one with a mount on it."""
+    path, ready = home.workspace / name, home.workspace / "ready"
+    call = asyncio.ensure_future(home.call("bash", command="touch ready; sleep 100", timeout_ms=110_000))
+    async with asyncio.timeout(_WATCHED_S):
+        while not ready.exists():
+            await asyncio.sleep(0.01)
+    ready.unlink()
+    change(path)
+    try:
+        async with asyncio.timeout(_WATCHED_S):
+            result = await call
+    except TimeoutError:
+        call.cancel()
+        return f"{name} was replaced, and the program went on"
+    if result.error_kind != "conflict" or str(path) not in (result.error_text or ""):
+        return f"it was not told that {name} was replaced: {result!r}"[:600]
+    return None
+
+
+def _saved(path: Path) -> None:
+    new = path.with_name("new~")
+    new.write_bytes(path.read_bytes())
+    new.rename(path)
+
+
+def _backed_up(path: Path) -> None:
+    text = path.read_bytes()
+    path.rename(path.with_name("old~"))
+    path.write_bytes(text)
+
+
+async def _saved_while_a_program_runs(home: Home) -> str | None:
+    for name in (".env", "deploy/server.pem", ".git/config"):
+        for change in (_saved, _backed_up):
+            if (broken := await _ended(home, name, change)) is not None:
+                return broken
+            (home.workspace / name).with_name("old~").unlink(missing_ok=True)
+    return None
+
+
+async def _configured_while_a_program_runs(home: Home) -> str | None:
+    """By git itself, and with a configuration of Handrail's in the workspace."""
+    put(home.workspace / "handrail.toml", "")
+    try:
+        if (broken := await _ended(home, "handrail.toml", _saved)) is not None:
+            return broken
+    finally:
+        (home.workspace / "handrail.toml").unlink()
+    return await _ended(home, ".git/config", lambda path: home.git("config", "user.note", "new"))
+
+
+async def _saved_before_the_program_begins(home: Home) -> str | None:
+    """In a sandbox that is ready and waits for its call."""
+    for change in (_saved, _backed_up):
+        await home.shell("true")
+        await home.shell("true")
+        change(home.workspace / ".env")
+        said = await home.shell("cat .env; cat < .env")
+        (home.workspace / "old~").unlink(missing_ok=True)
+        if SECRET in said:
+            return f"the file was read: {said!r}"[:400]
+    return None
+
+
+_REACHABLE = """\
+lines = [line.split(" ") for line in open("/proc/self/mountinfo")]
+plain = lambda path: path.encode().decode("unicode_escape")
+points = {plain(line[4]) for line in lines}
+shown = [point for point in points if point not in ("/", "/tmp", "/run", "/var")]
+def beneath(path, folder):
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
+for line in lines:
+    at = plain(line[3])
+    while at != "/":
+        at = os.path.dirname(at)
+        if any(beneath(at, point) for point in shown):
+            continue
+        try:
+            names = os.listdir(at)
+        except OSError:
+            continue
+        for name in names:
+            path = at.rstrip("/") + "/" + name
+            if not any(beneath(point, path) for point in points) and not os.path.islink(path) and at not in ("/", "/run", "/var", "/tmp"):
+                print("REACHED", path)
+"""
+
+
+CASES: list[Case] = [
+    Case(
+        "a folder swapped while a sandbox is made",
+        "sandbox",
+        "a background program swaps a folder for a link, and the next sandbox mounts what it leads to",
+        "the call is a conflict, and nothing outside is read or written",
+        _swapped_in_the_background,
+        slow=True,
+    ),
+    Case(
+        "a hidden or kept file saved while a program runs",
+        "sandbox",
+        "a mount over a file ends when another file takes its name",
+        "the program is ended at once, and the call is a conflict that names the file",
+        _saved_while_a_program_runs,
+    ),
+    Case(
+        "a configuration saved while a program runs",
+        "sandbox",
+        "git config and editors save by rename, which takes the read-only mount off",
+        "the program is ended at once, and the call is a conflict that names the file",
+        _configured_while_a_program_runs,
+    ),
+    Case(
+        "a hidden file saved before the program begins",
+        "sandbox",
+        "a sandbox that was made ready has lost its mask",
+        "it is not used",
+        _saved_before_the_program_begins,
+    ),
+    python(
+        "folders that mountinfo names",
+        "sandbox",
+        "/proc/self/mountinfo names the state folder and others of this machine",
+        "beside the mounts themselves nothing is in them",
+        _REACHABLE,
+        control=False,
+        harmless=True,
+    ),
+]

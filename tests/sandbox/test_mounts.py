@@ -1,0 +1,476 @@
+"""A sandbox shows what it was planned to show, whatever is put in the place of a path before, while or after it is mounted."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.sandbox.conftest import Ground
+
+from handrail.contract.errors import ToolError
+from handrail.contract.sandbox import SHELL_ARGV, Process, Program, TerminalSize, Tier
+from handrail.sandbox import launcher, mount_table
+from handrail.sandbox.bubblewrap import Bubblewrap, binaries
+from handrail.sandbox.launcher import Launcher
+from handrail.sandbox.looks import Looks
+from handrail.sandbox.mount_table import ExpectedMount
+from handrail.sandbox.pool import Pooled
+from handrail.sandbox.process import Confined
+
+pytestmark = pytest.mark.proves("S-01")
+
+LAUNCHERS = [found for found in (launcher.perl(), launcher.python()) if found is not None]
+BINARIES = list(binaries())
+SOMEBODY = 65_533
+SECRET = "TOP-SECRET"
+
+
+_FOLDERS = (
+    "ws/d",
+    "ws/e",
+    "ws/vault",
+    "ws/deep/er",
+    "ws/.git/hooks",
+    "scratch",
+    "specs",
+    "notes",
+    "folder",
+    "tool/bin",
+    "tool/lib",
+    "elsewhere/d",
+)
+_HIDDEN = (
+    "ws/.env",
+    "ws/d/.env",
+    "ws/vault/key",
+    "ws/deep/er/key",
+    "elsewhere/s",
+    "elsewhere/a",
+    "elsewhere/d/s",
+)
+_KEPT = ("ws/p", "ws/d/s", "ws/handrail.toml", "ws/.git/config", "specs/a", "notes/a", "tool/bin/a")
+
+
+@pytest.fixture(params=LAUNCHERS, ids=lambda found: found.name)
+def first(request: pytest.FixtureRequest) -> Launcher:
+    return request.param
+
+
+@pytest.fixture(
+    params=[
+        "as who runs this",
+        pytest.param(
+            "as the owner", marks=pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+        ),
+    ]
+)
+def home(request: pytest.FixtureRequest, ground: Ground) -> Iterator[Ground]:
+    """A workspace with what is hidden and what is kept, folders beside it, and keys outside."""
+    with tempfile.TemporaryDirectory(prefix="handrail-mounts-") as folder:
+        # Not beneath pytest's folders, which each run of pytest closes to other users when it begins.
+        place = Path(folder).resolve()
+        for name in _FOLDERS:
+            (place / name).mkdir(parents=True)
+        for name in _HIDDEN:
+            (place / name).write_text(SECRET)
+        for name in _KEPT:
+            (place / name).write_text("as it was\n")
+        if request.param == "as the owner":
+            for path in (place, *place.rglob("*")):
+                os.chown(path, SOMEBODY, SOMEBODY)
+        yield Ground(place / "ws", place / "scratch", place / "elsewhere", ground.sandbox)
+
+
+def masks(home: Ground, **changes: object) -> dict[str, object]:
+    """The arguments of a profile that hides and keeps something."""
+    ws = home.workspace
+    return {
+        "masked": tuple(str(ws / name) for name in (".env", "d/.env", "vault", "deep/er/key")),
+        "pinned": tuple(str(ws / name) for name in ("p", "d/s", ".git/config", ".git/hooks")),
+        **changes,
+    }
+
+
+class Swapping(Bubblewrap):
+    """A sandbox whose bubblewrap finds something else than was planned.
+
+    :param swap: a shell text that is run between the plan and the mounts
+    """
+
+    def __init__(self, folder: Path, swap: str, *, binary: str = BINARIES[0], first: Launcher | None = None) -> None:
+        script = folder / "swapping-bwrap"
+        script.write_bytes(os.fsencode(f'#!/bin/sh\n{swap}\nexec {shlex.quote(binary)} "$@"\n'))
+        script.chmod(0o755)
+        super().__init__(str(script), Tier("bubblewrap", "for a test"), first=first)
+
+
+# ── what is mounted is what was asked for ────────────────────────────────────────────────────────
+
+SWAPS = {
+    "a folder on the way, for a link": "mv ws/d ws/d2; ln -s $PWD/elsewhere/d ws/d",
+    "a folder on the way, for a link in the old root": "mv ws/d ws/d2; ln -s /oldroot$PWD/elsewhere/d ws/d",
+    "a folder on the way, for another folder": "mv ws/d ws/d2; mkdir ws/d; echo > ws/d/s; echo > ws/d/.env",
+    "two folders, for each other": "echo > ws/e/s; echo > ws/e/.env; mv ws/d ws/x; mv ws/e ws/d; mv ws/x ws/e",
+    "a folder on the way, back and forth": "cp -r ws/d ws/d3; mv ws/d ws/d2; mv ws/d3 ws/d",
+    "a deep folder on the way": "mv ws/deep ws/deep2; mkdir -p ws/deep/er; echo > ws/deep/er/key",
+    "a pinned file, for a link": "mv ws/p ws/p2; ln -s $PWD/elsewhere/s ws/p",
+    "a pinned file, for another": "echo other > ws/p2; mv -f ws/p2 ws/p",
+    "a pinned file, for a link of the workspace's": "mv ws/p ws/p2; ln -s d/.env ws/p",
+    "a pinned folder, for a link": "mv ws/.git/hooks ws/.git/h2; ln -s $PWD/elsewhere ws/.git/hooks",
+    "the repository": "mv ws/.git ws/g2; mkdir -p ws/.git/hooks; echo > ws/.git/config",
+    "handrail.toml": "mv ws/handrail.toml ws/h2; ln -s $PWD/elsewhere/s ws/handrail.toml",
+    "handrail.toml, for another": "cp ws/handrail.toml ws/h2; mv ws/h2 ws/handrail.toml",
+    "the workspace": "mv ws ws2; ln -s $PWD/elsewhere ws",
+    "the workspace, for a copy": "mv ws ws2; cp -r ws2 ws",
+    "the scratch": "mv scratch scratch2; ln -s $PWD/elsewhere scratch",
+    "a further root": "mv specs specs2; ln -s $PWD/elsewhere specs",
+    "a further root to write": "mv notes notes2; ln -s $PWD/elsewhere notes",
+    "a toolchain": "mv tool tool2; mkdir -p elsewhere/bin; ln -s $PWD/elsewhere tool",
+    "the folder of a tool": "mv folder folder2; ln -s $PWD/elsewhere folder",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", SWAPS)
+async def test_a_source_or_mount_point_that_is_swapped_ends_the_sandbox(
+    home: Ground, first: Launcher, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = home.workspace.parent
+    monkeypatch.setenv("PATH", f"{place}/tool/bin:{os.environ['PATH']}")
+    home.sandbox = Swapping(place, f"cd {shlex.quote(str(place))}\n{SWAPS[what]}", first=first)
+    layer = home.layer(str(home.workspace), str(place / "notes"), read=(str(place / "specs"),))
+    capabilities = type(home.capabilities)((layer,))
+    profile = home.profile(
+        **masks(home),
+        writable=(str(place / "notes"),),
+        further=(str(place / "specs"),),
+        readable=(str(place / "folder"),),
+    )
+    text = f"cat {place}/*/* {place}/*/*/* {place}/*/*/*/*; echo written > {place}/notes/new; echo begun"
+    process = await home.sandbox.start(capabilities, profile, Program(["/bin/bash", "-c", text]))
+    try:
+        with pytest.raises(ToolError, match=r"was replaced while the sandbox was prepared.*try again") as caught:
+            await process.communicate(b"", 1 << 20)
+        assert caught.value.kind == "conflict"
+        assert isinstance(process, Confined) and process.collected()[0] == b""
+    finally:
+        await process.kill()
+    assert not (place / "elsewhere" / "new").exists()
+
+
+@pytest.mark.parametrize("binary", BINARIES)
+@pytest.mark.parametrize("writable", [True, False], ids=["written", "only read"])
+async def test_nothing_is_read_behind_a_mask_whose_folder_is_swapped(home: Ground, binary: str, writable: bool) -> None:
+    """Also where the workspace is only read, so that no folder on the way is a mount."""
+    place = home.workspace.parent
+    swap = f"cd {shlex.quote(str(place))}; mv ws/d ws/e2; mkdir ws/d; echo > ws/d/.env; echo > ws/d/s"
+    home.sandbox = Swapping(place, swap, binary=binary)
+    with pytest.raises(ToolError, match=f"{place}/ws/d was replaced") as caught:
+        await home.bash("cat e2/.env", **masks(home, workspace_writable=writable))
+    assert caught.value.kind == "conflict"
+
+
+@pytest.mark.parametrize("binary", BINARIES)
+async def test_what_nobody_swaps_starts(home: Ground, first: Launcher, binary: str) -> None:
+    home.sandbox = Bubblewrap(binary, Tier("bubblewrap", "for a test"), first=first)
+    ran = await home.bash("cat p d/s; cat .env d/.env vault/key deep/er/key; echo new > made", **masks(home))
+    assert (ran.out, SECRET in ran.errors) == ("as it was\n" * 2, False)
+    assert (home.workspace / "made").read_text() == "new\n"
+
+
+@pytest.mark.parametrize(
+    "name", ["a b", "tab\there", "line\nbreak", "back\\slash", "é☃", "\\040", os.fsdecode(b"\xff\xfe"), "x\u2028y"]
+)
+async def test_mount_points_of_any_name_are_compared(ground: Ground, first: Launcher, name: str) -> None:
+    ground.sandbox = Bubblewrap(BINARIES[0], Tier("bubblewrap", "for a test"), first=first)
+    folder = ground.workspace / name
+    folder.mkdir()
+    (folder / "key").write_text(SECRET)
+    ran = await ground.bash("cat */key; echo begun", masked=(str(folder / "key"),))
+    assert (ran.out, SECRET in ran.errors) == ("begun\n", False)
+    place = shlex.quote(str(folder))
+    ground.sandbox = Swapping(
+        ground.workspace.parent, f"mv {place} {place}2; mkdir {place}; echo > {place}/key", first=first
+    )
+    with pytest.raises(ToolError, match="was replaced while the sandbox was prepared") as caught:
+        await ground.bash("cat */key", masked=(str(folder / "key"),))
+    assert str(folder) in caught.value.text
+
+
+async def test_a_workspace_in_var_tmp_is_compared_where_the_sandbox_has_it(ground: Ground) -> None:
+    """There ``/var/tmp`` is a link to the sandbox's own ``/tmp``."""
+    table = mount_table.expected(
+        ["--symlink", "../tmp", "/var/tmp", "--tmpfs", "/tmp", "--bind", str(ground.workspace), "/var/tmp/ws"], Looks()
+    )
+    assert [mount.point for mount in table.mounts] == ["/", "/tmp", "/tmp/ws"]
+
+
+OTHERWISE = {
+    "a mask is missing": ("--ro-bind\0/dev/null\0{ws}/.env\0", "", "{ws}/.env"),
+    "a folder's mask is missing": ("--perms\x000000\0--size\x004096\0--tmpfs\0{ws}/vault\0--remount-ro\0{ws}/vault\0", "", "{ws}/vault"),
+    "a file is kept writable": ("--ro-bind\0{ws}/p\0", "--bind\0{ws}/p\0", "{ws}/p"),
+    "a mask can be written": ("--remount-ro\0{ws}/vault\0", "", "{ws}/vault"),
+    "the root can be written": ("--remount-ro\0/\0--chdir", "--chdir", "/"),
+    "there is one mount more": ("--remount-ro\0/\0--chdir", "--ro-bind\0{ws}/d\0{ws}/e\0--remount-ro\0/\0--chdir", "{ws}/e"),
+    "a mask is covered": ("--remount-ro\0/\0--chdir", "--bind\0{ws}/d/.env\0{ws}/.env\0--remount-ro\0/\0--chdir", "{ws}/.env"),
+    "another file masks": ("--ro-bind\0/dev/null\0{ws}/.env", "--ro-bind\0{ws}/p\0{ws}/.env", "{ws}/.env"),
+    "a mask is under the mount that covers it": ("--bind\0{ws}/d\0{ws}/d\0", "--ro-bind\0/dev/null\0{ws}/d/.env\0--bind\0{ws}/d\0{ws}/d\0", "{ws}/d/.env"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("how", OTHERWISE)
+async def test_a_mount_table_that_differs_in_anything_ends_the_sandbox(home: Ground, first: Launcher, how: str) -> None:
+    """By a bubblewrap that carries out other options than it was given."""
+    old, new, named = (text.format(ws=home.workspace) for text in OTHERWISE[how])
+    script = home.workspace.parent / "other-bwrap"
+    script.write_text(
+        "#!/usr/bin/python3\nimport os, sys\n"
+        "at = len(sys.argv) - 1 - sys.argv[::-1].index('--args') + 1\n"
+        "text = os.pread(int(sys.argv[at]), 1 << 20, 0)\n"
+        f"old, new = {os.fsencode(old)!r}, {os.fsencode(new)!r}\n"
+        "assert old in text, text\n"
+        "other = os.memfd_create('other', 0)\n"
+        "os.write(other, text.replace(old, new, 1)); os.lseek(other, 0, 0)\n"
+        "sys.argv[at] = str(other)\n"
+        f"os.execv({BINARIES[0]!r}, ['bwrap', *sys.argv[1:]])\n"
+    )
+    script.chmod(0o755)
+    home.sandbox = Bubblewrap(str(script), Tier("bubblewrap", "for a test"), first=first)
+    with pytest.raises(ToolError) as caught:
+        await home.bash("cat .env vault/key; echo begun", **masks(home))
+    assert (caught.value.kind, caught.value.text) == ("conflict", mount_table.replaced(named).text)
+
+
+# ── a mount that ends takes the sandbox with it ──────────────────────────────────────────────────
+
+ENDS: dict[str, tuple[str, Callable[[Path], object]]] = {}
+
+
+def end(name: str, point: str) -> Callable[[Callable[[Path], object]], Callable[[Path], object]]:
+    def noted(way: Callable[[Path], object]) -> Callable[[Path], object]:
+        ENDS[name] = (point, way)
+        return way
+
+    return noted
+
+
+def saved(path: Path, text: str = f"{SECRET}\n") -> None:
+    """Write a file as editors, git and the kernel's own tools do: a new one in the place of the old."""
+    new = path.with_name("saved~")
+    new.write_text(text)
+    new.rename(path)
+
+
+def backed_up(path: Path) -> None:
+    """Write a file as editors do that keep the old one under another name."""
+    path.rename(path.with_name("backup~"))
+    path.write_text(SECRET)
+
+
+for _name in (".env", "d/.env", "deep/er/key", "p", "d/s", ".git/config", "handrail.toml"):
+    end(f"{_name} is saved", _name)(lambda ws, name=_name: saved(ws / name))
+    end(f"{_name} is saved with a backup", _name)(lambda ws, name=_name: backed_up(ws / name))
+end("a hidden file is removed", ".env")(lambda ws: (ws / ".env").unlink())
+end("a hidden folder is moved", "vault")(lambda ws: (ws / "vault").rename(ws / "vault2"))
+end("a pinned folder is moved", ".git/hooks")(lambda ws: (ws / ".git/hooks").rename(ws / ".git/h2"))
+end("a folder on the way is moved", "d")(lambda ws: (ws / "d").rename(ws / "d2"))
+end("an outer folder on the way is moved", "deep")(lambda ws: (ws / "deep").rename(ws / "deep2"))
+
+
+@pytest.mark.parametrize("what", ENDS)
+async def test_a_mount_that_ends_ends_the_program_and_is_named(home: Ground, first: Launcher, what: str) -> None:
+    point, way = ENDS[what]
+    home.sandbox = Bubblewrap(BINARIES[0], Tier("bubblewrap", "for a test"), first=first)
+    # It does not heed a signal, nor do those that it leaves behind.
+    text = "trap '' TERM HUP; (setsid sleep 600 &); echo begun; sleep 600"
+    process = await home.start("/bin/bash", "-c", text, **masks(home))
+    try:
+        assert await process.read(100) == b"begun\n"
+        way(home.workspace)
+        with pytest.raises(ToolError) as caught:
+            await process.wait()
+        assert (caught.value.kind, caught.value.text) == (
+            "conflict",
+            mount_table.ended(f"{home.workspace}/{point}").text,
+        )
+    finally:
+        await process.kill()
+
+
+@pytest.mark.parametrize("name", [".env", "d"])
+async def test_a_workspace_that_is_only_read_is_watched_too(home: Ground, first: Launcher, name: str) -> None:
+    home.sandbox = Bubblewrap(BINARIES[0], Tier("bubblewrap", "for a test"), first=first)
+    process = await home.start("/bin/bash", "-c", "echo begun; exec sleep 600", **masks(home, workspace_writable=False))
+    try:
+        assert await process.read(100) == b"begun\n"
+        (home.workspace / name).rename(home.workspace / "elsewhere")
+        with pytest.raises(ToolError, match=f"/{name} was replaced, moved or removed"):
+            await process.wait()
+    finally:
+        await process.kill()
+
+
+async def test_what_it_had_said_before_is_kept_apart_from_the_error(home: Ground, first: Launcher) -> None:
+    home.sandbox = Bubblewrap(BINARIES[0], Tier("bubblewrap", "for a test"), first=first)
+    process = await home.start("/bin/bash", "-c", "echo begun; exec sleep 600", **masks(home))
+    try:
+        asking = asyncio.ensure_future(process.communicate(b"", 1000, lambda out: saved(home.workspace / ".env")))
+        assert (await asking)[0] == b"begun\n"
+        with pytest.raises(ToolError, match="try again"):
+            await process.wait()
+    finally:
+        await process.kill()
+
+
+async def test_a_program_in_a_terminal_ends_too(home: Ground, first: Launcher) -> None:
+    home.sandbox = Bubblewrap(BINARIES[0], Tier("bubblewrap", "for a test"), first=first)
+    program = Program(["/bin/bash", "-c", "echo begun; exec sleep 600"], terminal=TerminalSize(24, 80))
+    process = await home.sandbox.start(home.capabilities, home.profile(**masks(home)), program)
+    try:
+        assert await process.read(100) == b"begun\n"
+        saved(home.workspace / ".env")
+        with pytest.raises(ToolError, match=r"\.env was replaced"):
+            await process.wait()
+    finally:
+        await process.kill()
+
+
+async def test_ordinary_work_beside_the_mounts_ends_nothing(home: Ground, first: Launcher) -> None:
+    """Renames of other files in the same folders, by the program and from outside, and its own attempts on what it is kept
+    from."""
+    home.sandbox = Bubblewrap(BINARIES[0], Tier("bubblewrap", "for a test"), first=first)
+    text = "for i in $(seq 300); do echo > x; mv x y; mv y d/z; mv d/z .git/z; done; mv .env e; mv d d2; rm -rf .git/hooks; echo done; read"
+    process = await home.start("/bin/bash", "-c", text, **masks(home))
+    try:
+        assert await process.read(100) == b"done\n"
+        for number in range(300):
+            saved(home.workspace / "other", str(number))
+            saved(home.workspace / "d" / "other", str(number))
+        (home.workspace / "e").rename(home.workspace / "f")
+        await process.write(b"\n")
+        await process.communicate(b"", 1000)
+        assert await process.wait() == 0
+    finally:
+        await process.kill()
+
+
+async def test_where_names_cannot_be_watched_they_are_looked_for(home: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where somebody has used up what the machine allows of inotify."""
+    monkeypatch.setattr(launcher, "_INOTIFY", {})
+    process = await home.start("/bin/bash", "-c", "echo begun; exec sleep 600", **masks(home))
+    try:
+        assert await process.read(100) == b"begun\n"
+        backed_up(home.workspace / ".env")
+        with pytest.raises(ToolError, match=r"\.env was replaced"):
+            await process.wait()
+    finally:
+        await process.kill()
+
+
+# ── sandboxes that wait for their call ───────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+async def pool(home: Ground) -> AsyncIterator[Pooled]:
+    assert isinstance(home.sandbox, Bubblewrap)
+    made = Pooled(home.sandbox)
+    yield made
+    await made.aclose()
+
+
+async def started(pool: Pooled, home: Ground, text: str, **changes: object) -> Process:
+    return await pool.start(home.capabilities, home.profile(**masks(home, **changes)), Program((*SHELL_ARGV, text)))
+
+
+async def run(pool: Pooled, home: Ground, text: str, **changes: object) -> bytes:
+    process = await started(pool, home, text, **changes)
+    out, errors, _ = await process.communicate(b"", 1000)
+    await process.wait()
+    return out + errors
+
+
+@pytest.mark.parametrize(
+    "what", [name for name in ENDS if "d/.env" in name or "handrail.toml" in name or "moved" in name]
+)
+async def test_a_ready_sandbox_ends_with_its_mount(home: Ground, pool: Pooled, what: str) -> None:
+    await run(pool, home, "true")
+    await pool.replenished()
+    ready = next(iter(pool._ready))  # pyright: ignore[reportPrivateUsage]
+    assert await ready.until_ready() and pool.ready == 1
+    gone = asyncio.get_running_loop().create_future()
+    ready.when_gone(lambda: gone.set_result(None))
+    ENDS[what][1](home.workspace)
+    await gone
+    assert pool.ready == 0 and not ready.waits
+
+
+@pytest.mark.parametrize("name", ["ws", "specs", "scratch", "tool", "folder"])
+async def test_a_ready_sandbox_is_not_used_once_a_source_was_swapped(
+    home: Ground, pool: Pooled, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No mount ends with that: the sandbox would still show the old folder."""
+    place = home.workspace.parent
+    monkeypatch.setenv("PATH", f"{place}/tool/bin:{os.environ['PATH']}")
+    changes = {"further": (str(place / "specs"),), "readable": (str(place / "folder"),)}
+    layer = home.layer(str(home.workspace), read=(str(place / "specs"),))
+    capabilities = type(home.capabilities)((layer,))
+
+    async def taken() -> bool:
+        before = pool.ready
+        process = await pool.start(capabilities, home.profile(**masks(home, **changes)), Program((*SHELL_ARGV, "true")))
+        found = pool.ready < before
+        await process.communicate(b"", 100)
+        await process.wait()
+        await pool.replenished()
+        return found
+
+    await taken()
+    assert await taken()
+    (place / name).rename(place / "away")
+    os.system(f"cp -rp {shlex.quote(str(place / 'away'))} {shlex.quote(str(place / name))}")
+    assert not await taken()
+    assert await taken()
+
+
+# ── the tables themselves ────────────────────────────────────────────────────────────────────────
+
+
+def test_a_source_that_is_swapped_while_it_is_looked_at_is_not_what_is_expected(ground: Ground) -> None:
+    """The look has followed a link that is not there any more: what it found is nothing to be compared with."""
+    (ground.workspace / "d").mkdir()
+    (ground.workspace / "d" / "key").write_text("harmless")
+    path = str(ground.workspace / "d" / "key")
+
+    class Misled(Looks):
+        def at(self, path: str):
+            return super().at(path.replace(f"{ground.workspace}/d/", f"{ground.outside}/"))
+
+    with pytest.raises(ToolError, match="was replaced") as caught:
+        mount_table.expected(["--ro-bind", path, path], Misled())
+    assert caught.value.kind == "conflict"
+    (ground.workspace / "d").rename(ground.workspace / "d2")
+    (ground.workspace / "d").symlink_to(ground.outside)
+    with pytest.raises(ToolError, match="was replaced"):
+        mount_table.expected(["--ro-bind", path, path], Looks())
+
+
+def test_a_mount_is_on_the_innermost_one_that_nothing_covers() -> None:
+    points = ["/", "/w", "/w/m", "/w/m/n", "/w/m", "/w/m/n/key", "/w/m"]
+    found = mount_table.described(tuple(ExpectedMount(point, read_only=False, content="1:2") for point in points))
+    assert dict(zip(found[::2], found[1::2], strict=True)) == {
+        "/": "-  1:2",
+        "/w": "/  1:2",
+        "/w/m": "/w  -",
+        "/w/m/n": "/w/m  -",
+        "/w/m\n": "/w/m  -",
+        "/w/m/n/key": "/w/m\n  -",
+        "/w/m\n\n": "/w/m\n  1:2",
+    }
+
+
+def test_a_path_is_written_as_the_kernel_writes_it() -> None:
+    assert mount_table.escaped("/a b\tc\nd\\e é") == "/a\\040b\\011c\\012d\\134e\\040é"
