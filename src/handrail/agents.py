@@ -14,6 +14,7 @@ from handrail.contract.offering import Offering
 from handrail.contract.requires import Variables
 from handrail.contract.sandbox import Sandbox
 from handrail.contract.tool import Tool
+from handrail.origins import places
 from handrail.policy.agent_rules import rules_of_agent
 from handrail.policy.checking import specs_of
 from handrail.policy.defaults import default_rules
@@ -178,4 +179,5 @@ def _for_workspace(checked: CheckedAgent, config: Configuration, folders: Folder
     if config.file is not None:
         apart.append(config.file)
     further, problems = further_roots(checked.manifest.roots, str(folders.workspace), apart)
+    places.add(further.writable)
     return Appointed(checked.with_faults(problems), further)

@@ -64,7 +64,7 @@ class Crew:
         name, *rest = arguments
         with self.complaining() as complaints:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "handrail.faces.cli", name, *self.place.common, *rest),
+                *(sys.executable, "-P", "-m", "handrail.faces.cli", name, *self.place.common, *rest),
                 cwd=self.place.folder,
                 env=surroundings(self.place),
                 stdin=asyncio.subprocess.DEVNULL if stdio is None else stdio,
@@ -252,7 +252,7 @@ class EditorDoor:
             from mcp.client.stdio import stdio_client
         except ImportError:
             raise StartError("the editor's door needs the extra 'mcp': pip install 'handrail[mcp]'") from None
-        words = ["-m", "handrail.faces.cli", "mcp", *crew.place.common, "--rule", EDIT]
+        words = ["-P", "-m", "handrail.faces.cli", "mcp", *crew.place.common, "--rule", EDIT]
         server = StdioServerParameters(command=sys.executable, args=words, env=surroundings(crew.place))
         with crew.complaining() as complaints:
             async with Client(stdio_client(server, errlog=complaints)) as client:
