@@ -76,7 +76,9 @@ def appoint(config: Configuration, agent: str, folders: Folders) -> Appointed:
 
     :raises UsageError: when there is no such agent, naming those there are
     """
-    return _for_workspace(find_agent(config.folder, agent, (str(folders.workspace),)), config, folders)
+    found = _for_workspace(find_agent(config.folder, agent, (str(folders.workspace),)), config, folders)
+    places.add(found.further.writable)  # no program or module of the kernel's comes from there any more
+    return found
 
 
 def all_agents(config: Configuration, folders: Folders) -> Iterator[Appointed]:
@@ -179,5 +181,4 @@ def _for_workspace(checked: CheckedAgent, config: Configuration, folders: Folder
     if config.file is not None:
         apart.append(config.file)
     further, problems = further_roots(checked.manifest.roots, str(folders.workspace), apart)
-    places.add(further.writable)
     return Appointed(checked.with_faults(problems), further)
