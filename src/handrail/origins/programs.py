@@ -112,18 +112,17 @@ def program_environment(
 def own_interpreter() -> str:
     """Return the Python that this process runs on, for programs that need nothing but its standard library.
 
-    It is the base installation's: a virtual environment may lie in a workspace.
+    Where that is a virtual environment's and lies in a workspace, it is the base installation's.
 
     :raises ProgramRefused: where the interpreter or its library lies in an open workspace
     """
     folders = workspaces()
-    base: object = getattr(sys, "_base_executable", None)
-    for candidate in (base, sys.executable):
-        if isinstance(candidate, str) and candidate.startswith("/"):
-            real = os.path.realpath(candidate)
-            places = (candidate, real, os.path.realpath(os.__file__))
-            if os.access(real, os.X_OK) and all(folder_around(place, folders) is None for place in places):
-                return real
+    base = str(getattr(sys, "_base_executable", ""))
+    library = os.path.abspath(os.__file__)  # noqa: PTH100
+    for candidate in (sys.executable, base):
+        there = candidate.startswith("/") and os.access(candidate, os.X_OK)
+        if there and all(folder_around(place, folders) is None for place in (candidate, library)):
+            return candidate
     raise ProgramRefused(
         f"this Python cannot be started: {sys.executable}. It lies in a workspace, where a call could change it; install "
         "Handrail with an interpreter that lies elsewhere"

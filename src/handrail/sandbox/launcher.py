@@ -107,7 +107,7 @@ def perl() -> Launcher | None:
 def python() -> Launcher | None:
     """By the interpreter that Handrail runs on, which is mounted with the toolchains."""
     try:
-        interpreter = own_interpreter()
+        interpreter = os.path.realpath(own_interpreter())
     except ProgramRefused:
         return None
     return Launcher("python", (interpreter, "-I", "-S", "-c", _source("launcher_python.py")))

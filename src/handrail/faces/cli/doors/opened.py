@@ -18,6 +18,7 @@ from typing import Any, TextIO, cast
 from handrail.contract.errors import StartError
 from handrail.faces.cli.demonstration import Stuck
 from handrail.faces.cli.doors.place import BOARD, BOX, EDIT, EDITOR, Place, ticking
+from handrail.origins.programs import program_environment
 
 PATIENCE_S = 60.0
 """When a door that says nothing is taken for stuck."""
@@ -88,7 +89,7 @@ class Crew:
 
 def surroundings(place: Place) -> dict[str, str]:
     """An environment in which somebody can be asked, whatever this machine is, and nothing else is set."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("HANDRAIL_", "GIT_", "CI"))}
+    kept = program_environment(("SSL_CERT_FILE", "PYTHONDONTWRITEBYTECODE", "NO_COLOR"))
     return {**kept, "HANDRAIL_HEADLESS": "0", "HOME": str(place.folder), "TERM": "dumb", "COLUMNS": "200"}
 
 
