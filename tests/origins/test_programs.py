@@ -310,6 +310,9 @@ def test_a_further_folder_that_calls_may_write_counts(ground: Ground, monkeypatc
         ("SSL_CERT_FILE", "{}/authority.pem"),
         ("OPENSSL_CONF", "openssl.cnf"),
         ("GOOGLE_APPLICATION_CREDENTIALS", "./key.json"),
+        ("PYTHONPYCACHEPREFIX", "cache"),
+        ("SSLKEYLOGFILE", "{}/keys"),
+        ("TMPDIR", "{}/tmp"),
     ],
 )
 def test_variables_that_make_this_process_trust_the_workspace_are_seen(

@@ -118,43 +118,44 @@ class WorkspaceImportGuard:
             if (
                 asking not in sys.stdlib_module_names
             ):  # the embedding program, which may name its own modules as it likes
-                return standard and not self._is_inside(frame.f_code.co_filename, asking)
+                file = frame.f_code.co_filename
+                return standard and not self._is_inside(os.path.dirname(os.path.abspath(file)), asking)  # noqa: PTH100, PTH120
             if standard and asking not in _MACHINERY:
                 return True
             frame = frame.f_back
         return standard
 
-    def _is_inside(self, entry: str, top: str) -> bool:
-        """Whether an entry of a search path, or a file, lies in an open workspace, and not in Handrail's installation."""
-        if not isinstance(entry, str):  # pyright: ignore[reportUnnecessaryIsInstance] - some packages put other things there
+    def _is_inside(self, place: str, top: str) -> bool:
+        """Whether a folder or archive lies in an open workspace, and not in Handrail's own installation."""
+        if not isinstance(place, str):  # pyright: ignore[reportUnnecessaryIsInstance] - some packages put other things there
             return False
-        if not entry.startswith("/"):  # the current folder may change
-            return self._looked(os.path.abspath(entry), top)  # noqa: PTH100
-        if (known := self._inside.get(entry)) is None:
-            known = self._inside[entry] = self._looked(entry, "")
-        return known and not self._is_own(entry, top)
+        if not place.startswith("/"):  # the current folder may change
+            place = os.path.abspath(place)  # noqa: PTH100
+        if (known := self._inside.get(place)) is None:
+            known = self._inside[place] = folder_around(place, places.workspaces()) is not None
+        return known and not self._is_own(os.path.normpath(place), top)
 
-    def _looked(self, path: str, top: str) -> bool:
-        return folder_around(path, places.workspaces()) is not None and not self._is_own(path, top)
-
-    def _is_own(self, path: str, top: str) -> bool:
-        """Whether a path belongs to the installation that Handrail itself runs from, wherever it lies."""
-        if top == "handrail" and (is_beneath(path, _PACKAGE) or path == os.path.dirname(_PACKAGE)):  # noqa: PTH120
+    def _is_own(self, place: str, top: str) -> bool:
+        """Whether a place belongs to the installation that Handrail itself runs from, wherever it lies."""
+        if top == "handrail" and (is_beneath(place, _PACKAGE) or place == os.path.dirname(_PACKAGE)):  # noqa: PTH120
             return True
-        return any(is_beneath(path, folder) for folder in self._installed)
+        return any(is_beneath(place, folder) for folder in self._installed)
 
     def _place_inside(self, spec: ModuleSpec, top: str) -> str | None:
         """Where in an open workspace a module lies that was found; None for one that is elsewhere or was there before."""
-        found = [] if not spec.has_location or spec.origin is None else [spec.origin]
-        found += list(spec.submodule_search_locations or ())
-        for place in map(os.path.abspath, found):
-            if self._looked(place, top):
+        found = list(spec.submodule_search_locations or ())
+        if spec.has_location and spec.origin is not None:
+            found.append(os.path.dirname(spec.origin))  # noqa: PTH120
+            if os.path.islink(spec.origin):  # noqa: PTH114 - at each import
+                found.append(spec.origin)
+        for place in found:
+            if self._is_inside(place, top):
                 return place
-            for folder, names in self._there.items():
-                if is_beneath(place, folder) and place != folder:
-                    name = place[len(folder) + 1 :].partition("/")[0]
-                    if name not in names:
-                        return place
+        for folder, names in self._there.items():
+            for place in (*found, spec.origin or ""):
+                rest = place[len(folder) + 1 :] if is_beneath(place, folder) else ""
+                if rest and rest.partition("/")[0] not in names:
+                    return place
         return None
 
 

@@ -132,6 +132,9 @@ def own_interpreter() -> str:
 def variables_that_lead_inside(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Yield ``(variable, entry)`` for what makes this very process load or trust something in an open workspace."""
     folders = workspaces()
+    given = sys.pycache_prefix  # also by -X
+    if given is not None and folder_around(os.path.abspath(given), folders) is not None:  # noqa: PTH100
+        yield "PYTHONPYCACHEPREFIX", given
     for name in _TRUSTED_BY_LIBRARIES:
         separators = ":" if name.startswith("LD_LIBRARY") or name == "SSL_CERT_DIR" else " :" if name in _LISTS else ""
         value = environment.get(name, "")
@@ -144,18 +147,11 @@ def variables_that_lead_inside(environment: Mapping[str, str]) -> Iterator[tuple
 
 _LISTS = ("LD_PRELOAD", "LD_AUDIT")
 _TRUSTED_BY_LIBRARIES = (
-    *(
-        *_LISTS,
-        "LD_LIBRARY_PATH",
-        "OPENSSL_CONF",
-        "OPENSSL_MODULES",
-        "OPENSSL_ENGINES",
-        "SSL_CERT_FILE",
-        "SSL_CERT_DIR",
-    ),
-    *("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "NETRC", "GOOGLE_APPLICATION_CREDENTIALS", "SQLITE_TMPDIR", "GCONV_PATH"),
+    *(*_LISTS, "LD_LIBRARY_PATH", "OPENSSL_CONF", "OPENSSL_MODULES", "OPENSSL_ENGINES", "PYTHONPYCACHEPREFIX"),
+    *("SSL_CERT_FILE", "SSL_CERT_DIR", "SSLKEYLOGFILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "NETRC", "HOSTALIASES"),
+    *("GOOGLE_APPLICATION_CREDENTIALS", "HF_HOME", "FASTEMBED_CACHE_PATH", "TMPDIR", "TEMP", "TMP", "SQLITE_TMPDIR"),
 )
-"""Variables by which libraries in this process find code, or what they believe about other machines."""
+"""Variables by which libraries in this process find code, keep what they load or what is secret, or believe another machine."""
 
 
 def _open(outside: Iterable[str]) -> tuple[str, ...]:
