@@ -162,3 +162,131 @@ def test_every_module_has_its_place_in_the_wheel_and_the_type_marker_is_there() 
     folders = {path.parent for path in SOURCE.rglob("*.py")}
     without = [str(folder.relative_to(ROOT)) for folder in folders if not (folder / "__init__.py").is_file()]
     assert not without, f"folders without __init__.py: {', '.join(without)}"
+
+
+_OWN = "find_program"
+STARTING = {
+    "config/secrets.py": _OWN,
+    "doctor/machine.py": "a bubblewrap or ripgrep that was found before",
+    "faces/cli/demonstration.py": _OWN,
+    "faces/cli/doors/opened.py": "this interpreter, with a safe search path",
+    "faces/cli/mcp_login.py": _OWN,
+    "policy/external.py": _OWN,
+    "registry/sources/mcp/installing.py": _OWN,
+    "runtime/search.py": "a ripgrep that was found before",
+    "sandbox/bubblewrap.py": "a bubblewrap by its absolute path, outside of every workspace",
+    "sandbox/identity.py": "perl by its absolute path",
+    "sandbox/launcher_python.py": "what a call asks for, in its sandbox",
+    "sandbox/network.py": _OWN,
+    "sandbox/selfcheck.py": "the system's shell by its absolute path",
+    "sandbox/spawn.py": "what it is given",
+    "sandbox/toolchains.py": _OWN,
+    "sandbox/unconfined.py": "the system's shell by its absolute path, for a tool that its operator has named",
+}
+"""The modules that start programs, and where each has its program from; nothing else starts any."""
+_STARTS = re.compile(
+    r"(subprocess\.(Popen|run|call|check_\w+|get\w*output)|asyncio\.create_subprocess_exec|os\.(exec\w+|spawn\w+|posix_spawn\w*)"
+    r"|handrail\.sandbox\.spawn\.spawn|mcp\.StdioServerParameters|_libc\.posix_spawn|pty\.spawn|multiprocessing\.\w+"
+    r"|concurrent\.futures\.ProcessPoolExecutor)\Z"
+)
+_LOOKS_UP = re.compile(
+    r"(shutil\.which|os\.(system|popen|startfile|get_exec_path|exec\w*p|exec\w*pe|spawn\w*p|spawn\w*pe|posix_spawnp)"
+    r"|subprocess\.get\w*output|asyncio\.create_subprocess_shell|ctypes\.util\.find_library|webbrowser\.\w+|pydoc\.\w+"
+    r"|click\.(launch|edit|echo_via_pager)|platform\.(processor|architecture)|uuid\.(uuid1|getnode))\Z"
+)
+
+
+def _calls_of(path: Path) -> list[tuple[str, ast.Call]]:
+    """``(full name, call)`` of a module's calls, whatever it imports a function as."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    known: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            known |= {
+                one.asname or one.name.partition(".")[0]: one.name if one.asname else one.name.partition(".")[0]
+                for one in node.names
+            }
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            known |= {one.asname or one.name: f"{node.module}.{one.name}" for one in node.names}
+    found: list[tuple[str, ast.Call]] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            head, dot, rest = ast.unparse(node.func).partition(".")
+            found.append((known.get(head, head) + dot + rest, node))
+    return found
+
+
+def test_programs_are_started_by_few_modules_and_never_by_a_bare_name() -> None:
+    starting: set[str] = set()
+    faults: list[str] = []
+    for path in sorted(SOURCE.rglob("*.py")):
+        name = str(path.relative_to(SOURCE))
+        for function, call in _calls_of(path):
+            place = f"{name}:{call.lineno} {function}"
+            if _LOOKS_UP.match(function) and name != "sandbox/launcher_python.py":
+                faults.append(f"{place} looks a program up by itself; use handrail.origins.programs.find_program")
+            if any(key.arg == "shell" and not _is_false(key.value) for key in call.keywords) and _STARTS.match(
+                function
+            ):
+                faults.append(f"{place} starts a shell")
+            if _STARTS.match(function):
+                starting.add(name)
+                words = [
+                    *call.args[:1],
+                    *(key.value for key in call.keywords if key.arg in ("command", "executable", "args")),
+                ]
+                faults += [f"{place} names its program {word!r}" for one in words if (word := _bare(one)) is not None]
+    assert not faults, "\n".join(faults)
+    assert starting == set(STARTING), "say in the table where a new program comes from"
+    for name, where in STARTING.items():
+        names = (_OWN, "find_command", "own_interpreter")
+        assert where != _OWN or any(f"{one}(" in (SOURCE / name).read_text() for one in names), (
+            f"{name} looks up nothing"
+        )
+
+
+def test_the_path_for_programs_is_read_in_one_place() -> None:
+    reading = {
+        str(path.relative_to(SOURCE))
+        for path in SOURCE.rglob("*.py")
+        if re.search(r"environb?(\.get\(|\.pop\(|\[)b?\"PATH\"|getenv\(\"PATH\"|defpath", path.read_text())
+    }
+    assert reading == {"origins/programs.py", "sandbox/launcher_python.py"}, "use handrail.origins.programs"
+
+
+def _is_false(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value is False
+
+
+def _bare(node: ast.expr) -> str | None:
+    """A program that is written down as anything but an absolute path, alone or as the first of a list."""
+    while isinstance(node, (ast.List, ast.Tuple, ast.Starred)):
+        if isinstance(node, ast.Starred):
+            node = node.value
+        elif node.elts:
+            node = node.elts[0]
+        else:
+            return None
+    text = node.value if isinstance(node, ast.Constant) else None
+    return text if isinstance(text, str) and not text.startswith("/") else None
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import subprocess\nsubprocess.run(['git', 'status'])",
+        "from subprocess import Popen as start\nstart(('git',))",
+        "import asyncio\nasyncio.create_subprocess_exec('git', 'status')",
+        "import asyncio\nasyncio.create_subprocess_exec(*('git', 'status'))",
+        "import shutil as files\nfiles.which('git')",
+        "from shutil import which\nwhich('git')",
+        "import os\nos.execvp('git', ['git'])",
+        "import webbrowser\nwebbrowser.open('https://example.org')",
+        "import click\nclick.launch('https://example.org')",
+        "import ctypes.util\nctypes.util.find_library('c')",
+    ],
+)
+def test_a_program_by_a_bare_name_is_seen(tmp_path: Path, code: str) -> None:
+    (tmp_path / "module.py").write_text(code)
+    ((function, call),) = _calls_of(tmp_path / "module.py")
+    assert _LOOKS_UP.match(function) or (_STARTS.match(function) and _bare(call.args[0]) == "git")

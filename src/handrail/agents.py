@@ -14,6 +14,7 @@ from handrail.contract.offering import Offering
 from handrail.contract.requires import Variables
 from handrail.contract.sandbox import Sandbox
 from handrail.contract.tool import Tool
+from handrail.origins import places
 from handrail.policy.agent_rules import rules_of_agent
 from handrail.policy.checking import specs_of
 from handrail.policy.defaults import default_rules
@@ -75,7 +76,9 @@ def appoint(config: Configuration, agent: str, folders: Folders) -> Appointed:
 
     :raises UsageError: when there is no such agent, naming those there are
     """
-    return _for_workspace(find_agent(config.folder, agent, (str(folders.workspace),)), config, folders)
+    found = _for_workspace(find_agent(config.folder, agent, (str(folders.workspace),)), config, folders)
+    places.add(found.further.writable)  # no program or module of the kernel's comes from there any more
+    return found
 
 
 def all_agents(config: Configuration, folders: Folders) -> Iterator[Appointed]:

@@ -320,7 +320,9 @@ def _watchdogs(settings: Settings, redactor: Redactor) -> Iterator[Watchdog]:
             yield RepeatedFailures(one.failures, one.action)
     for one in settings.watchdogs:
         if one.command is not None:
-            yield ExternalWatchdog(one.command, timeout_ms=one.timeout_ms)
+            watchdog = ExternalWatchdog(one.command, timeout_ms=one.timeout_ms)
+            watchdog.find()
+            yield watchdog
 
 
 def _registered(configured: SecretStore, given: Mapping[str, str]) -> tuple[Redactor, SecretStore]:

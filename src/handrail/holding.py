@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from handrail import config as configuration
+from handrail.agents import all_agents
 from handrail.arbiter.approvals import Approvals
 from handrail.arbiter.logs import redacted_logs
 from handrail.arbiter.looking import WorkspaceView
@@ -33,6 +34,7 @@ from handrail.joining import approvals, jobs, mirror
 from handrail.joining.handshake import PROTOCOL
 from handrail.joining.server import Server
 from handrail.kernel import AnyRule, Brought, Folder, Kernel, rule_texts
+from handrail.origins import places
 from handrail.policy.authority import Authority
 from handrail.policy.modes import Mode
 from handrail.policy.rules import RuleBook
@@ -310,6 +312,8 @@ async def hold(
         rules=(*(rule.entry for rule in settings.process_rules), *brought.rules),
         mode=brought.mode or settings.given_mode,
     )
+    for one in all_agents(settings, folders):  # also of agents that only a later session works as
+        places.add(one.further.writable)
     joinable = sys.platform == "linux"
     # A name of its own for each holder: one that was paused still listens at its.
     socket = f"kernel-{randomness.token_hex(4)}.sock" if joinable else ""

@@ -6,6 +6,7 @@ further one of the same user *joins* it over a socket. Both are a :class:`Kernel
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -26,6 +27,8 @@ from handrail.contract.runtime import ClientContext
 from handrail.contract.sandbox import Tier
 from handrail.contract.session import Session
 from handrail.contract.tool import Tool
+from handrail.origins.imports import opened
+from handrail.policy.external import ExternalWatchdog
 from handrail.policy.modes import given
 from handrail.policy.rules import RuleBook
 from handrail.policy.watchdog import Watchdog
@@ -149,6 +152,10 @@ class Kernel(ABC):
             given(mode),
         )
         async with AsyncExitStack() as stack:
+            stack.enter_context(opened(os.path.expanduser(workspace)))  # noqa: PTH111
+            for one in brought.watchdogs:
+                if isinstance(one, ExternalWatchdog):
+                    one.find()
             try:
                 kernel: Kernel = await stack.enter_async_context(
                     hold(workspace, state, config, brought, allow_home=allow_home)

@@ -6,8 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.sandbox.conftest import Ground
 
+from handrail.contract.errors import ToolError
 from handrail.contract.sandbox import Sandbox
+from handrail.origins import places
 from handrail.sandbox import bubblewrap, tiers
 
 
@@ -84,3 +87,19 @@ def test_the_remedy_names_the_setting(tmp_path: Path, setting: str, value: str, 
 
 def test_too_old_a_bubblewrap_is_to_be_replaced(tmp_path: Path) -> None:
     assert "0.8 or newer" in tiers.remedy("bwrap: Unknown option --disable-userns", tmp_path, system_bwrap=True)
+
+
+async def test_a_bubblewrap_in_an_open_workspace_is_neither_chosen_nor_started(
+    ground: Ground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be the sandbox, and a program in the sandbox could put another in its place."""
+    marker = ground.workspace.parent / "marker"
+    planted = program(ground.workspace, f": > {marker}; exit 1")
+    monkeypatch.setattr(bubblewrap, "SYSTEM_BWRAP", planted)
+    assert planted in list(bubblewrap.binaries())
+    with places.opened(ground.workspace):
+        assert planted not in list(bubblewrap.binaries())
+        ground.sandbox = bubblewrap.Bubblewrap(planted, tiers.Tier("bubblewrap", ""))
+        with pytest.raises(ToolError, match="lies in an open workspace"):
+            await ground.bash("true")
+    assert not marker.exists()

@@ -165,3 +165,15 @@ async def test_a_commit_can_be_made_in_the_sandbox(ground: Ground) -> None:
     ran = await ground.bash("git init -q . && echo x > f && git add f && git commit -qm first && git log --format=%an")
     assert (ran.code, ran.errors) == (0, "")
     assert ran.out.strip()
+
+
+async def test_a_program_that_is_given_secrets_finds_no_program_of_the_workspace(
+    ground: Ground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its interpreter would read them; other programs still find what the workspace brings."""
+    (programs := ground.workspace / "bin").mkdir()
+    (programs / "only-here").write_text("#!/bin/sh\necho planted\n")
+    (programs / "only-here").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    assert (await ground.bash("only-here")).out == "planted\n"
+    assert (await ground.bash("only-here || echo none", secrets={"KEY": "sesame"})).out == "none\n"

@@ -101,3 +101,19 @@ async def test_unix_sockets_are_made_where_the_operator_lets_them(ground: Ground
     assert (await ground.bash(script)).code == 1
     ground.sandbox = Operated(ground.sandbox, Limits(), unix_sockets=True)
     assert (await ground.bash(script)).code == 0
+
+
+async def test_a_script_without_a_sandbox_finds_no_interpreter_of_the_workspace(
+    free: Ground, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """``#!/usr/bin/env NAME`` looks on PATH, where an activated environment of the workspace comes first."""
+    (programs := free.workspace / "bin").mkdir()
+    (programs / "sh").write_text(f"#!/bin/sh\n: > {tmp_path}/planted\n")
+    (programs / "sh").chmod(0o755)
+    (tool := tmp_path / "tool").write_text("#!/usr/bin/env sh\necho by the system\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}::{os.environ['PATH']}")
+    process = await free.start(str(tool))
+    output, _, _ = await process.communicate(b"", 100)
+    await process.kill()
+    assert (output, (tmp_path / "planted").exists()) == (b"by the system\n", False)

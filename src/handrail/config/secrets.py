@@ -17,11 +17,28 @@ from typing import Any, cast
 
 from handrail.config.settings import SecretReference
 from handrail.contract.schema import path_text
+from handrail.origins.programs import ProgramRefused, find_command, program_environment
 from handrail.runtime.secrets import SecretStore, fault_in_name
 
 MAX_BYTES = 64 * 1024
 COMMAND_TIMEOUT_S = 30.0
 _KINDS = ("env", "file", "command")
+_OF_MANAGERS = (
+    *("DBUS_SESSION_BUS_ADDRESS", "DISPLAY", "WAYLAND_DISPLAY", "XAUTHORITY", "SSH_AUTH_SOCK", "GNUPGHOME", "GPG_TTY"),
+    *(
+        "http_proxy",
+        "https_proxy",
+        "no_proxy",
+        "HTTP_PROXY",
+        "HTTPS_PROXY",
+        "NO_PROXY",
+        "SSL_CERT_FILE",
+        "SSL_CERT_DIR",
+    ),
+    *("KUBECONFIG", "CLOUDSDK_CONFIG", "GOOGLE_APPLICATION_CREDENTIALS", "SOPS_AGE_KEY_FILE", "TERM"),
+)
+_OF_MANAGERS_BEGIN = ("PASSWORD_STORE_", "AWS_", "AZURE_", "VAULT_", "OP_", "BW_", "BWS_", "DOPPLER_", "INFISICAL_")
+"""What password managers are told by; a command that needs another variable sets it, as with /usr/bin/env."""
 _FORM = '{ env = "VARIABLE" }, { file = "/absolute/path" } or { command = ["program", "argument"] }'
 _FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 
@@ -145,13 +162,18 @@ async def _of_command(argv: tuple[str, ...]) -> tuple[str | None, str]:
     """What the operator's own program says, without its last line end. Its stderr is not looked at: it may hold values."""
     program = argv[0]
     try:
+        command = find_command(argv)
         process = await asyncio.create_subprocess_exec(
-            *argv,
+            *command,
+            cwd="/",
+            env=program_environment(_OF_MANAGERS, prefixes=_OF_MANAGERS_BEGIN),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
             start_new_session=True,
         )
+    except ProgramRefused as error:
+        return None, str(error)
     except (OSError, ValueError) as error:
         return None, f"{program} cannot be started: {getattr(error, 'strerror', None) or type(error).__name__}"
     assert process.stdout is not None

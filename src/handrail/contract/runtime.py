@@ -55,6 +55,7 @@ class Shell(Protocol):
         stdin: bytes = b"",
         environment: Mapping[str, str] | None = None,
         apart: bool = False,
+        trusted: bool = False,
         on_output: Callable[[bytes], None] | None = None,
     ) -> Completed:
         """Run a shell text, or an argv without a shell. The call's own time-out ends it, and so does cancelling this.
@@ -63,6 +64,8 @@ class Shell(Protocol):
             to bring what it means with it. They are the tool's own choice, never a name that a model gave; those that
             decide where programs and libraries are found, where HOME is and how the network is reached stay as they are
         :param apart: keep stderr out of ``output``, for output that is parsed
+        :param trusted: take the program of an argv, and the programs that it starts by name, from outside of the
+            workspace, for output that is relied on
         :param on_output: called with each piece of output that is kept, as it comes, so that a stopped run leaves what it
             wrote; where there is more than is kept, a last time with a line that says so
         """

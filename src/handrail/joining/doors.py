@@ -211,6 +211,7 @@ DOORS: Mapping[str, Door] = MappingProxyType(
                 "stdin": some_bytes,
                 "environment": optional(_texts),
                 "apart": flag,
+                "trusted": flag,
                 "on_output": optional(whole),
             },
             lambda on, given: on.shell.run(**given),

@@ -358,6 +358,7 @@ class RemoteShell:
         stdin: bytes = b"",
         environment: Mapping[str, str] | None = None,
         apart: bool = False,
+        trusted: bool = False,
         on_output: Callable[[bytes], None] | None = None,
     ) -> Completed:
         given: Any = command if isinstance(command, str) else list(command)
@@ -369,6 +370,7 @@ class RemoteShell:
             stdin=stdin,
             environment=None if environment is None else dict(environment),
             apart=apart,
+            trusted=trusted,
         )
 
     async def hidden(self, paths: Sequence[str]) -> Sequence[str]:

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, cast
 
+from handrail.origins.programs import find_command, program_environment
 from handrail.policy.opinions import DEFAULT_TIMEOUT_MS, Opinion, WatchdogCall, call_as_json
 from handrail.policy.rules import ACTIONS
 
@@ -20,7 +21,6 @@ MAX_ANSWER_BYTES = 64 * 1024
 _DRAIN_S = 0.2
 _FORM = '{"decision": "allow" | "deny" | "ask", "reason": "…"}'
 _MARK = "HANDRAIL_WATCHDOG"
-_PASSED_ON = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "HOME")
 
 
 class ExternalWatchdog:
@@ -31,6 +31,7 @@ class ExternalWatchdog:
     ``{"decision": "allow" | "deny" | "ask", "reason": "…"}``. Anything else, and any exit code but 0, is a deny.
 
     :param environment: variables to add
+    :param cwd: the folder that it is started in; ``/`` where none is given
     """
 
     def __init__(
@@ -48,22 +49,32 @@ class ExternalWatchdog:
         self.timeout_ms = timeout_ms
         self.name = Path(argv[0]).name
         self._environment = dict(environment or {})
-        self._cwd = cwd
+        self._cwd = cwd or "/"
+        self._command: tuple[str, ...] | None = None
+
+    def find(self) -> None:
+        """Look its program up, once, outside of every open workspace. A call does this where nobody has before.
+
+        :raises ProgramRefused: where there is no such program, or one that a call could change
+        """
+        if self._command is None:
+            self._command = find_command(self.argv)
 
     async def __call__(self, call: WatchdogCall) -> Opinion:
         question = json.dumps(call_as_json(call), ensure_ascii=True, default=str).encode() + b"\n"
         mark = secrets.token_hex(16)
-        environment = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+        self.find()
+        assert self._command is not None
         # Descriptors of our own rather than asyncio's pipes, whose wait() also waits for whoever still holds them.
         reader, writer = os.pipe()
         try:
             with _at_its_start(question) as stdin:
                 process = await asyncio.create_subprocess_exec(
-                    *self.argv,
+                    *self._command,
                     stdin=stdin,
                     stdout=writer,
                     stderr=asyncio.subprocess.DEVNULL,
-                    env={**environment, **self._environment, _MARK: mark},
+                    env={**program_environment(), **self._environment, _MARK: mark},
                     cwd=self._cwd,
                     start_new_session=True,
                 )

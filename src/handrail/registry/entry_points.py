@@ -12,6 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import metadata
 
+from handrail.origins.imports import lies_inside
+from handrail.origins.places import workspaces
+
 
 @dataclass(frozen=True, slots=True)
 class _Looked:
@@ -23,8 +26,8 @@ class _Looked:
 _last: _Looked | None = None
 
 
-def entry_points(group: str) -> metadata.EntryPoints:
-    """The entry points of a group, of the packages that are in this environment now."""
+def entry_points(group: str) -> tuple[metadata.EntryPoint, ...]:
+    """The entry points of a group, of the packages that are in this environment now and not in an open workspace."""
     global _last
     seen = _packages()
     looked = _last
@@ -32,7 +35,8 @@ def entry_points(group: str) -> metadata.EntryPoints:
         _last = looked = _Looked(seen, metadata.entry_points().select)
     if group not in looked.groups:
         looked.groups[group] = looked.select(group=group)
-    return looked.groups[group]
+    folders = workspaces()
+    return tuple(point for point in looked.groups[group] if not lies_inside(point, folders))
 
 
 def _packages() -> tuple[object, ...]:

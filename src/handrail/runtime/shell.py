@@ -12,8 +12,11 @@ from handrail.contract.errors import ToolError
 from handrail.contract.requires import CapabilitySet
 from handrail.contract.runtime import Completed
 from handrail.contract.sandbox import SHELL_ARGV, Process, Profile, Program, Sandbox, TerminalSize
+from handrail.origins.places import folder_around
+from handrail.origins.programs import ProgramRefused, find_program
 from handrail.runtime.guard import GuardedProcess, Vetoed, explained
 from handrail.runtime.roots import May, Roots, is_beneath, lost_root, visible
+from handrail.sandbox import toolchains
 from handrail.sandbox.limits import ended_by
 
 MAX_OUTPUT_BYTES = 64 * 1024 * 1024
@@ -58,9 +61,10 @@ class SandboxedShell:
         stdin: bytes = b"",
         environment: Mapping[str, str] | None = None,
         apart: bool = False,
+        trusted: bool = False,
         on_output: Callable[[bytes], None] | None = None,
     ) -> Completed:
-        process = await self.start(command, cwd=cwd, environment=environment, apart=apart)
+        process = await self.start(command, cwd=cwd, environment=environment, apart=apart, trusted=trusted)
         try:
             output, errors, dropped = await process.communicate(stdin, MAX_OUTPUT_BYTES, on_output)
             try:
@@ -90,6 +94,7 @@ class SandboxedShell:
         cwd: str | None = None,
         environment: Mapping[str, str] | None = None,
         apart: bool = False,
+        trusted: bool = False,
         terminal: TerminalSize | None = None,
     ) -> Process:
         """Judge and start a program; whoever asks for it ends it. See :meth:`run`.
@@ -105,6 +110,8 @@ class SandboxedShell:
                 "there, or give an argv",
                 kind="denied",
             )
+        if trusted:
+            argv, given = self._trusted(argv, given)
         profile = dataclasses.replace(self._profile, cwd=folder, environment={**self._profile.environment, **given})
         program = Program(argv, merge_stderr=not apart, terminal=terminal)
         return await self._sandbox.start(self._capabilities, profile, program)
@@ -139,6 +146,16 @@ class SandboxedShell:
             )
         self._judge(argv)
         return argv
+
+    def _trusted(self, argv: Sequence[str], given: Mapping[str, str]) -> tuple[Sequence[str], Mapping[str, str]]:
+        """The argv with a program from outside of the workspace, and variables with such a PATH."""
+        workspace = self._profile.workspace
+        folders = [one for one in toolchains.find(workspace).path if folder_around(one, (workspace,)) is None]
+        try:
+            program = find_program(argv[0], outside=(workspace,), path=folders)
+        except ProgramRefused as error:
+            raise ToolError(str(error), kind="unavailable") from None
+        return (program, *argv[1:]), {**given, "PATH": ":".join(folders)}
 
     def _judge(self, command: str | tuple[str, ...]) -> None:
         refusal = self._may("shell.run", command)

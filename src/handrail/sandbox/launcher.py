@@ -26,7 +26,6 @@ import os
 import platform
 import re
 import struct
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -34,6 +33,7 @@ from pathlib import Path
 from typing import Literal
 
 from handrail.contract.sandbox import SHELL_ARGV
+from handrail.origins.programs import ProgramRefused, own_interpreter
 from handrail.sandbox import landlock, mount_table
 from handrail.sandbox.landlock import Ruleset
 from handrail.sandbox.mount_table import MountTable
@@ -119,8 +119,9 @@ def perl() -> Launcher | None:
 
 def python() -> Launcher | None:
     """By the interpreter that Handrail runs on, which is mounted with the toolchains."""
-    interpreter = os.path.realpath(sys.executable)
-    if not os.access(interpreter, os.X_OK):
+    try:
+        interpreter = os.path.realpath(own_interpreter())
+    except ProgramRefused:
         return None
     return Launcher("python", (interpreter, "-I", "-S", "-c", _source("launcher_python.py")))
 

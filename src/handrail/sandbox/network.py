@@ -24,6 +24,7 @@ from handrail.contract.errors import ToolError
 from handrail.contract.hosts import Address, read_host
 from handrail.contract.requires import CapabilitySet
 from handrail.contract.sandbox import Process, Profile
+from handrail.origins.programs import ProgramRefused, own_interpreter
 from handrail.sandbox.delegating import Delegating
 from handrail.sandbox.egress import Egress, Resolver
 from handrail.sandbox.proxy import Proxy, ProxyLimits
@@ -198,6 +199,8 @@ async def listener_in(child: int, parent: int) -> socket.socket:
         pid = spawn(argv[0], argv, {}, {0: there.fileno(), 3: user, 4: network, 5: there.fileno()})
         there.close()
         return await _handed_over(here, pid)
+    except ProgramRefused as error:
+        raise ToolError(f"the sandbox's network cannot be set up: {error}", kind="unavailable") from None
     except OSError as error:
         raise ToolError(f"the sandbox's network cannot be set up: {error.strerror or error}", kind="backend") from None
     finally:
@@ -240,9 +243,12 @@ def _command() -> tuple[str, ...]:
 
 
 def python_command() -> tuple[str, ...]:
-    """The same by the interpreter that Handrail runs on."""
+    """The same by the interpreter that Handrail runs on.
+
+    :raises ProgramRefused: where that lies in an open workspace
+    """
     script = Path(__file__).with_name("listener_python.py").read_text("utf-8").replace("{", "{{").replace("}", "}}")
-    return (sys.executable, "-I", "-S", "-c", script, "{user}", "{network}", "{channel}", str(PROXY_PORT))
+    return (own_interpreter(), "-I", "-S", "-c", script, "{user}", "{network}", "{channel}", str(PROXY_PORT))
 
 
 async def _handed_over(channel: socket.socket, pid: int) -> socket.socket:

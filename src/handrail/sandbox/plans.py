@@ -16,6 +16,7 @@ import orjson
 from handrail.contract.errors import ToolError
 from handrail.contract.requires import CapabilitySet
 from handrail.contract.sandbox import Limits, Profile, Program, TerminalSize
+from handrail.origins.places import folder_around
 from handrail.sandbox import (
     identity,
     launcher,
@@ -150,6 +151,7 @@ class Planning:
         secrets = orjson.dumps(dict(profile.secrets)) if profile.secrets else None
         if secrets is not None:
             environment[SECRETS_VARIABLE] = str(after(program.descriptors))
+            environment["PATH"] = outside_of(profile.workspace, environment["PATH"])
         text = None if program.descriptors or secrets else launcher.shell_text(argv, profile.environment)
         if text is not None and (ready_made or len(os.fsencode(text)) > launcher.LONGEST_TEXT):
             call = launcher.shell_call("" if cwd == made.start else cwd, text)
@@ -217,6 +219,11 @@ class Planning:
         )
         before = _environment(profile, found, git, look)
         return _Remembered(asked, look, made, before, network.environment(capabilities) if connected else {})
+
+
+def outside_of(workspace: str, path: str) -> str:
+    """Return PATH without folders of the workspace, for a program that secrets or trust are given to."""
+    return ":".join(one for one in path.split(":") if folder_around(one, (workspace,)) is None)
 
 
 def start_of(folders: Mapping[str, mounts.Access], profile: Profile) -> str:

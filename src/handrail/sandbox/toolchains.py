@@ -9,7 +9,6 @@ installed interpreters and add nothing else.
 from __future__ import annotations
 
 import os
-import pwd
 import stat
 import subprocess
 import sys
@@ -18,10 +17,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
+from handrail.origins.places import SYSTEM, home_folders
+from handrail.origins.programs import ProgramRefused, find_program, program_environment
 from handrail.sandbox.looks import Looks
-
-SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib64")
-"""Always mounted; programs beneath them need nothing further."""
 
 _SYSTEM_PATH = ("/usr/local/bin", "/usr/bin", "/bin", "/usr/local/sbin", "/usr/sbin", "/sbin")
 _MARKS = ("lib", "lib64", "libexec", "include", "share", "pyvenv.cfg", "conda-meta")
@@ -98,21 +96,11 @@ def _find(workspace: str, path: str, pyenv_version: str, _stamps: tuple[int | No
     return Toolchains(_outermost(outside), tuple(dict.fromkeys((*first, *_SYSTEM_PATH, *last))), environment)
 
 
-@lru_cache(maxsize=1)
-def home_folders() -> frozenset[str]:
-    """Every person's home folder, and root's: never mounted themselves, nor anything that holds one."""
-    homes = {os.path.realpath(Path.home())}
-    for entry in pwd.getpwall():
-        if entry.pw_uid == 0 or 1000 <= entry.pw_uid < 65_534:
-            homes.add(os.path.realpath(entry.pw_dir))
-    return frozenset(homes - {"/", "/nonexistent"})
-
-
 @lru_cache(maxsize=64)
 def git_identity(workspace: str) -> Mapping[str, str]:
     """The operator's name and address for commits, from the environment or git's own configuration.
 
-    The one program that is asked outside of any sandbox, so never one that lies in the workspace.
+    git is asked outside of any sandbox, in a folder where it finds no repository.
     """
     found = {
         name: os.environ[name]
@@ -120,18 +108,20 @@ def git_identity(workspace: str) -> Mapping[str, str]:
         for what in ("NAME", "EMAIL")
         if (name := f"GIT_{who}_{what}") in os.environ
     }
-    git = program_outside("git", workspace)
-    if len(found) == 4 or git is None:
+    if len(found) == 4:
         return found
     try:
+        git = find_program("git", outside=(workspace,))
         answer = subprocess.run(
             [git, "config", "--global", "--null", "--get-regexp", r"^user\.(name|email)$"],
             cwd="/",
+            env=program_environment(outside=(workspace,)),
+            stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=5,
             check=False,
         ).stdout.decode("utf-8", "replace")
-    except (OSError, subprocess.SubprocessError):
+    except (ProgramRefused, OSError, subprocess.SubprocessError):
         return found
     for entry in answer.split("\0"):
         key, newline, value = entry.partition("\n")
@@ -140,22 +130,6 @@ def git_identity(workspace: str) -> Mapping[str, str]:
             found.setdefault(f"GIT_AUTHOR_{what}", value)
             found.setdefault(f"GIT_COMMITTER_{what}", value)
     return found
-
-
-def program_outside(name: str, workspace: str) -> str | None:
-    """The first program of that name on PATH that no call could have put there: not in the workspace, nor a link to it."""
-    for folder in os.environ.get("PATH", os.defpath).split(os.pathsep):
-        candidate = f"{folder}/{name}"
-        if (
-            folder.startswith("/")
-            and os.access(candidate, os.X_OK)
-            and Path(candidate).is_file()
-            and not any(
-                _beneath(one, workspace) for one in (folder, os.path.realpath(folder), os.path.realpath(candidate))
-            )
-        ):
-            return candidate
-    return None
 
 
 def around(program: str, workspace: str) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ import signal
 from handrail.contract.errors import ToolError
 from handrail.contract.requires import CapabilitySet
 from handrail.contract.sandbox import Process, Profile, Program, Tier
+from handrail.origins.programs import clean_path
 from handrail.sandbox import locale_names
 from handrail.sandbox.pipes import Piped
 from handrail.sandbox.spawn import spawn
@@ -23,7 +24,7 @@ NAME = "nothing"
 """What results say that a program was confined by."""
 SECRETS_VARIABLE = "HANDRAIL_SECRETS_FD"
 _IN_FOLDER = ("/bin/sh", "-c", 'cd -- "$1" && shift && exec "$@"', "sh")
-_KEPT = ("PATH", "HOME")
+_KEPT = ("HOME",)
 
 
 class Unconfined:
@@ -43,6 +44,7 @@ class Unconfined:
                 kind="unavailable",
             )
         environment = {name: os.environ[name] for name in _KEPT if name in os.environ}
+        environment["PATH"] = clean_path(outside=(profile.workspace,))
         environment |= {**locale_names.passed_on(os.environ), "TERM": "dumb", **profile.environment}
         given = dict(program.descriptors)
         ours: list[int] = []

@@ -13,13 +13,16 @@ import sqlite3
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import lru_cache
-from importlib import metadata
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from handrail.contract.errors import StartError
+from handrail.origins.imports import entry_points
 from handrail.store import private
 from handrail.store.folders import unwritable
+
+if TYPE_CHECKING:
+    from importlib import metadata
 
 GROUP = "handrail.stores"
 OWN = "sqlite"
@@ -32,7 +35,7 @@ Engine = Callable[..., sqlite3.Connection]
 
 def installed() -> Iterable[metadata.EntryPoint]:
     """What the packages in this environment offer."""
-    return metadata.entry_points(group=GROUP)
+    return entry_points(GROUP)
 
 
 def connected(path: Path, database: str | Path, **options: Any) -> sqlite3.Connection:

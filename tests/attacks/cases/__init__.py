@@ -14,6 +14,7 @@ _FILES = (
     "processes",
     "ipc",
     "environment",
+    "own_programs",
     "model",
     "permission",
     "sandbox",

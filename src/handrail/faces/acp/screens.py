@@ -22,6 +22,7 @@ from acp import schema
 from acp.exceptions import RequestError
 
 from handrail.faces.acp import screen, showing
+from handrail.origins.programs import ProgramRefused, own_interpreter
 
 How = Literal["drawn", "viewed", "text"]
 MOST_TEXT = 4_000
@@ -165,13 +166,13 @@ class Screens:
             path = os.path.join(self._folder, f"{id(found):x}")  # noqa: PTH118 - a text is needed
             server = await asyncio.start_unix_server(lambda _, writer: found.connected(writer), path)
             made = await self._client.create_terminal(
-                self.session_id, sys.executable, ["-I", "-S", str(Path(screen.__file__)), path]
+                self.session_id, own_interpreter(), ["-I", "-S", str(Path(screen.__file__)), path]
             )
             found.terminal = made.terminal_id
             tell(found.content, None)
             await self._client.wait_for_terminal_exit(self.session_id, made.terminal_id)
             await self._client.release_terminal(self.session_id, made.terminal_id)
-        except (OSError, RequestError, ValueError):  # it has gone, or does not do what it offered
+        except (OSError, RequestError, ValueError, ProgramRefused):  # it has gone, or does not do what it offered
             if found.terminal is None:
                 found.as_text()
         finally:

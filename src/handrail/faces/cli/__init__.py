@@ -5,8 +5,12 @@ from __future__ import annotations
 
 def main() -> None:
     """The ``handrail`` program. Nothing of the kernel is loaded before a command needs it."""
-    import gc
     import sys
+
+    from handrail.origins.imports import leave_out_current_folder
+
+    leave_out_current_folder()
+    import gc
 
     gc.set_threshold(
         25_000, 10, 10

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +17,7 @@ from handrail.faces.cli.asked import Asked, asked_for
 from handrail.faces.cli.driving import drive, opened
 from handrail.faces.cli.options import Setting, common
 from handrail.faces.cli.show import note
+from handrail.origins.imports import is_installed
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
@@ -51,7 +51,7 @@ def command(
     Each session works in the folder that the editor names; with --workspace in that folder only. What no rule allows is
     asked through the editor. Put it into the editor's settings as the command `handrail acp --model MODEL`.
     """
-    if find_spec("acp") is None:
+    if not is_installed("acp"):
         raise click.UsageError("the ACP agent needs the extra 'acp': pip install 'handrail[acp]'")
     from handrail.agent.providers import FORMS
     from handrail.faces.acp.opening import Serving

@@ -16,6 +16,7 @@ from handrail.contract.errors import HandrailError, StartError
 from handrail.faces.cli.app import CANNOT_START, ERROR
 from handrail.faces.cli.driving import Interruption, drive
 from handrail.faces.cli.show import note
+from handrail.origins.programs import clean_path, find_program
 
 IDENTITY = {
     "GIT_AUTHOR_NAME": "Handrail tour",
@@ -89,15 +90,13 @@ def git(workspace: Path, *arguments: str) -> str:
 
     :raises StartError: where there is none, or it fails
     """
-    git = shutil.which("git")
-    if git is None:
-        raise StartError("this works on a git repository, and there is no git on PATH; install git")
+    git = find_program("git")
     nothing = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1", "HOME": str(workspace.parent)}
     fixed = ("-c", f"core.hooksPath={os.devnull}", "-c", "core.fsmonitor=false", "-c", "init.defaultBranch=main")
     done = subprocess.run(
         [git, *fixed, *arguments],
         cwd=workspace,
-        env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", **nothing, **IDENTITY},
+        env={"PATH": clean_path(), "LC_ALL": "C", **nothing, **IDENTITY},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         check=False,

@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import click
@@ -21,6 +20,7 @@ from handrail.faces.cli.mcp_login import login_command
 from handrail.faces.cli.mcp_servers import import_command, install_command, list_command
 from handrail.faces.cli.options import Setting, common
 from handrail.faces.cli.show import note
+from handrail.origins.imports import is_installed
 
 if TYPE_CHECKING:
     from handrail.faces.mcp.serving import Serving
@@ -87,7 +87,7 @@ def command(
         if given:
             raise click.UsageError(f"options go behind the command here: handrail mcp {further} …")
         return OUTPUT
-    if find_spec("mcp") is None:
+    if not is_installed("mcp"):
         raise click.UsageError("the MCP server needs the extra 'mcp': pip install 'handrail[mcp]'")
     if address is None and (token_file or auth_server or public_url or scopes or origins):
         raise click.UsageError("--token-file, --auth-server, --public-url, --scope and --allow-origin are for --http")

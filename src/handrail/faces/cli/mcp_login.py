@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 
 import click
 
@@ -10,6 +12,33 @@ from handrail.faces.cli.app import OUTPUT
 from handrail.faces.cli.config import read
 from handrail.faces.cli.options import Setting, configured
 from handrail.faces.cli.show import note, out, out_json
+from handrail.origins.programs import ProgramRefused, find_program, program_environment
+
+_OF_DESKTOPS = (
+    "DISPLAY",
+    "WAYLAND_DISPLAY",
+    "XAUTHORITY",
+    "DBUS_SESSION_BUS_ADDRESS",
+    "XDG_CURRENT_DESKTOP",
+    "BROWSER",
+)
+
+
+def launch(address: str) -> None:
+    """Show an address in the person's browser, where this machine has a program for that."""
+    try:
+        program = find_program("open" if sys.platform == "darwin" else "xdg-open")
+        subprocess.Popen(
+            [program, address],
+            cwd="/",
+            env=program_environment(_OF_DESKTOPS),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    except (ProgramRefused, OSError):
+        pass  # the address is shown as well
 
 
 @click.command("login")
@@ -39,7 +68,7 @@ def login_command(setting: Setting, name: str, forget: bool) -> int:
     def show(address: str) -> None:
         note("handrail mcp login: visit this address")
         note(address)
-        click.launch(address)
+        launch(address)
 
     tools = asyncio.run(sign_in(config, folders, name, show))
     if setting.json:

@@ -218,7 +218,9 @@ async def run(
 
     :raises ToolError: ``unavailable`` where there is no git
     """
-    done = await runtime.shell.run(("git", *words), cwd=folder, stdin=stdin, environment=variables, apart=True)
+    done = await runtime.shell.run(
+        ("git", *words), cwd=folder, stdin=stdin, environment=variables, apart=True, trusted=True
+    )
     if done.exit_code in (126, 127) and not done.output:
         raise ToolError(f"git could not be started here: {said_by(done) or 'it is not installed'}", kind="unavailable")
     return done

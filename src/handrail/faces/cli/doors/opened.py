@@ -18,6 +18,7 @@ from typing import Any, TextIO, cast
 from handrail.contract.errors import StartError
 from handrail.faces.cli.demonstration import Stuck
 from handrail.faces.cli.doors.place import BOARD, BOX, EDIT, EDITOR, Place, ticking
+from handrail.origins.programs import program_environment
 
 PATIENCE_S = 60.0
 """When a door that says nothing is taken for stuck."""
@@ -64,7 +65,7 @@ class Crew:
         name, *rest = arguments
         with self.complaining() as complaints:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "handrail.faces.cli", name, *self.place.common, *rest),
+                *(sys.executable, "-P", "-m", "handrail.faces.cli", name, *self.place.common, *rest),
                 cwd=self.place.folder,
                 env=surroundings(self.place),
                 stdin=asyncio.subprocess.DEVNULL if stdio is None else stdio,
@@ -88,7 +89,7 @@ class Crew:
 
 def surroundings(place: Place) -> dict[str, str]:
     """An environment in which somebody can be asked, whatever this machine is, and nothing else is set."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("HANDRAIL_", "GIT_", "CI"))}
+    kept = program_environment(("SSL_CERT_FILE", "PYTHONDONTWRITEBYTECODE", "NO_COLOR"))
     return {**kept, "HANDRAIL_HEADLESS": "0", "HOME": str(place.folder), "TERM": "dumb", "COLUMNS": "200"}
 
 
@@ -252,7 +253,7 @@ class EditorDoor:
             from mcp.client.stdio import stdio_client
         except ImportError:
             raise StartError("the editor's door needs the extra 'mcp': pip install 'handrail[mcp]'") from None
-        words = ["-m", "handrail.faces.cli", "mcp", *crew.place.common, "--rule", EDIT]
+        words = ["-P", "-m", "handrail.faces.cli", "mcp", *crew.place.common, "--rule", EDIT]
         server = StdioServerParameters(command=sys.executable, args=words, env=surroundings(crew.place))
         with crew.complaining() as complaints:
             async with Client(stdio_client(server, errlog=complaints)) as client:

@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from handrail.origins.places import folder_around, workspaces
+from handrail.origins.programs import ProgramRefused, find_program
 from handrail.registry.sources.mcp.definition import ServerDefinition
-from handrail.sandbox.toolchains import around, program_outside
+from handrail.sandbox.toolchains import around
 from handrail.store import private
 
 _FETCHING = frozenset({"npx", "bunx", "pnpx", "uvx", "pipx", "docker", "podman", "nerdctl"})
@@ -88,17 +90,10 @@ def resolve(definition: ServerDefinition, state: Path, workspace: str, *, to_sta
             f"install it once with: handrail mcp install {definition.name}"
         )
     command = str(Path(definition.command).expanduser()) if definition.command.startswith("~") else definition.command
-    if "/" in command:
-        if not command.startswith("/"):
-            raise Refused(f"{command!r} depends on the folder that Handrail is started in; write an absolute path")
-        if not os.access(command, os.X_OK):
-            raise Refused(f"{command} is no program that can be run; see the path and its mode")
-        program = command
-    else:
-        found = program_outside(command, workspace)
-        if found is None:
-            raise Refused(f"there is no program {command!r} on PATH outside of the workspace; write its absolute path")
-        program = found
+    try:
+        program = find_program(command, outside=(workspace,))
+    except ProgramRefused as error:
+        raise Refused(str(error)) from None
     real = f"{os.path.realpath(os.path.dirname(program))}/{os.path.basename(program)}"  # noqa: PTH119, PTH120
     folders = around(program, workspace) if to_start else ()
     return _apart(Resolved((real, *definition.args), folders), workspace)
@@ -108,12 +103,11 @@ def _apart(found: Resolved, workspace: str) -> Resolved:
     """
     :raises Refused: for a program that a call could have written
     """
-    for path in (found.argv[0], os.path.realpath(found.argv[0])):
-        if path == workspace or path.startswith(workspace.rstrip("/") + "/"):
-            raise Refused(
-                f"{path} lies in the workspace, where a call could change it, and would be started with the server's "
-                "variables; keep it elsewhere"
-            )
+    if (folder := folder_around(found.argv[0], (workspace, *workspaces()))) is not None:
+        raise Refused(
+            f"{found.argv[0]} lies in the workspace {folder}, where a call could change it, and would be started with the "
+            "server's variables; keep it elsewhere"
+        )
     if not os.access(found.argv[0], os.X_OK):
         raise Refused(f"{found.argv[0]} is not there any more, or cannot be run; install it again")
     return found

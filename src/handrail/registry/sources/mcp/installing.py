@@ -13,16 +13,15 @@ import re
 import secrets
 import shutil
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
 from handrail.contract.errors import UsageError
+from handrail.origins.programs import ProgramRefused, find_program, own_interpreter, program_environment
 from handrail.registry.sources.mcp.definition import ServerDefinition
 from handrail.registry.sources.mcp.installed import fetches
-from handrail.sandbox.toolchains import program_outside
 from handrail.store import private
 
 _NPM = re.compile(
@@ -32,6 +31,12 @@ _PYPI = re.compile(
     r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)(?P<extras>\[[\w,.-]+\])?(?P<version>(?:==|>=|<=|~=|!=|<|>|@)[\w.,*<>=!~+ -]+)?"
 )
 _TIMEOUT_S = 900
+_OF_MANAGERS = (
+    *("http_proxy", "https_proxy", "no_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY"),
+    *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "NODE_EXTRA_CA_CERTS", "NETRC"),
+)
+_OF_MANAGERS_BEGIN = ("PIP_", "npm_config_", "NPM_CONFIG_", "NPM_TOKEN")
+"""Variables by which package managers reach their registries."""
 _PIECE = 1 << 20
 
 Kind = Literal["npm", "pypi"]
@@ -241,10 +246,12 @@ def _with_npm(package: Package, folder: Path, workspace: str, scripts: bool) -> 
 
 def _with_pip(package: Package, folder: Path, workspace: str, _scripts: bool) -> tuple[tuple[str, ...], dict[str, str]]:
     python = folder / "bin" / "python"
-    _run([sys.executable, "-m", "venv", str(folder)], folder, None)
+    _run([own_interpreter(), "-I", "-m", "venv", str(folder)], folder, None)
     quiet = ["--quiet", "--no-input", "--disable-pip-version-check", "--no-compile"]
-    _run([str(python), "-m", "pip", "install", *quiet, package.spec, *package.further], folder, None)
-    said = _run([str(python), "-m", "pip", "list", "--format", "json", "--disable-pip-version-check"], folder, None)
+    _run([str(python), "-I", "-m", "pip", "install", *quiet, package.spec, *package.further], folder, None)
+    said = _run(
+        [str(python), "-I", "-m", "pip", "list", "--format", "json", "--disable-pip-version-check"], folder, None
+    )
     versions = {_normal(str(one["name"])): str(one["version"]) for one in json.loads(said)}
     program = folder / "bin" / (package.program or package.name)
     if not program.is_file():
@@ -253,10 +260,10 @@ def _with_pip(package: Package, folder: Path, workspace: str, _scripts: bool) ->
 
 
 def _needed(name: str, workspace: str, package: Package) -> str:
-    found = program_outside(name, workspace)
-    if found is None:
-        raise UsageError(f"{package} needs {name}, which is not on PATH; install it first")
-    return found
+    try:
+        return find_program(name, outside=(workspace,))
+    except ProgramRefused as error:
+        raise UsageError(f"{package} needs {name}: {error}") from None
 
 
 def _run(command: Sequence[str], folder: Path, first: Path | None) -> str:
@@ -264,11 +271,9 @@ def _run(command: Sequence[str], folder: Path, first: Path | None) -> str:
 
     :raises UsageError: with the end of what it said, where it failed
     """
-    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
-    for name in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"):
-        environment.pop(name, None)
+    environment = {**program_environment(_OF_MANAGERS, prefixes=_OF_MANAGERS_BEGIN), "PYTHONDONTWRITEBYTECODE": "1"}
     if first is not None:
-        environment["PATH"] = f"{first}{os.pathsep}{environment.get('PATH', '')}"
+        environment["PATH"] = f"{first}{os.pathsep}{environment['PATH']}"
     try:
         done = subprocess.run(
             command,

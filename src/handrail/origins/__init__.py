@@ -1,0 +1,1 @@
+"""Where the kernel's own code and programs may come from: never from a workspace that is open."""

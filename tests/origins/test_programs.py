@@ -1,0 +1,324 @@
+"""Which program the kernel starts by itself: none that a call, or another user of the machine, could have put there."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from handrail.origins import places, programs
+from handrail.origins.programs import (
+    ProgramRefused,
+    clean_path,
+    find_command,
+    find_program,
+    own_interpreter,
+    program_environment,
+)
+
+
+@dataclass(frozen=True)
+class Ground:
+    """An open workspace, the folder of the real program, and a marker that every planted program writes."""
+
+    workspace: Path
+    real: Path
+    elsewhere: Path
+    marker: Path
+
+    def plant(self, path: Path, first_line: str = "#!/bin/sh") -> Path:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{first_line}\n: > {self.marker}\n")
+        path.chmod(0o755)
+        return path
+
+
+@pytest.fixture
+def ground(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ground]:
+    place = tmp_path.resolve()
+    found = Ground(place / "ws", place / "real", place / "elsewhere", place / "marker")
+    for folder in (found.workspace, found.real, found.elsewhere):
+        folder.mkdir()
+    (found.real / "asked").write_text("#!/bin/sh\necho the real one\n")
+    (found.real / "asked").chmod(0o755)
+    (place / "nowhere").mkdir()
+    monkeypatch.chdir(place / "nowhere")
+    with places.opened(found.workspace):
+        yield found
+
+
+def in_the_workspace(ground: Ground) -> str:
+    return str(ground.plant(ground.workspace / ".venv/bin/asked").parent)
+
+
+def behind_a_link_to_the_folder(ground: Ground) -> str:
+    ground.plant(ground.workspace / "bin/asked")
+    (ground.elsewhere / "bin").symlink_to(ground.workspace / "bin")
+    return str(ground.elsewhere / "bin")
+
+
+def behind_a_link_to_the_program(ground: Ground) -> str:
+    (ground.elsewhere / "asked").symlink_to(ground.plant(ground.workspace / "asked"))
+    return str(ground.elsewhere)
+
+
+def through_a_link_in_the_workspace(ground: Ground) -> str:
+    ground.plant(ground.elsewhere / "out/asked")
+    (ground.workspace / "hop").symlink_to(ground.elsewhere / "out")
+    (ground.elsewhere / "bin").symlink_to(ground.workspace / "hop")
+    return str(ground.elsewhere / "bin")
+
+
+def by_way_of_the_workspace(ground: Ground) -> str:
+    ground.plant(ground.elsewhere / "asked")
+    return f"{ground.workspace}/../elsewhere"
+
+
+def in_the_current_folder(ground: Ground) -> str:
+    os.chdir(ground.plant(ground.elsewhere / "project/node_modules/.bin/asked").parents[2])
+    return os.path.join(os.getcwd(), "node_modules/.bin")
+
+
+def by_a_relative_entry(ground: Ground) -> str:
+    ground.plant(ground.workspace / "bin/asked")
+    os.chdir(ground.workspace)
+    return "bin"
+
+
+def by_an_empty_entry(ground: Ground) -> str:
+    ground.plant(ground.workspace / "asked")
+    os.chdir(ground.workspace)
+    return ""
+
+
+def by_a_dot(ground: Ground) -> str:
+    return f"{by_an_empty_entry(ground)}."
+
+
+def in_a_folder_of_everybody(ground: Ground) -> str:
+    ground.plant(ground.elsewhere / "open/asked").parent.chmod(0o1777)
+    return str(ground.elsewhere / "open")
+
+
+def beneath_a_folder_of_everybody(ground: Ground) -> str:
+    ground.plant(ground.elsewhere / "open/bin/asked").parents[1].chmod(0o777)
+    return str(ground.elsewhere / "open/bin")
+
+
+def a_file_of_everybody(ground: Ground) -> str:
+    ground.plant(ground.elsewhere / "asked").chmod(0o777)
+    return str(ground.elsewhere)
+
+
+def with_an_interpreter_in_the_workspace(ground: Ground) -> str:
+    python = ground.plant(ground.workspace / ".venv/bin/python")
+    ground.plant(ground.elsewhere / "asked", f"#!{python}")
+    return str(ground.elsewhere)
+
+
+def with_an_interpreter_by_a_relative_name(ground: Ground) -> str:
+    os.chdir(ground.plant(ground.workspace / "bin/python").parents[1])
+    ground.plant(ground.elsewhere / "asked", "#!bin/python")
+    return str(ground.elsewhere)
+
+
+def with_an_interpreter_that_has_one_in_the_workspace(ground: Ground) -> str:
+    inner = ground.plant(ground.elsewhere / "inner", f"#!{ground.plant(ground.workspace / 'python')}")
+    ground.plant(ground.elsewhere / "asked", f"#!{inner}")
+    return str(ground.elsewhere)
+
+
+def with_a_script_of_the_workspace_for_its_interpreter(ground: Ground) -> str:
+    ground.plant(ground.elsewhere / "asked", f"#!/bin/sh {ground.plant(ground.workspace / 'script')}")
+    return str(ground.elsewhere)
+
+
+def with_env_and_a_path_of_its_own(ground: Ground) -> str:
+    ground.plant(ground.workspace / "bin/python3")
+    ground.plant(ground.elsewhere / "asked", f"#!/usr/bin/env -S PATH={ground.workspace}/bin python3")
+    return str(ground.elsewhere)
+
+
+def with_env_in_a_folder_of_its_own(ground: Ground) -> str:
+    ground.plant(ground.workspace / "bin/python3")
+    ground.plant(ground.elsewhere / "asked", f"#!/usr/bin/env -S -C {ground.workspace} bin/python3")
+    return str(ground.elsewhere)
+
+
+PLANTED: list[Callable[[Ground], str]] = [
+    in_the_workspace,
+    behind_a_link_to_the_folder,
+    behind_a_link_to_the_program,
+    through_a_link_in_the_workspace,
+    by_way_of_the_workspace,
+    in_the_current_folder,
+    by_a_relative_entry,
+    by_an_empty_entry,
+    by_a_dot,
+    in_a_folder_of_everybody,
+    beneath_a_folder_of_everybody,
+    a_file_of_everybody,
+    with_an_interpreter_in_the_workspace,
+    with_an_interpreter_by_a_relative_name,
+    with_an_interpreter_that_has_one_in_the_workspace,
+    with_a_script_of_the_workspace_for_its_interpreter,
+    with_env_and_a_path_of_its_own,
+    with_env_in_a_folder_of_its_own,
+]
+
+
+@pytest.mark.parametrize("planted", PLANTED)
+def test_a_planted_program_is_passed_over_for_the_real_one(
+    ground: Ground, monkeypatch: pytest.MonkeyPatch, planted: Callable[[Ground], str]
+) -> None:
+    entry = planted(ground)
+    monkeypatch.setenv("PATH", f"{entry}{os.pathsep}{ground.real}")
+    found = find_program("asked")
+    assert found == str(ground.real / "asked")
+    subprocess.run([found], check=True, stdout=subprocess.DEVNULL)
+    assert not ground.marker.exists()
+
+
+@pytest.mark.parametrize("planted", PLANTED)
+def test_a_planted_program_alone_is_refused_with_a_reason(
+    ground: Ground, monkeypatch: pytest.MonkeyPatch, planted: Callable[[Ground], str]
+) -> None:
+    monkeypatch.setenv("PATH", planted(ground))
+    with pytest.raises(ProgramRefused, match=r"^the program was not found: asked\. .*absolute path"):
+        find_program("asked")
+
+
+def test_a_program_for_env_is_looked_for_as_env_will(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script begins with env: env finds the first on the clean PATH, and the workspace's interpreter is not on it."""
+    ground.plant(ground.workspace / ".venv/bin/runner")
+    (ground.real / "runner").write_text('#!/bin/sh\nexec /bin/sh "$@"\n')
+    (ground.real / "runner").chmod(0o755)
+    (ground.real / "script").write_text("#!/usr/bin/env runner\necho by the real one\n")
+    (ground.real / "script").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{ground.workspace}/.venv/bin:{ground.real}:/usr/bin:/bin")
+    program = find_program("script")
+    done = subprocess.run([program], env=program_environment(), capture_output=True, text=True, check=True)
+    assert (done.stdout, ground.marker.exists()) == ("by the real one\n", False)
+    monkeypatch.setenv("PATH", f"{ground.workspace}/.venv/bin:/usr/bin:/bin")
+    with pytest.raises(ProgramRefused, match="interpreter runner is not on PATH outside of the workspace"):
+        find_program(str(ground.real / "script"))
+
+
+@pytest.mark.parametrize("name", ["./asked", "bin/asked", "", "as\0ked", "~/asked", "../asked"])
+def test_a_name_that_is_neither_on_path_nor_absolute_is_refused(ground: Ground, name: str) -> None:
+    with pytest.raises(ProgramRefused, match="absolute path"):
+        find_program(name)
+
+
+def test_an_absolute_path_is_judged_by_every_link_on_the_way(ground: Ground) -> None:
+    planted = Path(through_a_link_in_the_workspace(ground), "asked")
+    with pytest.raises(ProgramRefused, match=f"It lies in {ground.workspace} or is reached by a link in it"):
+        find_program(str(planted))
+    assert find_program(str(ground.real / "asked")) == str(ground.real / "asked")
+
+
+def test_an_operators_absolute_path_may_lie_in_the_current_folder(
+    ground: Ground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ground.real)
+    assert find_program(str(ground.real / "asked")) == str(ground.real / "asked")
+
+
+def test_links_in_a_circle_are_refused(ground: Ground) -> None:
+    (ground.elsewhere / "one").symlink_to(ground.elsewhere / "two")
+    (ground.elsewhere / "two").symlink_to(ground.elsewhere / "one")
+    with pytest.raises(ProgramRefused):
+        find_program(str(ground.elsewhere / "one"))
+
+
+@pytest.mark.parametrize("form", ["{}", "--load={}", "-c", "x:{}"])
+def test_an_argument_that_names_a_file_of_the_workspace_is_refused(ground: Ground, form: str) -> None:
+    script = str(ground.plant(ground.workspace / "script"))
+    word = f". {script}" if form == "-c" else form.format(script)
+    with pytest.raises(ProgramRefused, match=r"its argument|Its argument"):
+        find_command(["/bin/sh", word])
+    assert find_command(["/bin/sh", str(ground.workspace)])[1] == str(ground.workspace), "as data it may be told of it"
+
+
+def test_an_argument_that_is_a_link_into_the_workspace_is_refused(ground: Ground) -> None:
+    (ground.elsewhere / "script").symlink_to(ground.plant(ground.workspace / "script"))
+    with pytest.raises(ProgramRefused):
+        find_command(["/bin/sh", str(ground.elsewhere / "script")])
+
+
+def test_the_environment_is_a_list_and_names_nothing_in_the_workspace(
+    ground: Ground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inside = ground.plant(ground.workspace / "lib/evil.so")
+    poison = ("LD_PRELOAD", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONSTARTUP", "NODE_OPTIONS", "PERL5OPT", "BASH_ENV")
+    git = ("GIT_DIR", "GIT_CONFIG_GLOBAL", "GIT_EXEC_PATH", "GIT_SSH_COMMAND", "GIT_CONFIG_COUNT")
+    for name in (*poison, *git, "XDG_CONFIG_HOME", "TMPDIR"):
+        monkeypatch.setenv(name, str(inside))
+    monkeypatch.setenv("PATH", f"{ground.workspace}:bin::.:{ground.real}")
+    monkeypatch.setenv("HOME", str(ground.elsewhere))
+    found = program_environment()
+    assert found["PATH"] == str(ground.real)
+    assert found["HOME"] == str(ground.elsewhere)
+    assert not [value for value in found.values() if str(ground.workspace) in value]
+    assert not {*poison, *git} & found.keys()
+
+
+def test_a_path_with_nothing_to_trust_on_it_becomes_the_systems(
+    ground: Ground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", f"{ground.workspace}::.")
+    assert clean_path() == "/bin:/usr/bin"
+
+
+def test_the_own_interpreter_is_not_a_link_in_the_workspace(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert own_interpreter() == sys.executable
+    python = ground.workspace / ".venv/bin/python"
+    python.parent.mkdir(parents=True)
+    python.symlink_to(os.path.realpath(sys.executable))
+    monkeypatch.setattr(sys, "executable", str(python))
+    assert own_interpreter() == getattr(sys, "_base_executable")  # noqa: B009
+    monkeypatch.setattr(sys, "_base_executable", str(ground.plant(ground.workspace / "python")), raising=False)
+    with pytest.raises(ProgramRefused, match="lies in a workspace"):
+        own_interpreter()
+
+
+def test_a_workspace_that_merely_holds_the_system_leaves_its_programs_usable() -> None:
+    with places.opened("/"):
+        assert find_program("/bin/sh") == "/bin/sh"
+    with places.opened("/usr/bin"), pytest.raises(ProgramRefused):
+        find_program("/usr/bin/env")
+
+
+def test_a_further_folder_that_calls_may_write_counts(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
+    further = ground.plant(ground.elsewhere / "further/asked").parent
+    monkeypatch.setenv("PATH", f"{further}:{ground.real}")
+    assert find_program("asked") == str(further / "asked")
+    with places.opened(further):
+        assert find_program("asked") == str(ground.real / "asked")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("LD_LIBRARY_PATH", "/opt/lib:{}/lib"),
+        ("LD_PRELOAD", "/opt/a.so {}/evil.so"),
+        ("SSL_CERT_FILE", "{}/authority.pem"),
+        ("OPENSSL_CONF", "openssl.cnf"),
+        ("GOOGLE_APPLICATION_CREDENTIALS", "./key.json"),
+        ("PYTHONPYCACHEPREFIX", "cache"),
+        ("SSLKEYLOGFILE", "{}/keys"),
+        ("TMPDIR", "{}/tmp"),
+    ],
+)
+def test_variables_that_make_this_process_trust_the_workspace_are_seen(
+    ground: Ground, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.chdir(ground.workspace)
+    seen = list(programs.variables_that_lead_inside({name: value.format(ground.workspace)}))
+    assert [one for one, _ in seen] == [name]
+    assert not list(programs.variables_that_lead_inside({name: "/opt/lib"}))
