@@ -8,7 +8,8 @@ be renamed.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Container, Hashable, Iterable
+import stat
+from collections.abc import Callable, Collection, Container, Hashable, Iterable, Sequence
 
 from handrail.contract.errors import ToolError
 from handrail.contract.protected import WORKSPACE_FILE
@@ -22,11 +23,12 @@ _FOLD_FROM = 6
 """So many hidden files in one folder, and the folder is hidden instead, where there are too many in all."""
 
 
-def standing(profile: Profile, look: Looks) -> tuple[tuple[str, What], ...]:
+def standing(profile: Profile, look: Looks) -> tuple[tuple[str, What, int], ...]:
     """Everything that a sandbox of this profile mounts over, as it stands now, with what each path is.
 
     A sandbox that was made earlier does what this profile says only if this is the same for it: where a file was
-    replaced since, the mount went with the file that it was on.
+    replaced since, the mount went with the file that it was on. A file's number alone does not tell that: the next file
+    but one often gets it again. A rename changes the time, too.
     """
     paths = {*profile.pinned, *profile.masked}
     for place in (profile.workspace, *profile.writable):
@@ -34,7 +36,18 @@ def standing(profile: Profile, look: Looks) -> tuple[tuple[str, What], ...]:
         paths.add(f"{place.rstrip('/')}/{WORKSPACE_FILE}")
     for path in (*profile.pinned, *profile.masked):
         paths.update(on_the_way(path, (profile.workspace, *profile.writable)))
-    return tuple((path, what) for path in sorted(paths) if (what := look.at(path)) is not None)
+    return tuple(
+        (path, what, 0 if stat.S_ISDIR(what.mode) else look(_changed_at, path))
+        for path in sorted(paths)
+        if (what := look.at(path)) is not None
+    )
+
+
+def _changed_at(path: str) -> int:
+    try:
+        return os.lstat(path).st_ctime_ns
+    except OSError:
+        return -1
 
 
 def on_the_way(path: str, roots: Iterable[str]) -> list[str]:
@@ -62,6 +75,23 @@ def pins(tree: Tree) -> tuple[str, ...]:
             if not path.startswith(tree.root.rstrip("/") + "/") or path in repositories or not os.path.lexists(path):
                 continue
         found[path] = None
+    return tuple(found)
+
+
+def second_names(trees: Sequence[Tree], pinned: Collection[str]) -> tuple[str, ...]:
+    """The paths by which files that are pinned, or lie in a folder that is, could be written all the same (hard links)."""
+    if not any(tree.linked() for tree in trees):
+        return ()
+    places = frozenset(pinned)
+    names: dict[tuple[int, int], list[str]] = {}
+    for tree in trees:
+        for file, (paths, _) in tree.linked().items():
+            names.setdefault(file, []).extend(paths)
+    found: dict[str, None] = {}
+    for paths in names.values():
+        free = [path for path in paths if not beneath_any(path, places)]
+        if len(free) < len(paths):
+            found.update(dict.fromkeys(free))
     return tuple(found)
 
 
