@@ -248,9 +248,7 @@ async def test_a_write_waits_for_the_program_that_has_its_file_mounted_over(grou
     )
     assert await process.read_line(100) == b"up\n"
     files = files_of(ground)
-    writing = [
-        asyncio.ensure_future(files.write(name, b"new", over=b"theirs")) for name in (".env", "data.lock")
-    ]
+    writing = [asyncio.ensure_future(files.write(name, b"new", over=b"theirs")) for name in (".env", "data.lock")]
     other = await files.write("other", b"new", over="new")
     assert other.created and not any(one.done() for one in writing)
     assert (await files.read_bytes("data.lock")).data == b"theirs"

@@ -13,7 +13,7 @@ from handrail.sandbox.tree import Tree
 
 pytestmark = pytest.mark.proves("S-07")
 
-SCRIPT = '''
+SCRIPT = """
 import asyncio, os, resource, sys, warnings
 from pathlib import Path
 from handrail.contract.errors import ToolError
@@ -71,7 +71,7 @@ async def main():
     print("kinds", sorted(kinds), "worked", worked, "zombies", len(left))
 
 asyncio.run(main())
-'''
+"""
 
 
 def test_after_every_shortage_of_descriptors_programs_start_again(tmp_path: Path) -> None:

@@ -245,7 +245,9 @@ class Aftermath:
     def _settle(self, place: Place, before: _Before, *, meanwhile: bool = False) -> None:
         tree = place.tree
         taken: list[str] = []
-        for path, why, what in sorted(self._faults(place, before, meanwhile=meanwhile), key=lambda found: found[0].count("/")):
+        for path, why, what in sorted(
+            self._faults(place, before, meanwhile=meanwhile), key=lambda found: found[0].count("/")
+        ):
             if any(path == done or path.startswith(done + "/") for done in taken):
                 continue
             taken.append(path)
@@ -254,7 +256,9 @@ class Aftermath:
             if _target(path) != target:
                 self._relink(tree.root, path, target)
 
-    def _faults(self, place: Place, before: _Before, *, meanwhile: bool) -> Iterator[tuple[str, Protection | None, str]]:
+    def _faults(
+        self, place: Place, before: _Before, *, meanwhile: bool
+    ) -> Iterator[tuple[str, Protection | None, str]]:
         """``(path, why it is protected, what is wrong)`` of all that may not stay; what is to be moved is the path."""
         tree = place.tree
         now = tree.protected()

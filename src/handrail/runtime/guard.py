@@ -22,8 +22,8 @@ from handrail.contract.sandbox import Process, Profile, Program, Sandbox, Tier
 from handrail.runtime.aftermath import Aftermath, Place, Vetoed
 from handrail.runtime.roots import visible
 from handrail.runtime.running import running_programs
+from handrail.sandbox import protected
 from handrail.sandbox.delegating import Delegating
-from handrail.sandbox.protected import second_names
 
 __all__ = ["Guarded", "GuardedProcess", "Vetoed", "explained"]
 
@@ -64,15 +64,16 @@ class Guarded:
 
     async def start(self, capabilities: CapabilitySet, profile: Profile, program: Program) -> Process:
         writes = profile.workspace_writable and capabilities.uses("fs.write")
-        if not self.tier.confines or (not writes and profile.denials is None):
+        if not self.tier.confines:
             return await self._started(capabilities, profile, program)
         vcs = writes and capabilities.has(VCS_CONFIG)
+        git = bool(program.argv) and program.argv[0].rpartition("/")[2] == "git"
         places = [self._place(root) for root in (profile.workspace, *profile.writable)]
         read_only = [self._place(root) for root in profile.further]
 
         def look() -> _Prepared:
             self._settle_owed()
-            return _prepared(profile, places, read_only, writes=writes, vcs=vcs)
+            return _prepared(profile, places, read_only, writes=writes, vcs=vcs, git=git)
 
         holder = object()
         while True:
@@ -191,7 +192,7 @@ class _Prepared:
 
 
 def _prepared(
-    profile: Profile, places: Sequence[Place], read_only: Sequence[Place], *, writes: bool, vcs: bool
+    profile: Profile, places: Sequence[Place], read_only: Sequence[Place], *, writes: bool, vcs: bool, git: bool
 ) -> _Prepared:
     pinned = [*profile.pinned]
     masked = [*profile.masked]
@@ -203,14 +204,17 @@ def _prepared(
             pinned += place.pins()
             if profile.denials is not None:
                 pinned += place.fixed(profile.denials)
-        masked += place.masks(profile.denials)
+        if writes or profile.denials is not None:
+            masked += place.masks(profile.denials)
+        masked += protected.waiting(place.tree, every=git)
+    masked += filter(protected.is_pipe, pinned)  # what a configuration includes may be one
     if aftermath is not None:
         aftermath.begin()
         if vcs:
             changeable = aftermath.changeable()
             in_use = running_programs.held(changeable)
             pinned = [path for path in pinned if path not in changeable or path in in_use]
-        pinned += second_names([place.tree for place in places], pinned)
+        pinned += protected.second_names([place.tree for place in places], pinned)
         aftermath.mounted(pinned)
     kept = replace(profile, pinned=tuple(dict.fromkeys(pinned)), masked=tuple(dict.fromkeys(masked)))
     return _Prepared(kept, aftermath, in_use)
@@ -335,7 +339,14 @@ def explained(process: Process, output: bytes) -> tuple[str, ...]:
     notes: list[str] = []
     for path in profile.masked:
         shown = path.removeprefix(top)
-        if _mentions(said, shown):
+        if not _mentions(said, shown):
+            continue
+        if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):  # noqa: PTH110, PTH112, PTH113
+            notes.append(
+                f"{visible(shown)} is a FIFO, and opening it would wait for ever: it is kept from programs. Remove it, or put a "
+                "regular file in its place"
+            )
+        else:
             notes.append(
                 f"{visible(shown)} is hidden from programs: a rule keeps it from being read, or it looks like a secret "
                 f"and no rule allows it. A rule such as 'allow fs.read {visible(shown)}' would show it to programs; "

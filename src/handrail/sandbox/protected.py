@@ -78,6 +78,42 @@ def pins(tree: Tree) -> tuple[str, ...]:
     return tuple(found)
 
 
+_READ_UNASKED = frozenset((".git", ".gitignore", ".gitattributes", ".gitmodules", ".mailmap", ".ignore", ".rgignore"))
+
+
+def waiting(tree: Tree, *, every: bool) -> tuple[str, ...]:
+    """The FIFOs that git or ripgrep would open and then wait on: all in git directories, and those that have the name of a
+    file that such a program reads unasked. They are to be hidden, so that opening one fails at once.
+
+    Of a link that leads to one, it is the target, wherever that lies.
+
+    :param every: all that are in the tree; for git itself, which configuration can have read any file
+    """
+    found: dict[str, None] = {}
+    repositories = frozenset(tree.repositories())
+    for folder in tree.order:
+        if not folder.pipes and not folder.links:
+            continue
+        of_git = beneath_any(folder.path, repositories)
+        for name in folder.pipes:
+            if every or of_git or name in _READ_UNASKED:
+                found[folder.child(name)[0]] = None
+        for name in folder.links:
+            if of_git or name in _READ_UNASKED:
+                target = os.path.realpath(folder.child(name)[0])
+                if is_pipe(target):
+                    found[target] = None
+    return tuple(found)
+
+
+def is_pipe(path: str) -> bool:
+    """Whether a FIFO is at the path itself."""
+    try:
+        return stat.S_ISFIFO(os.lstat(path).st_mode)
+    except OSError:
+        return False
+
+
 def second_names(trees: Sequence[Tree], pinned: Collection[str]) -> tuple[str, ...]:
     """The paths by which files that are pinned, or lie in a folder that is, could be written all the same (hard links)."""
     if not any(tree.linked() for tree in trees):

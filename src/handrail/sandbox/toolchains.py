@@ -19,6 +19,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from handrail.sandbox.looks import Looks
+from handrail.sandbox.tree import check_passing
 
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib64")
 """Always mounted; programs beneath them need nothing further."""
@@ -113,6 +114,8 @@ def git_identity(workspace: str) -> Mapping[str, str]:
     """The operator's name and address for commits, from the environment or git's own configuration.
 
     The one program that is asked outside of any sandbox, so never one that lies in the workspace.
+
+    :raises ToolError: ``unavailable`` where the system is short of descriptors or memory
     """
     found = {
         name: os.environ[name]
@@ -131,7 +134,10 @@ def git_identity(workspace: str) -> Mapping[str, str]:
             timeout=5,
             check=False,
         ).stdout.decode("utf-8", "replace")
-    except (OSError, subprocess.SubprocessError):
+    except OSError as error:
+        check_passing(error, git)  # which is not to be remembered
+        return found
+    except subprocess.SubprocessError:
         return found
     for entry in answer.split("\0"):
         key, newline, value = entry.partition("\n")
