@@ -480,3 +480,14 @@ async def test_what_git_cannot_configure_in_bash_is_told_with_the_reason_and_a_w
         assert any("work/.git/config" in note and "vcs.config" in note for note in done.notes), done
     done = await versioned.shell().run("git checkout -qb fine && git push -q origin fine && git fetch -q", cwd="work")
     assert done.exit_code == 0 and done.notes == ()
+
+
+async def test_a_program_cannot_switch_others_off_by_making_hidden_files(ground: Ground) -> None:
+    """Neither in folders of their own, nor all in one place."""
+    (ground.workspace / ".env").write_text("theirs")
+    error = await ground.vetoed("for i in $(seq 1200); do echo x > $i.pem; done")
+    assert "no program could be started" in error.text and ground.names() == [".env"]
+    assert (await ground.run("for i in $(seq 451); do mkdir d$i; echo x > d$i/.env; done; echo made"))[1] == "made\n"
+    code, output = await ground.run("echo works; cat .env d7/.env")
+    assert code == 1 and output.startswith("works\n") and "theirs" not in output
+    assert (ground.workspace / ".env").read_text() == "theirs"

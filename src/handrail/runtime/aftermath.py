@@ -27,6 +27,7 @@ _OPENED_IN_ONE_LOOK = 64
 _MOST_VOUCHED = 100_000
 _TOLD = 8
 """How many of the things that were moved away are named in one answer."""
+_TOO_MANY_HIDDEN = f"rules hide such names from programs, and with more than {protected.MOST_MOUNTS:,} of them no program could be started"
 _MOST_TOLD = 1_000
 _MOST_ORIGINALS = 2_000
 _UNLOOKED = (
@@ -52,6 +53,7 @@ class Place:
         self.changing = 0
         """How many programs run in it that may change version-control configuration, by keys."""
         self._known: dict[object, tuple[int, tuple[str, ...]]] = {}
+        self._over: dict[object, tuple[tuple[str, ...], tuple[str, ...]]] = {}
         self.vouched: set[str] = set()
         """What calls made under protected names that may."""
 
@@ -84,6 +86,25 @@ class Place:
         key = ("fixes", denials.key)
         return self._once(key, lambda: protected.fixed(self.tree, denials.fixes, key))
 
+    def mounted_over(
+        self, others: Sequence[Place], writable: Sequence[Place], pinned: tuple[str, ...], masked: tuple[str, ...]
+    ) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """What a sandbox with this and the other places mounts over, for ``pinned`` and ``masked`` to hold: second names of
+        files too, and folders instead of what lies in them where there are too many.
+
+        :raises ToolError: ``unavailable`` where there are too many all the same
+        """
+        trees = [place.tree for place in (self, *others)]
+        key = *((tree.root, tree.version) for tree in trees), len(writable), pinned, masked
+        known = self._over.get(key)
+        if known is None:
+            again = protected.second_names([place.tree for place in writable], pinned)
+            known = protected.fit(trees, tuple(dict.fromkeys((*pinned, *again))), masked)
+            if len(self._over) >= 16:
+                self._over.clear()
+            self._over[key] = known
+        return known
+
     def _once(self, key: object, find: Callable[[], tuple[str, ...]]) -> tuple[str, ...]:
         """What ``find`` gives for the tree as it stands, found once for each version of it."""
         known = self._known.get(key)
@@ -107,6 +128,7 @@ class _Before:
     closed: frozenset[str]
     links: dict[str, str]
     fixed: frozenset[str]
+    hidden: tuple[str, ...]
     configs: dict[str, Kept]
     missing: tuple[str, ...]
     """What a repository's configuration names as hooks or configuration, and is not there."""
@@ -227,6 +249,7 @@ class Aftermath:
             frozenset(tree.closed()),
             {path: _target(path) for path, entry in entries.items() if entry.link},
             frozenset(() if self._denials is None else place.fixed(self._denials)),
+            () if self._denials is None else place.masks(self._denials),
             vcs.snapshot(tree) if self._vcs else {},
             tuple(path for path in vcs.pointed_at(tree) if not os.path.lexists(path)),
         )
@@ -288,6 +311,12 @@ class Aftermath:
             if path not in before.closed and os.path.lexists(path):
                 yield path, None, _UNLOOKED
         if self._denials is not None:
+            hidden = () if meanwhile else place.masks(self._denials)
+            if len(hidden) > protected.MOST_MOUNTS:
+                prior_hidden = frozenset(before.hidden)
+                for path in hidden:
+                    if path not in prior_hidden:
+                        yield path, None, _TOO_MANY_HIDDEN
             for path in place.fixed(self._denials):
                 if path not in before.fixed and not protected.beneath_any(path, before.fixed):
                     yield path, None, "a rule denies writing it"

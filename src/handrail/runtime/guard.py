@@ -214,9 +214,12 @@ def _prepared(
             changeable = aftermath.changeable()
             in_use = running_programs.held(changeable)
             pinned = [path for path in pinned if path not in changeable or path in in_use]
-        pinned += protected.second_names([place.tree for place in places], pinned)
-        aftermath.mounted(pinned)
-    kept = replace(profile, pinned=tuple(dict.fromkeys(pinned)), masked=tuple(dict.fromkeys(masked)))
+    over = places[0].mounted_over(
+        [*places[1:], *read_only], places if writes else (), tuple(dict.fromkeys(pinned)), tuple(dict.fromkeys(masked))
+    )
+    kept = replace(profile, pinned=over[0], masked=over[1])
+    if aftermath is not None:
+        aftermath.mounted(kept.pinned)
     return _Prepared(kept, aftermath, in_use)
 
 
@@ -345,6 +348,12 @@ def explained(process: Process, output: bytes) -> tuple[str, ...]:
             notes.append(
                 f"{visible(shown)} is a FIFO, and opening it would wait for ever: it is kept from programs. Remove it, or put a "
                 "regular file in its place"
+            )
+        elif profile.denials is not None and not profile.denials.hides(path) and os.path.isdir(path):  # noqa: PTH112
+            notes.append(
+                f"{visible(shown)} is hidden whole from programs: it holds files that are kept from them, and there are too many "
+                "of these to hide one by one; or nobody can look into it. Allow reading those that hold no secret, or put those "
+                "that do into a folder of their own"
             )
         else:
             notes.append(
