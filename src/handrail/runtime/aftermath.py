@@ -149,6 +149,7 @@ class Aftermath:
         self._mounted: list[dict[str, Original]] = []
         self._told: list[str] = []
         self._more = 0
+        self._reported = 0
         self._looked_at: dict[str, int] = {}
 
     def begin(self) -> None:
@@ -174,10 +175,10 @@ class Aftermath:
                 place.originals.retain(set(mine))
 
     def begin_anew(self) -> list[str]:
-        """The same after another look; what was told is forgotten. Gives what has appeared under protected names since the
-        last one, and no call that may is known to have made."""
-        found = list(self._told)
-        self._told, self._more = [], 0
+        """The same after another look; what was told is forgotten. Gives what has been found since the last report, and what has
+        appeared under protected names since then, and no call that may is known to have made."""
+        found = self._told[self._reported :]
+        self._told, self._more, self._reported = [], 0, 0
         for place, before in zip(self._places, self._before, strict=True):
             place.look()
             now = place.tree.protected()
@@ -202,6 +203,11 @@ class Aftermath:
             "the call failed for what its program made or changed where no program may write, whatever rules say: "
             f"{told}. Everything else it did stays as it is"
         )
+
+    def report(self) -> Vetoed | None:
+        """:meth:`veto`, for a call of a process that stays up: what it says is not given again."""
+        self._reported = len(self._told)
+        return self.veto()
 
     def look(self) -> None:
         """Compare, and move away or put back what may not stay: the program has ended, or its call has.

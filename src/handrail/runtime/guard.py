@@ -42,6 +42,11 @@ _LAST_LOOKS = (0.05, 0.25, 1.0)
 _T = TypeVar("_T")
 
 
+def pause_after(spent_s: float) -> float:
+    """How long to wait after a look that took so much processor time."""
+    return max(PACE_S, _SHARE * spent_s)
+
+
 class Guarded:
     """Implements :class:`handrail.contract.sandbox.Sandbox` around another.
 
@@ -56,6 +61,8 @@ class Guarded:
         """Those that may write."""
         self._owed: list[Aftermath] = []
         """Of programs that have ended, and after which nobody could look."""
+        self._due: asyncio.TimerHandle | None = None
+        """The next look, until it has been taken."""
         self._looking: asyncio.Task[None] | None = None
 
     @property
@@ -90,8 +97,7 @@ class Guarded:
             self._living[guarded] = prepared.aftermath, tuple(places)
             for place in places if vcs else ():
                 place.changing += 1
-            if self._looking is None or self._looking.done():
-                self._looking = asyncio.get_running_loop().create_task(self._look_meanwhile())
+            self._plan_look(PACE_S)
 
         def ended(looked: bool) -> None:
             running_programs.release(holder)
@@ -131,31 +137,44 @@ class Guarded:
                     kind="conflict",
                 )
 
-    async def _look_meanwhile(self) -> None:
-        """Look at intervals at the folders that programs run in, and move away what is new under protected names."""
+    async def look_meanwhile(self) -> float:
+        """Look at the folders that programs run in, and move away what is new under protected names.
+
+        Gives the processor time that it took, in seconds.
+        """
+        living = list(self._living.values())
+        places = list({id(place): place for _, mine in living for place in mine}.values())
+
+        def look() -> float:
+            begun = time.thread_time()
+            for place in places:
+                place.look()
+            for aftermath, _ in living:
+                aftermath.look_meanwhile()
+            return time.thread_time() - begun
+
+        return await self._run(look, places)
+
+    def _plan_look(self, pause_s: float) -> None:
+        """Have the next look taken after a pause, as long as a program runs."""
+        if self._living and self._due is None:
+            self._due = asyncio.get_running_loop().call_later(pause_s, self._begin_look)
+
+    def _begin_look(self) -> None:
+        if self._living:
+            self._looking = asyncio.get_running_loop().create_task(self._look_and_plan())
+        else:
+            self._due = None
+
+    async def _look_and_plan(self) -> None:
         pause = PACE_S
-        while self._living:
-            await asyncio.sleep(pause)
-            living = list(self._living.values())
-            places = {id(place): place for _, mine in living for place in mine}
-            spent = 0.0
-
-            def look(
-                aftermaths: Sequence[Aftermath] = tuple(aftermath for aftermath, _ in living),
-                places: Sequence[Place] = tuple(places.values()),
-            ) -> float:
-                begun = time.thread_time()
-                for place in places:
-                    place.look()
-                for aftermath in aftermaths:
-                    aftermath.look_meanwhile()
-                return time.thread_time() - begun
-
-            try:
-                spent = await self._run(look, tuple(places.values()))
-            except (ToolError, OSError):
-                spent = PACE_S  # too short of something to look: the next one may succeed, and so does the last
-            pause = max(PACE_S, _SHARE * spent)
+        try:
+            pause = pause_after(await self.look_meanwhile())
+        except (ToolError, OSError):
+            pass  # too short of something to look: the next look may succeed, and the last one has to
+        finally:
+            self._due = None
+        self._plan_look(pause)
 
     def _place(self, root: str) -> Place:
         place = self._places.pop(root, None) or Place(root)
@@ -279,8 +298,8 @@ class GuardedProcess(Delegating):
     async def begin(self) -> tuple[str, ...]:
         """A call begins in a process that stays up: what others did since the last one is not its doing.
 
-        Gives what has appeared under protected names since then, and no call made that may: the process may have done it
-        between its calls, or a person.
+        Gives what has appeared under protected names or was moved away since then, and no call made that may: the process may
+        have done it between its calls, or a person.
         """
         self._calls += 1
         appeared: list[str] = []
@@ -294,9 +313,10 @@ class GuardedProcess(Delegating):
 
         :raises Vetoed: for what was made under a protected name during it
         """
-        if self._aftermath is not None:
-            await self._run(self._aftermath.look)
-        if (veto := self.veto) is not None:
+        if self._aftermath is None:
+            return
+        await self._run(self._aftermath.look)
+        if (veto := self._aftermath.report()) is not None:
             raise veto
 
     async def _ended(self) -> None:
