@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
 import pytest
 from tests.runtime.test_guard import Ground, ground
@@ -64,7 +63,9 @@ async def test_what_a_tool_that_stays_up_makes_between_its_calls_is_moved_away_a
 
 
 async def test_what_a_git_tool_makes_meanwhile_stays(ground: Ground) -> None:
-    job = await started(ground, "echo up; read go; echo evil >> new/.git/hooks/x; git -C new config core.fsmonitor x; true")
+    job = await started(
+        ground, "echo up; read go; echo evil >> new/.git/hooks/x; git -C new config core.fsmonitor x; true"
+    )
     assert await job.read_line(100) == b"up\n"
     ground.vcs = True
     making = await started(ground, "git init -q new; echo made; read go; git -C new config user.name One")

@@ -110,7 +110,7 @@ def test_a_folder_that_could_not_be_read_for_a_moment_is_read_at_the_next_look(
         for failing in ("", "a", "a/b"):
             tree = Tree(str(tmp_path))
 
-            def scandir(path: str, number: int = number, failing: str = failing):  # noqa: ANN202
+            def scandir(path: str, number: int = number, failing: str = failing):
                 if path == str(tmp_path / failing):
                     raise OSError(number, os.strerror(number))
                 return real(path)

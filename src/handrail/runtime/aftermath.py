@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from handrail.contract.errors import ToolError
 from handrail.contract.protected import Protection
 from handrail.contract.sandbox import Denials, Profile
-from handrail.runtime import vcs
+from handrail.runtime import private_copies, vcs
 from handrail.runtime.kept import Kept, Original, Originals, restore
 from handrail.runtime.quarantine import Quarantine, make_readable, open_parent
 from handrail.runtime.roots import visible
@@ -53,6 +53,7 @@ class Place:
         self.changing = 0
         """How many programs run in it that may change version-control configuration, by keys."""
         self._known: dict[object, tuple[int, tuple[str, ...]]] = {}
+        self._shared: tuple[object, Mapping[str, tuple[int, int]]] = (), {}
         self._over: dict[object, tuple[tuple[str, ...], tuple[str, ...]]] = {}
         self.vouched: set[str] = set()
         """What calls made under protected names that may."""
@@ -85,6 +86,14 @@ class Place:
             return ()
         key = ("fixes", denials.key)
         return self._once(key, lambda: protected.fixed(self.tree, denials.fixes, key))
+
+    def shared(self, others: Sequence[Place]) -> Mapping[str, tuple[int, int]]:
+        """The files in this and the other places that have names outside of them, as of the last look."""
+        trees = [place.tree for place in (self, *others)]
+        versions = tuple((tree.root, tree.version) for tree in trees)
+        if self._shared[0] != versions:
+            self._shared = versions, private_copies.shared(trees)
+        return self._shared[1]
 
     def mounted_over(
         self, others: Sequence[Place], writable: Sequence[Place], pinned: tuple[str, ...], masked: tuple[str, ...]
@@ -339,9 +348,9 @@ class Aftermath:
         if fate in ("same", "edited"):
             return
         entry = before.entries.get(path)
-        if entry is not None and entry.why.kind == "vcs" and fate == "replaced" and not original.folder:
-            if vcs.fault(tree, entry, original.kept) is None:
-                return
+        by_keys = entry is not None and entry.why.kind == "vcs" and not original.folder and fate == "replaced"
+        if entry is not None and by_keys and vcs.fault(tree, entry, original.kept) is None:
+            return
         if fate == "gone" and original.folder:
             return  # a program cannot remove a mount, and what is gone harms no one
         shown = visible(path[len(tree.root.rstrip("/")) + 1 :])

@@ -11,7 +11,7 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -19,6 +19,7 @@ from handrail.contract.errors import ToolError
 from handrail.contract.protected import VCS_CONFIG, protection
 from handrail.contract.requires import CapabilitySet
 from handrail.contract.sandbox import Process, Profile, Program, Sandbox, Tier
+from handrail.runtime import private_copies
 from handrail.runtime.aftermath import Aftermath, Place, Vetoed
 from handrail.runtime.roots import visible
 from handrail.runtime.running import running_programs
@@ -202,11 +203,13 @@ class _Prepared:
 
     :param profile: with everything that is to be mounted over
     :param aftermath: what will be looked at afterwards; None where the program can write nothing
+    :param shared: files with names outside of the workspace, which are read-only for it
     :param in_use: configurations that the program could change, if others that run did not have them mounted over, with these
     """
 
     profile: Profile
     aftermath: Aftermath | None
+    shared: frozenset[str]
     in_use: Mapping[str, str]
 
 
@@ -227,6 +230,7 @@ def _prepared(
             masked += place.masks(profile.denials)
         masked += protected.waiting(place.tree, every=git)
     masked += filter(protected.is_pipe, pinned)  # what a configuration includes may be one
+    shared = _made_private(places, {*pinned, *masked}) if writes else ()
     if aftermath is not None:
         aftermath.begin()
         if vcs:
@@ -234,12 +238,34 @@ def _prepared(
             in_use = running_programs.held(changeable)
             pinned = [path for path in pinned if path not in changeable or path in in_use]
     over = places[0].mounted_over(
-        [*places[1:], *read_only], places if writes else (), tuple(dict.fromkeys(pinned)), tuple(dict.fromkeys(masked))
+        [*places[1:], *read_only],
+        places if writes else (),
+        tuple(dict.fromkeys((*pinned, *shared))),
+        tuple(dict.fromkeys(masked)),
     )
     kept = replace(profile, pinned=over[0], masked=over[1])
     if aftermath is not None:
-        aftermath.mounted(kept.pinned)
-    return _Prepared(kept, aftermath, in_use)
+        aftermath.mounted(pinned)
+    return _Prepared(kept, aftermath, frozenset(shared), in_use)
+
+
+def _made_private(places: Sequence[Place], closed: Collection[str]) -> tuple[str, ...]:
+    """Give the files that have names outside of these places, too, a copy each; what is left is to be read-only.
+
+    :param closed: what the program cannot write anyway
+    """
+    found = places[0].shared(places[1:])
+    wanted = {path: file for path, file in found.items() if not protected.beneath_any(path, closed)}
+    if not wanted:
+        return ()
+    in_use = running_programs.held(wanted)
+    done: set[str] = set()
+    for place in places:
+        top = place.root.rstrip("/") + "/"
+        mine = ((path, file) for path, file in wanted.items() if path.startswith(top) and path not in in_use)
+        done |= private_copies.make_private(place.root, mine)
+        place.look()
+    return tuple(path for path in wanted if path not in done)
 
 
 class GuardedProcess(Delegating):
@@ -253,6 +279,7 @@ class GuardedProcess(Delegating):
     ) -> None:
         super().__init__(process)
         self.profile = prepared.profile
+        self.shared = prepared.shared
         self.in_use = prepared.in_use
         self._aftermath = prepared.aftermath
         self._run = run
@@ -390,8 +417,14 @@ def explained(process: Process, output: bytes) -> tuple[str, ...]:
                     f"{visible(shown)} cannot be changed now: {process.in_use[path]} runs with it mounted over. Wait until that "
                     "has ended, or stop it, and call again"
                 )
-            elif why is None:
+            elif why is None and profile.denials is not None and profile.denials.fixes(path):
                 notes.append(f"{visible(shown)} cannot be written by programs: a rule denies it")
+            elif why is None:
+                notes.append(
+                    f"{visible(shown)} cannot be written by this program: it is, or it holds, files that have further names outside "
+                    "of the workspace (hard links), or too many files that no program writes. Of the former, each start gives some "
+                    "a copy of their own; 'handrail doctor' says how many are left"
+                )
             elif why.kind == "vcs":
                 notes.append(
                     f"{visible(shown)} {why.what}: programs change it only in tools with the capability vcs.config, "

@@ -244,7 +244,8 @@ class _Folding:
         self._kinds: dict[str, Literal["pinned", "masked"]] = {}
         self._ways: dict[str, int] = {}
         self._beneath: dict[str, list[str]] = {}
-        for kind, paths in (("pinned", pinned), ("masked", masked)):
+        kinds: tuple[tuple[Literal["pinned", "masked"], Iterable[str]], ...] = (("pinned", pinned), ("masked", masked))
+        for kind, paths in kinds:
             for path in paths:
                 if path not in self._kinds:
                     for way in on_the_way(path, roots):

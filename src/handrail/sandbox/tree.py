@@ -274,8 +274,8 @@ class Tree:
             self._counted_ns = now_ns
         elif again or now_ns - self._counted_ns > RECOUNT_NS:
             self._counted_ns = now_ns
-            if any([folder.recount() for folder in self.order]):
-                self.version += 1
+            recounted = [folder.recount() for folder in self.order]
+            self.version += any(recounted)
 
     def _names(self) -> dict[tuple[int, int], tuple[list[str], int]]:
         found: dict[tuple[int, int], tuple[list[str], int]] = {}
