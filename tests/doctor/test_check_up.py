@@ -258,3 +258,16 @@ async def test_an_open_kernel_says_the_same_of_itself() -> None:
         found = {check.name: check for check in kernel.doctor()}
     assert "(this process)" in found["holder"].detail
     assert {found[name].state for name in ("workspace", "state", "log", "tools", "clock")} == {"ok"}
+
+
+def test_it_says_how_many_files_have_names_outside_of_the_workspace(place: Place) -> None:
+    place.workspace.mkdir(parents=True, exist_ok=True)
+    assert checked(place)["hard links"].detail.startswith("no file")
+    store = place.workspace.parent / "elsewhere"
+    store.mkdir()
+    for number in range(3):
+        (store / f"{number}").write_text("x" * 1000)
+        os.link(store / f"{number}", place.workspace / f"{number}")
+    os.link(place.workspace / "0", place.workspace / "again")
+    found = checked(place)["hard links"]
+    assert found.state == "ok" and "4 files of the workspace" in found.detail and "copy" in found.detail

@@ -249,13 +249,67 @@ async def test_deep_folders_are_moved_whole_and_nothing_is_recursed_into(ground:
         remove_tree(ground.place)
 
 
+def make_deep(folder: Path, levels: int, name: str = "d") -> None:
+    """Make folders within folders, deeper than any path is long, with a protected file in the innermost."""
+    here = os.open(folder, os.O_RDONLY)
+    for _ in range(levels):
+        os.mkdir(name, dir_fd=here)
+        below = os.open(name, os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = below
+    os.close(os.open(".envrc", os.O_WRONLY | os.O_CREAT, dir_fd=here))
+    os.close(here)
+
+
 async def test_a_workspace_with_folders_too_deep_to_look_into_goes_on_without_them(ground: Ground) -> None:
-    deep = "import os\nfor _ in range(1500): os.mkdir('d'); os.chdir('d')\nopen('.envrc', 'w').write('x')"
+    make_deep(ground.workspace, 1500)
     try:
-        assert (await ground.run(f'python3 -c "{deep}"; echo made'))[1] == "made\n"
         code, output = await ground.run("echo works; touch beside; cd $(printf 'd/%.0s' $(seq 128)) && ls d; true")
         assert code == 0 and output.startswith("works\n") and "Permission denied" in output
         assert (ground.workspace / "beside").exists()
+        without_rules = dataclasses.replace(ground.profile, denials=None)
+        process = await ground.sandbox.start(
+            ground.capabilities,
+            without_rules,
+            Program(["/bin/bash", "-c", "cd $(printf 'd/%.0s' $(seq 128)); touch d/x"]),
+        )
+        assert await process.wait() != 0
+        await process.kill()
+    finally:
+        remove_tree(ground.place)
+
+
+@pytest.mark.parametrize(
+    ("levels", "name"),
+    [(200, "d"), (1500, "d"), (30, "n" * 200), (127, "m" * 40)],
+)
+async def test_folders_that_a_program_makes_too_deep_to_look_into_are_moved_away(
+    ground: Ground, levels: int, name: str
+) -> None:
+    made = f"for _ in range({levels}): os.mkdir('{name}'); os.chdir('{name}')"
+    deep = f"import os\n{made}\nos.makedirs('.vscode'); open('.vscode/tasks.json', 'w').write('x')"
+    try:
+        error = await ground.vetoed(f'python3 -c "{deep}"; echo fine > beside')
+        assert "nobody can look into it" in error.text or ".vscode was moved" in error.text
+        assert (ground.workspace / "beside").exists()
+        left = [folder for folder, folders, _ in os.walk(ground.workspace) if ".vscode" in folders]
+        deepest = max((folder for folder, _, _ in os.walk(ground.workspace)), key=len)
+        assert left == [] and len(deepest) < 4096
+        assert (await ground.run("echo works")) == (0, "works\n")
+    finally:
+        remove_tree(ground.place)
+
+
+async def test_closed_folders_within_closed_folders_hide_nothing(ground: Ground) -> None:
+    code = (
+        "import os\nways = []\n"
+        "for _ in range(100): os.mkdir('d'); os.chdir('d'); ways.append(os.getcwd())\n"
+        "open('.envrc', 'w').write('x')\n"
+        "for way in reversed(ways): os.chmod(way, 0)"
+    )
+    try:
+        await ground.vetoed(f'python3 -c "{code}"')
+        assert not [folder for folder, _, files in os.walk(ground.workspace) if ".envrc" in files]
     finally:
         remove_tree(ground.place)
 
@@ -426,3 +480,14 @@ async def test_what_git_cannot_configure_in_bash_is_told_with_the_reason_and_a_w
         assert any("work/.git/config" in note and "vcs.config" in note for note in done.notes), done
     done = await versioned.shell().run("git checkout -qb fine && git push -q origin fine && git fetch -q", cwd="work")
     assert done.exit_code == 0 and done.notes == ()
+
+
+async def test_a_program_cannot_switch_others_off_by_making_hidden_files(ground: Ground) -> None:
+    """Neither in folders of their own, nor all in one place."""
+    (ground.workspace / ".env").write_text("theirs")
+    error = await ground.vetoed("for i in $(seq 1200); do echo x > $i.pem; done")
+    assert "no program could be started" in error.text and ground.names() == [".env"]
+    assert (await ground.run("for i in $(seq 451); do mkdir d$i; echo x > d$i/.env; done; echo made"))[1] == "made\n"
+    code, output = await ground.run("echo works; cat .env d7/.env")
+    assert code == 1 and output.startswith("works\n") and "theirs" not in output
+    assert (ground.workspace / ".env").read_text() == "theirs"

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from tests.sandbox.conftest import Ground
 
+from handrail.contract.errors import ToolError
 from handrail.sandbox import protected
 from handrail.sandbox.looks import Looks
 from handrail.sandbox.tree import Tree
@@ -117,3 +118,75 @@ def test_what_stands_differs_once_a_file_has_been_replaced(ground: Ground) -> No
     assert protected.standing(profile, Looks()) not in (seen, changed)
     (ground.workspace / "handrail.toml").write_text("")
     assert len(protected.standing(profile, Looks())) > len(changed)
+
+
+def scattered(root: Path, count: int, name: str = ".env", around: str = "") -> None:
+    for number in range(count):
+        folder = root / around / f"d{number}"
+        folder.mkdir(parents=True)
+        (folder / name).write_text("TOP-SECRET")
+        (folder / "plain").write_text("plain")
+
+
+def looked(root: Path) -> Tree:
+    tree = Tree(str(root))
+    tree.look()
+    return tree
+
+
+def hides_env(path: str) -> bool:
+    return path.endswith("/.env")
+
+
+@pytest.mark.parametrize(("count", "around"), [(451, ""), (451, "services"), (900, ""), (5_000, "a/b")])
+async def test_many_hidden_files_in_many_folders_do_not_switch_programs_off(
+    confined: Ground, count: int, around: str
+) -> None:
+    scattered(confined.workspace, count, around=around)
+    (confined.workspace / "other").mkdir()
+    tree = looked(confined.workspace)
+    pinned, masked = protected.fit([tree], (), protected.masks(tree, hides_env, "k"))
+    assert len(masked) <= protected.MOST_MOUNTS and str(confined.workspace) not in masked
+    ran = await confined.bash(
+        "grep -rs TOP-SECRET . ; find . -name .env -exec cat {} + ; echo x > other/new; echo worked",
+        pinned=pinned,
+        masked=masked,
+    )
+    assert ran.out.endswith("worked\n") and "TOP-SECRET" not in ran.out
+    assert (confined.workspace / "other" / "new").read_text() == "x\n"
+
+
+@pytest.mark.parametrize("around", ["", "a/b"])
+async def test_many_protected_files_in_many_folders_do_not_switch_programs_off(confined: Ground, around: str) -> None:
+    scattered(confined.workspace, 700, name=".envrc", around=around)
+    tree = looked(confined.workspace)
+    pinned, masked = protected.fit([tree], protected.pins(tree), ())
+    assert masked == () and len(pinned) <= protected.MOST_MOUNTS
+    ran = await confined.bash("for f in $(find . -name .envrc); do echo evil > $f; done; echo worked", pinned=pinned)
+    assert ran.out == "worked\n"
+    assert {path.read_text() for path in confined.workspace.rglob(".envrc")} == {"TOP-SECRET"}
+
+
+def test_too_many_places_directly_in_the_root_are_refused_with_names_and_a_remedy(tmp_path: Path) -> None:
+    for number in range(protected.MOST_MOUNTS + 1):
+        (tmp_path / f"{number}.env").write_text("x")
+    tree = looked(tmp_path)
+    with pytest.raises(ToolError, match=r"1,001 places.*allow.*\.env") as caught:
+        protected.fit([tree], (), protected.masks(tree, lambda path: path.endswith(".env"), "k"))
+    assert caught.value.kind == "unavailable" and str(tmp_path) in caught.value.text
+
+
+def test_folders_are_taken_whole_where_the_least_else_is_in_them(tmp_path: Path) -> None:
+    for number in range(450):
+        (tmp_path / "keys").mkdir(exist_ok=True)
+        (tmp_path / "keys" / f"{number}.env").write_text("x")
+    (tmp_path / "src").mkdir()
+    for number in range(50):
+        (tmp_path / "src" / f"{number}.py").write_text("x")
+    for number in range(20):
+        (tmp_path / "src" / f"{number}.env").write_text("x")
+    tree = looked(tmp_path)
+    masked = protected.masks(tree, lambda path: path.endswith(".env"), "k")
+    pinned, masked = protected.fit([tree], (), masked)
+    assert pinned == () and str(tmp_path / "keys") in masked and len(masked) == 21
+    assert protected.fit([tree], (), masked) == ((), masked)

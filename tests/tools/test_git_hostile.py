@@ -6,8 +6,12 @@ kept from it is shown by ``bash``, in the same sandbox.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import itertools
+import os
 import re
+import socket
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -394,3 +398,75 @@ def test_every_tool_says_what_its_arguments_are_for() -> None:
         assert spec.category == "git"
         assert spec.tier is None
         assert spec.id.startswith("git.")
+
+
+OPENED_BY_GIT = (
+    *(".git/config", ".git/HEAD", ".git/index", ".git/packed-refs", ".git/commondir", ".git/config.worktree"),
+    *(".git/info/exclude", ".git/info/attributes", ".git/info/grafts", ".git/shallow", ".git/refs/heads/other"),
+    *(".git/objects/info/alternates", ".git/MERGE_HEAD", ".git/refs/heads/main", ".git/info/sparse-checkout"),
+    *(".gitignore", "sub/.gitignore", ".gitattributes", "sub/.gitattributes", ".gitmodules", ".mailmap"),
+    *("elsewhere.ini", "sub/excludes"),
+)
+
+
+def stand_in(place: Path, kind: str, repo: Repo) -> None:
+    """Put something that is no regular file in a file's place."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    if place.is_symlink() or place.exists():
+        place.unlink()
+    match kind:
+        case "fifo":
+            os.mkfifo(place)
+        case "socket":
+            folder = os.open(place.parent, os.O_RDONLY)
+            with socket.socket(socket.AF_UNIX) as here:  # whose name has to be short
+                here.bind(f"/proc/self/fd/{folder}/{place.name}")
+            os.close(folder)
+        case "folder":
+            place.mkdir()
+        case "loop":
+            place.symlink_to(place.name)
+        case "link to a fifo":
+            os.mkfifo(repo.folder / "far away") if not (repo.folder / "far away").exists() else None
+            place.symlink_to(repo.folder / "far away")
+        case "link out":
+            place.symlink_to("/dev/zero" if place.name != "HEAD" else "/etc/passwd")
+        case _:
+            with place.open("wb") as file:
+                file.truncate(1 << 40)
+
+
+@pytest.mark.parametrize("name", OPENED_BY_GIT)
+@pytest.mark.parametrize("kind", ["fifo", "link to a fifo"])
+async def test_git_does_not_wait_for_what_is_no_file(desk: Desk, repo: Repo, name: str, kind: str) -> None:
+    repo.commit("one", a="1")
+    repo.git("branch", "other")
+    repo.configure("[include]\n\tpath = ../elsewhere.ini\n[core]\n\texcludesFile = ./sub/excludes\n")
+    stand_in(repo.folder / name, kind, repo)
+    (repo.folder / "sub").mkdir(exist_ok=True)
+    (repo.folder / "sub" / "new").write_text("x")
+    async with asyncio.timeout(60):
+        for tool in ("git.status", "git.log", "git.branches", "git.diff"):
+            with contextlib.suppress(ToolError):
+                await desk.call(tool)
+        if name != "sub/excludes":  # a person's own setting; only the git tools look at every FIFO
+            await desk.call("bash", command="git status > /dev/null 2>&1; echo done")
+        await desk.call("grep", pattern="x")
+        await desk.call("glob", pattern="**")
+
+
+async def test_the_answer_says_what_git_was_kept_from(desk: Desk, repo: Repo) -> None:
+    stand_in(repo.folder / ".git/config", "fifo", repo)
+    await refused(desk.call("git.status"), "failed", ".git/config is a FIFO")
+
+
+@pytest.mark.parametrize("name", [".git/config", ".git/HEAD", ".git/index", ".git/info/exclude", ".gitignore"])
+@pytest.mark.parametrize("kind", ["socket", "folder", "loop", "link out", "sparse"])
+async def test_git_ends_by_itself_whatever_stands_in_the_place_of_its_files(
+    desk: Desk, repo: Repo, name: str, kind: str
+) -> None:
+    repo.commit("one", a="1")
+    stand_in(repo.folder / name, kind, repo)
+    async with asyncio.timeout(120):
+        with contextlib.suppress(ToolError):
+            await desk.call("git.status")

@@ -108,6 +108,8 @@ class Profile:
     quarantine: str = ""
     tool: str = ""
     """The id of the tool whose program it is; empty for the kernel's own."""
+    call: str = ""
+    """The id of the job or call that it runs for, to name it in answers; empty where there is none."""
     unix_sockets: bool = False
     """Whether programs may make Unix sockets, and so reach every server that listens in a folder they see."""
 

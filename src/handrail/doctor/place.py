@@ -12,6 +12,8 @@ from handrail.contract.errors import StartError
 from handrail.doctor.check import Check, alone
 from handrail.record.noted import noted
 from handrail.record.reading import LogReader
+from handrail.runtime import private_copies
+from handrail.sandbox.tree import Tree
 from handrail.store.database import open_reader
 from handrail.store.folders import Folders
 from handrail.store.holder import holder_of
@@ -27,6 +29,7 @@ def of_place(folders: Folders) -> list[Check]:
     """The folders and what is kept in them, looked at without writing or waiting."""
     return [
         *alone("workspace", lambda: _workspace(folders)),
+        *alone("hard links", lambda: _links(folders)),
         *alone("state", lambda: _state(folders)),
         *alone("log", lambda: _log(folders)),
         *alone("interrupted calls", lambda: _interrupted(folders)),
@@ -35,6 +38,23 @@ def of_place(folders: Folders) -> list[Check]:
 
 def _workspace(folders: Folders) -> Iterator[Check]:
     yield from _folder("workspace", folders.workspace, "the file tools can change nothing there")
+
+
+def _links(folders: Folders) -> Iterator[Check]:
+    tree = Tree(os.path.realpath(folders.workspace))
+    tree.look()
+    found = private_copies.shared([tree])
+    if not found:
+        yield Check("hard links", "ok", "no file of the workspace has a further name outside of it")
+        return
+    size = sum(Path(path).lstat().st_size for path in found if os.path.lexists(path))
+    yield Check(
+        "hard links",
+        "ok",
+        f"{len(found):,} files of the workspace ({_amount(size)}) have further names outside of it, such as in a package manager's "
+        "store; before a program that may write starts, each name here is given to a copy (at each start at most "
+        f"{private_copies.MOST_FILES:,} files and {_amount(private_copies.MOST_BYTES)}; the others are read-only for that program)",
+    )
 
 
 def _state(folders: Folders) -> Iterator[Check]:

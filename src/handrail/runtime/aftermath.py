@@ -1,30 +1,39 @@
 """After a program has run: files that it made under protected names, and what is done with them.
 
-Compared by names and, for what may be changed by keys, by content, with what there was when it started. A repository
-that was newly made goes as a whole: one without its configuration and hooks is no less than half of it.
+Names are compared with what there was when it started. So is the content of what may be changed by keys, and of every
+file that was mounted over: a mount ends when somebody outside replaces the file that it is on. A repository that was newly
+made goes as a whole: one without its configuration and hooks is no less than half of it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from handrail.contract.errors import ToolError
 from handrail.contract.protected import Protection
 from handrail.contract.sandbox import Denials, Profile
-from handrail.runtime import vcs
+from handrail.runtime import private_copies, vcs
+from handrail.runtime.kept import Kept, Original, Originals, restore
 from handrail.runtime.quarantine import Quarantine, make_readable, open_parent
 from handrail.runtime.roots import visible
 from handrail.sandbox import protected
-from handrail.sandbox.tree import Protected, Tree
+from handrail.sandbox.tree import DEEPEST, LONGEST, Protected, Tree
 
 _OPENED_IN_ONE_LOOK = 64
 _MOST_VOUCHED = 100_000
 _TOLD = 8
 """How many of the things that were moved away are named in one answer."""
+_TOO_MANY_HIDDEN = f"rules hide such names from programs, and with more than {protected.MOST_MOUNTS:,} of them no program could be started"
+_MOST_TOLD = 1_000
+_MOST_ORIGINALS = 2_000
+_UNLOOKED = (
+    f"nobody can look into it: it is closed to its owner, or more than {DEEPEST} folders deep, or its path has more than "
+    f"{LONGEST:,} bytes"
+)
 
 
 class Vetoed(ToolError):
@@ -40,7 +49,12 @@ class Place:
 
     def __init__(self, root: str) -> None:
         self.tree = Tree(root)
+        self.originals = Originals(root)
+        self.changing = 0
+        """How many programs run in it that may change version-control configuration, by keys."""
         self._known: dict[object, tuple[int, tuple[str, ...]]] = {}
+        self._shared: tuple[object, Mapping[str, tuple[int, int]]] = (), {}
+        self._over: dict[object, tuple[tuple[str, ...], tuple[str, ...]]] = {}
         self.vouched: set[str] = set()
         """What calls made under protected names that may."""
 
@@ -60,7 +74,10 @@ class Place:
         found = self._once("pins", lambda: protected.pins(self.tree))
         return (*found, *(path for path in vcs.pointed_at(self.tree) if os.path.lexists(path)))
 
-    def masks(self, denials: Denials) -> tuple[str, ...]:
+    def masks(self, denials: Denials | None) -> tuple[str, ...]:
+        """What programs do not see: without ``denials``, what nobody could look into."""
+        if denials is None:
+            return tuple(self.tree.closed())
         key = ("hides", denials.key)
         return self._once(key, lambda: protected.masks(self.tree, denials.hides, key))
 
@@ -69,6 +86,33 @@ class Place:
             return ()
         key = ("fixes", denials.key)
         return self._once(key, lambda: protected.fixed(self.tree, denials.fixes, key))
+
+    def shared(self, others: Sequence[Place]) -> Mapping[str, tuple[int, int]]:
+        """The files in this and the other places that have names outside of them, as of the last look."""
+        trees = [place.tree for place in (self, *others)]
+        versions = tuple((tree.root, tree.version) for tree in trees)
+        if self._shared[0] != versions:
+            self._shared = versions, private_copies.shared(trees)
+        return self._shared[1]
+
+    def mounted_over(
+        self, others: Sequence[Place], writable: Sequence[Place], pinned: tuple[str, ...], masked: tuple[str, ...]
+    ) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """What a sandbox with this and the other places mounts over, for ``pinned`` and ``masked`` to hold: second names of
+        files too, and folders instead of what lies in them where there are too many.
+
+        :raises ToolError: ``unavailable`` where there are too many all the same
+        """
+        trees = [place.tree for place in (self, *others)]
+        key = *((tree.root, tree.version) for tree in trees), len(writable), pinned, masked
+        known = self._over.get(key)
+        if known is None:
+            again = protected.second_names([place.tree for place in writable], pinned)
+            known = protected.fit(trees, tuple(dict.fromkeys((*pinned, *again))), masked)
+            if len(self._over) >= 16:
+                self._over.clear()
+            self._over[key] = known
+        return known
 
     def _once(self, key: object, find: Callable[[], tuple[str, ...]]) -> tuple[str, ...]:
         """What ``find`` gives for the tree as it stands, found once for each version of it."""
@@ -93,7 +137,8 @@ class _Before:
     closed: frozenset[str]
     links: dict[str, str]
     fixed: frozenset[str]
-    configs: dict[str, vcs.Kept]
+    hidden: tuple[str, ...]
+    configs: dict[str, Kept]
     missing: tuple[str, ...]
     """What a repository's configuration names as hooks or configuration, and is not there."""
 
@@ -110,17 +155,39 @@ class Aftermath:
         self._vcs = vcs
         self._quarantine = Quarantine(profile.quarantine or f"{profile.scratch.rstrip('/')}.quarantine")
         self._before: list[_Before] = []
+        self._mounted: list[dict[str, Original]] = []
         self._told: list[str] = []
+        self._more = 0
+        self._reported = 0
+        self._looked_at: dict[str, int] = {}
 
     def begin(self) -> None:
         """Take what stands now for what was there, as of the last look."""
         self._before = [self._as_it_stands(place) for place in self._places]
 
+    def mounted(self, paths: Iterable[str]) -> None:
+        """Remember as they are now the paths that are mounted over read-only, to compare them when the program has ended.
+
+        A configuration that is compared by keys anyway is left out.
+        """
+        self._mounted = [{} for _ in self._places]
+        order = sorted(range(len(self._places)), key=lambda number: len(self._places[number].root), reverse=True)
+        for path in paths:
+            for number in order:
+                if path.startswith(self._places[number].root.rstrip("/") + "/"):
+                    original = self._places[number].originals.take(path)
+                    if original is not None and path not in self._before[number].configs:
+                        self._mounted[number][path] = original
+                    break
+        for place, mine in zip(self._places, self._mounted, strict=True):
+            if place.originals.count > max(_MOST_ORIGINALS, 2 * len(mine)):
+                place.originals.retain(set(mine))
+
     def begin_anew(self) -> list[str]:
-        """The same after another look; what was told is forgotten. Gives what has appeared under protected names since the
-        last one, and no call that may is known to have made."""
-        self._told = []
-        found: list[str] = []
+        """The same after another look; what was told is forgotten. Gives what has been found since the last report, and what has
+        appeared under protected names since then, and no call that may is known to have made."""
+        found = self._told[self._reported :]
+        self._told, self._more, self._reported = [], 0, 0
         for place, before in zip(self._places, self._before, strict=True):
             place.look()
             now = place.tree.protected()
@@ -128,6 +195,7 @@ class Aftermath:
             fresh += [path for path, target in before.links.items() if path in now and _target(path) != target]
             found += [visible(path[len(place.root.rstrip("/")) + 1 :]) for path in sorted(fresh)]
         self.begin()
+        self.mounted([path for mine in self._mounted for path in mine])
         return found
 
     def changeable(self) -> frozenset[str]:
@@ -138,23 +206,52 @@ class Aftermath:
         """What was found by all looks so far; None where there is nothing to find fault with."""
         if not self._told:
             return None
-        more = len(self._told) - _TOLD
+        more = len(self._told) + self._more - _TOLD
         told = "; ".join(self._told[:_TOLD]) + (f"; and {more} more" if more > 0 else "")
         return Vetoed(
-            "the call failed for what its program made under names that no program may write, whatever rules say: "
+            "the call failed for what its program made or changed where no program may write, whatever rules say: "
             f"{told}. Everything else it did stays as it is"
         )
 
+    def report(self) -> Vetoed | None:
+        """:meth:`veto`, for a call of a process that stays up: what it says is not given again."""
+        self._reported = len(self._told)
+        return self.veto()
+
     def look(self) -> None:
-        """Compare, and move away or put back what may not stay."""
-        for place, before in zip(self._places, self._before, strict=True):
+        """Compare, and move away or put back what may not stay: the program has ended, or its call has.
+
+        :raises ToolError: ``unavailable`` where the system is too short of something to look
+        """
+        for place, before, mounted in zip(self._places, self._before, self._mounted, strict=True):
             self._open_up(place, before)
+            told = len(self._told)
+            for path, original in mounted.items():
+                self._check_mounted(place, path, original, before)
+            if len(self._told) > told:
+                place.look()
             tree = place.tree
             if tree.version != before.version or before.links or before.configs or before.missing:
                 self._settle(place, before)
                 place.look()
                 if self._vcs and len(place.vouched) < _MOST_VOUCHED:
                     place.vouched.update(path for path in tree.protected() if path not in before.entries)
+
+    def look_meanwhile(self) -> None:
+        """Move away what is new under protected names while the program runs, as of the places' last look."""
+        if self._vcs:
+            return  # what it makes is judged when it is complete
+        for place, before in zip(self._places, self._before, strict=True):
+            version = place.tree.version
+            if self._looked_at.get(place.root, before.version) != version:
+                self._looked_at[place.root] = version
+                self._settle(place, before, meanwhile=True)
+
+    def _tell(self, text: str) -> None:
+        if len(self._told) < _MOST_TOLD:
+            self._told.append(text)
+        else:
+            self._more += 1
 
     def _as_it_stands(self, place: Place) -> _Before:
         tree = place.tree
@@ -167,6 +264,7 @@ class Aftermath:
             frozenset(tree.closed()),
             {path: _target(path) for path, entry in entries.items() if entry.link},
             frozenset(() if self._denials is None else place.fixed(self._denials)),
+            () if self._denials is None else place.masks(self._denials),
             vcs.snapshot(tree) if self._vcs else {},
             tuple(path for path in vcs.pointed_at(tree) if not os.path.lexists(path)),
         )
@@ -182,10 +280,12 @@ class Aftermath:
                 return
             place.look()
 
-    def _settle(self, place: Place, before: _Before) -> None:
+    def _settle(self, place: Place, before: _Before, *, meanwhile: bool = False) -> None:
         tree = place.tree
         taken: list[str] = []
-        for path, why, what in sorted(self._faults(place, before), key=lambda found: found[0].count("/")):
+        for path, why, what in sorted(
+            self._faults(place, before, meanwhile=meanwhile), key=lambda found: found[0].count("/")
+        ):
             if any(path == done or path.startswith(done + "/") for done in taken):
                 continue
             taken.append(path)
@@ -194,7 +294,9 @@ class Aftermath:
             if _target(path) != target:
                 self._relink(tree.root, path, target)
 
-    def _faults(self, place: Place, before: _Before) -> Iterator[tuple[str, Protection | None, str]]:
+    def _faults(
+        self, place: Place, before: _Before, *, meanwhile: bool
+    ) -> Iterator[tuple[str, Protection | None, str]]:
         """``(path, why it is protected, what is wrong)`` of all that may not stay; what is to be moved is the path."""
         tree = place.tree
         now = tree.protected()
@@ -202,15 +304,16 @@ class Aftermath:
         for path, entry in now.items():
             prior = before.entries.get(path)
             if prior is not None and not entry.link and not prior.link and path not in before.configs:
-                continue  # mounted over, so it is what it was
+                continue  # it was mounted over: whether it is the same is what _check_mounted says
             if prior is not None and prior.link and entry.link and _target(path) == before.links.get(path):
                 continue
             kept = before.configs.get(path)
-            problem = vcs.fault(tree, entry, kept) if self._vcs else "it is new"
+            by_keys = self._vcs or place.changing or path in place.vouched
+            problem = vcs.fault(tree, entry, kept) if by_keys else "it is new"
             if problem is None:
                 continue
             repository = min((one for one in fresh if path.startswith(one + "/")), key=len, default=None)
-            if entry.why.kind == "hook" and self._vcs:
+            if entry.why.kind == "hook" and by_keys:
                 repository = None  # the samples' neighbours go, the repository stays
             yield repository or path, entry.why, problem
         for path, kept in before.configs.items():
@@ -219,10 +322,56 @@ class Aftermath:
         for path in before.missing:
             if os.path.lexists(path):
                 yield path, Protection("hook"), "a repository's configuration names it"
+        for path in () if meanwhile else tree.closed():
+            if path not in before.closed and os.path.lexists(path):
+                yield path, None, _UNLOOKED
         if self._denials is not None:
+            hidden = () if meanwhile else place.masks(self._denials)
+            if len(hidden) > protected.MOST_MOUNTS:
+                prior_hidden = frozenset(before.hidden)
+                for path in hidden:
+                    if path not in prior_hidden:
+                        yield path, None, _TOO_MANY_HIDDEN
             for path in place.fixed(self._denials):
                 if path not in before.fixed and not protected.beneath_any(path, before.fixed):
                     yield path, None, "a rule denies writing it"
+
+    def _check_mounted(self, place: Place, path: str, original: Original, before: _Before) -> None:
+        """Put back what was mounted over, if the mount did not stay on it to the end.
+
+        The same file with other content is a person's change, since the mount was on it all the time. A git configuration
+        that differs in harmless keys only may stay too, whoever wrote it. Everything else can be the program's: what is
+        there now is moved away, never deleted.
+        """
+        tree = place.tree
+        fate = place.originals.fate(path, original)
+        if fate in ("same", "edited"):
+            return
+        entry = before.entries.get(path)
+        by_keys = entry is not None and entry.why.kind == "vcs" and not original.folder and fate == "replaced"
+        if entry is not None and by_keys and vcs.fault(tree, entry, original.kept) is None:
+            return
+        if fate == "gone" and original.folder:
+            return  # a program cannot remove a mount, and what is gone harms no one
+        shown = visible(path[len(tree.root.rstrip("/")) + 1 :])
+        if original.kept is None and (fate == "gone" or entry is None):
+            what = "is gone" if fate == "gone" else "was replaced"
+            self._tell(f"{shown} {what} while the program ran, which may not change it, and cannot be put back")
+            return
+        try:
+            became = ""
+            if fate == "replaced" and (kept := self._quarantine.take(tree.root, path)) is not None:
+                became = f"; what had its place was moved to {kept}" if kept else "; what had its place was removed"
+            if original.kept is not None:
+                restore(tree.root, path, original.kept)
+                became = f"was put back as it was before{became}"
+            else:
+                became = f"is not what it was before{became}"
+        except FileNotFoundError:
+            return  # the folder around is gone too
+        except OSError as error:
+            became = f"could not be put back ({error.strerror}); a person has to look at it"
+        self._tell(f"{shown} {became}, since somebody replaced it while the program ran, which then could write it")
 
     def _take(self, tree: Tree, path: str, why: Protection | None, what: str, before: _Before) -> None:
         shown = visible(path[len(tree.root.rstrip("/")) + 1 :])
@@ -231,20 +380,20 @@ class Aftermath:
             kept = self._quarantine.take(tree.root, path)
             became = "is gone again" if kept is None else f"was moved to {kept}" if kept else "was removed"
             if (original := before.configs.get(path)) is not None:
-                vcs.restore(tree.root, path, original)
+                restore(tree.root, path, original)
                 became = "was put back as it was before"
         except OSError as error:
             became = f"could not be moved away ({error.strerror}) and has to be removed by a person"
         if why is None:
-            self._told.append(f"{shown} {became}, since {what}")
+            self._tell(f"{shown} {became}, since {what}")
         elif is_repository:
             detail = f" ({what})" if self._vcs else ""
-            self._told.append(
+            self._tell(
                 f"{shown} is a new repository with configuration of its own{detail} and {became}; a repository is made "
                 "by git.init or git.clone, which have the capability vcs.config as bash never has, or by a person"
             )
         else:
-            self._told.append(f"{shown} {became}, since {_because(why, what)}")
+            self._tell(f"{shown} {became}, since {_because(why, what)}")
 
     def _relink(self, root: str, path: str, target: str) -> None:
         """Put back a protected link that was changed or removed."""
@@ -260,9 +409,9 @@ class Aftermath:
             finally:
                 os.close(parent)
         except OSError as error:
-            self._told.append(f"{shown} was a link and could not be put back ({error.strerror})")
+            self._tell(f"{shown} was a link and could not be put back ({error.strerror})")
         else:
-            self._told.append(f"{shown} is a link that was changed, and was put back")
+            self._tell(f"{shown} is a link that was changed, and was put back")
 
 
 def _because(why: Protection, what: str) -> str:

@@ -24,6 +24,7 @@ from handrail.runtime import beneath, lines, replace, repositories
 from handrail.runtime.openat2 import CACHED, HANDLE, openat2_works
 from handrail.runtime.replace import MAX_EDIT_BYTES
 from handrail.runtime.roots import Located, May, Roots
+from handrail.runtime.running import running_programs
 from handrail.runtime.seen import SeenFiles
 
 __all__ = ["MAX_EDIT_BYTES", "MAX_LIST", "RootedFiles", "SeenFiles", "openat2_works"]
@@ -161,7 +162,8 @@ class RootedFiles:
             self._seen.note(located.absolute, done.sha256)
             return Written(located.shown, done.created, len(data), done.sha256, done.before)
 
-        return await _to_its_end(put)
+        async with running_programs.replacing(located.absolute, located.shown):
+            return await _to_its_end(put)
 
     def _judged(self, capability: Capability, path: str) -> Located:
         located = self._roots.locate(path)

@@ -10,16 +10,20 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
+import time
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from handrail.contract.errors import ToolError
 from handrail.contract.protected import VCS_CONFIG, protection
 from handrail.contract.requires import CapabilitySet
 from handrail.contract.sandbox import Process, Profile, Program, Sandbox, Tier
+from handrail.runtime import private_copies
 from handrail.runtime.aftermath import Aftermath, Place, Vetoed
 from handrail.runtime.roots import visible
+from handrail.runtime.running import running_programs
+from handrail.sandbox import protected
 from handrail.sandbox.delegating import Delegating
 
 __all__ = ["Guarded", "GuardedProcess", "Vetoed", "explained"]
@@ -30,7 +34,18 @@ _AT_ONCE = 300
 _LOOKED_AT = 64 * 1024
 _MOST_NOTES = 4
 _REFUSED = (b"ermission denied", b"ead-only file system", b"evice or resource busy", b"EACCES", b"EROFS", b"EBUSY")
+PACE_S = 1.0
+"""How often the folders that programs run in are looked at meanwhile, at the most."""
+_SHARE = 100
+"""A look is followed by a pause of so many times the processor time that it took: so they take one hundredth of a core."""
+_LAST_LOOKS = (0.05, 0.25, 1.0)
+"""Pauses, in seconds, before the last look is tried again where the system was too short of something for it."""
 _T = TypeVar("_T")
+
+
+def pause_after(spent_s: float) -> float:
+    """How long to wait after a look that took so much processor time."""
+    return max(PACE_S, _SHARE * spent_s)
 
 
 class Guarded:
@@ -43,6 +58,13 @@ class Guarded:
         self._sandbox = sandbox
         self._places: dict[str, Place] = {}
         self._turn = threading.Lock()
+        self._living: dict[GuardedProcess, tuple[Aftermath, tuple[Place, ...]]] = {}
+        """Those that may write."""
+        self._owed: list[Aftermath] = []
+        """Of programs that have ended, and after which nobody could look."""
+        self._due: asyncio.TimerHandle | None = None
+        """The next look, until it has been taken."""
+        self._looking: asyncio.Task[None] | None = None
 
     @property
     def tier(self) -> Tier:
@@ -50,18 +72,110 @@ class Guarded:
 
     async def start(self, capabilities: CapabilitySet, profile: Profile, program: Program) -> Process:
         writes = profile.workspace_writable and capabilities.uses("fs.write")
-        if not self.tier.confines or (not writes and profile.denials is None):
-            return await self._sandbox.start(capabilities, profile, program)
+        if not self.tier.confines:
+            return await self._started(capabilities, profile, program)
         vcs = writes and capabilities.has(VCS_CONFIG)
+        git = bool(program.argv) and program.argv[0].rpartition("/")[2] == "git"
         places = [self._place(root) for root in (profile.workspace, *profile.writable)]
         read_only = [self._place(root) for root in profile.further]
 
-        def look() -> tuple[Profile, Aftermath | None]:
-            return _prepared(profile, places, read_only, writes=writes, vcs=vcs)
+        def look() -> _Prepared:
+            self._settle_owed()
+            return _prepared(profile, places, read_only, writes=writes, vcs=vcs, git=git)
 
-        kept, aftermath = await self._run(look, (*places, *read_only))
-        process = await self._sandbox.start(capabilities, kept, program)
-        return GuardedProcess(process, kept, aftermath, lambda work: self._run(work, places))
+        holder = object()
+        while True:
+            prepared = await self._run(look, (*places, *read_only))
+            if await running_programs.hold(holder, prepared.profile):
+                break
+        try:
+            process = await self._started(capabilities, prepared.profile, program)
+        except BaseException:
+            running_programs.release(holder)
+            raise
+        guarded = GuardedProcess(process, prepared, lambda work: self._run(work, places))
+        if prepared.aftermath is not None:
+            self._living[guarded] = prepared.aftermath, tuple(places)
+            for place in places if vcs else ():
+                place.changing += 1
+            self._plan_look(PACE_S)
+
+        def ended(looked: bool) -> None:
+            running_programs.release(holder)
+            if self._living.pop(guarded, None) is None:
+                return
+            for place in places if vcs else ():
+                place.changing -= 1
+            if not looked and prepared.aftermath is not None:
+                self._owed.append(prepared.aftermath)
+
+        guarded.when_settled(ended)
+        return guarded
+
+    async def _started(self, capabilities: CapabilitySet, profile: Profile, program: Program) -> Process:
+        try:
+            return await self._sandbox.start(capabilities, profile, program)
+        except OSError as error:
+            raise ToolError(
+                f"the program was not started: {error.strerror or error}. If the system or this process is short of descriptors, "
+                "processes or memory, end what holds them, or raise the limit (ulimit -n), and call again",
+                kind="unavailable",
+            ) from error
+
+    def _settle_owed(self) -> None:
+        """Look after the programs after which nobody could: before any other is started.
+
+        :raises ToolError: ``unavailable`` where that still cannot be done, ``conflict`` for what was found
+        """
+        while self._owed:
+            aftermath = self._owed[0]
+            aftermath.look()
+            self._owed.pop(0)
+            if (veto := aftermath.veto()) is not None:
+                raise ToolError(
+                    f"no program was started: an earlier one had not been looked after yet. Of that one, {veto.text}. "
+                    "Call again",
+                    kind="conflict",
+                )
+
+    async def look_meanwhile(self) -> float:
+        """Look at the folders that programs run in, and move away what is new under protected names.
+
+        Gives the processor time that it took, in seconds.
+        """
+        living = list(self._living.values())
+        places = list({id(place): place for _, mine in living for place in mine}.values())
+
+        def look() -> float:
+            begun = time.thread_time()
+            for place in places:
+                place.look()
+            for aftermath, _ in living:
+                aftermath.look_meanwhile()
+            return time.thread_time() - begun
+
+        return await self._run(look, places)
+
+    def _plan_look(self, pause_s: float) -> None:
+        """Have the next look taken after a pause, as long as a program runs."""
+        if self._living and self._due is None:
+            self._due = asyncio.get_running_loop().call_later(pause_s, self._begin_look)
+
+    def _begin_look(self) -> None:
+        if self._living:
+            self._looking = asyncio.get_running_loop().create_task(self._look_and_plan())
+        else:
+            self._due = None
+
+    async def _look_and_plan(self) -> None:
+        pause = PACE_S
+        try:
+            pause = pause_after(await self.look_meanwhile())
+        except (ToolError, OSError):
+            pass  # too short of something to look: the next look may succeed, and the last one has to
+        finally:
+            self._due = None
+        self._plan_look(pause)
 
     def _place(self, root: str) -> Place:
         place = self._places.pop(root, None) or Place(root)
@@ -83,27 +197,75 @@ class Guarded:
         return await asyncio.get_running_loop().run_in_executor(None, alone)
 
 
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """What a program is started in.
+
+    :param profile: with everything that is to be mounted over
+    :param aftermath: what will be looked at afterwards; None where the program can write nothing
+    :param shared: files with names outside of the workspace, which are read-only for it
+    :param in_use: configurations that the program could change, if others that run did not have them mounted over, with these
+    """
+
+    profile: Profile
+    aftermath: Aftermath | None
+    shared: frozenset[str]
+    in_use: Mapping[str, str]
+
+
 def _prepared(
-    profile: Profile, places: Sequence[Place], read_only: Sequence[Place], *, writes: bool, vcs: bool
-) -> tuple[Profile, Aftermath | None]:
-    """The profile with everything that is to be mounted over, and what will be looked at afterwards."""
+    profile: Profile, places: Sequence[Place], read_only: Sequence[Place], *, writes: bool, vcs: bool, git: bool
+) -> _Prepared:
     pinned = [*profile.pinned]
     masked = [*profile.masked]
     aftermath = Aftermath(places, profile, vcs=vcs) if writes else None
+    in_use: Mapping[str, str] = {}
     for place in (*places, *read_only):
         place.look()
         if writes and place in places:
             pinned += place.pins()
             if profile.denials is not None:
                 pinned += place.fixed(profile.denials)
-        if profile.denials is not None:
+        if writes or profile.denials is not None:
             masked += place.masks(profile.denials)
+        masked += protected.waiting(place.tree, every=git)
+    masked += filter(protected.is_pipe, pinned)  # what a configuration includes may be one
+    shared = _made_private(places, {*pinned, *masked}) if writes else ()
     if aftermath is not None:
         aftermath.begin()
         if vcs:
             changeable = aftermath.changeable()
-            pinned = [path for path in pinned if path not in changeable]
-    return replace(profile, pinned=tuple(dict.fromkeys(pinned)), masked=tuple(dict.fromkeys(masked))), aftermath
+            in_use = running_programs.held(changeable)
+            pinned = [path for path in pinned if path not in changeable or path in in_use]
+    over = places[0].mounted_over(
+        [*places[1:], *read_only],
+        places if writes else (),
+        tuple(dict.fromkeys((*pinned, *shared))),
+        tuple(dict.fromkeys(masked)),
+    )
+    kept = replace(profile, pinned=over[0], masked=over[1])
+    if aftermath is not None:
+        aftermath.mounted(pinned)
+    return _Prepared(kept, aftermath, frozenset(shared), in_use)
+
+
+def _made_private(places: Sequence[Place], closed: Collection[str]) -> tuple[str, ...]:
+    """Give the files that have names outside of these places, too, a copy each; what is left is to be read-only.
+
+    :param closed: what the program cannot write anyway
+    """
+    found = places[0].shared(places[1:])
+    wanted = {path: file for path, file in found.items() if not protected.beneath_any(path, closed)}
+    if not wanted:
+        return ()
+    in_use = running_programs.held(wanted)
+    done: set[str] = set()
+    for place in places:
+        top = place.root.rstrip("/") + "/"
+        mine = ((path, file) for path, file in wanted.items() if path.startswith(top) and path not in in_use)
+        done |= private_copies.make_private(place.root, mine)
+        place.look()
+    return tuple(path for path in wanted if path not in done)
 
 
 class GuardedProcess(Delegating):
@@ -112,21 +274,24 @@ class GuardedProcess(Delegating):
     def __init__(
         self,
         process: Process,
-        profile: Profile,
-        aftermath: Aftermath | None,
+        prepared: _Prepared,
         run: Callable[[Callable[[], None]], Awaitable[None]],
     ) -> None:
-        """
-        :param profile: what it was started in
-        :param aftermath: None where it can write nothing
-        """
         super().__init__(process)
-        self.profile = profile
-        self._aftermath = aftermath
+        self.profile = prepared.profile
+        self.shared = prepared.shared
+        self.in_use = prepared.in_use
+        self._aftermath = prepared.aftermath
         self._run = run
         self._last_look: asyncio.Future[None] | None = None
+        self._unlooked: ToolError | None = None
         self._ending: asyncio.Future[None] | None = None
+        self._told: list[Callable[[bool], None]] = []
         self._calls = 0
+
+    def when_settled(self, told: Callable[[bool], None]) -> None:
+        """Have ``told`` called once nobody is left in the sandbox, with whether the last look could be taken."""
+        self._told.append(told)
 
     async def wait(self) -> int:
         """
@@ -141,6 +306,8 @@ class GuardedProcess(Delegating):
         if (veto := self.veto) is not None:
             veto.exit_code = code
             raise veto
+        if self._unlooked is not None:
+            raise self._unlooked
         if error is not None:
             raise error
         return code
@@ -158,8 +325,8 @@ class GuardedProcess(Delegating):
     async def begin(self) -> tuple[str, ...]:
         """A call begins in a process that stays up: what others did since the last one is not its doing.
 
-        Gives what has appeared under protected names since then, and no call made that may: the process may have done it
-        between its calls, or a person.
+        Gives what has appeared under protected names or was moved away since then, and no call made that may: the process may
+        have done it between its calls, or a person.
         """
         self._calls += 1
         appeared: list[str] = []
@@ -173,9 +340,10 @@ class GuardedProcess(Delegating):
 
         :raises Vetoed: for what was made under a protected name during it
         """
-        if self._aftermath is not None:
-            await self._run(self._aftermath.look)
-        if (veto := self.veto) is not None:
+        if self._aftermath is None:
+            return
+        await self._run(self._aftermath.look)
+        if (veto := self._aftermath.report()) is not None:
             raise veto
 
     async def _ended(self) -> None:
@@ -184,11 +352,31 @@ class GuardedProcess(Delegating):
 
     async def _settled(self) -> None:
         """Nobody of the sandbox is left: the last look, once, and to its end whoever is cancelled meanwhile."""
-        if self._aftermath is None:
-            return
         if self._last_look is None:
-            self._last_look = asyncio.ensure_future(self._run(self._aftermath.look))
+            self._last_look = asyncio.ensure_future(self._look_last())
         await asyncio.shield(self._last_look)
+
+    async def _look_last(self) -> None:
+        try:
+            for pause in (*_LAST_LOOKS, None) if self._aftermath is not None else ():
+                assert self._aftermath is not None
+                try:
+                    await self._run(self._aftermath.look)
+                except (ToolError, OSError) as error:
+                    self._unlooked = ToolError(
+                        f"what the program left in the workspace could not be looked at: {error}. No other program is started "
+                        "before that has been done",
+                        kind="unavailable",
+                    )
+                    if pause is not None:
+                        await asyncio.sleep(pause)
+                else:
+                    self._unlooked = None
+                    break
+        finally:
+            for told in self._told:
+                told(self._unlooked is None)
+            self._told.clear()
 
 
 def explained(process: Process, output: bytes) -> tuple[str, ...]:
@@ -201,7 +389,20 @@ def explained(process: Process, output: bytes) -> tuple[str, ...]:
     notes: list[str] = []
     for path in profile.masked:
         shown = path.removeprefix(top)
-        if _mentions(said, shown):
+        if not _mentions(said, shown):
+            continue
+        if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):  # noqa: PTH110, PTH112, PTH113
+            notes.append(
+                f"{visible(shown)} is a FIFO, and opening it would wait for ever: it is kept from programs. Remove it, or put a "
+                "regular file in its place"
+            )
+        elif profile.denials is not None and not profile.denials.hides(path) and os.path.isdir(path):  # noqa: PTH112
+            notes.append(
+                f"{visible(shown)} is hidden whole from programs: it holds files that are kept from them, and there are too many "
+                "of these to hide one by one; or nobody can look into it. Allow reading those that hold no secret, or put those "
+                "that do into a folder of their own"
+            )
+        else:
             notes.append(
                 f"{visible(shown)} is hidden from programs: a rule keeps it from being read, or it looks like a secret "
                 f"and no rule allows it. A rule such as 'allow fs.read {visible(shown)}' would show it to programs; "
@@ -211,8 +412,19 @@ def explained(process: Process, output: bytes) -> tuple[str, ...]:
         shown = path.removeprefix(top)
         if _mentions(said, shown):
             why = protection(shown)
-            if why is None:
+            if path in process.in_use:
+                notes.append(
+                    f"{visible(shown)} cannot be changed now: {process.in_use[path]} runs with it mounted over. Wait until that "
+                    "has ended, or stop it, and call again"
+                )
+            elif why is None and profile.denials is not None and profile.denials.fixes(path):
                 notes.append(f"{visible(shown)} cannot be written by programs: a rule denies it")
+            elif why is None:
+                notes.append(
+                    f"{visible(shown)} cannot be written by this program: it is, or it holds, files that have further names outside "
+                    "of the workspace (hard links), or too many files that no program writes. Of the former, each start gives some "
+                    "a copy of their own; 'handrail doctor' says how many are left"
+                )
             elif why.kind == "vcs":
                 notes.append(
                     f"{visible(shown)} {why.what}: programs change it only in tools with the capability vcs.config, "

@@ -14,6 +14,7 @@ import secrets
 import stat
 from pathlib import Path
 
+from handrail.contract.errors import ToolError
 from handrail.runtime.beneath import FOLDER, open_root
 from handrail.runtime.openat2 import BENEATH, HANDLE, NO_MAGICLINKS, NO_SYMLINKS, openat2
 from handrail.runtime.roots import visible
@@ -192,7 +193,14 @@ def _disarm(place: Path) -> None:
     if place.is_symlink() or not place.is_dir():
         return
     tree = Tree(str(place))
-    tree.look()
+    try:
+        tree.look()
+    except ToolError:  # too short of descriptors to look: then it is closed whole
+        place.chmod(0)
+        return
+    for path in tree.closed():
+        with contextlib.suppress(OSError):
+            Path(path).chmod(0)
     for folder in tree.order:
         for name in (*folder.files, *folder.links):
             if name.casefold() == "head":

@@ -243,6 +243,14 @@ def _exchange(parent: int, temporary: str, name: str, before: _Current, located:
         raise changed(located)
 
 
+def exchange(parent: int, one: str, other: str) -> bool:
+    """Let two names in a folder change places; False where the system or file system cannot.
+
+    :raises OSError: as the kernel answers
+    """
+    return _rename(parent, one, other, _RENAME_EXCHANGE)
+
+
 def _rename(parent: int, old: str, new: str, flags: int) -> bool:
     """renameat2 within one folder; False where the system or file system does not know ``flags``."""
     call = getattr(_libc, "renameat2", None)

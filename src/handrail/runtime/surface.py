@@ -275,7 +275,8 @@ class CallRuntime:
 
     def _online(self, profile: Profile) -> Profile:
         """``profile`` with the rules' judge of hosts, where the call's set has any, and with the tool's own HOME."""
-        profile = replace(profile, tool=self.tool_id, scratch=self._home)
+        call = self._doors.job_id or self.call_id
+        profile = replace(profile, tool=self.tool_id, call=call, scratch=self._home)
         if not self.capabilities.uses("net.fetch"):
             return profile
         may = self._doors.may()

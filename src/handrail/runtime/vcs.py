@@ -7,20 +7,15 @@ Its configuration files are read before it starts and after it has ended. What d
 
 from __future__ import annotations
 
-import contextlib
 import os
-import secrets
 import stat
 from collections.abc import Collection
-from dataclasses import dataclass
 from pathlib import Path
 
 from handrail.contract.protected import plain
-from handrail.runtime.beneath import READ, open_root
 from handrail.runtime.gitconfig import MAX_CONFIG_BYTES, Unreadable, beyond_the_list, read
-from handrail.runtime.openat2 import BENEATH, NO_MAGICLINKS, NO_SYMLINKS, openat2
-from handrail.runtime.quarantine import open_parent
-from handrail.sandbox.tree import Protected, Tree
+from handrail.runtime.kept import Kept, read_plain
+from handrail.sandbox.tree import Protected, Tree, check_passing
 
 _CONFIGS = frozenset(("config", "config.worktree"))
 _POINTERS = frozenset((".git", "commondir"))
@@ -29,21 +24,12 @@ _read_pointers: dict[str, tuple[tuple[object, ...], list[tuple[str, str]]]] = {}
 """By path of a configuration: what it was when it was read, and what it names."""
 
 
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """A file as it was before the program started."""
-
-    data: bytes
-    mode: int
-    owner: tuple[int, int]
-
-
 def snapshot(tree: Tree) -> dict[str, Kept]:
     """The configuration and the words of where repositories are, as they stand now."""
     found: dict[str, Kept] = {}
     for entry in tree.protected().values():
         if entry.why.kind == "vcs" and not entry.folder and not entry.link:
-            kept = _kept(tree.root, entry.path)
+            kept = read_plain(tree.root, entry.path)
             if kept is not None:
                 found[entry.path] = kept
     return found
@@ -80,21 +66,34 @@ def _pointers(path: str, folder: str) -> list[tuple[str, str]]:
         return known[1]
     found: list[tuple[str, str]] = []
     work_tree = folder.rpartition("/")[0] if plain(folder.rpartition("/")[2]) == ".git" else folder
-    with contextlib.suppress(OSError, Unreadable):
-        if stat.S_ISREG(status.st_mode) and status.st_size <= MAX_CONFIG_BYTES:
-            for entry in read(Path(path).read_bytes()):
-                if not entry.value or entry.value.startswith("~"):
-                    continue
-                if entry.key == "core.hookspath":
-                    found.append((entry.value, work_tree))
-                elif entry.key == "include.path" or (
-                    entry.key.startswith("includeif.") and entry.key.endswith(".path")
-                ):
-                    found.append((entry.value, folder))
+    try:
+        entries = read(_config_bytes(path)) if status.st_size <= MAX_CONFIG_BYTES else []
+    except Unreadable:
+        entries = []
+    except OSError as error:
+        check_passing(error, path)
+        return []
+    for entry in entries:
+        if not entry.value or entry.value.startswith("~"):
+            continue
+        if entry.key == "core.hookspath":
+            found.append((entry.value, work_tree))
+        elif entry.key == "include.path" or (entry.key.startswith("includeif.") and entry.key.endswith(".path")):
+            found.append((entry.value, folder))
     if len(_read_pointers) > _MOST_CONFIGS:
         _read_pointers.clear()
     _read_pointers[path] = key, found
     return found
+
+
+def _config_bytes(path: str) -> bytes:
+    """The content of a configuration, which may have become a FIFO since it was looked at: never wait for it."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY | os.O_CLOEXEC)
+    try:
+        plain_file = stat.S_ISREG(os.fstat(descriptor).st_mode)
+        return os.pread(descriptor, MAX_CONFIG_BYTES + 1, 0) if plain_file else b""
+    finally:
+        os.close(descriptor)
 
 
 def fault(tree: Tree, entry: Protected, before: Kept | None) -> str | None:
@@ -125,35 +124,8 @@ def lost(tree: Tree, path: str, before: Kept) -> str | None:
     return None if not keys else f"it is gone, and it had {', '.join(keys[:5])}"
 
 
-def restore(root: str, path: str, before: Kept) -> None:
-    """Put back what was there, in one step.
-
-    :raises OSError: where that cannot be done
-    """
-    parent = open_parent(root, path)
-    if parent is None:
-        raise FileNotFoundError(path)
-    temporary = f".handrail-{secrets.token_hex(8)}.tmp"
-    try:
-        descriptor = os.open(
-            temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=parent
-        )
-        try:
-            os.write(descriptor, before.data)
-            with contextlib.suppress(PermissionError):
-                os.fchown(descriptor, *before.owner)
-            os.fchmod(descriptor, before.mode)
-        finally:
-            os.close(descriptor)
-        os.rename(temporary, path.rpartition("/")[2], src_dir_fd=parent, dst_dir_fd=parent)
-    finally:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary, dir_fd=parent)
-        os.close(parent)
-
-
 def _fault_in_config(tree: Tree, path: str, folder: str, before: Kept | None) -> str | None:
-    now = _kept(tree.root, path)
+    now = read_plain(tree.root, path)
     if now is None:
         return "it is no plain file of one name"
     if before is not None and now.data == before.data:
@@ -178,7 +150,7 @@ def _beyond(tree: Tree, folder: str, before: bytes, after: bytes) -> list[str]:
 
 
 def _fault_in_pointer(tree: Tree, path: str, repositories: Collection[str]) -> str | None:
-    now = _kept(tree.root, path)
+    now = read_plain(tree.root, path)
     if now is None:
         return "it is no plain file of one name"
     text = now.data.decode("utf-8", "surrogateescape").strip()
@@ -206,26 +178,3 @@ def _fault_in_hooks(tree: Tree, path: str) -> str | None:
 
 def _is_sample(files: Collection[str], name: str) -> bool:
     return name in files and name.endswith(".sample")
-
-
-def _kept(root: str, path: str) -> Kept | None:
-    """A plain file with one name, and not too long; None for everything else."""
-    try:
-        top = open_root(root)
-    except OSError:
-        return None
-    try:
-        relative = path[len(root.rstrip("/")) + 1 :]
-        descriptor = openat2(top, relative, READ | os.O_NOFOLLOW, BENEATH | NO_SYMLINKS | NO_MAGICLINKS)
-    except OSError:
-        return None
-    finally:
-        os.close(top)
-    try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1 or status.st_size > MAX_CONFIG_BYTES:
-            return None
-        data = os.pread(descriptor, MAX_CONFIG_BYTES + 1, 0)
-        return Kept(data, stat.S_IMODE(status.st_mode), (status.st_uid, status.st_gid))
-    finally:
-        os.close(descriptor)

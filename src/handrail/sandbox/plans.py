@@ -51,7 +51,7 @@ class Made:
     :param tcp: whether the sandbox has a loopback of its own to serve on
     :param connect: the ports that it may connect to if it has none
     :param table: what must be true of the mounts that follow from ``options``
-    :param standing: what each path that is mounted over was, when the plan was made
+    :param standing: what each path that is mounted over was, and when it last changed, when the plan was made
     """
 
     options: tuple[str, ...]
@@ -64,7 +64,7 @@ class Made:
     tcp: bool
     connect: tuple[int, ...]
     limits: Limits
-    standing: tuple[tuple[str, protected.What], ...]
+    standing: tuple[tuple[str, protected.What, int], ...]
 
     def __hash__(self) -> int:
         return hash(self.options)  # which are most of it; the rest would take longer than it tells apart

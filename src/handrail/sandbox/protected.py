@@ -8,7 +8,9 @@ be renamed.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Container, Hashable, Iterable
+import stat
+from collections.abc import Callable, Collection, Container, Hashable, Iterable, Sequence
+from typing import Literal
 
 from handrail.contract.errors import ToolError
 from handrail.contract.protected import WORKSPACE_FILE
@@ -16,17 +18,19 @@ from handrail.contract.sandbox import Profile
 from handrail.sandbox.looks import Looks, What
 from handrail.sandbox.tree import Folder, Tree
 
-MOST_MOUNTS = 400
-"""Paths mounted over in one sandbox. Each mount takes longer than the one before: 400 take half a second."""
-_FOLD_FROM = 6
-"""So many hidden files in one folder, and the folder is hidden instead, where there are too many in all."""
+EASY_MOUNTS = 400
+"""Mounts of one sandbox, the folders on the way included, that are made without folding. bubblewrap takes longer for each bind
+than for the one before: measured, 100 take 0.1 s, 400 take 0.6 s, 1,000 take 2.4 s and 2,000 take 15 s."""
+MOST_MOUNTS = 1_000
+"""More are refused. bubblewrap takes 9,000 words."""
 
 
-def standing(profile: Profile, look: Looks) -> tuple[tuple[str, What], ...]:
+def standing(profile: Profile, look: Looks) -> tuple[tuple[str, What, int], ...]:
     """Everything that a sandbox of this profile mounts over, as it stands now, with what each path is.
 
     A sandbox that was made earlier does what this profile says only if this is the same for it: where a file was
-    replaced since, the mount went with the file that it was on.
+    replaced since, the mount went with the file that it was on. A file's number alone does not tell that: the next file
+    but one often gets it again. A rename changes the time, too.
     """
     paths = {*profile.pinned, *profile.masked}
     for place in (profile.workspace, *profile.writable):
@@ -34,7 +38,18 @@ def standing(profile: Profile, look: Looks) -> tuple[tuple[str, What], ...]:
         paths.add(f"{place.rstrip('/')}/{WORKSPACE_FILE}")
     for path in (*profile.pinned, *profile.masked):
         paths.update(on_the_way(path, (profile.workspace, *profile.writable)))
-    return tuple((path, what) for path in sorted(paths) if (what := look.at(path)) is not None)
+    return tuple(
+        (path, what, 0 if stat.S_ISDIR(what.mode) else look(_changed_at, path))
+        for path in sorted(paths)
+        if (what := look.at(path)) is not None
+    )
+
+
+def _changed_at(path: str) -> int:
+    try:
+        return os.lstat(path).st_ctime_ns
+    except OSError:
+        return -1
 
 
 def on_the_way(path: str, roots: Iterable[str]) -> list[str]:
@@ -65,12 +80,63 @@ def pins(tree: Tree) -> tuple[str, ...]:
     return tuple(found)
 
 
+_READ_UNASKED = frozenset((".git", ".gitignore", ".gitattributes", ".gitmodules", ".mailmap", ".ignore", ".rgignore"))
+
+
+def waiting(tree: Tree, *, every: bool) -> tuple[str, ...]:
+    """The FIFOs that git or ripgrep would open and then wait on: all in git directories, and those that have the name of a
+    file that such a program reads unasked. They are to be hidden, so that opening one fails at once.
+
+    Of a link that leads to one, it is the target, wherever that lies.
+
+    :param every: all that are in the tree; for git itself, which configuration can have read any file
+    """
+    found: dict[str, None] = {}
+    repositories = frozenset(tree.repositories())
+    for folder in tree.order:
+        if not folder.pipes and not folder.links:
+            continue
+        of_git = beneath_any(folder.path, repositories)
+        for name in folder.pipes:
+            if every or of_git or name in _READ_UNASKED:
+                found[folder.child(name)[0]] = None
+        for name in folder.links:
+            if of_git or name in _READ_UNASKED:
+                target = os.path.realpath(folder.child(name)[0])
+                if is_pipe(target):
+                    found[target] = None
+    return tuple(found)
+
+
+def is_pipe(path: str) -> bool:
+    """Whether a FIFO is at the path itself."""
+    try:
+        return stat.S_ISFIFO(os.lstat(path).st_mode)
+    except OSError:
+        return False
+
+
+def second_names(trees: Sequence[Tree], pinned: Collection[str]) -> tuple[str, ...]:
+    """The paths by which files that are pinned, or lie in a folder that is, could be written all the same (hard links)."""
+    if not any(tree.linked() for tree in trees):
+        return ()
+    places = frozenset(pinned)
+    names: dict[tuple[int, int], list[str]] = {}
+    for tree in trees:
+        for file, (paths, _) in tree.linked().items():
+            names.setdefault(file, []).extend(paths)
+    found: dict[str, None] = {}
+    for paths in names.values():
+        free = [path for path in paths if not beneath_any(path, places)]
+        if len(free) < len(paths):
+            found.update(dict.fromkeys(free))
+    return tuple(found)
+
+
 def fixed(tree: Tree, named: Callable[[str], bool], key: Hashable) -> tuple[str, ...]:
     """The outermost paths of a tree that ``named`` says yes to, to be bound read-only.
 
     A folder in which something is not named is bound by what is named in it.
-
-    :raises ToolError: ``unavailable`` where there are too many to be mounted over
     """
     judged = [(folder, frozenset(names)) for folder, names in tree.judged(named, key)]
     mixed: set[str] = set()
@@ -88,12 +154,6 @@ def fixed(tree: Tree, named: Callable[[str], bool], key: Hashable) -> tuple[str,
             path = folder.child(name)[0]
             if path not in mixed:
                 outermost[path] = None
-    if len(outermost) > MOST_MOUNTS:
-        raise ToolError(
-            f"the rules keep {len(outermost)} places of the workspace from being written, and a sandbox can keep "
-            f"{MOST_MOUNTS}; a rule that names their folder keeps them all at once",
-            kind="unavailable",
-        )
     return tuple(outermost)
 
 
@@ -104,7 +164,6 @@ def masks(tree: Tree, hidden: Callable[[str], bool], key: Hashable) -> tuple[str
 
     :param hidden: takes an absolute path
     :param key: the same for the same answers
-    :raises ToolError: ``unavailable`` where there are too many to be mounted over
     """
     named: dict[str, tuple[Folder, tuple[str, ...]]] = {}
     for folder, names in tree.judged(hidden, key):
@@ -128,21 +187,100 @@ def masks(tree: Tree, hidden: Callable[[str], bool], key: Hashable) -> tuple[str
                 files.setdefault(path, []).append(there)
             elif there in whole:
                 folders.append(there)
-    if sum(map(len, files.values())) + len(folders) > MOST_MOUNTS:
-        for path in [path for path, inner in files.items() if len(inner) >= _FOLD_FROM and path != tree.root]:
-            del files[path]
-            folders = [other for other in folders if not other.startswith(path + "/")]
-            folders.append(path)
-            for other in [other for other in files if other.startswith(path + "/")]:
-                del files[other]
-    found = (*folders, *(path for inner in files.values() for path in inner))
-    if len(found) > MOST_MOUNTS:
+    return (*folders, *(path for inner in files.values() for path in inner))
+
+
+def fit(
+    trees: Sequence[Tree], pinned: tuple[str, ...], masked: tuple[str, ...]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What to mount over instead, where ``pinned`` and ``masked`` are more than a sandbox is quickly made with.
+
+    Folders are then taken whole: hidden where anything in them is to be hidden, else read-only. Those come first in which the
+    least else is. The root of a tree is never taken.
+
+    :raises ToolError: ``unavailable`` where there are still too many
+    """
+    roots = tuple(tree.root for tree in trees)
+    folding = _Folding(roots, pinned, masked)
+    if folding.cost <= EASY_MOUNTS:
+        return pinned, masked
+    entries: dict[str, int] = {}
+    for tree in trees:
+        for folder in reversed(tree.order):  # the inner before the outer
+            inner = sum(entries.get(folder.child(name)[0], 0) for name in folder.folders)
+            entries[folder.path] = inner + len(folder.files) + len(folder.links) + len(folder.folders)
+    candidates = [(count / max(1, entries.get(path, 1)), path) for path, count in folding.beneath_of().items()]
+    for _, path in sorted(candidates, key=lambda one: (-one[0], -one[1].count("/"), one[1])):
+        if folding.cost <= EASY_MOUNTS:
+            break
+        folding.take(path)
+    if folding.cost > MOST_MOUNTS:
+        places = (*pinned, *masked)
+        fullest = max(roots, key=lambda root: sum(path.startswith(root.rstrip("/") + "/") for path in places))
         raise ToolError(
-            f"the rules hide {len(found)} places of the workspace from programs, and a sandbox can hide {MOST_MOUNTS}; "
-            "a rule that names their folder hides them all at once, and one that allows reading them hides none",
+            f"no program was started: {len(masked):,} places beneath {fullest} are hidden from programs and {len(pinned):,} are "
+            f"read-only for them, and a sandbox can have {MOST_MOUNTS:,} mounts. Move them into folders of their own, or allow "
+            f"reading what holds no secret: {shown_of(roots, places)}",
             kind="unavailable",
         )
-    return tuple(found)
+    return folding.result()
+
+
+def shown_of(roots: Sequence[str], paths: Sequence[str]) -> str:
+    """The first few of ``paths``, relative to their roots."""
+    names = [
+        next((p[len(r.rstrip("/")) + 1 :] for r in roots if p.startswith(r.rstrip("/") + "/")), p) for p in paths[:3]
+    ]
+    return ", ".join(name.encode("unicode_escape", "surrogateescape").decode("ascii") for name in names) + (
+        " …" if len(paths) > len(names) else ""
+    )
+
+
+class _Folding:
+    """Mounts, and the folders on the way to them, which are mounts too."""
+
+    def __init__(self, roots: tuple[str, ...], pinned: Iterable[str], masked: Iterable[str]) -> None:
+        self._roots = roots
+        self._kinds: dict[str, Literal["pinned", "masked"]] = {}
+        self._ways: dict[str, int] = {}
+        self._beneath: dict[str, list[str]] = {}
+        kinds: tuple[tuple[Literal["pinned", "masked"], Iterable[str]], ...] = (("pinned", pinned), ("masked", masked))
+        for kind, paths in kinds:
+            for path in paths:
+                if path not in self._kinds:
+                    for way in on_the_way(path, roots):
+                        self._ways[way] = self._ways.get(way, 0) + 1
+                        self._beneath.setdefault(way, []).append(path)
+                self._kinds[path] = kind
+
+    @property
+    def cost(self) -> int:
+        return len(self._kinds) + len(self._ways)
+
+    def beneath_of(self) -> dict[str, int]:
+        return {way: len(paths) for way, paths in self._beneath.items()}
+
+    def take(self, folder: str) -> None:
+        """Mount over this folder instead of what lies in it."""
+        if beneath_any(folder, self._kinds):
+            return
+        inner = [path for path in self._beneath[folder] if path in self._kinds]
+        kinds = {self._kinds.pop(path) for path in inner}
+        for path in inner:
+            for way in on_the_way(path, self._roots):
+                self._ways[way] -= 1
+                if not self._ways[way]:
+                    del self._ways[way]
+        if kinds:
+            self._kinds[folder] = "masked" if "masked" in kinds else "pinned"
+            for way in on_the_way(folder, self._roots):
+                self._ways[way] = self._ways.get(way, 0) + 1
+                self._beneath[way].append(folder)
+
+    def result(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """What is pinned, and what is masked."""
+        pinned = tuple(path for path, kind in self._kinds.items() if kind == "pinned")
+        return pinned, tuple(path for path, kind in self._kinds.items() if kind == "masked")
 
 
 def _whole(tree: Tree, named: dict[str, tuple[Folder, tuple[str, ...]]]) -> frozenset[str]:

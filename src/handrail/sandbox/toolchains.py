@@ -20,6 +20,7 @@ from pathlib import Path
 from handrail.origins.places import SYSTEM, home_folders
 from handrail.origins.programs import ProgramRefused, find_program, program_environment
 from handrail.sandbox.looks import Looks
+from handrail.sandbox.tree import check_passing
 
 _SYSTEM_PATH = ("/usr/local/bin", "/usr/bin", "/bin", "/usr/local/sbin", "/usr/sbin", "/sbin")
 _MARKS = ("lib", "lib64", "libexec", "include", "share", "pyvenv.cfg", "conda-meta")
@@ -101,6 +102,8 @@ def git_identity(workspace: str) -> Mapping[str, str]:
     """The operator's name and address for commits, from the environment or git's own configuration.
 
     git is asked outside of any sandbox, in a folder where it finds no repository.
+
+    :raises ToolError: ``unavailable`` if the system is short of descriptors or memory
     """
     found = {
         name: os.environ[name]
@@ -110,8 +113,9 @@ def git_identity(workspace: str) -> Mapping[str, str]:
     }
     if len(found) == 4:
         return found
+    git = "git"
     try:
-        git = find_program("git", outside=(workspace,))
+        git = find_program(git, outside=(workspace,))
         answer = subprocess.run(
             [git, "config", "--global", "--null", "--get-regexp", r"^user\.(name|email)$"],
             cwd="/",
@@ -121,7 +125,10 @@ def git_identity(workspace: str) -> Mapping[str, str]:
             timeout=5,
             check=False,
         ).stdout.decode("utf-8", "replace")
-    except (ProgramRefused, OSError, subprocess.SubprocessError):
+    except OSError as error:
+        check_passing(error, git)  # which is not to be remembered
+        return found
+    except (ProgramRefused, subprocess.SubprocessError):
         return found
     for entry in answer.split("\0"):
         key, newline, value = entry.partition("\n")

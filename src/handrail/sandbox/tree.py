@@ -9,21 +9,29 @@ read again at the next look.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import time
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from handrail.contract.errors import ToolError
 from handrail.contract.protected import GIT_NAMES, Protection, leads_on, plain, protection, suspicious
 
 _TICK_NS = 25_000_000
 """Longer than one tick of any kernel's coarse clock, which file systems take their times from and which lags by a tick."""
 _COARSE_TICK_NS = 2_100_000_000
 """The same where a file system keeps whole seconds."""
-_DEEPEST = 128
-_LONGEST = 2_048
-"""Bytes of a folder's path. What lies deeper is not looked at, and so not shown to programs."""
+DEEPEST = 128
+LONGEST = 3_800
+"""Bytes of a folder's path: every entry of such a folder still has a path that the system takes (4,095). A folder that
+lies deeper is not looked into. Programs do not see it, and if a program makes one, it is moved away."""
+_PASSING = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EAGAIN, errno.EINTR))
+"""What the system answers when it is short of something. It says nothing about the folder."""
+RECOUNT_NS = 300_000_000_000
+"""So long after a file got a second name elsewhere, without any change in this tree, that is known at the latest."""
 _MOST_JUDGES = 8
 _ANY_NAME = "~handrail-any-name~"
 """Stands for a name that no pattern was written for."""
@@ -43,25 +51,41 @@ class Protected:
     link: bool
 
 
+class Linked(NamedTuple):
+    """A file that has several names.
+
+    :param file: its device and number
+    """
+
+    file: tuple[int, int]
+    names: int
+
+
 class Folder:
     """One folder as it was when it was last read.
 
     :ivar relative: to the tree's root; empty for the root itself
     :ivar files: names of what is neither a folder nor a link
+    :ivar pipes: those of them that wait for somebody when they are opened (FIFOs)
+    :ivar linked: those of them that have several names, with what file each is and how many names it has
     :ivar repository: it is a git directory, by its name or by what is in it
-    :ivar closed: it cannot be read, or lies too deep, so nothing is known of what is in it
+    :ivar closed: it cannot be read, or lies too deep, so nothing is known of what is in it. Where the system refused to
+        read it, the next look tries again
     """
 
     __slots__ = (
         "_entries",
+        "_numbers",
         "closed",
         "ctime",
         "files",
         "folders",
         "inode",
         "judged",
+        "linked",
         "links",
         "path",
+        "pipes",
         "protected",
         "relative",
         "repository",
@@ -74,6 +98,9 @@ class Folder:
         self.within = within
         self.inode = self.ctime = -1
         self.files: tuple[str, ...] = ()
+        self.pipes: tuple[str, ...] = ()
+        self.linked: dict[str, Linked] = {}
+        self._numbers: dict[str, int] = {}
         self.folders: tuple[str, ...] = ()
         self.links: tuple[str, ...] = ()
         self.protected: tuple[Protected, ...] = ()
@@ -97,12 +124,19 @@ class Folder:
         self.ctime = ctime if ctime < now_ns - tick else -1
 
     def read(self) -> bool:
-        """Read its entries. Whether they are others than before."""
+        """Read its entries. Whether they are others than before.
+
+        :raises ToolError: ``unavailable`` where the system is short of something, such as descriptors; the next look reads
+            the folder again
+        """
         before = self._entries
         files: list[str] = []
         folders: list[str] = []
         links: list[str] = []
-        self.closed = self.relative.count("/") >= _DEEPEST or len(os.fsencode(self.path)) > _LONGEST
+        pipes: list[str] = []
+        linked: dict[str, Linked] = {}
+        numbers: dict[str, int] = {}
+        self.closed = self.relative.count("/") >= DEEPEST or len(os.fsencode(self.path)) > LONGEST
         if not self.closed:
             try:
                 with os.scandir(self.path) as entries:
@@ -112,17 +146,43 @@ class Folder:
                         elif entry.is_dir(follow_symlinks=False):
                             folders.append(entry.name)
                         else:
-                            files.append(entry.name)
-            except OSError:
+                            name = entry.name
+                            files.append(name)
+                            numbers[name] = number = entry.inode()
+                            # A name that has the same file as before has been asked about: that takes longer than all else.
+                            if name in self.linked or self._numbers.get(name) != number:
+                                _note_file(entry, linked, pipes)
+                            elif name in self.pipes:
+                                pipes.append(name)
+            except OSError as error:
+                self.ctime = -1
+                check_passing(error, self.path)
                 self.closed = True
-                files, folders, links = [], [], []
+                files, folders, links, pipes, linked, numbers = [], [], [], [], {}, {}
         self.files, self.folders, self.links = tuple(sorted(files)), tuple(sorted(folders)), tuple(sorted(links))
-        self._entries = (self.files, self.folders, self.links, self.closed)
+        self.pipes, self.linked, self._numbers = tuple(sorted(pipes)), linked, numbers
+        self._entries = (self.files, self.folders, self.links, self.closed, self.pipes, linked)
         if self._entries == before:
             return False
         self.judged.clear()
         self.repository = self._is_repository()
         self.protected = () if self.within else tuple(self._protected())
+        return True
+
+    def recount(self) -> bool:
+        """Ask of every file again how many names it has, which changes without the folder. Whether any has changed."""
+        linked: dict[str, Linked] = {}
+        for name in self.files:
+            try:
+                found = os.lstat(f"{self.path}/{name}")
+            except OSError:
+                continue  # gone, so the folder has changed, too
+            if found.st_nlink > 1 and stat.S_ISREG(found.st_mode):
+                linked[name] = Linked((found.st_dev, found.st_ino), found.st_nlink)
+        if linked == self.linked:
+            return False
+        self.linked = linked
+        self._entries = (self.files, self.folders, self.links, self.closed, self.pipes, linked)
         return True
 
     def _is_repository(self) -> bool:
@@ -157,20 +217,29 @@ class Tree:
         """Grows with each look that found other names than the one before."""
         self.order: list[Folder] = []
         """Every folder, the outer before the inner."""
+        self._counted_ns = 0
+        self._strangers: set[tuple[int, int]] = set()
+        self._linked: tuple[int, dict[tuple[int, int], tuple[list[str], int]]] | None = None
+        self._unfinished = True
+        """The last look failed, so what it had found by then counts in the next one."""
 
     def look(self) -> int:
         """Bring it up to date. Gives the version.
 
         A folder that cannot be read stays as a closed one, so that nobody takes it for empty.
+
+        :raises ToolError: ``unavailable`` where the system is short of something, such as descriptors; the next look
+            finds what this one would have found
         """
-        changed = not self.order
-        if changed:
+        changed, self._unfinished = self._unfinished, True
+        if not self.order:
             self.order = [Folder(self.root, "", False)]
         status, now_ns, gone = os.lstat, time.time_ns(), False
         for folder in self.order:
             try:
                 found = status(folder.path)
-            except OSError:
+            except OSError as error:
+                check_passing(error, folder.path)
                 found = None
             else:
                 if found.st_ctime_ns == folder.ctime and found.st_ino == folder.inode:
@@ -184,17 +253,52 @@ class Tree:
         if changed:
             self._arrange(gone=gone)
             self.version += 1
+        self._count_names(now_ns, changed=changed)
+        self._unfinished = False
         return self.version
+
+    def _count_names(self, now_ns: int, *, changed: bool) -> None:
+        """Find out which files have several names, as of now or of a moment ago.
+
+        A folder does not change when a file in it gets a further name elsewhere. So all files are asked again where one
+        turns up that has more names than are known of it, and else every :data:`RECOUNT_NS`.
+        """
+        if changed:
+            known = self._names()
+            strangers = {file for file, (paths, names) in known.items() if len(paths) < names}
+            again = bool(strangers - self._strangers) and self._counted_ns > 0
+            self._strangers = strangers
+        else:
+            again = False
+        if self._counted_ns == 0:  # all were asked just now
+            self._counted_ns = now_ns
+        elif again or now_ns - self._counted_ns > RECOUNT_NS:
+            self._counted_ns = now_ns
+            recounted = [folder.recount() for folder in self.order]
+            self.version += any(recounted)
+
+    def _names(self) -> dict[tuple[int, int], tuple[list[str], int]]:
+        found: dict[tuple[int, int], tuple[list[str], int]] = {}
+        for folder in self.order:
+            for name, linked in folder.linked.items():
+                found.setdefault(linked.file, ([], linked.names))[0].append(folder.child(name)[0])
+        return found
+
+    def linked(self) -> Mapping[tuple[int, int], tuple[Sequence[str], int]]:
+        """The files that have several names: their paths in this tree, and how many names they have in all."""
+        if self._linked is None or self._linked[0] != self.version:
+            self._linked = self.version, self._names()
+        return self._linked[1]
 
     def _arrange(self, *, gone: bool) -> None:
         """The order anew, with folders read that are new; what is gone falls out of it."""
         known = {folder.path: folder for folder in self.order if not (gone and folder.inode == -1)}
         root = known.get(self.root)
-        self.order = []
+        order: list[Folder] = []
         waiting = [] if root is None else [root]
         while waiting:
             folder = waiting.pop()
-            self.order.append(folder)
+            order.append(folder)
             within = {entry.path for entry in folder.protected if entry.folder}
             for name in reversed(folder.folders):
                 path, relative = folder.child(name)
@@ -204,13 +308,15 @@ class Tree:
                     below = Folder(path, relative, inside)
                     self._first(below)
                 waiting.append(below)
+        self.order = order
 
     @staticmethod
     def _first(folder: Folder) -> None:
         now_ns = time.time_ns()
         try:
             folder.taken(os.lstat(folder.path), now_ns)
-        except OSError:
+        except OSError as error:
+            check_passing(error, folder.path)
             folder.closed = True
             return
         folder.read()
@@ -246,3 +352,27 @@ class Tree:
                     folder.judged.pop(next(iter(folder.judged)))
                 folder.judged[key] = found
             yield folder, found
+
+
+def _note_file(entry: os.DirEntry[str], linked: dict[str, Linked], pipes: list[str]) -> None:
+    try:
+        found = entry.stat(follow_symlinks=False)
+    except FileNotFoundError:
+        return  # gone, so the folder has changed since, and is read again
+    if stat.S_ISFIFO(found.st_mode):
+        pipes.append(entry.name)
+    elif found.st_nlink > 1 and stat.S_ISREG(found.st_mode):
+        linked[entry.name] = Linked((found.st_dev, found.st_ino), found.st_nlink)
+
+
+def check_passing(error: OSError, path: str) -> None:
+    """
+    :raises ToolError: ``unavailable`` where ``error`` says only that the system is short of something now
+    """
+    if error.errno in _PASSING:
+        raise ToolError(
+            f"{path} cannot be looked at: {error.strerror}. The system or this "
+            "process has used up its descriptors or memory. Call again; if it stays so, raise the limit (ulimit -n), or "
+            "end what holds them",
+            kind="unavailable",
+        ) from error

@@ -17,6 +17,7 @@ _FILES = (
     "own_programs",
     "model",
     "permission",
+    "pinned",
     "sandbox",
     "bounds",
     "mounts",

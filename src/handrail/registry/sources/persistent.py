@@ -44,6 +44,7 @@ BACKOFF_MS: Sequence[int] = (0, 100, 500, 2_000, 5_000)
 MOST_BESIDE = 16
 """Further processes of one tool, while the calls of others wait for a client."""
 _REAPING_S = 0.5
+_MOST_SHOWN = 8
 _WAYS = ("result", "error", *WAYS)
 
 
@@ -173,9 +174,14 @@ class PersistentTool(ExecutableTool):
             sent["offers"] = offered
         kept = False
         guarded = process if isinstance(process, GuardedProcess) else None
+        if guarded is not None and (appeared := await guarded.begin()):
+            raise ToolError(
+                f"nothing was called: since the last call of {self.spec.id}, which stays up between its calls, something was made "
+                f"or changed where no program may write: {'; '.join(appeared[:_MOST_SHOWN])}. The tool did that, or somebody else. "
+                "Have a person look at it; the next call takes things as they are then",
+                kind="conflict",
+            )
         try:
-            if guarded is not None:
-                await guarded.begin()
             await process.write(as_json(sent) + b"\n")
             while True:
                 line = await process.read_line(MAX_ANSWER_BYTES)

@@ -1,0 +1,129 @@
+"""Which files the programs that run now have mounted over, so that no tool of this process replaces one meanwhile.
+
+A mount over a file ends, in every sandbox, when the file's name is given to another file. A file tool writes by
+``rename``, so it would take the mount away from a running program, which is then ended. So a file tool waits until
+no program has the file mounted over, for a bounded time, and a program is not started while such a write is under way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import asynccontextmanager
+
+from handrail.contract.errors import ToolError
+from handrail.contract.sandbox import Profile
+
+WAIT_S = 5.0
+"""How long a write waits for the programs that have its file mounted over."""
+
+
+class RunningPrograms:
+    """For all event loops and threads of this process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._holders: dict[object, Profile] = {}
+        self._replacing: dict[str, int] = {}
+        self._waiting: set[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = set()
+
+    async def hold(self, holder: object, profile: Profile) -> bool:
+        """Note that a program of this profile is to be started. False, after a wait, where one of its files was being replaced: then
+        the profile has to be made again."""
+        with self._lock:
+            if not any(path in profile.pinned or path in profile.masked for path in self._replacing):
+                self._holders[holder] = profile
+                return True
+            change = self._change()
+        await self._until(change, WAIT_S)
+        return False
+
+    def release(self, holder: object) -> None:
+        """Nobody is left in the sandbox."""
+        with self._lock:
+            if self._holders.pop(holder, None) is not None:
+                self._ring()
+
+    def held(self, paths: Iterable[str]) -> dict[str, str]:
+        """Those of ``paths`` that a running program has mounted over, each with the name of one such program."""
+        with self._lock:
+            if not self._holders:
+                return {}
+            return {path: name for path in paths if (name := self._holder_of(path)) is not None}
+
+    @asynccontextmanager
+    async def replacing(self, path: str, shown: str) -> AsyncGenerator[None]:
+        """Give the file's name to another file meanwhile.
+
+        :raises ToolError: ``conflict`` where a running program has it mounted over, and does not end in time
+        """
+        await self._claim(path, shown)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._replacing[path] -= 1
+                if not self._replacing[path]:
+                    del self._replacing[path]
+                self._ring()
+
+    async def _claim(self, path: str, shown: str) -> None:
+        deadline: float | None = None
+        while True:
+            with self._lock:
+                name = self._holder_of(path) if self._holders else None
+                if name is None:
+                    self._replacing[path] = self._replacing.get(path, 0) + 1
+                    return
+                change = self._change()
+            now = asyncio.get_running_loop().time()
+            deadline = now + WAIT_S if deadline is None else deadline
+            if not await self._until(change, deadline - now):
+                raise ToolError(
+                    f"{shown} was not written: {name} runs with this file mounted over, and a write would end it. Wait until it "
+                    "has ended, or stop it, and write again",
+                    kind="conflict",
+                )
+
+    def _holder_of(self, path: str) -> str | None:
+        for profile in self._holders.values():
+            if path in profile.pinned or path in profile.masked:
+                return named(profile)
+        return None
+
+    def _change(self) -> tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]:
+        loop = asyncio.get_running_loop()
+        change = loop, loop.create_future()
+        self._waiting.add(change)
+        return change
+
+    async def _until(self, change: tuple[asyncio.AbstractEventLoop, asyncio.Future[None]], timeout_s: float) -> bool:
+        try:
+            done, _ = await asyncio.wait({change[1]}, timeout=max(timeout_s, 0))
+        finally:
+            with self._lock:
+                self._waiting.discard(change)
+        return bool(done)
+
+    def _ring(self) -> None:
+        for loop, future in self._waiting:
+            with contextlib.suppress(RuntimeError):  # that loop is closed
+                loop.call_soon_threadsafe(_set, future)
+        self._waiting.clear()
+
+
+def named(profile: Profile) -> str:
+    """A running program as an answer names it: by its tool, and the call or job that it runs for."""
+    tool = f"a program of {profile.tool}" if profile.tool else "a program"
+    return f"{tool} ({profile.call})" if profile.call else tool
+
+
+def _set(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+running_programs = RunningPrograms()
+"""Of this process: mounts and names are the machine's, whichever kernel started the program."""

@@ -1,0 +1,123 @@
+"""What a program makes under a protected name is moved away while it runs, and its call fails when it has ended."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from tests.runtime.test_guard import Ground, ground
+
+from handrail.contract.sandbox import Program
+from handrail.runtime import guard
+from handrail.runtime.guard import GuardedProcess, Vetoed
+
+pytestmark = pytest.mark.proves("S-07")
+__all__ = ["ground"]
+
+
+@pytest.fixture(autouse=True)
+def seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These tests look when they mean to."""
+    monkeypatch.setattr(guard, "PACE_S", 3600.0)
+
+
+async def started(ground: Ground, script: str) -> GuardedProcess:
+    process = await ground.sandbox.start(ground.capabilities, ground.profile, Program(["/bin/bash", "-c", script]))
+    assert isinstance(process, GuardedProcess)
+    return process
+
+
+async def test_a_running_program_does_not_keep_what_it_makes_under_a_protected_name(ground: Ground) -> None:
+    script = (
+        "mkdir -p .vscode a/.git/hooks; echo evil > .vscode/tasks.json; echo evil > a/.git/hooks/post-checkout;"
+        "echo evil > a/.git/config; echo 'ref: x' > a/.git/HEAD; echo made; read go; echo fine > fine; exit 3"
+    )
+    process = await started(ground, script)
+    assert await process.read_line(100) == b"made\n"
+    await ground.sandbox.look_meanwhile()
+    assert sorted(ground.names()) == ["a"] and not (ground.workspace / "a" / ".git").exists()
+    await process.write(b"go\n")
+    with pytest.raises(Vetoed, match=r"\.vscode was moved to") as caught:
+        await process.wait()
+    assert caught.value.exit_code == 3 and "a/.git" in caught.value.text
+    assert (ground.workspace / "fine").read_text() == "fine\n"
+    await process.kill()
+
+
+async def test_what_a_tool_that_stays_up_makes_between_its_calls_is_moved_away_and_told(ground: Ground) -> None:
+    process = await started(ground, "read a; echo one; read b; echo evil > .envrc; echo two; read c")
+    try:
+        await process.begin()
+        await process.write(b"go\n")
+        assert await process.read_line(100) == b"one\n"
+        await process.settle()
+        await process.write(b"go\n")  # no call
+        assert await process.read_line(100) == b"two\n"
+        await ground.sandbox.look_meanwhile()
+        assert not (ground.workspace / ".envrc").exists()
+        assert any(".envrc" in name for name in await process.begin())
+        await process.settle()
+        assert await process.begin() == ()
+    finally:
+        await process.kill()
+
+
+async def test_what_a_git_tool_makes_meanwhile_stays(ground: Ground) -> None:
+    job = await started(
+        ground, "echo up; read go; echo evil >> new/.git/hooks/x; git -C new config core.fsmonitor x; true"
+    )
+    assert await job.read_line(100) == b"up\n"
+    ground.vcs = True
+    making = await started(ground, "git init -q new; echo made; read go; git -C new config user.name One")
+    assert await making.read_line(100) == b"made\n"
+    await ground.sandbox.look_meanwhile()
+    await making.write(b"go\n")
+    assert await making.wait() == 0
+    await ground.sandbox.look_meanwhile()
+    config = ground.workspace / "new" / ".git" / "config"
+    assert "One" in config.read_text()
+    await job.kill()
+    assert job.veto is None and "One" in config.read_text()
+
+
+async def test_a_program_cannot_arm_what_a_git_tool_made_meanwhile(ground: Ground) -> None:
+    job = await started(
+        ground, "echo up; read go; git -C new config core.fsmonitor evil; echo evil > new/.git/hooks/update; true"
+    )
+    assert await job.read_line(100) == b"up\n"
+    ground.vcs = True
+    assert (await ground.run("git init -q new"))[0] == 0
+    await job.write(b"go\n")
+    with pytest.raises(Vetoed):
+        await job.wait()
+    await job.kill()
+    config = ground.workspace / "new" / ".git" / "config"
+    assert not config.exists() or "evil" not in config.read_text()
+    assert not (ground.workspace / "new" / ".git" / "hooks" / "update").exists()
+
+
+async def test_looks_are_taken_by_themselves_as_long_as_a_program_runs(
+    ground: Ground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guard, "PACE_S", 0.001)
+    looks: asyncio.Queue[None] = asyncio.Queue()
+    look = ground.sandbox.look_meanwhile
+
+    async def noted() -> float:
+        looks.put_nowait(None)
+        return await look()
+
+    monkeypatch.setattr(ground.sandbox, "look_meanwhile", noted)
+    process = await started(ground, "echo evil > .envrc; echo made; read go")
+    assert await process.read_line(100) == b"made\n"
+    for _ in range(looks.qsize() + 2):
+        await looks.get()
+    assert not (ground.workspace / ".envrc").exists()
+    await process.kill()
+    assert process.veto is not None
+
+
+def test_looks_take_a_hundredth_of_a_core_at_the_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    assert guard.pause_after(0.0) == guard.pause_after(0.01) == 1.0
+    assert guard.pause_after(0.25) == 25.0

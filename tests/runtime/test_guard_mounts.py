@@ -1,0 +1,295 @@
+"""Files that are mounted over stay as they were, also when somebody outside replaces them while a program runs."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.runtime.test_guard import Ground, ground
+
+from handrail.contract.errors import ToolError
+from handrail.contract.sandbox import Program
+from handrail.runtime import running
+from handrail.runtime.files import RootedFiles, SeenFiles
+from handrail.runtime.guard import GuardedProcess, Vetoed
+from handrail.runtime.kept import Originals
+from handrail.runtime.roots import Roots
+
+pytestmark = pytest.mark.proves("S-07")
+__all__ = ["ground"]
+
+CONFIG = "[core]\n\tbare = false\n"
+
+
+class Rules:
+    """Denies writing ``data.lock``, and hides nothing."""
+
+    key = "rules"
+    fixes_any = True
+
+    def hides(self, path: str, /) -> bool:
+        return path.endswith("/.env")
+
+    def fixes(self, path: str, /) -> bool:
+        return path.endswith("data.lock")
+
+
+def furnish(workspace: Path) -> None:
+    for name in (".git/objects", ".git/refs", ".git/hooks", ".vscode"):
+        (workspace / name).mkdir(parents=True)
+    (workspace / ".git" / "HEAD").write_text("ref: refs/heads/main\n")
+    (workspace / ".git" / "config").write_text(CONFIG)
+    (workspace / ".vscode" / "tasks.json").write_text("theirs")
+    for name in (".envrc", "handrail.toml", ".mcp.json", "data.lock", ".env"):
+        (workspace / name).write_text("theirs")
+
+
+def by_rename(workspace: Path, name: str, text: str) -> None:
+    """Replace a file as git and editors do."""
+    (workspace / "outside.tmp").write_text(text)
+    (workspace / "outside.tmp").rename(workspace / name)
+
+
+async def while_it_runs(ground: Ground, script: str, outside: Callable[[], None]) -> ToolError | None:
+    """Start a program, do something outside, and let the program go on with ``script``; how it failed."""
+    profile = dataclasses.replace(ground.profile, denials=Rules())
+    program = Program(["/bin/bash", "-c", f"echo up; read go; {script}; exit 0"])
+    process = await ground.sandbox.start(ground.capabilities, profile, program)
+    try:
+        assert await process.read_line(100) == b"up\n"
+        outside()
+        await process.write(b"go\n")
+        await process.close_stdin()
+        await process.wait()
+    except ToolError as error:
+        return error
+    finally:
+        await process.kill()
+    assert isinstance(process, GuardedProcess)
+    return process.veto
+
+
+def quarantined(ground: Ground) -> list[str]:
+    return [path.read_text() for path in ground.quarantine.rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize("name", [".envrc", "handrail.toml", ".mcp.json", "data.lock"])
+@pytest.mark.parametrize(
+    "script",
+    [
+        "echo evil > {}",
+        "echo evil > tmp.x && mv -f tmp.x {}",
+        "rm -f {}",
+        "rm -f {}; mkdir {}; echo evil > {}/x",
+        "rm -f {}; ln -s evil {}",
+        "rm -f {}; mkfifo {}",
+    ],
+)
+async def test_a_file_that_was_replaced_outside_is_put_back_as_it_was(ground: Ground, name: str, script: str) -> None:
+    furnish(ground.workspace)
+    error = await while_it_runs(
+        ground, script.replace("{}", name), lambda: by_rename(ground.workspace, name, "a person's")
+    )
+    assert error is not None
+    there = ground.workspace / name
+    assert there.is_file() and not there.is_symlink() and there.read_text() == "theirs"
+    if isinstance(error, Vetoed):
+        assert name in error.text and "put back" in error.text
+
+
+async def test_what_a_person_wrote_by_rename_is_kept_in_the_quarantine(ground: Ground) -> None:
+    furnish(ground.workspace)
+    error = await while_it_runs(ground, "true", lambda: by_rename(ground.workspace, ".envrc", "a person's"))
+    assert error is not None
+    assert (ground.workspace / ".envrc").read_text() == "theirs" and quarantined(ground) == ["a person's"]
+
+
+async def test_what_a_person_writes_into_the_same_file_stays(ground: Ground) -> None:
+    furnish(ground.workspace)
+
+    def outside() -> None:
+        (ground.workspace / ".envrc").write_text("edited")
+
+    error = await while_it_runs(ground, "true", outside)
+    assert error is None and (ground.workspace / ".envrc").read_text() == "edited"
+
+
+async def test_what_a_person_changes_in_a_pinned_folder_stays(ground: Ground) -> None:
+    furnish(ground.workspace)
+    error = await while_it_runs(
+        ground, "echo evil > .vscode/tasks.json", lambda: by_rename(ground.workspace, ".vscode/tasks.json", "edited")
+    )
+    assert error is None and (ground.workspace / ".vscode" / "tasks.json").read_text() == "edited"
+
+
+async def test_a_pinned_folder_that_was_replaced_is_moved_away(ground: Ground) -> None:
+    furnish(ground.workspace)
+
+    def outside() -> None:
+        (ground.workspace / ".vscode" / "tasks.json").unlink()
+        (ground.workspace / ".vscode").rmdir()
+        (ground.workspace / ".vscode").mkdir()
+
+    error = await while_it_runs(ground, "echo evil > .vscode/tasks.json", outside)
+    assert error is not None
+    assert not (ground.workspace / ".vscode" / "tasks.json").exists()
+
+
+@pytest.mark.parametrize("key", ["core.fsmonitor", "alias.st", "core.sshCommand"])
+async def test_git_configuration_that_a_program_could_write_is_put_back(ground: Ground, key: str) -> None:
+    furnish(ground.workspace)
+    config = ground.workspace / ".git" / "config"
+    error = await while_it_runs(
+        ground,
+        f"git config {key} '!evil'",
+        lambda: subprocess.run(["git", "config", "--file", str(config), "user.name", "A"], check=True) and None,
+    )
+    assert error is not None
+    assert config.read_text() == CONFIG or "evil" not in config.read_text()
+
+
+async def test_harmless_git_configuration_that_a_person_set_stays(ground: Ground) -> None:
+    furnish(ground.workspace)
+    config = ground.workspace / ".git" / "config"
+    for value in ("A", "B", "C"):  # file numbers are given again after two
+        await while_it_runs(
+            ground,
+            "true",
+            lambda value=value: (
+                subprocess.run(["git", "config", "--file", str(config), "user.name", value], check=True) and None
+            ),
+        )
+        assert f"name = {value}" in config.read_text()
+
+
+async def test_a_stopped_program_has_what_it_wrote_put_back_too(ground: Ground) -> None:
+    furnish(ground.workspace)
+    script = "echo up; read go; echo evil > .envrc; echo done; sleep 300"
+    process = await ground.sandbox.start(ground.capabilities, ground.profile, Program(["/bin/bash", "-c", script]))
+    assert isinstance(process, GuardedProcess)
+    assert await process.read_line(100) == b"up\n"
+    by_rename(ground.workspace, ".envrc", "a person's")
+    await process.write(b"go\n")
+    await process.read_line(100)
+    await process.kill()
+    assert (ground.workspace / ".envrc").read_text() == "theirs"
+    assert process.veto is not None and ".envrc" in process.veto.text
+
+
+async def test_a_process_that_stays_up_has_it_put_back_after_its_call(ground: Ground) -> None:
+    furnish(ground.workspace)
+    script = "while read go; do echo evil > .envrc; echo done; done"
+    process = await ground.sandbox.start(ground.capabilities, ground.profile, Program(["/bin/bash", "-c", script]))
+    assert isinstance(process, GuardedProcess)
+    try:
+        await process.begin()
+        by_rename(ground.workspace, ".envrc", "a person's")
+        await process.write(b"go\n")
+        await process.read_line(100)
+        with pytest.raises(Vetoed, match=r"\.envrc was put back"):
+            await process.settle()
+        assert (ground.workspace / ".envrc").read_text() == "theirs"
+    finally:
+        await process.kill()
+
+
+async def test_a_pinned_file_is_not_written_by_its_second_name(ground: Ground) -> None:
+    furnish(ground.workspace)
+    os.link(ground.workspace / ".git" / "config", ground.workspace / "alias")
+    os.link(ground.workspace / ".vscode" / "tasks.json", ground.workspace / ".vscode" / "again")
+    os.link(ground.workspace / ".vscode" / "tasks.json", ground.workspace / "tasks")
+    os.link(ground.workspace / "data.lock", ground.workspace / "lock")
+    script = "for f in alias tasks lock; do echo evil >> $f; chmod 777 $f; truncate -s 0 $f; done; true"
+    await while_it_runs(ground, script, lambda: None)
+    assert (ground.workspace / ".git" / "config").read_text() == CONFIG
+    assert (ground.workspace / ".vscode" / "tasks.json").read_text() == "theirs"
+    assert (ground.workspace / "data.lock").read_text() == "theirs"
+
+
+def test_a_file_number_that_is_given_again_is_not_taken_for_the_same_file(tmp_path: Path) -> None:
+    path = tmp_path / "config"
+    path.write_text("one")
+    originals = Originals(str(tmp_path))
+    original = originals.take(str(path))
+    assert original is not None and original.kept is not None and original.kept.data == b"one"
+    seen = os.stat(path).st_ino
+    for number in range(50):
+        path.unlink()
+        path.write_text(f"evil {number}")
+        assert originals.fate(str(path), original) == "replaced"
+        if os.stat(path).st_ino == seen:
+            break
+
+
+def test_a_change_in_the_same_tick_of_the_clock_is_seen(tmp_path: Path) -> None:
+    path = tmp_path / "config"
+    originals = Originals(str(tmp_path))
+    for number in range(50):
+        path.write_text(f"{number:02}")
+        original = originals.take(str(path))
+        assert original is not None and original.kept is not None and original.kept.data == f"{number:02}".encode()
+        path.write_text("ev")
+        assert originals.fate(str(path), original) != "same"
+
+
+# ── our own tools ────────────────────────────────────────────────────────────────────────────────
+
+
+def files_of(ground: Ground) -> RootedFiles:
+    return RootedFiles(Roots(ground.workspace), SeenFiles(), lambda capability, target: None)
+
+
+async def test_a_write_waits_for_the_program_that_has_its_file_mounted_over(ground: Ground) -> None:
+    furnish(ground.workspace)
+    profile = dataclasses.replace(ground.profile, denials=Rules(), tool="bash", call="job_1")
+    process = await ground.sandbox.start(
+        ground.capabilities, profile, Program(["/bin/bash", "-c", "echo up; read go; cat .env data.lock"])
+    )
+    assert await process.read_line(100) == b"up\n"
+    files = files_of(ground)
+    writing = [asyncio.ensure_future(files.write(name, b"new", over=b"theirs")) for name in (".env", "data.lock")]
+    other = await files.write("other", b"new", over="new")
+    assert other.created and not any(one.done() for one in writing)
+    assert (await files.read_bytes("data.lock")).data == b"theirs"
+    await process.write(b"go\n")
+    assert await process.read_line(100) == b"theirs"
+    await process.wait()
+    await asyncio.gather(*writing)
+    assert (ground.workspace / ".env").read_text() == "new" == (ground.workspace / "data.lock").read_text()
+
+
+async def test_a_write_that_would_wait_too_long_is_a_conflict_that_names_the_job(
+    ground: Ground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "WAIT_S", 0.01)
+    furnish(ground.workspace)
+    profile = dataclasses.replace(ground.profile, denials=Rules(), tool="bash", call="job_1")
+    process = await ground.sandbox.start(ground.capabilities, profile, Program(["/bin/bash", "-c", "read go"]))
+    with pytest.raises(ToolError, match=r"bash.*job_1") as caught:
+        await files_of(ground).write("data.lock", b"new", over=b"theirs")
+    assert caught.value.kind == "conflict" and (ground.workspace / "data.lock").read_text() == "theirs"
+    await process.kill()
+    await files_of(ground).write("data.lock", b"new", over=b"theirs")
+
+
+async def test_git_cannot_change_a_configuration_that_a_running_program_has_mounted_over(ground: Ground) -> None:
+    furnish(ground.workspace)
+    profile = dataclasses.replace(ground.profile, tool="bash", call="job_1")
+    process = await ground.sandbox.start(
+        ground.capabilities, profile, Program(["/bin/bash", "-c", "echo up; read go; echo evil >> .git/config; true"])
+    )
+    assert await process.read_line(100) == b"up\n"
+    ground.vcs = True
+    done = await ground.shell().run("git config user.name One")
+    assert done.exit_code != 0 and any("job_1" in note for note in done.notes), done
+    assert (ground.workspace / ".git" / "config").read_text() == CONFIG
+    await process.write(b"go\n")
+    await process.wait()
+    assert (ground.workspace / ".git" / "config").read_text() == CONFIG
+    await process.kill()
+    assert (await ground.run("git config user.name One"))[0] == 0

@@ -1,0 +1,142 @@
+"""Files that have further names outside of the workspace are not written by the programs that run in it."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.runtime.test_guard import Ground, ground
+
+from handrail.contract.sandbox import Program
+from handrail.runtime import private_copies
+from handrail.sandbox import tree as module
+from handrail.sandbox.tree import Tree
+
+pytestmark = pytest.mark.proves("S-07")
+__all__ = ["ground"]
+
+WRITE = (
+    "for f in $(find . -type f -not -path './.git/*'); do chmod u+w $f; echo evil >> $f; truncate -s 0 $f; done; true"
+)
+
+
+def linked(ground: Ground, *names: str, content: str = "the store's") -> Path:
+    """A store outside of the workspace, whose files have these names in it, too."""
+    store = ground.place / "store"
+    store.mkdir(exist_ok=True)
+    for number, name in enumerate(names):
+        (store / str(number)).write_text(content)
+        (store / str(number)).chmod(0o444)
+        there = ground.workspace / name
+        there.parent.mkdir(parents=True, exist_ok=True)
+        os.link(store / str(number), there)
+    return store
+
+
+def untouched(store: Path, content: str = "the store's") -> bool:
+    return {(file.read_text(), file.stat().st_mode & 0o777) for file in store.iterdir()} == {(content, 0o444)}
+
+
+async def test_a_program_writes_a_copy_and_not_the_store(ground: Ground) -> None:
+    store = linked(ground, "node_modules/.pnpm/a@1/index.js", "a.txt", "b/c/d")
+    before = (ground.workspace / "a.txt").stat()
+    assert (await ground.run("cat a.txt"))[1] == "the store's"
+    after = (ground.workspace / "a.txt").stat()
+    assert after.st_nlink == 1 and (after.st_mode, after.st_mtime_ns) == (before.st_mode, before.st_mtime_ns)
+    assert (await ground.run(WRITE))[0] == 0
+    assert untouched(store) and (ground.workspace / "a.txt").read_text() == ""
+    assert list(ground.workspace.rglob(".handrail-*")) == []
+
+
+async def test_what_is_beyond_the_bound_is_read_only_and_gets_its_copy_later(
+    ground: Ground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(private_copies, "MOST_FILES", 2)
+    store = linked(ground, *(f"node_modules/.pnpm/p{number}/f" for number in range(5)))
+    done = await ground.shell().run(WRITE)
+    assert untouched(store) and any("hard links" in note for note in done.notes), done
+    assert sum(path.stat().st_nlink > 1 for path in ground.workspace.rglob("f")) == 3
+    for _ in range(2):
+        await ground.run(WRITE)
+    assert untouched(store)
+    assert {path.read_text() for path in ground.workspace.rglob("f")} == {""}
+
+
+async def test_a_large_file_is_read_only(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(private_copies, "MOST_BYTES", 5)
+    store = linked(ground, "large")
+    await ground.run(WRITE)
+    assert untouched(store) and (ground.workspace / "large").read_text() == "the store's"
+
+
+async def test_thousands_beyond_the_bound_are_read_only_by_their_folders(
+    ground: Ground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(private_copies, "MOST_FILES", 0)
+    store = linked(ground, *(f"node_modules/.pnpm/p{number // 10}/f{number}" for number in range(3_000)))
+    (ground.workspace / "src").mkdir()
+    (ground.workspace / "src" / "mine").write_text("mine")
+    code, output = await ground.run(f"({WRITE}) 2> /dev/null; echo x > src/new; echo worked")
+    assert (code, output) == (0, "worked\n") and untouched(store)
+    assert (ground.workspace / "src" / "mine").read_text() == "" and (ground.workspace / "src" / "new").exists()
+
+
+async def test_links_within_the_workspace_stay_links(ground: Ground) -> None:
+    (ground.workspace / "a").write_text("one")
+    os.link(ground.workspace / "a", ground.workspace / "b")
+    assert (await ground.run("ln a c; echo two > c; cat b"))[1] == "two\n"
+    assert (ground.workspace / "a").stat().st_nlink == 3
+    assert (await ground.run("echo three > a; cat b"))[1] == "three\n"
+
+
+async def test_a_second_folder_to_write_in_counts_as_inside(ground: Ground) -> None:
+    other = ground.place / "other"
+    (ground.workspace / "a").write_text("one")
+    os.link(ground.workspace / "a", other / "a")
+    trees = [Tree(str(ground.workspace)), Tree(str(other)), Tree(str(ground.workspace))]
+    for tree in trees:
+        tree.look()
+    assert private_copies.shared(trees) == {}
+    assert list(private_copies.shared([*trees[:1], *trees[2:]])) == [str(ground.workspace / "a")]
+
+
+async def test_a_link_that_is_made_elsewhere_is_known_when_files_are_counted_again(
+    ground: Ground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (ground.workspace / "a.txt").write_text("the store's")
+    (ground.workspace / "a.txt").chmod(0o444)
+    assert (await ground.run("echo looked"))[1] == "looked\n"
+    (ground.place / "backup").mkdir()
+    os.link(ground.workspace / "a.txt", ground.place / "backup" / "a.txt")
+    monkeypatch.setattr(module, "RECOUNT_NS", -1)
+    await ground.run(WRITE)
+    assert untouched(ground.place / "backup")
+
+
+async def test_a_program_that_only_reads_leaves_links_alone(ground: Ground) -> None:
+    linked(ground, "a.txt")
+    profile = dataclasses.replace(ground.profile, workspace_writable=False)
+    process = await ground.sandbox.start(ground.capabilities, profile, Program(["/bin/bash", "-c", "echo x >> a.txt"]))
+    assert await process.wait() != 0
+    await process.kill()
+    assert (ground.workspace / "a.txt").stat().st_nlink == 2
+
+
+def test_a_name_that_was_given_away_meanwhile_is_left_to_its_new_file(tmp_path: Path) -> None:
+    root = tmp_path.resolve()
+    (root / "store").write_text("the store's")
+    (root / "ws").mkdir()
+    os.link(root / "store", root / "ws" / "a")
+    file = (root / "store").stat().st_dev, (root / "store").stat().st_ino
+
+    def files() -> Iterator[tuple[str, tuple[int, int]]]:
+        yield str(root / "ws" / "a"), file
+        # Its copy is made, and has not taken the name.
+        (root / "edit").write_text("a person's")
+        (root / "edit").rename(root / "ws" / "a")
+
+    assert private_copies.make_private(str(root / "ws"), files()) == set()
+    assert (root / "ws" / "a").read_text() == "a person's" and os.listdir(root / "ws") == ["a"]

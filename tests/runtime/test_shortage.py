@@ -1,0 +1,128 @@
+"""After a moment without descriptors, programs start again, and what was kept from them still is."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from handrail.sandbox import tiers
+from handrail.sandbox.tree import Tree
+
+pytestmark = pytest.mark.proves("S-07")
+
+SCRIPT = """
+import asyncio, os, resource, sys, warnings
+from pathlib import Path
+from handrail.contract.errors import ToolError
+from handrail.contract.requires import CapabilitySet, Layer, ShellRequires
+from handrail.contract.sandbox import Profile
+from handrail.policy.defaults import default_book
+from handrail.policy.hidden import hidden
+from handrail.runtime.guard import Guarded
+from handrail.runtime.roots import Roots
+from handrail.runtime.shell import SandboxedShell
+from handrail.sandbox import pool, tiers
+
+place = Path(sys.argv[1])
+ws = place / "ws"
+program = ShellRequires.model_validate({"cmd": "*"})
+capabilities = CapabilitySet((Layer("test", (str(ws),), (str(ws),), (), (program,), frozenset()),))
+profile = Profile(str(ws), str(place / "scratch"), denials=hidden(default_book(), str(ws)), quarantine=str(place / "q"))
+
+def lowest_free():
+    descriptor = os.open("/dev/null", os.O_RDONLY)
+    os.close(descriptor)
+    return descriptor
+
+def children():
+    return Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+
+async def main():
+    pooled = pool.pooled(tiers.choose())
+    shell = SandboxedShell(Guarded(pooled), profile, capabilities, Roots(ws), lambda capability, target: None)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    kinds, worked = set(), 0
+    check = "exec 2>/dev/null; cat .env; echo evil >> .git/config; echo evil > .vscode/tasks.json; echo worked; true"
+    assert (await shell.run(check)).output == b"worked\\n"
+    await pooled.replenished()
+    for spare in [*range(0, 40), *range(0, 40, 3)]:
+        (ws / f"new{spare}").mkdir(exist_ok=True)
+        (ws / "src" / f"new{spare}").mkdir(exist_ok=True)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free() + spare, hard))
+        try:
+            done = await shell.run(check)
+            assert done.output == b"worked\\n", done
+            worked += 1
+        except ToolError as error:
+            kinds.add(error.kind)
+            if error.kind != "unavailable":
+                print("UNEXPECTED", spare, error.kind, error.text)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        done = await shell.run(check)
+        assert done.output == b"worked\\n", (spare, done)
+        assert (ws / ".git/config").read_text() == "theirs" and (ws / ".vscode/tasks.json").read_text() == "theirs"
+    await pooled.aclose()
+    await asyncio.sleep(0)
+    left = [pid for pid in children() if "Z" in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]]
+    print("kinds", sorted(kinds), "worked", worked, "zombies", len(left))
+
+asyncio.run(main())
+"""
+
+
+def test_after_every_shortage_of_descriptors_programs_start_again(tmp_path: Path) -> None:
+    chosen = tiers.choose()
+    if not chosen.tier.confines:
+        pytest.skip(chosen.tier.detail)
+    place = tmp_path.resolve()
+    for name in ("ws/.git/objects", "ws/.git/refs", "ws/.vscode", "ws/src", "scratch"):
+        (place / name).mkdir(parents=True)
+    for name in (".git/config", ".vscode/tasks.json"):
+        (place / "ws" / name).write_text("theirs")
+    (place / "ws" / ".git" / "HEAD").write_text("ref: refs/heads/main\n")
+    (place / "ws" / ".env").write_text("TOP-SECRET")
+    ran = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(place)], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "UNEXPECTED" not in ran.stdout, ran.stdout
+    assert "kinds ['unavailable']" in ran.stdout and "zombies 0" in ran.stdout, ran.stdout + ran.stderr
+    assert "Traceback" not in ran.stderr, ran.stderr
+
+
+def test_a_folder_that_could_not_be_read_for_a_moment_is_read_at_the_next_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import errno
+    import os
+
+    from handrail.contract.errors import ToolError
+    from handrail.sandbox import tree as module
+
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "a" / "b" / ".envrc").write_text("x")
+    real = os.scandir
+    for number in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EIO):
+        for failing in ("", "a", "a/b"):
+            tree = Tree(str(tmp_path))
+
+            def scandir(path: str, number: int = number, failing: str = failing):
+                if path == str(tmp_path / failing):
+                    raise OSError(number, os.strerror(number))
+                return real(path)
+
+            with monkeypatch.context() as patched:
+                patched.setattr(module.os, "scandir", scandir)
+                if number == errno.EIO:
+                    tree.look()
+                    assert tree.closed() == [str(tmp_path / failing)], "it is hidden as long as it cannot be read"
+                else:
+                    with pytest.raises(ToolError, match="Call again") as caught:
+                        tree.look()
+                    assert caught.value.kind == "unavailable"
+            tree.look()
+            assert tree.closed() == [] and list(tree.protected()) == [str(tmp_path / "a" / "b" / ".envrc")]
