@@ -352,7 +352,7 @@ class Prepared:
                 found = self._unwrapped(normal, target, by_arguments, 0)
                 if found.action == "allow" and found.rule is not None and _is_about_words(found.rule):
                     return found._replace(argv=argv, reading=normal)
-        if action == "allow" and rule is not None and rule.pattern == READ_ONLY:
+        if action == "allow" and rule is not None and self._allows_reading_only(rule):
             return self._guarded(plain)
         concern = programs.concern(argv) if action == "allow" else None
         if concern is None or any(_names(candidate, concern.words) for candidate in (tool, used)):
@@ -367,19 +367,28 @@ class Prepared:
         found = self.under(above.binding).command(Command(tuple(argv)), target, by_arguments)
         return found if found.rule is not None and found.action != "allow" else None
 
+    def _allows_reading_only(self, rule: Rule) -> bool:
+        """Whether a rule allows a command for no other reason than that it changes nothing."""
+        return rule.pattern == READ_ONLY or (bool(rule.effect) and self.spec.only_its_command)
+
     def _guarded(self, found: Finding) -> Finding:
         """``found``, for a command that is allowed because it only reads: unless it names what is not read unasked.
 
-        By name alone; what a search comes upon is the sandbox's matter, which masks such files.
+        By name alone; what a search comes upon is the sandbox's matter, which masks such files. What a repository stores
+        cannot be masked, so a command that shows it is asked about.
         """
         assert found.argv is not None
+        if (reason := read_only.shows_stored_contents(found.argv)) is not None:
+            note = f"{reason}; the tools git.show, git.log and git.diff leave those out"
+            found = found._replace(action="ask", cause="program", note=note)
         own, shipped = self.capability_rules("fs.read")
         for word in read_only.names_path(found.argv):
             path = posixpath.normpath(word)
-            subject = PathSubject(path, None if path[:1] == "/" or path[:2] == ".." else path)
+            outside = path[:1] == "/" or path[:2] == ".."
+            subject = PathSubject(path, None) if outside else PathSubject(f"./{path}", path)
             used = own.winner(subject) or shipped.winner(subject)
-            if used is not None and used.rule.action != "allow":
-                return found._replace(action=used.rule.action, rule=used.rule)
+            if used is not None and STRICTNESS[used.rule.action] > STRICTNESS[found.action]:
+                return found._replace(action=used.rule.action, cause="rule", rule=used.rule, note="")
         return found
 
     def _denied(self, argv: Sequence[str], target: Target | None, by_arguments: Ranked | None) -> Finding | None:
