@@ -131,3 +131,18 @@ DATA = [
     "kubectl get rm", "gh pr create --title 'rm -rf x'", "helm install rm y", "terraform plan", "curl http://h/rm", "diff rm x", "python -m pip install rm",
 ]  # fmt: skip
 """Nothing of it runs ``rm``: it is decided as if no rule spoke of ``rm``."""
+
+IN_THE_TEXT = [
+    "GIT_SSH_COMMAND='rm -rf x' git fetch", 'PAGER="rm -rf x" man ls', "export EDITOR='rm -rf x'; git commit", "X=rm; $X -rf x",
+    "env GIT_SSH_COMMAND='rm -rf x' git fetch", "bash <<'E'\nrm -rf x\nE", "sh <<< 'rm -rf x'", "echo 'rm -rf x' | sh", "echo rm -rf x | bash -s",
+    "printf 'rm -rf x' | ssh h", "echo rm -rf x | docker exec -i c sh", "echo 'rm -rf x' | sudo sh", "$(echo rm) -rf x", "`echo rm` -rf x",
+    'eval "$(echo rm -rf x)"', "source <(echo rm -rf x)", "bash <(echo rm -rf x)", "echo 'rm -rf x' | at now", "alias q='rm -rf x'; q",
+    "hash -p /bin/rm ls; ls", "jobs -x rm -rf x", "git config core.editor 'rm -rf x'", "python3 <<E\nimport os; os.system('rm -rf x')\nE",
+    "cat <<E | sh\nrm -rf x\nE", "busybox sh <<E\nrm -rf x\nE", "xargs -I F sh -c F <<< 'rm -rf x'", "echo 'rm -rf x' | xargs -I F sh -c F",
+]  # fmt: skip
+"""The text of the script holds the command, and another command of it runs that."""
+
+DATA_IN_THE_TEXT = [
+    "cat > s.sh <<E\nrm -rf x\nE", "for f in a; do grep 'rm x' $f; done", 'echo "$(date) rm x"', "A=1 grep 'rm x' f", "echo rm | grep x",
+]  # fmt: skip
+"""Nothing of the script runs it."""

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.policy import ordinary_commands
 from tests.policy.desk import GIT, Desk, book, rule
-from tests.policy.runner_cases import CERTAIN, DATA, GUESSED
+from tests.policy.runner_cases import CERTAIN, DATA, DATA_IN_THE_TEXT, GUESSED, IN_THE_TEXT
 
 from handrail.policy import runners
 from handrail.policy.modes import within
@@ -46,6 +46,17 @@ def test_an_allow_rule_for_the_outer_program_does_not_carry_the_inner_one(desk: 
     program = command.split()[0]
     for objection in ("deny bash rm *", "ask bash rm *"):
         assert desk.bash(command, f"allow bash {literal_words([program])} *", objection).action != "allow"
+
+
+@pytest.mark.parametrize("command", IN_THE_TEXT)
+def test_a_denied_program_is_denied_where_a_script_feeds_it_to_what_runs_it(desk: Desk, command: str) -> None:
+    assert desk.bash(command, "allow bash", "deny bash rm *").action == "deny"
+    assert desk.bash(command, "allow bash", "ask bash rm *").action == "ask"
+
+
+@pytest.mark.parametrize("command", DATA_IN_THE_TEXT)
+def test_a_text_that_no_command_of_a_script_runs_is_not_denied(desk: Desk, command: str) -> None:
+    assert desk.bash(command, "allow bash", "deny bash rm *").action == desk.bash(command, "allow bash").action
 
 
 @pytest.mark.parametrize("command", GUESSED)

@@ -237,8 +237,13 @@ class Prepared:
             denied = [finding for finding in found if finding.action == "deny"]
             if not denied and (finding := self._denied(_UNNAMEABLE, target, by_arguments)) is not None:
                 denied = [finding]
+            if not denied and (finding := self._hidden_in(target, script, by_arguments)) is not None:
+                denied = [finding] if finding.action == "deny" else []
             unclear = Finding("ask", "unclear", note=script.unclear, target=target)
             return denied or [unclear]
+        if not any(finding.action == "deny" for finding in found):
+            hidden = self._hidden_in(target, script, by_arguments)
+            found += [] if hidden is None else [hidden]
         if not any(finding.action == "deny" for finding in found):
             seconds = programs.pure_wait_s(script.commands)
             if seconds is not None and not all(_names_all(finding) for finding in found):
@@ -270,6 +275,21 @@ class Prepared:
             return asked
         if self._is_named_whole(argv, by_arguments):
             return self._held_above(argv, target, by_arguments) or found
+        return asked
+
+    def _hidden_in(self, target: Target, script: Script, by_arguments: Ranked | None) -> Finding | None:
+        """The strictest objection to a command in a script's text that none of its commands names in its own words."""
+        fed = any(runners.is_fed(command.argv) for command in script.commands)
+        if not fed and (script.unclear is None or "=" not in target.value):
+            return None
+        asked: Finding | None = None
+        for reading in runners.readings_of_text(target.value, self._watching, fed=fed):
+            if reading is runners.TOO_MANY:
+                asked = asked or Finding("ask", "program", None, _TOO_MANY, target=target)
+            elif (objection := self._objection(reading, target, by_arguments)) is not None:
+                if objection.action == "deny":
+                    return objection
+                asked = asked or objection
         return asked
 
     @property

@@ -72,6 +72,8 @@ PLACES: Mapping[str, str] = {
     "scp sftp sshfs": "-o -S -D -b",
     "rsync": "-e --rsh --rsync-path",
     "ssh-copy-id": "-o",
+    "alias export declare typeset readonly local": "=",
+    "jobs complete compgen mapfile readarray bind hash fc enable": "-x -C -p -e -f",
     "vagrant": "ssh winrm -c --command",
     "multipass colima limactl lima": "exec shell ssh",
     "docker podman nerdctl buildah finch": "run exec create debug -- --entrypoint --health-cmd --init-path",
@@ -92,7 +94,7 @@ PLACES: Mapping[str, str] = {
     "meson": "devenv",
     "just": "-c --command --shell --shell-arg",
     "bazel bazelisk buck buck2": "--run_under",
-    "git": "run foreach -c -x -O -u --exec --extcmd --upload-pack --receive-pack --tree-filter --msg-filter "
+    "git": "run foreach config -c -x -O -u --exec --extcmd --upload-pack --receive-pack --tree-filter --msg-filter "
            "--index-filter --env-filter --parent-filter --commit-filter --tag-name-filter --setup --open-files-in-pager "
            "--sendmail-cmd --to-cmd --cc-cmd --smtp-server --config remote-ext shell",
     "hg svn svnadmin bzr brz jj fossil darcs": "exec -- -c --command --config --config-option --diff-cmd --diff3-cmd --editor-cmd "
@@ -257,7 +259,7 @@ DATA = _names(
     # files
     "cp mv rm ln mkdir rmdir touch chmod chown chgrp chattr mktemp truncate tee dd sync cd pushd popd rsync shred",
     "gzip gunzip bzip2 bunzip2 xz unxz zstd unzstd lz4 unzip 7z 7za unrar ar cpio patch dos2unix unix2dos install",
-    "basenc csplit shuf tsort iconv lsof fuser mount umount kill pkill killall export unset wait sleep",
+    "basenc csplit shuf tsort iconv lsof fuser mount umount kill pkill killall unset wait sleep",
     # packages, whose words are names of packages
     "pip pip3 apt-cache dnf yum apk pacman zypper port choco scoop winget dpkg-query snap apt-mark apt-file",
     "go rustc composer luarocks cpan nuget helm",

@@ -45,6 +45,7 @@ _LEADS = frozenset(
 """Words of other languages in front of a command."""
 _UNQUOTED = str.maketrans("", "", "'\"\\")
 _NOT_PLAIN = re.compile(r"[\s;|&()<>`$=:!,'\"{}\[\]\\]")
+_ASSIGNED = re.compile(r"""(?<![\w-])[A-Za-z_]\w*\+?=(?P<value>'[^']*'|"(?:[^"\\]|\\.)*"|[^\s;|&()<>]+)""")
 _ALIAS = re.compile(r"(?:-c)?alias\.(?P<name>[^=]+)=(?P<value>.*)", re.DOTALL)
 
 
@@ -174,6 +175,49 @@ def readings(argv: Sequence[str], watched: Watched) -> Iterator[Reading]:
     return _Search(watched).readings(tuple(argv))
 
 
+def readings_of_text(text: str, watched: Watched, *, fed: bool) -> Iterator[Reading]:
+    """Give the commands that the text of a script holds besides those that it plainly runs.
+
+    The values of its variables may be commands, such as ``GIT_SSH_COMMAND``.
+
+    :param fed: a command of the script runs what it is fed, so that any words of the text may be a command
+    """
+    if not watched.may_concern(text):
+        return
+    search = _Search(watched)
+    texts = [text] if fed else [match.group("value").strip("'\"") for match in _ASSIGNED.finditer(text)]
+    for one in texts:
+        for words in search.pieces(one):
+            for start in range(len(words)) if fed else (0,):
+                if watched.may_begin(words[start], certain=True):
+                    yield Reading(words[start:])
+                    yield from readings(words[start:], watched)
+    if not search.complete:
+        yield TOO_MANY
+
+
+def is_fed(argv: Sequence[str]) -> bool:
+    """Whether a command runs what it reads, or what another command prints: ``sh``, ``eval "$(x)"``, ``$(x) y``."""
+    if not argv:
+        return False
+    program = program_name(argv)
+    if program in ("eval", "source", ".", "at", "batch") or not {"$", "`"}.isdisjoint(argv[0]):
+        return True
+    runs_code = program in SHELLS or form_of(program) is _CODE
+    if runs_code and any("$(" in word or "<(" in word or "`" in word for word in argv):
+        return True
+    if runs_code and (len(argv) == 1 or any(word in ("-", "-s", "/dev/stdin") for word in argv[1:])):
+        return True
+    if program in runner_tables.REMOTE and len(argv) == 2:
+        return True
+    if program in ("xargs", "parallel") and not SHELLS.isdisjoint(argv):
+        return True
+    return any(
+        posixpath.basename(word) in SHELLS and all(later[:1] == "-" for later in argv[at + 1 :])
+        for at, word in enumerate(argv)
+    )
+
+
 class _Search:
     """One search for the commands in an argv, and how much of it is left to do."""
 
@@ -257,13 +301,13 @@ class _Search:
             if command.argv and command.argv[0].lower() in _LEADS:
                 yield command.argv[1:]
         if script.unclear is not None or any(_CUT.search(command.argv[0]) for command in script.commands):
-            yield from self._pieces(text)
+            yield from self.pieces(text)
 
     def _in_code(self, words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
         """Give commands in code of another language, if the code has something in it that starts programs."""
         for word in words[1:]:
             if _NOT_PLAIN.search(word) and _CALLS.search(word) and self._may_read(word, certain=True):
-                yield from self._pieces(_LISTED.sub(" ", word))
+                yield from self.pieces(_LISTED.sub(" ", word))
 
     def _may_read(self, text: str, *, certain: bool) -> bool:
         if not self._watched.may_concern(text, certain=certain):
@@ -274,7 +318,8 @@ class _Search:
         self._texts -= 1
         return True
 
-    def _pieces(self, text: str) -> Iterator[tuple[str, ...]]:
+    def pieces(self, text: str) -> Iterator[tuple[str, ...]]:
+        """Give what stands between the signs of a text at which a command may begin."""
         pieces = _CUT.split(text)
         if len(pieces) > _MAX_PIECES:
             pieces = [piece for piece in pieces if self._watched.may_concern(piece)]
