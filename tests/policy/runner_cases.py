@@ -21,7 +21,7 @@ CERTAIN = [
     "numactl -N 0 rm -rf x", "setarch x86_64 rm -rf x", "linux32 rm -rf x", "cpulimit -l 5 -- rm -rf x", "chpst -u bob rm -rf x",
     "gosu bob rm -rf x", "su-exec bob rm -rf x", "s6-setuidgid bob rm -rf x", "dumb-init rm -rf x", "tini -- rm -rf x",
     "start-stop-daemon --start --exec /bin/rm -- -rf x", "daemonize /bin/rm -rf x", "catchsegv rm -rf x", "faketime yesterday rm -rf x",
-    "eatmydata rm -rf x", "run-parts --arg=x rm -rf x", "gtimeout 5 rm -rf x", "i386 rm -rf x",
+    "eatmydata rm -rf x", "run-parts --arg=x rm -rf x", "run-parts --arg=x /bin --regex '^rm$'", "gtimeout 5 rm -rf x", "i386 rm -rf x",
     # shells and the shell's own
     "sh -c 'rm -rf x'", "bash -lc 'rm -rf x'", "bash -ec 'cd y && rm -rf x'", "zsh -c 'rm -rf x'", "fish -c 'rm -rf x'", "dash -c 'rm -rf x'",
     "pwsh -c 'rm -rf x'", "nu -c 'rm -rf x'", "xonsh -c 'rm -rf x'", "bash -c 'for i in a; do rm -rf x; done'", "sh -c \"sh -c 'rm -rf x'\"",

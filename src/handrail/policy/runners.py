@@ -27,7 +27,7 @@ _MAX_SIGNS = 200
 """In a text within a text, of which there may be many."""
 _MAX_PIECES = 60
 
-_CUT = re.compile(r"[\n;|&(){}\[\]`!=:,\"'<>$\\@%]+")
+_CUT = re.compile(r"[\n;|&(){}\[\]`!=:,\"'<>$\\@%^]+")
 """Signs at which a command may begin inside a text of any language."""
 _LISTED = re.compile(r"""["']\s*,\s*["']""")
 """Between two words of a list of literals, as in ``['rm', '-rf']``."""
