@@ -18,7 +18,7 @@ RUNNERS = _names(
     "gksu gksudo kdesu kdesudo nice ionice chrt taskset setsid setarch linux32 linux64 i386 x86_64 uname26",
     "prlimit numactl cpulimit cgexec softlimit chpst setuidgid envuidgid envdir setlock pgrphack runcon chroot",
     "unshare nsenter firejail bwrap proot fakeroot fakeroot-ng fakechroot pseudo schroot dchroot arch-chroot",
-    "minijail0 nsjail sandbox-exec rootlesskit pasta systemd-run systemd-inhibit systemd-nspawn systemd-cat",
+    "minijail0 nsjail sandbox-exec dzdo sux distrobox-enter logsave rootlesskit pasta systemd-run systemd-inhibit systemd-nspawn systemd-cat",
     "systemd-socket-activate machinectl homectl start-stop-daemon daemonize daemon dumb-init tini catatonit runsv",
     "caffeinate pbuilder cowbuilder sbuild flatpak-spawn host-spawn lxc-attach",
     "lxc-execute singularity apptainer ch-run udocker distrobox toolbox wsl cmd steam-run appimage-run",
@@ -76,26 +76,35 @@ PLACES: Mapping[str, str] = {
     "jobs complete compgen mapfile readarray bind hash fc enable": "-x -C -p -e -f",
     "vagrant": "ssh winrm -c --command",
     "multipass colima limactl lima": "exec shell ssh",
-    "docker podman nerdctl buildah finch": "run exec create debug -- --entrypoint --health-cmd --init-path",
+    "docker podman nerdctl buildah finch": "run exec create debug ssh unshare -- --entrypoint --health-cmd --init-path",
     "docker-compose podman-compose": "run exec -- --entrypoint",
     "kubectl oc k3s microk8s minikube kubecolor kubectl.exe": "exec run debug rsh ssh -- --command",
-    "crictl ctr runc crun youki nomad cf dokku heroku fly flyctl railway kamal lxc incus": "exec run ssh task console -- -C -c --command",
+    "crictl ctr runc crun youki nomad cf dokku heroku fly flyctl railway kamal lxc incus": "exec run run:detached ssh task console -- -C -c --command",
     "gcloud aws az doctl eb tsh gh glab": "ssh alias extension exec command -- --command --ssh-command --scripts -c --parameters",
     "consul etcdctl": "exec lock watch -- -shell",
     "ansible-playbook ansible-console": "--ssh-common-args --ssh-extra-args --become-exe",
     "flatpak snap": "run enter --command",
-    "nix guix nix-env lorri devenv": "run shell develop environment -- -c --command --run --phase",
+    "nix guix nix-env nix-build lorri devenv": "run eval shell develop environment -- -c --command --run --phase",
     "gem rustup rvm nvm fnm volta n chruby-exec stack cabal dune esy spack tox nox lerna nx": "exec run do -- --exec --override -x",
-    "npm pnpm yarn bun deno": "exec x dlx eval explore -- -c -e --call --eval --shell-mode --script-shell",
+    "yarn bun": "run exec x dlx -- -c -e --call --eval --script-shell",
+    "npm pnpm deno": "exec x dlx eval explore -- -c -e --call --eval --shell-mode --script-shell",
     "cargo": "watch -x -s --exec --shell --config",
     "go": "-exec -toolexec -vettool",
     "make gmake bmake": "= --eval -E",
-    "cmake ctest": "-E -P --test-command --build-run-dir",
+    "cmake ctest": "chdir env time -E -P --test-command --build-run-dir",
     "meson": "devenv",
+    "ip": "exec",
+    "task": "--",
+    "corepack": "*",
+    "vboxmanage": "-- --exe",
+    "tcpdump": "-z",
+    "openvpn pppd dhclient": "pty connect -sf --up --down --route-up --route-pre-down --ipchange --client-connect --tls-verify",
+    "java": "= ?",
+    "systemctl": "=",
     "just": "-c --command --shell --shell-arg",
     "bazel bazelisk buck buck2": "--run_under",
     "git": "run foreach config -c -x -O -u --exec --extcmd --upload-pack --receive-pack --tree-filter --msg-filter "
-           "--index-filter --env-filter --parent-filter --commit-filter --tag-name-filter --setup --open-files-in-pager "
+           "--index-filter --env-filter --parent-filter --commit-filter --tag-name-filter --setup --authors-prog --access-hook --httpd --open-files-in-pager "
            "--sendmail-cmd --to-cmd --cc-cmd --smtp-server --config remote-ext shell",
     "hg svn svnadmin bzr brz jj fossil darcs": "exec -- -c --command --config --config-option --diff-cmd --diff3-cmd --editor-cmd "
            "--merge-cmd --posthook --prehook --ssh --remotecmd",
@@ -128,12 +137,13 @@ PLACES: Mapping[str, str] = {
     "openssl": "-engine",
     "logrotate incrontab fswatch": "-c",
     "mvn mvnw gradle gradlew ant sbt": "=",
-    "psql mysql mariadb sqlite3 duckdb sqlplus usql mongosh mongo cqlsh lftp ftp clickhouse-client": "code",
-    "awk gawk mawk nawk original-awk sed gsed m4 dc exiftool rename prename xmlstarlet": "code",
+    "psql mysql mariadb sqlite3 duckdb sqlplus usql mongosh mongo cqlsh lftp ftp clickhouse-client": "code --pager",
+    "rake debugfs awk gawk mawk nawk original-awk sed gsed m4 dc exiftool rename prename xmlstarlet": "code",
     "vi vim nvim view vimdiff ex ed emacs emacsclient kak nano gnuplot gs tex latex pdflatex xelatex lualatex": "code",
 }  # fmt: skip
 """Programs that run a command only in some places: ``*`` is every word, a word is a sub-command behind which it may begin,
-an option is one whose value is a command or is followed by one, ``=`` is the value of ``NAME=VALUE``, and ``code`` says that the words are code of a language."""
+an option is one whose value is a command or is followed by one, ``=`` is the value of ``NAME=VALUE``, ``code`` says that the words are code
+of a language, and ``?`` that any other word may be a command, too."""
 
 INTERPRETERS = frozenset(
     {
@@ -267,6 +277,6 @@ DATA = _names(
     "gcc g++ cc c++ clang clang++ gfortran ld as nm objdump readelf ninja pytest py.test mypy pyright ruff black isort",
     "flake8 pylint bandit eslint prettier tsc jest vitest mocha stylelint biome rustfmt gofmt golangci-lint clippy",
     "shellcheck shfmt hadolint yamllint markdownlint cspell codespell typos tokei cloc scc ctags javac kotlinc",
-    "systemctl journalctl service rc-service terraform tofu dig nslookup host ping traceroute curl http",
+    "journalctl service rc-service terraform tofu dig nslookup host ping traceroute curl http",
 )  # fmt: skip
 """Programs that run none of their words: what looks like a command among them is data."""

@@ -33,14 +33,14 @@ _LISTED = re.compile(r"""["']\s*,\s*["']""")
 """Between two words of a list of literals, as in ``['rm', '-rf']``."""
 _CALLS = re.compile(
     r"system|exec|popen|spawn|subprocess|shell|\bsh\b|run\b|call|`|qx|fork|command|\bpipe|getline|\||program|process"
-    r"|!|(?<![a-z])e\b|%\(|\bcmd|syscmd|terminal|job_start|host\b|open\b",
+    r"|!|(?<![a-z])e\b|%x?\(|\bcmd|passthru|\bterm|syscmd|terminal|job_start|host\b|open\b",
     re.IGNORECASE,
 )
 """What code in any language has in it that starts a program."""
 _LEADS = frozenset(
-    {"spawn", "exec", "execute", "execute-silent", "become", "transform", "reload", "shell", ".shell", ".system", "system"}
-    | {"run", "run-shell", "call", "host", "!", ".!", "e", "1e", "do", "then", "sudo", "command", "child", "cmd", "-noecho"}
-    | {"localcommand", "proxycommand", "remotecommand", "knownhostscommand", "match"}
+    {"spawn", "exec", "execute", "execute-silent", "become", "transform", "reload", "shell", ".shell", ".sh", ".system", "system"}
+    | {"run", "run-shell", "call", "host", "platform", "term", "terminal", "!", ".!", "e", "1e", "do", "then", "command", "child"}
+    | {"cmd", "-noecho", "localcommand", "proxycommand", "remotecommand", "knownhostscommand", "match"}
 )  # fmt: skip
 """Words of other languages in front of a command."""
 _UNQUOTED = str.maketrans("", "", "'\"\\")
@@ -71,6 +71,7 @@ class Form:
     :param prefixes: beginnings of long options of the same kind
     :param assigned: the value of a word ``NAME=VALUE`` may be a command
     :param code: its words are code of some language, which can start programs
+    :param partly_known: it may run other words of its own, too
     """
 
     anywhere: bool = False
@@ -79,6 +80,7 @@ class Form:
     prefixes: tuple[str, ...] = ()
     assigned: bool = False
     code: bool = False
+    partly_known: bool = False
 
 
 def _form_of(text: str) -> Form:
@@ -86,11 +88,14 @@ def _form_of(text: str) -> Form:
     long = [word for word in words if word[:1] == "-" and word != "--"]
     return Form(
         anywhere="*" in words,
-        verbs=frozenset(word for word in words if word not in ("*", "=", "code") and (word[:1] != "-" or word == "--")),
+        verbs=frozenset(
+            word for word in words if word not in ("*", "=", "?", "code") and (word[:1] != "-" or word == "--")
+        ),
         options=tuple(word for word in long if word[-1] != "*"),
         prefixes=tuple(word[:-1] for word in long if word[-1] == "*"),
         assigned="=" in words,
         code="code" in words,
+        partly_known="?" in words,
     )
 
 
@@ -100,7 +105,7 @@ _FORMS: Mapping[str, Form] = {
     **{name: _form_of(text) for names, text in runner_tables.PLACES.items() for name in names.split()},
 }
 _CODE = Form(code=True)
-FAMILIES = ("ld-linux", "s6-", "qemu-", "proxychains", "ld.so")
+FAMILIES = ("ld-linux", "ld-musl", "s6-", "qemu-", "proxychains", "ld.so")
 _VERSIONED = re.compile(r"(?P<name>[a-z][a-z+-]*?)-?[0-9][0-9.]*(?:\.exe)?")
 
 
@@ -278,7 +283,7 @@ class _Search:
                 yield words[script:], left, True
                 if words[script - 1] == "-m":
                     return  # a module of Python's is the program
-        if (form is None or form is _CODE) and program not in runner_tables.DATA:
+        if (form is None or form is _CODE or form.partly_known) and program not in runner_tables.DATA:
             yield from self._guesses(words, left)
 
     def _guesses(self, words: tuple[str, ...], left: int) -> Iterator[tuple[tuple[str, ...], int, bool]]:
@@ -298,15 +303,23 @@ class _Search:
         script = parse(text, _MAX_SIGNS)
         for command in script.commands:
             yield command.argv
-            if command.argv and command.argv[0].lower() in _LEADS:
-                yield command.argv[1:]
+            rest = command.argv
+            while rest and rest[0].lower() in _LEADS:
+                rest = rest[1:]
+                yield rest
+            if rest is not command.argv:
+                for word in filter(_NOT_PLAIN.search, rest):
+                    yield from self.pieces(word)
         if script.unclear is not None or any(_CUT.search(command.argv[0]) for command in script.commands):
             yield from self.pieces(text)
 
     def _in_code(self, words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
         """Give commands in code of another language, if the code has something in it that starts programs."""
-        for word in words[1:]:
-            if _NOT_PLAIN.search(word) and _CALLS.search(word) and self._may_read(word, certain=True):
+        texts = [word for word in words[1:] if _NOT_PLAIN.search(word)]
+        if not any(map(_CALLS.search, texts)):
+            return
+        for word in texts:
+            if self._may_read(word, certain=True):
                 yield from self.pieces(_LISTED.sub(" ", word))
 
     def _may_read(self, text: str, *, certain: bool) -> bool:
@@ -326,7 +339,7 @@ class _Search:
             self.complete = self.complete and len(pieces) <= _MAX_PIECES
         for piece in pieces[:_MAX_PIECES]:
             words = piece.split()
-            while words and words[0].lower() in _LEADS and words[0] != "sudo":
+            while words and words[0].lower() in _LEADS:
                 words.pop(0)
             if words:
                 yield tuple(words)
@@ -469,6 +482,8 @@ def texts_of(form: Form, words: Sequence[str]) -> Iterator[str]:
             first = min(first, index + 1)
         if _option(form, words[index - 1]) or (index >= first and _NOT_PLAIN.search(word)):
             yield word
+            if form.anywhere and word[:1] == "-" and word[:2] != "--":
+                yield word[2:]
         elif word[:1] == "-" and (value := _attached(form, word)):
             yield value
         elif form.assigned and "=" in word:
