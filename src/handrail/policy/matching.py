@@ -201,6 +201,8 @@ def ranked(rule: Rule, kind: Kind) -> Ranked:
             return Ranked(rule, rank, read_only.changes_nothing)
         try:
             words = pattern_words(rule.pattern)
+            if kind == "command" and not allowing and words:
+                words = (standard_name(words[0]), *words[1:])  # its path makes it no more specific
             whole = " ".join(words)
             literal, length = len(literal_prefix(whole)), pattern_length(whole)
             if kind == "command":

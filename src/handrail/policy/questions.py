@@ -364,14 +364,14 @@ class Prepared:
                 return plain
             found = self._unwrapped(argv[at:], target, by_arguments, depth - 1)
             return found._replace(argv=argv, wrapped=(argv[:at], *found.wrapped))
-        if action == "ask" and not any(
-            one is not None and one.rule is rule and _begins(one, argv) for one in (tool, used)
+        normal = programs.normal_form(argv) if action == "ask" else argv
+        if normal != argv and not any(
+            one is not None and one.rule is rule and _begins(one, argv) and not one.matches(normal)
+            for one in (tool, used)
         ):
-            normal = programs.normal_form(argv)
-            if normal != argv:
-                found = self._unwrapped(normal, target, by_arguments, 0)
-                if found.action == "allow" and found.rule is not None and _is_about_words(found.rule):
-                    return found._replace(argv=argv, reading=normal)
+            found = self._unwrapped(normal, target, by_arguments, 0)
+            if found.action == "allow" and found.rule is not None and _is_about_words(found.rule):
+                return found._replace(argv=argv, reading=normal)
         if action == "allow" and rule is not None and self._allows_reading_only(rule):
             return self._guarded(plain)
         concern = programs.concern(argv) if action == "allow" else None

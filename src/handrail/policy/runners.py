@@ -45,6 +45,7 @@ _LEADS = frozenset(
 """Words of other languages in front of a command."""
 _UNQUOTED = str.maketrans("", "", "'\"\\")
 _NOT_PLAIN = re.compile(r"[\s;|&()<>`$=:!,'\"{}\[\]\\]")
+_TAKES_SCRIPT = re.compile(r"-[A-Za-z]*c|--?[Cc]ommands?")
 _ASSIGNED = re.compile(r"""(?<![\w-])[A-Za-z_]\w*\+?=(?P<value>'[^']*'|"(?:[^"\\]|\\.)*"|[^\s;|&()<>]+)""")
 _ALIAS = re.compile(r"(?:-c)?alias\.(?P<name>[^=]+)=(?P<value>.*)", re.DOTALL)
 
@@ -264,6 +265,10 @@ class _Search:
         texts: list[str] = []
         if program in SHELLS:
             texts += (word for at, word in enumerate(words[1:]) if at > 0 or _NOT_PLAIN.search(word))
+            script = next((index + 2 for index, word in enumerate(words) if _TAKES_SCRIPT.fullmatch(word)), len(words))
+            for start in range(script, len(words)):  # its parameters, as of `exec "$@"`
+                if self._watched.may_begin(words[start], certain=True):
+                    yield words[start:], left, True
         elif program in ("eval", "trap"):
             texts += (" ".join(words[1:]), *words[1:2])
         elif form is not None:

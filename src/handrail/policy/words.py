@@ -105,8 +105,6 @@ class ArgvPattern:
         self._options: frozenset[str] = frozenset()
         """Of a pattern that does not allow, its options, if all of them are literal."""
         if not allowing:
-            if self._words and 0 in self.literal_words:
-                self._words = ((standard_name(self._words[0][0]), None), *self._words[1:])
             given = [(word, regex) for word, regex in self._words[1:] if word[:1] == "-" and len(word) > 1]
             if given and all(regex is None for _, regex in given):
                 self._options = frozenset(part for word, _ in given for part in _option_parts(word))
