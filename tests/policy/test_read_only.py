@@ -5,10 +5,13 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.policy.desk import Desk, book
 from tests.policy.shell_corpus import ASKED_EVEN_THEN
 
 from handrail.policy import read_only
+from handrail.policy.modes import Mode, in_mode
 from handrail.policy.shell import parse
+from handrail.tools.shell import Bash
 
 pytestmark = pytest.mark.proves("S-09")
 
@@ -139,3 +142,83 @@ def test_one_command_that_is_not_proved_is_enough(proved: str, other: str, joint
 def test_no_argv_makes_the_proof_raise_and_unknown_programs_have_none(argv: list[str]) -> None:
     assert read_only.why_not(argv) is None or read_only.why_not(argv)
     assert read_only.why_not(["no-such-program", *argv]) is not None
+
+
+SHOW_STORED_CONTENTS = [
+    "git log -p", "git log -p -- .env", "git log --patch", "git log -U3", "git log --unified=3", "git log -S TOKEN", "git log -G '^TOKEN=a'",
+    "git log --stat -p", "git log -pn1", "git log -m", "git log --word-diff", "git log --color-words",
+    "git log --binary", "git log --check", "git whatchanged -p", "git show", "git show HEAD", "git show HEAD:.env", "git show HEAD:secrets/a",
+    "git show --stat HEAD:.env", "git show --name-only 1234abcd", "git show :0:.env", "git show -s stash", "git diff", "git diff HEAD", "git diff A B",
+    "git diff --cached", "git diff -- src/a.py", "git diff --stat -p", "git diff --stat -U1", "git diff --check", "git diff --exit-code",
+    "git diff -- --stat", "git --no-pager diff", "timeout 5 git log -p", "git status -v", "git status -vv", "git status -sv", "git status --verbose",
+    "git grep TOKEN", "git grep TOKEN HEAD", "git grep --cached TOKEN", "git grep -c TOKEN HEAD", "git blame .env", "git blame src/a.py",
+    "git cat-file -p HEAD:.env", "git cat-file blob HEAD:.env", "git ls-tree -r HEAD", "git rev-list --objects --all", "git stash show",
+    "git for-each-ref '--format=%(raw)'", "git log --oneline | head && git show HEAD", "git diff 1234abcd 5678abcd",
+]  # fmt: skip
+SHOW_NONE = [
+    "git status", "git status -sb", "git status --porcelain", "git log", "git log --oneline -20", "git log --stat", "git log --name-only -5",
+    "git log --graph --all --decorate --format=%h", "git log -n 5 --author=x", "git log -- src", "git diff --stat", "git diff --stat HEAD^ -- src",
+    "git diff --name-only A B", "git diff --cached --numstat", "git diff --quiet", "git show --stat", "git show --stat HEAD^", "git show -s HEAD",
+    "git branch", "git branch -a", "git rev-parse HEAD", "git rev-parse --show-toplevel", "git ls-files", "git rev-list --count HEAD",
+    "git cat-file -t HEAD", "git describe --tags", "git shortlog -sn", "git stash list", "git config --get user.name", "git merge-base A B",
+    "git for-each-ref", "git show-ref", "git check-ignore x",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("mode", ["plan", "accept-edits"])
+@pytest.mark.parametrize("command", SHOW_STORED_CONTENTS)
+def test_a_command_that_shows_what_a_repository_stores_is_asked_about(desk: Desk, command: str, mode: Mode) -> None:
+    verdict = desk.judge(Bash().spec, {"command": command}, in_mode(book(), mode))
+    assert verdict.action == "ask", verdict.reason
+    assert (
+        "git.show, git.log and git.diff" in verdict.reason
+        or "read-only" in verdict.reason
+        or "fs.read" in verdict.reason
+    )
+
+
+@pytest.mark.parametrize("mode", ["plan", "accept-edits"])
+@pytest.mark.parametrize("command", SHOW_NONE)
+def test_a_command_that_shows_no_contents_runs(desk: Desk, command: str, mode: Mode) -> None:
+    verdict = desk.judge(Bash().spec, {"command": command}, in_mode(book(), mode))
+    assert verdict.action == "allow", verdict.reason
+    assert verdict.reads_only
+
+
+@pytest.mark.parametrize("command", ["git archive HEAD", "git format-patch -1", "git bundle create x HEAD", "git stash show -p", "git checkout HEAD -- .env",
+                                     "git restore --source=HEAD .env", "git worktree add x", "git diff-tree -p HEAD", "git cat-file --batch",
+                                     "git fast-export HEAD", "git annotate .env", "git diff-index -p HEAD", "git show-branch", "git range-diff A B C", "git log --cc", "git log -L1,5:.env"])  # fmt: skip
+def test_other_ways_to_what_a_repository_stores_are_not_proved(desk: Desk, command: str) -> None:
+    for mode in ("plan", "accept-edits"):
+        assert desk.judge(Bash().spec, {"command": command}, in_mode(book(), mode)).action != "allow"
+
+
+def test_a_file_of_a_revision_that_a_rule_denies_is_denied(desk: Desk) -> None:
+    rules = in_mode(book("deny fs.read secrets/**"), "plan")
+    assert desk.judge(Bash().spec, {"command": "cat secrets/a"}, rules).action == "deny"
+    assert desk.judge(Bash().spec, {"command": "git show HEAD:secrets/a"}, rules).action == "deny"
+    assert desk.judge(Bash().spec, {"command": "git blame HEAD -- secrets/a"}, rules).action == "deny"
+
+
+def test_a_rule_about_tools_that_read_does_not_cover_what_a_repository_stores(desk: Desk) -> None:
+    rules = book("allow effect:read")
+    assert desk.judge(Bash().spec, {"command": "git log -p"}, rules).action == "ask"
+    assert desk.judge(Bash().spec, {"command": "git log"}, rules).action == "allow"
+
+
+def test_a_rule_that_names_the_command_allows_it(desk: Desk) -> None:
+    rules = in_mode(book("allow bash git diff *"), "plan")
+    assert desk.judge(Bash().spec, {"command": "git diff src"}, rules).action == "allow"
+
+
+@given(
+    st.sampled_from(SHOW_NONE),
+    st.sampled_from(
+        ["-p", "--patch", "-U1", "--word-diff", "-S x", "--unknown", "-G x", "-c", "--textconv", "--ext-diff"]
+    ),
+)
+def test_one_more_option_that_is_not_known_is_enough(desk: Desk, command: str, option: str) -> None:
+    if command.split()[1] in ("log", "diff", "show"):
+        head, *rest = command.partition(" -- ")
+        verdict = desk.judge(Bash().spec, {"command": "".join((f"{head} {option}", *rest))}, in_mode(book(), "plan"))
+        assert verdict.action != "allow"

@@ -303,6 +303,8 @@ class _Touches:
         allowed = self._answered or (self._tool is not None and self._tool.rule.action == "allow")
         if finding.cause == "program":
             return allowed and self._works_by(argv, literally=True)
+        if finding.cause == "rule" and finding.reading is not None:
+            return self._answered and self._works_by(argv)  # a person who agreed to the call knows what it runs
         if finding.cause != "no rule":
             return False
         if self._answered and not self._verdict.targets:

@@ -18,7 +18,7 @@ from handrail.contract.patterns import has_wildcard, text_regex
 from handrail.contract.requires import CAPABILITIES
 from handrail.contract.rule_texts import Example
 from handrail.contract.spec import ToolSpec, properties_of
-from handrail.policy import programs, wrappers
+from handrail.policy import programs, read_only, runners, wrappers
 from handrail.policy.matching import KINDS, Kind, PathSubject, Ranked, normal_path, ranked
 from handrail.policy.program_forms import SHELLS
 from handrail.policy.rules import (
@@ -307,16 +307,27 @@ def _compared_command(test: Ranked, example: Example) -> str | None:
             return script.unclear
         argvs = [command.argv for command in script.commands]
     for argv in argvs:
-        if not argv or not test.matches(argv):
+        if not argv or not _is_about(test, tuple(argv)):
             return _why_not(test, argv)
     return None
 
 
+def _is_about(test: Ranked, argv: tuple[str, ...]) -> bool:
+    """Whether a rule is about a command in any of the ways in which calls are compared with it."""
+    if test.matches(argv):
+        allows_reading = test.rule.pattern == READ_ONLY and test.rule.action == "allow"
+        return not allows_reading or read_only.shows_stored_contents(argv) is None
+    if test.argv is None:
+        return False
+    if test.rule.action == "allow":
+        return test.matches(programs.normal_form(argv))
+    watched = runners.Watched((test.argv.beginning,))
+    return any(reading.certain and test.matches(reading.argv) for reading in runners.readings(argv, watched))
+
+
 def _why_not(test: Ranked, argv: Sequence[str]) -> str:
     if test.rule.pattern == READ_ONLY:
-        from handrail.policy.read_only import why_not
-
-        return why_not(argv) or "it is proved"
+        return read_only.why_not(argv) or read_only.shows_stored_contents(argv) or "it is proved"
     option = next((word for word in argv[1:] if word[:1] == "-"), None)
     if test.rule.action == "allow" and option is not None and "*" in test.rule.pattern:
         return f"in an allow rule a wildcard never stands for a word that begins with '-', such as {option!r}"

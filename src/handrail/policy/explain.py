@@ -160,6 +160,10 @@ def _decided_by(verdict: Verdict) -> str:
             return "the capability check"
         case "unclear":
             return "the shell reader: what it does not understand is asked about"
+        case "program" if deciding.rule is not None and deciding.rule.action != "allow":
+            return f"rule {deciding.rule}, since the program may run what it is about"
+        case "program" if deciding.rule is None:
+            return "the policy for programs that run their words"
         case "program":
             return f"the policy for this program (the rule alone would allow it: {deciding.rule})"
         case "wait":

@@ -27,7 +27,7 @@ from handrail.contract.patterns import (
 from handrail.contract.requires import Capability
 from handrail.policy import read_only
 from handrail.policy.rules import READ_ONLY, STRICTNESS, WORKSPACE_VARIABLE, Rule, RuleBook, is_glob
-from handrail.policy.words import ArgvPattern, WordFault, pattern_words
+from handrail.policy.words import ArgvPattern, WordFault, pattern_words, standard_name
 
 Kind = Literal["command", "path", "host", "arguments"]
 
@@ -132,7 +132,8 @@ class Ranking:
         program = argv[0] if argv else ""
         found = self._by_program.get(program)
         if found is None:
-            found = [r for r in self.ranked if r.argv is None or r.argv.program in (None, program)]
+            names = (None, program, standard_name(program))
+            found = [r for r in self.ranked if r.argv is None or r.argv.program in names]
             if len(self._by_program) >= _ARGV_CACHE:
                 self._by_program.clear()
             self._by_program[program] = found
@@ -200,6 +201,8 @@ def ranked(rule: Rule, kind: Kind) -> Ranked:
             return Ranked(rule, rank, read_only.changes_nothing)
         try:
             words = pattern_words(rule.pattern)
+            if kind == "command" and not allowing and words:
+                words = (standard_name(words[0]), *words[1:])  # its path makes it no more specific
             whole = " ".join(words)
             literal, length = len(literal_prefix(whole)), pattern_length(whole)
             if kind == "command":

@@ -24,7 +24,42 @@ def together(*found: Concern | None) -> Concern | None:
     return Concern(there[0].reason, frozenset[int]().union(*(one.words for one in there))) if there else None
 
 
-SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ksh", "mksh", "ash", "fish", "csh", "tcsh", "rbash", "pwsh"})
+SHELLS = frozenset(
+    (
+        *(
+            "sh",
+            "bash",
+            "dash",
+            "zsh",
+            "ksh",
+            "mksh",
+            "ash",
+            "fish",
+            "csh",
+            "tcsh",
+            "rbash",
+            "pwsh",
+            "powershell",
+            "nu",
+        ),
+        *(
+            "xonsh",
+            "elvish",
+            "osh",
+            "ysh",
+            "yash",
+            "posh",
+            "es",
+            "rc",
+            "lksh",
+            "oksh",
+            "loksh",
+            "ksh93",
+            "pdksh",
+            "hush",
+        ),
+    )
+)
 _STANDARD_INPUT = re.compile(r"-|/dev/stdin|/dev/fd/\d+|/proc/.+/fd/\d+")
 
 

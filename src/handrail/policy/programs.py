@@ -8,98 +8,22 @@ covers exactly that. The tables are a first form: they make known ways visible, 
 
 from __future__ import annotations
 
-import posixpath
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from handrail.policy import program_forms, wrappers
+from handrail.policy import program_forms, runners, wrappers
+from handrail.policy.plain import OF_THE_SHELL
 from handrail.policy.program_forms import Concern, all_words, options
-from handrail.policy.shell import Command, parse
+from handrail.policy.runner_tables import MANAGERS, RUNNERS
+from handrail.policy.runners import program_name
+from handrail.policy.shell import Command
 
 LONGEST_WAIT_S = 10
 _MAX_DEPTH = 3
-_MAX_SUFFIXES = 64
-_MOST_READINGS = 250
-"""Commands that the words of one may hold."""
-_MOST_WORDS = 250
-"""Of one command, when others are looked for in it."""
-_MOST_SIGNS = 200
-"""In a text within a text, of which there may be many."""
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
 _DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)([smhd]?)|inf(?:inity)?", re.IGNORECASE)
 
-RUNNERS = frozenset(
-    {
-        "env",
-        "sudo",
-        "doas",
-        "su",
-        "runuser",
-        "pkexec",
-        "nice",
-        "ionice",
-        "chrt",
-        "taskset",
-        "setsid",
-        "setarch",
-        "stdbuf",
-    }
-    | {
-        "unbuffer",
-        "timeout",
-        "xargs",
-        "parallel",
-        "nohup",
-        "time",
-        "coproc",
-        "command",
-        "builtin",
-        "exec",
-        "eval",
-        "watch",
-    }
-    | {"strace", "ltrace", "gdb", "lldb", "perf", "valgrind", "script", "expect", "flock", "entr", "chroot", "unshare"}
-    | {"nsenter", "firejail", "bwrap", "proot", "fakeroot", "systemd-run", "at", "batch", "busybox", "toybox", "tmux"}
-    | {
-        "screen",
-        "socat",
-        "nc",
-        "ncat",
-        "netcat",
-        "npx",
-        "bunx",
-        "uvx",
-        "pipx",
-        "linux32",
-        "linux64",
-        "dbus-run-session",
-    }
-    | {"setpriv", "capsh", "sg", "newgrp", "hyperfine", "watchexec", "chpst", "gosu", "su-exec", "dumb-init", "tini"}
-    | {
-        "proxychains",
-        "proxychains4",
-        "torsocks",
-        "torify",
-        "tsocks",
-        "trickle",
-        "eatmydata",
-        "cpulimit",
-        "cgexec",
-        "run0",
-    }
-    | {"chronic", "ifne", "mispipe", "pee", "lckdo", "sem", "zrun", "runcon", "ccache", "distcc", "icecc", "bear", "rr"}
-    | {"heaptrack", "uftrace", "bpftrace", "scan-build", "intercept-build", "compiledb", "asciinema", "ttyrec", "vipe"}
-    | {"xterm", "konsole", "gnome-terminal", "nix-shell", "toolbox", "distrobox"}
-    | {"ssh-agent", "xvfb-run", "faketime", "numactl", "prlimit", "start-stop-daemon", "run-parts", "ld.so", "rlwrap"}
-)
-"""Run the command that their own words hold. Read through when something forbidden is looked for."""
-
-_MANAGERS = frozenset(
-    {"uv", "poetry", "pipenv", "pdm", "hatch", "rye", "pixi", "conda", "mamba", "micromamba", "mise", "asdf", "bundle"}
-    | {"rbenv", "pyenv", "nodenv", "direnv", "opam"}
-)
-"""Managers of environments, whose ``run`` and ``exec`` start any program there is (``uv run rm``)."""
 _RUN_IN_IT = frozenset({"run", "exec", "x"})
 
 _CHANGE_THE_SHELL = frozenset(
@@ -117,6 +41,15 @@ _COMPILER = program_forms.single_dash(
     "runs a program or plugin", "-wrapper", "-fplugin", "-B", "-specs", "-fuse-ld", "@"
 )
 
+_SSH = options("can run programs on this machine", "oFISEW")
+
+
+def _unread(argv: Sequence[str]) -> Concern | None:
+    """A command in the argv's words that cannot be judged, so that no rule can be compared with it."""
+    reason = runners.unread(argv)
+    return None if reason is None else all_words(argv, reason)
+
+
 _FORMS: Mapping[str, _Form] = {
     "git": program_forms.git,
     "sed": program_forms.sed,
@@ -133,7 +66,7 @@ _FORMS: Mapping[str, _Form] = {
     "rg": options("runs a program on each file", "z", "--pre", "--pre-glob", "--hostname-bin", "--search-zip"),
     "sort": options("writes a file or runs a program", "oT", "--output", "--compress-program", "--temporary-directory"),
     "man": options("runs a pager or browser", "PHCM", "--pager", "--html", "--config-file", "--manpath"),
-    "ssh": options("can run programs on this machine", "oFISEW"),
+    "ssh": lambda argv: program_forms.together(_SSH(argv), _unread(argv)),
     "scp": options("can run programs on this machine", "oFSD"),
     "sftp": options("can run programs on this machine", "oFSDb"),
     "rsync": options("can run programs or write elsewhere", "eT", "--rsh", "--rsync-path", "--log-file", "--write-batch"),
@@ -188,18 +121,18 @@ _FORMS: Mapping[str, _Form] = {
 def concern(argv: Sequence[str], depth: int = _MAX_DEPTH) -> Concern | None:
     """What makes this argv more than its first words show, or None."""
     program = program_name(argv)
-    if program in _MANAGERS and (found := _in_environment(argv, depth)) is not None:
+    if program in MANAGERS and (found := _in_environment(argv, depth)) is not None:
         return found
     form = _FORMS.get(program)
     if form is not None:
         return form(argv)
-    if program in RUNNERS or program.startswith("ld-linux"):
+    if program in RUNNERS or program.startswith(runners.FAMILIES):
         return all_words(argv, f"{program} runs the command in its own words")
     if program in _CHANGE_THE_SHELL:
         return all_words(argv, f"{program} changes or runs something in the shell itself")
     if program in _OPEN_A_SHELL_INSIDE:
         return all_words(argv, f"{program} takes commands of its own, a shell among them")
-    return program_forms.interpreter(program, argv)
+    return program_forms.interpreter(program, argv) or _unread(argv)
 
 
 def _in_environment(argv: Sequence[str], depth: int) -> Concern | None:
@@ -216,65 +149,27 @@ def _in_environment(argv: Sequence[str], depth: int) -> Concern | None:
     return Concern(inner.reason, frozenset(range(at + 1)) | {at + 1 + index for index in inner.words})
 
 
-def program_name(argv: Sequence[str]) -> str:
-    """The program's bare name, whatever folder it is called from."""
-    return posixpath.basename(argv[0]).lower() if argv else ""
+_HARMLESS_GIT_OPTIONS = frozenset({"--no-pager", "-P", "--no-optional-locks", "--literal-pathspecs"})
+_OWN_FOLDERS = ("/bin/", "/usr/bin/")
 
 
-def reachable(argv: Sequence[str], depth: int = _MAX_DEPTH) -> Iterator[tuple[str, ...]]:
-    """Other ways to read ``argv`` that a prohibition must hold for: by bare name, and what a runner would run.
+def normal_form(argv: tuple[str, ...]) -> tuple[str, ...]:
+    """The same command as a rule that allows would name it: by its bare name, without options that change nothing.
 
-    Every rest of a runner's words is taken as a command it might run; a text for a shell is read as a script. This
-    finds too much rather than too little and serves denying only.
-
-    :param depth: how many texts within texts are read
+    Strict: only a program in the machine's own folder has the bare name, and only an option without any effect on what
+    runs is left out.
     """
-    waiting = [(tuple(argv[:_MOST_WORDS]), depth)]
-    known = {waiting[0][0]}
-    for words, left in waiting:  # which grows meanwhile
-        program = program_name(words)
-        if words and words[0] != program:
-            yield (program, *words[1:])
-        for start in _behind_options(words):
-            yield (program, *words[start:])
-        found: list[tuple[tuple[str, ...], int]] = []
-        if len(known) >= _MOST_READINGS:
-            continue
-        if program in RUNNERS or program in _MANAGERS or program == "find":
-            found = [(words[start:], left) for start in range(1, min(len(words), _MAX_SUFFIXES))]
-        if left:
-            found += [(inner, left - 1) for text in _texts(program, words) for inner in _commands(text)]
-        for inner, rest in found:
-            if inner and inner not in known and len(known) < _MOST_READINGS:
-                known.add(inner)
-                yield inner
-                waiting.append((inner, rest))
-
-
-def _texts(program: str, argv: Sequence[str]) -> tuple[str, ...]:
-    """Those words of a shell's that may be a script."""
-    if program in program_forms.SHELLS:
-        words = argv[1:_MAX_SUFFIXES]
-        return tuple(word for at, word in enumerate(words) if at > 0 or " " in word)
-    return (" ".join(argv[1:]), *argv[1:2]) if program in ("eval", "trap") else ()
-
-
-def _commands(text: str) -> Iterator[tuple[str, ...]]:
-    return (command.argv for command in parse(text, _MOST_SIGNS).commands)
-
-
-def _behind_options(argv: Sequence[str]) -> Iterator[int]:
-    """Where a program's own words may begin after options of its own: ``git --no-pager push`` is a ``git push``.
-
-    Which options take the next word as their value is not known, so both are tried.
-    """
-    places = {1}
-    for index in range(1, min(len(argv), _MAX_SUFFIXES)):
-        if index in places:
-            if index > 1:
-                yield index
-            if argv[index][:1] == "-":
-                places |= {index + 1, index + 2}
+    program = argv[0] if argv else ""
+    folder = next((folder for folder in _OWN_FOLDERS if program.startswith(folder)), None)
+    if folder is not None:
+        bare = program[len(folder) :]
+        if not bare or "/" in bare or bare in OF_THE_SHELL:
+            return argv
+        program = bare
+    at = 1
+    while program == "git" and at < len(argv) and argv[at] in _HARMLESS_GIT_OPTIONS:
+        at += 1
+    return (program, *argv[at:])
 
 
 def pure_wait_s(commands: Sequence[Command]) -> float | None:

@@ -17,16 +17,18 @@ from handrail.contract.names import is_session_internal
 from handrail.contract.patterns import text_regex
 from handrail.contract.requires import CAPABILITIES, Capability, CapabilitySet
 from handrail.contract.spec import ToolSpec
-from handrail.policy import programs, read_only, wrappers
+from handrail.policy import programs, read_only, runners, wrappers
 from handrail.policy.capabilities import refusal
 from handrail.policy.matching import KINDS, Kind, PathSubject, Ranked, Ranking, Subject, ranked, ranking_of
 from handrail.policy.rules import READ_ONLY, STRICTNESS, Rule, RuleBook, is_capability_glob, is_glob
 from handrail.policy.shell import Command, Script
 from handrail.policy.targets import PathRoots, Target, TargetReader, kind_of, shown_argv
 from handrail.policy.verdict import Finding, Verdict
+from handrail.policy.words import standard_name
 
 _UNNAMEABLE = ("\0",)
 """An argv that no literal word matches: a rule that matches it matches every command."""
+_TOO_MANY = "it has too many words in which a command may begin that a rule denies or asks about"
 _OWN_FOLDER = "/tmp/"  # noqa: S108 - nothing is made there
 
 
@@ -39,6 +41,7 @@ class Prepared:
         "_covered",
         "_reader",
         "_reading",
+        "_watched",
         "capabilities",
         "kind",
         "origin",
@@ -62,6 +65,7 @@ class Prepared:
         self.tool_default = Ranking((rule for rule in rules if rule.scope == "default" and about(rule)), self.kind)
         self._caps: dict[Capability, tuple[Ranking, Ranking]] = {}
         self._covered: dict[str, Callable[[str], object]] = {}
+        self._watched: runners.Watched | None = None
         self._reader = TargetReader(spec)
         self._reading: Prepared | None = None
         """The same tool judged as one that only reads, for calls proved to change nothing; None unless a rule is about effects."""
@@ -233,8 +237,13 @@ class Prepared:
             denied = [finding for finding in found if finding.action == "deny"]
             if not denied and (finding := self._denied(_UNNAMEABLE, target, by_arguments)) is not None:
                 denied = [finding]
+            if not denied and (finding := self._hidden_in(target, script, by_arguments)) is not None:
+                denied = [finding] if finding.action == "deny" else []
             unclear = Finding("ask", "unclear", note=script.unclear, target=target)
             return denied or [unclear]
+        if not any(finding.action == "deny" for finding in found):
+            hidden = self._hidden_in(target, script, by_arguments)
+            found += [] if hidden is None else [hidden]
         if not any(finding.action == "deny" for finding in found):
             seconds = programs.pure_wait_s(script.commands)
             if seconds is not None and not all(_names_all(finding) for finding in found):
@@ -243,14 +252,93 @@ class Prepared:
         return found
 
     def command(self, command: Command, target: Target | None, by_arguments: Ranked | None) -> Finding:
-        """The answer for one simple command."""
+        """Return the answer for one simple command: the strictest for it and for every command that it may run."""
         argv = command.argv
         found = self._unwrapped(argv, target, by_arguments)
-        if found.action != "deny":
-            for reading in programs.reachable(argv):
-                if (denied := self._denied(reading, target, by_arguments)) is not None:
-                    return denied._replace(argv=argv)
-        return found
+        watched = self._watching
+        if found.action == "deny" or not watched.may_concern("\n".join(argv)):
+            return found
+        asked: Finding | None = None
+        for reading in runners.readings(argv, watched):
+            if reading is runners.TOO_MANY:
+                asked = asked or Finding("ask", "program", None, _TOO_MANY, argv, target)
+                continue
+            objection = self._objection(reading, target, by_arguments)
+            if objection is None:
+                continue
+            if objection.action == "deny":
+                return objection._replace(argv=argv)
+            asked = asked or objection._replace(argv=argv)
+        if asked is None or (found.action == "ask" and (found.cause == "rule" or asked.cause != "rule")):
+            return found
+        if found.action == "ask":
+            return asked
+        if self._is_named_whole(argv, by_arguments):
+            return self._held_above(argv, target, by_arguments) or found
+        return asked
+
+    def _hidden_in(self, target: Target, script: Script, by_arguments: Ranked | None) -> Finding | None:
+        """The strictest objection to a command in a script's text that none of its commands names in its own words."""
+        fed = any(runners.is_fed(command.argv) for command in script.commands)
+        if not fed and (script.unclear is None or "=" not in target.value):
+            return None
+        asked: Finding | None = None
+        for reading in runners.readings_of_text(target.value, self._watching, fed=fed):
+            if reading is runners.TOO_MANY:
+                asked = asked or Finding("ask", "program", None, _TOO_MANY, target=target)
+            elif (objection := self._objection(reading, target, by_arguments)) is not None:
+                if objection.action == "deny":
+                    return objection
+                asked = asked or objection
+        return asked
+
+    @property
+    def _watching(self) -> runners.Watched:
+        """The programs that a rule about commands denies or asks about."""
+        if self._watched is None:
+            own, shipped = self.capability_rules("shell.run")
+            strict = [
+                one for ranking in (self.tool, own, shipped) for one in ranking.ranked if one.rule.action != "allow"
+            ]
+            names = {one.argv.beginning for one in strict if one.argv is not None} - {""}
+            everything = any(
+                (one.argv is None or not one.argv.beginning) and (one.rule.action == "deny" or _names_a_command(one))
+                for one in strict
+            )
+            self._watched = runners.Watched(names, everything=everything)
+        return self._watched
+
+    def _objection(
+        self, reading: runners.Reading, target: Target | None, by_arguments: Ranked | None
+    ) -> Finding | None:
+        """The rule that denies one reading of a command, or asks about it; None where none does.
+
+        A guess is never more than asked about: the program may take for data what looks like a command.
+        """
+        argv = reading.argv
+        tool = by_arguments if self.kind == "arguments" else self.tool.winner(argv) if self.kind == "command" else None
+        action, rule = self.decide(tool, "shell.run", argv)
+        if action == "allow" or rule is None:
+            return None
+        used = self.capability_rules("shell.run")[0].winner(argv)
+        by = next((one for one in (tool, used) if one is not None and one.rule is rule), None)
+        if by is None or (reading.spelled is not None and by.argv is not None and by.matches(reading.spelled)):
+            return None  # it was compared with the command as written, and a more specific rule decided
+        if action == "deny" and reading.certain:
+            return Finding("deny", "rule", rule, target=target, tool=tool, reading=argv)
+        if not _names_a_command(by):
+            return None
+        if reading.certain:
+            return Finding("ask", "rule", rule, target=target, tool=tool, reading=argv)
+        verb = "denies" if action == "deny" else "asks about"
+        note = f"it may run {shown_argv(argv)}, which the rule {rule.text!r} {verb}"
+        return Finding("ask", "program", rule, note, target=target, tool=tool, reading=argv)
+
+    def _is_named_whole(self, argv: tuple[str, ...], by_arguments: Ranked | None) -> bool:
+        """Whether a rule allows exactly this argv, every word of it."""
+        tool = by_arguments if self.kind == "arguments" else self.tool.winner(argv) if self.kind == "command" else None
+        used = self.capability_rules("shell.run")[0].winner(argv)
+        return any(_names(one, frozenset(range(len(argv)))) for one in (tool, used))
 
     def _unwrapped(
         self, argv: Sequence[str], target: Target | None, by_arguments: Ranked | None, depth: int = wrappers.MAX_DEPTH
@@ -276,7 +364,15 @@ class Prepared:
                 return plain
             found = self._unwrapped(argv[at:], target, by_arguments, depth - 1)
             return found._replace(argv=argv, wrapped=(argv[:at], *found.wrapped))
-        if action == "allow" and rule is not None and rule.pattern == READ_ONLY:
+        normal = programs.normal_form(argv) if action == "ask" else argv
+        if normal != argv and not any(
+            one is not None and one.rule is rule and _begins(one, argv) and not one.matches(normal)
+            for one in (tool, used)
+        ):
+            found = self._unwrapped(normal, target, by_arguments, 0)
+            if found.action == "allow" and found.rule is not None and _is_about_words(found.rule):
+                return found._replace(argv=argv, reading=normal)
+        if action == "allow" and rule is not None and self._allows_reading_only(rule):
             return self._guarded(plain)
         concern = programs.concern(argv) if action == "allow" else None
         if concern is None or any(_names(candidate, concern.words) for candidate in (tool, used)):
@@ -288,22 +384,31 @@ class Prepared:
         Rarely needed, so nothing is prepared for it."""
         if (above := self.rules.above) is None:
             return None
-        found = self.under(above.binding)._unwrapped(argv, target, by_arguments)
-        return found if found.cause == "rule" and found.action != "allow" else None
+        found = self.under(above.binding).command(Command(tuple(argv)), target, by_arguments)
+        return found if found.rule is not None and found.action != "allow" else None
+
+    def _allows_reading_only(self, rule: Rule) -> bool:
+        """Whether a rule allows a command for no other reason than that it changes nothing."""
+        return rule.pattern == READ_ONLY or (bool(rule.effect) and self.spec.only_its_command)
 
     def _guarded(self, found: Finding) -> Finding:
         """``found``, for a command that is allowed because it only reads: unless it names what is not read unasked.
 
-        By name alone; what a search comes upon is the sandbox's matter, which masks such files.
+        By name alone; what a search comes upon is the sandbox's matter, which masks such files. What a repository stores
+        cannot be masked, so a command that shows it is asked about.
         """
         assert found.argv is not None
+        if (reason := read_only.shows_stored_contents(found.argv)) is not None:
+            note = f"{reason}; the tools git.show, git.log and git.diff leave those out"
+            found = found._replace(action="ask", cause="program", note=note)
         own, shipped = self.capability_rules("fs.read")
         for word in read_only.names_path(found.argv):
             path = posixpath.normpath(word)
-            subject = PathSubject(path, None if path[:1] == "/" or path[:2] == ".." else path)
+            outside = path[:1] == "/" or path[:2] == ".."
+            subject = PathSubject(path, None) if outside else PathSubject(f"./{path}", path)
             used = own.winner(subject) or shipped.winner(subject)
-            if used is not None and used.rule.action != "allow":
-                return found._replace(action=used.rule.action, rule=used.rule)
+            if used is not None and STRICTNESS[used.rule.action] > STRICTNESS[found.action]:
+                return found._replace(action=used.rule.action, cause="rule", rule=used.rule, note="")
         return found
 
     def _denied(self, argv: Sequence[str], target: Target | None, by_arguments: Ranked | None) -> Finding | None:
@@ -347,7 +452,17 @@ def _names(rule: Ranked | None, words: frozenset[int]) -> bool:
 
 def _begins(rule: Ranked, argv: Sequence[str]) -> bool:
     """Whether a rule's pattern names the program of this argv literally."""
-    return rule.argv is not None and rule.argv.program == argv[0]
+    return rule.argv is not None and rule.argv.program in (argv[0], standard_name(argv[0]))
+
+
+def _is_about_words(rule: Rule) -> bool:
+    """Whether a rule is about certain commands, rather than all, or all that are proved to read only."""
+    return rule.pattern not in ("", READ_ONLY)
+
+
+def _names_a_command(rule: Ranked) -> bool:
+    """Whether a rule's pattern says more of a command than that it is one: each of its words may be all wildcard."""
+    return rule.argv is not None and (bool(rule.argv.literal_words) or rule.argv.beginning != "")
 
 
 def _is_private(target: Target) -> bool:

@@ -222,6 +222,83 @@ def _git(argv: Sequence[str]) -> str | None:
     return check(rest)
 
 
+_SHOWS_NO_CONTENTS = frozenset(_LOG) - {
+    *("--patch", "--unified", "--word-diff", "--color-words", "--binary", "--text", "--check", "--patch-with-stat", "--cc"),
+    "--function-context",
+}  # fmt: skip
+_NO_CONTENTS = _known("nsiEFPMCwbz", *_SHOWS_NO_CONTENTS)
+"""Of options for ``git log`` and ``git diff``, those with which no line of a file is printed or searched."""
+_SUMMARIES = frozenset(
+    {
+        "--stat",
+        "--shortstat",
+        "--numstat",
+        "--summary",
+        "--name-only",
+        "--name-status",
+        "--dirstat",
+        "--raw",
+        "--no-patch",
+    }
+    | {"--quiet", "-s"}
+)
+_HEAD = re.compile(r"(?:HEAD|@)(?:[~^][0-9]*)*")
+
+
+def shows_stored_contents(argv: Sequence[str]) -> str | None:
+    """Return why a git command can show files that the repository stores, as half a sentence; None where it cannot.
+
+    The sandbox hides a file of the work tree. What the repository stores of it, now or in its history, no mask covers, and
+    a path in the words is no limit: it may be a folder, and is counted from a folder that is not known here.
+    """
+    *_, inner = wrappers.layers(argv)
+    if not inner or inner[0] != "git":
+        return None
+    rest = inner[1:]
+    while rest and rest[0] in _GIT_GLOBAL:
+        rest = rest[1:]
+    if not rest or not _shows_contents(rest[0], rest):
+        return None
+    return f"git {rest[0]} can show files that are hidden, as the repository stores them"
+
+
+def _shows_contents(command: str, rest: Sequence[str]) -> bool:
+    match command:
+        case "log" | "whatchanged":
+            return _NO_CONTENTS(rest) is not None
+        case "diff":
+            return _NO_CONTENTS(rest) is not None or _SUMMARIES.isdisjoint(_names_of_options(rest))
+        case "show":
+            operands = [word for word in rest[1:] if word[:1] != "-"]
+            return (
+                _NO_CONTENTS(rest) is not None
+                or _SUMMARIES.isdisjoint(_names_of_options(rest))
+                or not all(map(_HEAD.fullmatch, operands))
+            )
+        case "status":
+            return any(
+                word == "--verbose" or (word[:1] == "-" and word[:2] != "--" and "v" in word) for word in rest[1:]
+            )
+        case "cat-file":
+            return not any(word in ("-t", "-s", "-e") for word in rest[1:2])
+        case "rev-list":
+            return "--objects" in rest or _NO_CONTENTS([word for word in rest if word != "--count"]) is not None
+        case "for-each-ref":
+            return any("%(raw" in word for word in rest)
+        case "stash":
+            return "show" in rest
+        case "blame" | "grep" | "ls-tree":  # grep reads the index for a file marked as unchanged
+            return True
+        case _:
+            return False
+
+
+def _names_of_options(words: Sequence[str]) -> frozenset[str]:
+    """The options among the words of a command, without their values."""
+    options = words[: words.index("--")] if "--" in words else words
+    return frozenset(word.partition("=")[0] for word in options if word[:1] == "-")
+
+
 _GIT_LISTINGS = frozenset(
     {
         ("branch",),
@@ -271,7 +348,7 @@ _PROGRAMS: Mapping[str, _Check] = {
     **dict.fromkeys(("echo", "true", "false", ":", "pwd", "printf", "uname", "whoami", "id", "nproc", "tac", "nl"), _any),
     **dict.fromkeys(("md5sum", "sha1sum", "sha224sum", "sha256sum", "sha384sum", "sha512sum", "b2sum", "cksum", "sum"), _any),
     **dict.fromkeys(("cut", "paste", "tr", "rev", "fold", "fmt", "expand", "unexpand", "column", "comm", "join", "seq"), _any),
-    **dict.fromkeys(("cmp", "od", "strings", "hexdump", "test", "which", "type", "getconf", "arch", "printenv", "locale"), _any),
+    **dict.fromkeys(("cmp", "od", "strings", "hexdump", "test", "which", "type", "getconf", "printenv", "locale"), _any),
     "tail": _any,  # -f ends with its call's time
     "diff": _without("", "--output"),
     "file": _without("C", "--compile"),
@@ -286,7 +363,7 @@ _PROGRAMS: Mapping[str, _Check] = {
                  "--exit-status", "--tab", "--indent", "--raw-input", "--args", "--jsonargs", "--join-output", "--monochrome-output"),
     "date": _date,
     "command": _command,
-    "hostname": _no_operands,
+    **dict.fromkeys(("hostname", "arch"), _no_operands),  # on macOS, arch runs a program
     "cd": _any,
     "xargs": _xargs,
     "git": _git,
@@ -326,6 +403,8 @@ def names_path(argv: Sequence[str]) -> tuple[str, ...]:
     for word in argv[1:]:
         if word[:1] != "-":
             found.append(word)
+            if argv[0] == "git" and ":" in word:  # a file of a revision
+                found.append(word.partition(":")[2])
         elif "=" in word:
             found.append(word.partition("=")[2])
         elif len(word) > 2 and word[:2] != "--":

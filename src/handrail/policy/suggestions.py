@@ -93,9 +93,13 @@ def _with_further_words(argv: Sequence[str]) -> str | None:
     options = [place for place, word in enumerate(argv) if word[:1] == "-"]
     for length in range(max(options, default=0) + 1, len(argv) + 1):
         words = argv[:length]
-        if all(read_only.changes_nothing((*words, *further)) for further in _FURTHER):
+        if all(_only_looks((*words, *further)) for further in _FURTHER):
             return f"{literal_words(words)} *"
     return None
+
+
+def _only_looks(argv: Sequence[str]) -> bool:
+    return read_only.changes_nothing(argv) and read_only.shows_stored_contents(argv) is None
 
 
 def _suffices(verdict: Verdict, text: str) -> bool:

@@ -43,16 +43,21 @@ class Finding(NamedTuple):
     concern: Concern | None = None
     wrapped: tuple[tuple[str, ...], ...] = ()
     """The words of the wrappers around the command that was judged, outermost first."""
+    reading: tuple[str, ...] | None = None
+    """The command that the rule matched, where that is another spelling of ``argv`` or is run by it."""
 
     @property
     def judged(self) -> tuple[str, ...] | None:
-        """``argv`` without the wrappers around it."""
+        """The command that the rules were compared with: ``argv`` without the wrappers around it, or its other reading."""
+        if self.reading is not None:
+            return self.reading
         return None if self.argv is None else self.argv[sum(map(len, self.wrapped)) :]
 
     def about(self, tool_id: str) -> str:
         """What it is the answer to, for the beginning of a sentence."""
         if self.argv is not None:
-            return f"running {shown_argv(self.argv)}"
+            read = "" if self.reading is None else f" (read as {shown_argv(self.reading)})"
+            return f"running {shown_argv(self.argv)}{read}"
         if self.target is None:
             return tool_id
         target = self.target

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 
-from handrail.contract.patterns import escape, has_wildcard, text_regex
+from handrail.contract.patterns import escape, has_wildcard, literal_prefix, text_regex
 
 _PART = re.compile(
     r"""(?P<blank>[ \t\n]+)|'(?P<raw>[^']*)'|"(?P<quoted>(?:[^"\\]|\\.)*)"|\\(?P<escaped>.)|(?P<bare>[^\s'"\\]+)""",
@@ -87,10 +87,11 @@ class ArgvPattern:
     A last word ``*`` stands for any further words, none included; a last word ``-*`` for one or more further
     words that begin with ``-``. When the pattern belongs to an *allow* rule, a wildcard at the beginning of a
     word never takes a word that begins with ``-``. In the others ``*`` takes every word, and whatever follows
-    the word that ``-*`` took.
+    the word that ``-*`` took; the program may be in any of the machine's own folders; and options may be in any order and
+    place, short ones together or apart: ``deny bash rm -rf *`` matches ``rm -f x -r``.
     """
 
-    __slots__ = ("_rest", "_strict", "_words", "literal_words")
+    __slots__ = ("_operands", "_options", "_rest", "_strict", "_words", "literal_words")
 
     def __init__(self, words: Sequence[str], *, allowing: bool) -> None:
         rest = words[-1] if words and words[-1] in ("*", "-*") else None
@@ -100,13 +101,33 @@ class ArgvPattern:
         self._words = tuple((_unescaped(w), None) if not has_wildcard(w) else (w, text_regex(w)) for w in fixed)
         self.literal_words = frozenset(i for i, (_, regex) in enumerate(self._words) if regex is None)
         """Which words of a matching argv are named by literal words of the pattern."""
+        self._operands = self._words
+        self._options: frozenset[str] = frozenset()
+        """Of a pattern that does not allow, its options, if all of them are literal."""
+        if not allowing:
+            given = [(word, regex) for word, regex in self._words[1:] if word[:1] == "-" and len(word) > 1]
+            if given and all(regex is None for _, regex in given):
+                self._options = frozenset(part for word, _ in given for part in _option_parts(word))
+                self._operands = tuple(pair for pair in self._words if pair not in given)
 
     @property
     def program(self) -> str | None:
         """The literal first word, if it is one."""
         return self._words[0][0] if self._words and 0 in self.literal_words else None
 
+    @property
+    def beginning(self) -> str:
+        """How the name of every program begins that it matches, as far as its first word says."""
+        return literal_prefix(self._words[0][0]) if self._words else ""
+
     def matches(self, argv: Sequence[str]) -> bool:
+        if self._strict:
+            return self._matches_as_written(argv)
+        if argv and argv[0][:1] == "/":
+            argv = (standard_name(argv[0]), *argv[1:])
+        return self._matches_as_written(argv) or (bool(self._options) and self._matches_in_any_order(argv))
+
+    def _matches_as_written(self, argv: Sequence[str]) -> bool:
         count = len(self._words)
         if len(argv) < count or (self._rest is None and len(argv) > count):
             return False
@@ -124,6 +145,86 @@ class ArgvPattern:
         if not self._strict:
             return bool(further) and further[0][:1] == "-"
         return bool(further) and all(word[:1] == "-" for word in further)
+
+    def _matches_in_any_order(self, argv: Sequence[str]) -> bool:
+        """Whether the argv has all options of the pattern, wherever they are, and its operands in their order."""
+        program, regex = self._operands[0]
+        if not argv or (argv[0] != program if regex is None else regex.match(argv[0]) is None):
+            return False
+        options: set[str] = set()
+        operands: list[str] = []
+        for index, word in enumerate(argv[1:], 1):
+            if word == "--":
+                operands += argv[index + 1 :]
+                break
+            if word[:1] == "-" and len(word) > 1:
+                name, sign, value = word.partition("=")
+                options.update(_option_parts(name))
+                if sign:
+                    operands.append(value)
+            else:
+                operands.append(word)
+        if not all(_has(options, wanted) for wanted in self._options):
+            return False
+        if self._rest is None and (
+            len(operands) > len(self._operands) - 1 or not all(_has(self._options, option) for option in options)
+        ):
+            return False
+        left = iter(operands)
+        return all(
+            any(have == want if regex is None else regex.match(have) is not None for have in left)
+            for want, regex in self._operands[1:]
+        )
+
+
+STANDARD_FOLDERS = ("/bin/", "/usr/bin/", "/usr/local/bin/", "/sbin/", "/usr/sbin/", "/usr/local/sbin/")
+"""Folders that hold the machine's own programs: a program there is the one of its bare name."""
+
+
+def standard_name(program: str) -> str:
+    """Return the bare name of a program in a standard folder, and any other name as it is."""
+    folder, slash, name = program.rpartition("/")
+    return name if slash and name and f"{folder}/" in STANDARD_FOLDERS else program
+
+
+_SHORT_OPTIONS = re.compile(r"-[A-Za-z0-9]{1,4}")
+"""A cluster of short options; a longer word with one dash, such as ``-delete``, is one option."""
+_SAME_OPTIONS = {
+    "--force": "-f",
+    "--recursive": "-r",
+    "-R": "-r",
+    "--verbose": "-v",
+    "--quiet": "-q",
+    "--yes": "-y",
+    "--assume-yes": "-y",
+    "--global": "-g",
+    "--delete": "-d",
+    "--all": "-a",
+}
+"""Long options and the letter that means the same in most programs."""
+
+
+def _option_parts(word: str) -> tuple[str, ...]:
+    """The options that one word holds: ``-rf`` holds ``-r`` and ``-f``."""
+    if word[:2] == "--":
+        return (word,)
+    if _SHORT_OPTIONS.fullmatch(word):
+        return tuple(f"-{letter}" for letter in word[1:])
+    return (word,)
+
+
+def _has(options: Set[str], wanted: str) -> bool:
+    """Whether an option is there, also under its other name, or shortened as GNU programs let a long one."""
+    if wanted in options:
+        return True
+    same = _SAME_OPTIONS.get(wanted, wanted)
+    if any(_SAME_OPTIONS.get(option, option) == same for option in options):
+        return True
+    names = [wanted, *(long for long, short in _SAME_OPTIONS.items() if short == same and long[:2] == "--")]
+    return any(
+        option[:2] == "--" and len(option) > 3 and any(name[:2] == "--" and name.startswith(option) for name in names)
+        for option in options
+    )
 
 
 def _unescaped(word: str) -> str:

@@ -9,6 +9,7 @@ from tests.attacks.case import Case
 _FILES = (
     "files",
     "shell",
+    "words",
     "configuration",
     "network",
     "processes",

@@ -1,0 +1,293 @@
+"""A rule that denies or asks about a command holds in whatever way the command is reached, and about nothing else."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.policy import ordinary_commands
+from tests.policy.desk import GIT, Desk, book, rule
+from tests.policy.runner_cases import CERTAIN, DATA, DATA_IN_THE_TEXT, GUESSED, IN_THE_TEXT
+
+from handrail.policy import runners
+from handrail.policy.matching import ranked
+from handrail.policy.modes import within
+from handrail.policy.runner_tables import DATA as DATA_PROGRAMS
+from handrail.policy.runner_tables import RUNNERS
+from handrail.policy.words import literal_words
+
+pytestmark = pytest.mark.proves("P-05")
+
+
+@pytest.mark.parametrize("command", CERTAIN)
+def test_a_denied_program_is_denied_in_whatever_runs_its_words(desk: Desk, command: str) -> None:
+    assert desk.bash(command, "allow bash", "deny bash rm *").action == "deny"
+    assert desk.bash(command, "allow bash", "deny shell.run rm *").action == "deny"
+
+
+@pytest.mark.parametrize("command", CERTAIN)
+def test_a_program_that_is_asked_about_is_asked_about_in_whatever_runs_its_words(desk: Desk, command: str) -> None:
+    assert desk.bash(command, "allow bash", "ask bash rm *").action == "ask"
+    assert desk.bash(command, "allow shell.run", "ask shell.run rm *").action == "ask"
+
+
+def test_a_sub_command_is_found_as_its_program_is(desk: Desk) -> None:
+    denied, asked = book("allow bash", "deny bash gitx push *"), book("allow bash", "ask bash gitx push *")
+    for command in CERTAIN:
+        if "rm -rf x" in command or "rm -rf ::: x" in command:  # elsewhere the words are apart, as in a list
+            text = command.replace("rm -rf", "gitx push", 1)
+            assert desk.bash(text, denied).action == "deny", text
+            assert desk.bash(text, asked).action == "ask", text
+
+
+def test_an_allow_rule_for_the_outer_program_does_not_carry_the_inner_one(desk: Desk) -> None:
+    for command in CERTAIN + GUESSED:
+        program = literal_words([command.split()[0]])
+        for objection in ("deny bash rm *", "ask bash rm *"):
+            assert desk.bash(command, f"allow bash {program} *", objection).action != "allow", command
+
+
+@pytest.mark.parametrize("command", IN_THE_TEXT)
+def test_a_denied_program_is_denied_where_a_script_feeds_it_to_what_runs_it(desk: Desk, command: str) -> None:
+    assert desk.bash(command, "allow bash", "deny bash rm *").action == "deny"
+    assert desk.bash(command, "allow bash", "ask bash rm *").action == "ask"
+
+
+@pytest.mark.parametrize("command", DATA_IN_THE_TEXT)
+def test_a_text_that_no_command_of_a_script_runs_is_not_denied(desk: Desk, command: str) -> None:
+    assert desk.bash(command, "allow bash", "deny bash rm *").action == desk.bash(command, "allow bash").action
+
+
+@pytest.mark.parametrize("command", GUESSED)
+def test_what_an_unknown_program_may_run_is_asked_about(desk: Desk, command: str) -> None:
+    for objection in ("deny bash rm *", "ask bash rm *"):
+        verdict = desk.bash(command, "allow bash", objection)
+        assert verdict.action == "ask"
+        assert "may run" in verdict.reason and objection in verdict.reason
+        assert verdict.always is not None
+        assert desk.bash(command, "allow bash", objection, verdict.always).action == "allow"
+    assert desk.bash(command, "allow bash").action == "allow"
+
+
+@pytest.mark.parametrize("command", DATA)
+def test_words_that_no_program_runs_are_not_asked_about(desk: Desk, command: str) -> None:
+    for objection in ("deny bash rm *", "ask bash rm *"):
+        assert desk.bash(command, "allow bash", objection).action == desk.bash(command, "allow bash").action
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "/usr/bin/git push origin", "/usr/local/bin/git push", "./git push", "git --no-pager push", "git -C sub push origin",
+        "git -c a=b -C sub --no-pager push origin main", "git --git-dir=x push", "git --git-dir x --work-tree y push", "git -P push",
+        "git -c alias.up=push up origin", "git -c 'alias.up=push origin' up", "git -c alias.up='!git push' up", "git send-pack x",
+        "git subtree push origin", "git-push origin", "/usr/lib/git-core/git-push origin", "timeout 5 git push", "nice /usr/bin/git push",
+        "env git push", "env A=1 git -C x push", "sudo git push", "sh -c 'git push'", "bash -lc 'cd x && git --no-pager push'", "'git' 'push'",
+        "g\\it push", "xargs git push", "find . -exec git push ';'", "git submodule foreach 'git push'", "git bisect run git push",
+        "git push -- origin", "git push --force", "someprog git push", "someprog -- git -C x push",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("action", ["deny", "ask"])
+def test_a_rule_about_a_sub_command_holds_in_all_its_spellings(desk: Desk, command: str, action: str) -> None:
+    verdict = desk.bash(command, "allow bash", f"{action} bash git push *")
+    assert verdict.action in ((action,) if "someprog" not in command else ("ask",)), verdict.reason
+    assert "git push *" in verdict.reason
+
+
+@pytest.mark.parametrize("command", ["git --no-pager log", "git -C push log", "git log push", "git stash push", "echo git push",
+                                     "git commit -m 'git push'", "grep 'git push' f", "git --namespace push status"])  # fmt: skip
+def test_a_rule_about_a_sub_command_is_about_no_other(desk: Desk, command: str) -> None:
+    for action in ("deny", "ask"):
+        assert (
+            desk.bash(command, "allow bash", f"{action} bash git push *").action
+            == desk.bash(command, "allow bash").action
+        )
+
+
+@pytest.mark.parametrize(
+    ("rule", "command", "answer"),
+    [
+        ("allow bash git push *", "/usr/bin/git push origin", "allow"),
+        ("allow bash git push *", "/bin/git push origin", "allow"),
+        ("allow bash git push *", "git --no-pager push origin", "allow"),
+        ("allow bash git push *", "/usr/bin/git -P push origin", "allow"),
+        ("allow bash git push *", "timeout 5 /usr/bin/git push origin", "allow"),
+        ("allow bash git push *", "./git push origin", "ask"),
+        ("allow bash git push *", "/tmp/evil/git push origin", "ask"),
+        ("allow bash git push *", "/usr/bin/../../tmp/git push", "ask"),
+        ("allow bash git push *", "/usr/bin/x/git push", "ask"),
+        ("allow bash git push *", "git -C sub push origin", "ask"),
+        ("allow bash git push *", "git -c core.sshCommand=x push origin", "ask"),
+        ("allow bash git push *", "git --exec-path=x push origin", "ask"),
+        ("allow bash git push *", "git -p push origin", "ask"),
+        ("allow bash git push *", "git send-pack origin", "ask"),
+        ("allow bash git push *", "git-push origin", "ask"),
+        ("allow bash git push *", "git push --force origin", "ask"),
+        ("allow bash git push --force *", "git push origin --force", "ask"),
+        ("allow bash rm -rf build", "rm -fr build", "ask"),
+        ("allow bash npm exec x", "npx x", "ask"),
+        ("allow bash {read-only}", "/bin/ls", "ask"),
+        ("allow bash command -v *", "/usr/bin/command -v x", "ask"),
+    ],
+)
+def test_an_allow_rule_is_widened_by_nothing_that_can_change_what_runs(
+    desk: Desk, rule: str, command: str, answer: str
+) -> None:
+    assert desk.bash(command, rule).action == answer
+
+
+@pytest.mark.parametrize(
+    ("pattern", "command", "matched"),
+    [
+        ("rm -rf *", "rm -rf x", True),
+        ("rm -rf *", "rm -fr x", True),
+        ("rm -rf *", "rm -r -f x", True),
+        ("rm -rf *", "rm x -r -f", True),
+        ("rm -rf *", "rm -rvf x", True),
+        ("rm -rf *", "rm --recursive --force x", True),
+        ("rm -rf *", "rm -R --forc x", True),
+        ("rm -rf *", "rm -r x", False),
+        ("rm -rf *", "rm -r -- -f", False),
+        ("git push --force *", "git push origin main --force", True),
+        ("git push --force *", "git push -f origin", True),
+        ("git push --force *", "git push --forc origin", True),
+        ("git push --force *", "git push origin", False),
+        ("git push --force *", "git push --follow-tags", False),
+        ("git push --force *", "git pull --force", False),
+        ("docker run --network host *", "docker run --rm --network=host x", True),
+        ("docker run --network host *", "docker run --network none x", False),
+        ("find * -delete *", "find . -name x -delete", True),
+        ("find * -delete *", "find . -type l -empty", False),
+        ("curl -X POST *", "curl -s -X POST u", True),
+        ("rm -rf /", "rm -fr /", True),
+        ("rm -rf /", "rm -rf / x", False),
+        ("git log -p", "git log -p --stat", False),
+        ("/usr/bin/rm -rf *", "rm -fr x", True),
+        ("rm -rf *", "/bin/rm -fr x", True),
+    ],
+)
+def test_a_rule_that_denies_finds_its_options_in_any_order(pattern: str, command: str, matched: bool) -> None:
+    argv = command.split()
+    assert ranked(rule(f"deny bash {pattern}"), "command").matches(argv) is matched
+
+
+@pytest.mark.parametrize(
+    ("rules", "command", "answer"),
+    [
+        (("allow bash", "deny bash npm exec *"), "npx thing", "deny"),
+        (("allow bash", "ask bash npm install *"), "npm i left-pad", "ask"),
+        (("allow bash", "deny bash npm i *"), "npm --silent install left-pad", "deny"),
+        (("allow bash", "deny bash pip install *"), "python3 -m pip install x", "deny"),
+        (("allow bash", "deny bash pip install *"), "pip3 --quiet install x", "deny"),
+        (("allow bash", "deny bash docker run *"), "docker container run x", "deny"),
+        (("allow bash", "deny bash docker rm *"), "docker --host h container rm x", "deny"),
+        (("allow bash", "deny bash docker compose up *"), "docker compose -f y up", "deny"),
+        (("allow bash", "deny bash docker compose up *"), "docker-compose -f y up", "deny"),
+        (("allow bash", "deny bash kubectl delete *"), "kubectl -n x --context y delete pod z", "deny"),
+        (("allow bash", "deny bash terraform apply *"), "terraform -chdir=x apply", "deny"),
+        (("allow bash", "deny bash cargo publish *"), "cargo +nightly publish", "deny"),
+        (("allow bash", "ask bash gh pr merge *"), "gh pr -R o/r merge 5", "ask"),
+        (("allow bash", "deny bash ./deploy.sh *"), "bash deploy.sh prod", "deny"),
+        (("allow bash", "deny bash ./deploy.sh *"), "sh -x ./deploy.sh prod", "deny"),
+        (("allow bash", "deny bash Rscript *"), "/opt/r/Rscript x.R", "deny"),
+        (("allow bash", "deny bash reboot"), "systemctl reboot", "deny"),
+        (("allow bash", "ask bash /usr/bin/curl *"), "curl http://h/", "ask"),
+        (("allow bash", "ask bash curl *"), "ssh h curl http://h/", "ask"),
+        (("allow bash ssh *", "deny bash curl *"), "ssh h whoami", "allow"),
+        (("allow bash ssh *", "deny bash curl *"), "ssh h 'eval \"$(cat x)\"'", "ask"),
+        (("allow bash ssh *",), "ssh h", "ask"),
+        (("allow bash ssh *",), "ssh h bash", "ask"),
+        (("allow bash docker exec c *",), "docker exec c sh", "ask"),
+        (("allow bash kubectl *",), "kubectl exec p 'a $(b)'", "ask"),
+        # a more specific rule about the very command holds against a wider one, also in its other spellings
+        (("deny bash git *", "allow bash git status"), "git status", "allow"),
+        (("deny bash git *", "allow bash git push"), "git push", "allow"),
+        (("ask bash git *", "allow bash git push origin"), "sudo git push", "ask"),
+        (("ask bash git push *", "allow bash git *"), "git push", "ask"),
+        (("ask bash git *", "allow bash git log *"), "/usr/bin/git --no-pager log src", "allow"),
+        (("ask bash /usr/bin/git *", "allow bash git log *"), "/usr/bin/git log src", "allow"),
+        (("ask bash /usr/bin/git *", "deny bash git push *"), "git push", "deny"),
+        (("ask bash /usr/bin/git *", "deny bash git push *"), "/usr/bin/git push", "deny"),
+        (("ask bash git --no-pager *", "allow bash git log *"), "git --no-pager log src", "ask"),
+        (("ask bash git push *", "allow bash timeout 5 git push"), "timeout 5 git push", "allow"),
+        (("ask bash git push *", "allow bash sudo git push"), "sudo git push", "allow"),
+        (("ask bash git push *", "allow bash sudo *"), "sudo git push", "ask"),
+        (("deny bash git push *", "allow bash sudo git push"), "sudo git push", "deny"),
+        (("allow bash", "ask bash"), "someprog git push", "ask"),
+        (("ask bash", "allow bash make *"), "make test", "allow"),
+        (("deny bash", "allow bash someprog *"), "someprog git push", "allow"),
+        (("deny bash", "allow bash sudo ls"), "sudo ls", "deny"),
+    ],
+)
+def test_each_action_is_decided_on_the_same_readings(
+    desk: Desk, rules: tuple[str, ...], command: str, answer: str
+) -> None:
+    verdict = desk.bash(command, *rules)
+    assert verdict.action == answer, verdict.reason
+
+
+def test_a_session_above_is_not_opened_by_naming_every_word(desk: Desk) -> None:
+    above = book("allow bash", "ask bash git push *")
+    own = within(book("allow bash sudo git push", "allow bash someprog git push"), above)
+    for command in ("sudo git push", "someprog git push"):
+        assert desk.bash(command, own).action == "ask"
+        assert desk.bash(command, *(one.text for one in own)).action == "allow"
+
+
+@pytest.mark.parametrize("padding", ["a ", "-a ", "sudo ", "'x; y' ", "rm-x ", "'rm-x; y' ", "sh "])
+@pytest.mark.parametrize("program", ["someprog", "sudo", "xargs", "python run.py"])
+def test_padding_does_not_hide_a_command(desk: Desk, program: str, padding: str) -> None:
+    for count in (1, 63, 64, 65, 300, 2_000):
+        command = f"{program} {padding * count}rm -rf y"
+        assert desk.bash(command, "allow bash", "deny bash rm *").action in ("ask", "deny")
+
+
+def test_many_words_that_name_nothing_watched_are_no_reason_to_ask(desk: Desk) -> None:
+    command = "someprog " + " ".join(f"file-{number}.txt" for number in range(2_000))
+    assert desk.bash(command, "allow bash", "deny bash rm *").action == "allow"
+
+
+def test_the_answer_says_as_which_command_it_was_read(desk: Desk) -> None:
+    verdict = desk.bash("sudo git -C x push", "allow bash", "ask bash git push *")
+    assert "git push" in verdict.reason and "'ask bash git push *'" in verdict.reason
+    assert any(step.outcome == "won" and "git push" in step.text for step in verdict.trace)
+
+
+def test_a_tool_that_runs_a_program_is_held_to_rules_that_ask(desk: Desk) -> None:
+    argv = ["git", "--no-pager", "push"]
+    assert desk.judge(GIT, {"argv": argv}, "allow git.status", "ask shell.run git push *").action == "ask"
+    assert desk.judge(GIT, {"argv": argv}, "allow git.status", "deny shell.run git push *").action == "deny"
+
+
+def test_ordinary_commands_are_rarely_asked_about_for_their_words(desk: Desk) -> None:
+    asked = {text for text in ordinary_commands.COMMANDS if desk.bash(text, *ordinary_commands.RULES).action != "allow"}
+    alone = {text for text in ordinary_commands.COMMANDS if desk.bash(text, "allow bash").action != "allow"}
+    assert len(ordinary_commands.COMMANDS) > 200
+    assert asked - alone == {"python script.py --name node"}
+
+
+def test_no_program_both_runs_its_words_and_takes_them_for_data() -> None:
+    assert not RUNNERS & DATA_PROGRAMS
+
+
+WORDS = st.lists(
+    st.one_of(st.text(max_size=8), st.sampled_from(["rm", "sudo", "sh", "-c", "rm x", "git", "docker", "run", "--", "a=rm x", "python", "-m"])),
+    min_size=1,
+    max_size=8,
+)  # fmt: skip
+
+
+@given(WORDS, st.booleans())
+def test_no_argv_makes_the_search_raise_or_run_on(argv: list[str], everything: bool) -> None:
+    watched = runners.Watched(("rm",), everything=everything)
+    assert sum(1 for _ in runners.readings(argv, watched)) < 20_000
+
+
+@given(WORDS)
+def test_a_known_runner_in_front_changes_a_deny_in_nothing(desk: Desk, argv: list[str]) -> None:
+    text = literal_words(["sudo", *argv])
+    if desk.bash(literal_words(argv), "allow bash", rule_text).action == "deny":
+        assert desk.bash(text, "allow bash", rule_text).action == "deny"
+
+
+rule_text = rule("deny bash rm *").text
