@@ -24,8 +24,9 @@ from pathlib import Path
 from handrail.contract.requires import CapabilitySet, Layer
 from handrail.contract.sandbox import Profile, Sandbox, Tier
 from handrail.runtime.ripgrep import installed
-from handrail.runtime.roots import Roots
+from handrail.runtime.roots import May, Roots
 from handrail.runtime.search import RipgrepSearch
+from handrail.runtime.verifying import HiddenFiles
 from handrail.sandbox.pool import Pooled, pooled
 from handrail.sandbox.tiers import Refusing, choose
 
@@ -66,7 +67,8 @@ def plant(root: Path) -> None:
 def searching(root: Path, scratch: Path, sandbox: Sandbox) -> RipgrepSearch:
     layer = Layer("bench", fs_read=(str(root),))
     profile = Profile(str(root), str(scratch))
-    return RipgrepSearch(Roots(root), sandbox, profile, CapabilitySet((layer,)), lambda capability, target: None)
+    may: May = lambda capability, target: None  # noqa: E731
+    return RipgrepSearch(Roots(root), sandbox, profile, CapabilitySet((layer,)), may, HiddenFiles())
 
 
 async def ripgrep(program: str, pattern: str, root: Path) -> int:

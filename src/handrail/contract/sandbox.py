@@ -105,6 +105,8 @@ class Profile:
     gate: Callable[[str, int], str | None] | None = None
     on_attempt: Callable[[Attempt], None] | None = None
     denials: Denials | None = None
+    shows: Callable[[str], bool] | None = None
+    """Says which of the paths that ``denials`` hide this very call may read all the same."""
     quarantine: str = ""
     tool: str = ""
     """The id of the tool whose program it is; empty for the kernel's own."""

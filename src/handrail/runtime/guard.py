@@ -97,7 +97,8 @@ def _prepared(
             if profile.denials is not None:
                 pinned += place.fixed(profile.denials)
         if profile.denials is not None:
-            masked += place.masks(profile.denials)
+            hidden = place.masks(profile.denials)
+            masked += hidden if profile.shows is None else (path for path in hidden if not profile.shows(path))
     if aftermath is not None:
         aftermath.begin()
         if vcs:
