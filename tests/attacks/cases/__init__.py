@@ -16,6 +16,7 @@ _FILES = (
     "environment",
     "model",
     "permission",
+    "searching",
     "sandbox",
 )
 
