@@ -196,6 +196,10 @@ class TerminalProcess(Process, Protocol):
         False also where that cannot be told."""
         ...
 
+    def folders(self) -> tuple[str, ...]:
+        """The folders that its first program and the one in the foreground are in, as far as that can be told."""
+        ...
+
     def give_up(self) -> int:
         """Have what is being written, and nobody has taken, not written any more. Gives how many bytes that are."""
         ...
