@@ -329,3 +329,43 @@ async def test_an_answer_that_comes_in_another_process_covers_what_was_asked_abo
     assert first.error_kind == "conflict" and "run.sh has changed" in (first.error_text or ""), first
     assert second.error_kind != "conflict", second
     assert not (place / "ws" / "planted").exists()
+
+
+@pytest.mark.timeout(120)
+async def test_a_line_typed_into_a_shell_is_bound_in_the_folder_of_the_shell(tmp_path: Path) -> None:
+    place = tmp_path.resolve()
+    put(place / "ws", {"sub/deep/run.sh": "true\n"})
+    rewriting = Person()
+    rules = ("allow terminal.start *", "allow terminal.read *")
+    async with temporary_kernel(place, rules=rules) as kernel:
+        session = await kernel.session(attendant=rewriting)
+        begun = await session.call("terminal.start", {"command": "bash --noprofile --norc", "cwd": "sub"})
+        assert begun.ok, begun
+        terminal = begun.data["id"] if "id" in begun.data else begun.data["job_id"]
+        first = await session.call("terminal.send", {"id": terminal, "text": "cd deep && echo gone-there\n"})
+        assert first.ok, first
+        shown = ""
+        while "gone-there\n" not in shown.replace("echo gone-there\n", ""):
+            shown += repr((await session.call("terminal.read", {"id": terminal})).data).replace("\\n", "\n")
+        rewriting.meanwhile = lambda: (place / "ws" / "sub" / "deep" / "run.sh").write_text("touch planted\n")
+        result = await session.call("terminal.send", {"id": terminal, "text": "bash run.sh\n"})
+        await session.call("stop_task", {"job_id": terminal})
+    assert result.error_kind == "conflict", result
+    assert "sub/deep/run.sh has changed" in (result.error_text or "")
+
+
+async def test_a_call_in_the_same_reply_cannot_change_what_another_one_was_approved_for(tmp_path: Path) -> None:
+    place = tmp_path.resolve()
+    (place / "ws").mkdir()
+    async with temporary_kernel(place) as kernel:
+        session = await kernel.session(attendant=Person())
+        written, ran = await session.turn().call_all(
+            [
+                ("write", {"path": "run.sh", "content": "touch planted\n"}),
+                ("bash", {"command": "bash run.sh"}),
+            ]
+        )
+    assert written.result.ok, written
+    assert ran.result.error_kind == "conflict", ran
+    assert "run.sh is new" in (ran.result.error_text or "")
+    assert not (place / "ws" / "planted").exists()

@@ -11,7 +11,7 @@ from tests.attacks.victim import SECRET, Home, put
 
 from handrail.contract.session import Session
 
-_ROUNDS = 8
+_ROUNDS = 4
 _NAME = "customer-list"
 """Stands in the name of a file in a hidden folder: names of hidden folders are not shown either."""
 _RULES = ("deny fs.read **/.env", "deny fs.read private/**", "allow bash *")
