@@ -175,6 +175,23 @@ def test_no_number_of_folders_or_words_hides_a_file(workspace: Path) -> None:
     assert f"{path}/x.sh" in found(workspace, "; ".join(f"cd d{n}" for n in range(30)) + "; ./x.sh")
     assert "run.sh" in found(workspace, "env " + " ".join(f"V{n}=1" for n in range(1_500)) + " ./run.sh")
     assert "199.sh" in found(workspace, "for f in *.sh; do bash $f; done")
+    assert "run.sh" in found(workspace, "bash " + "./" * 1_000 + "run.sh")
+    assert "run.sh" in found(workspace, "bash {nothing,r[t-v]n}.sh")
+    put(workspace, {"a/b/c.sh": "x", "a/.h/c.sh": "x"})
+    assert {"a/b/c.sh", "199.sh"} <= found(workspace, "bash */*/*.sh; bash 1*.sh")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["python -m " + "a." * 2_000 + "b", "bash " + " ".join(f"*/*/*{n}" for n in range(3_000)), "x " + "{a,b}" * 400],
+    ids=["a long module", "wildcards", "braces"],
+)
+def test_a_text_made_to_be_slow_is_bounded(workspace: Path, text: str) -> None:
+    put(workspace, {f"d{n}/e{m}/f": "x" for n in range(10) for m in range(10)})
+    try:
+        assert found(workspace, text) == set()
+    except ToolError as error:
+        assert error.kind == "limit"
 
 
 def test_a_folder_among_the_arguments_is_where_the_command_may_start(workspace: Path) -> None:

@@ -556,6 +556,16 @@ async def test_a_hidden_file_that_was_met_is_not_read_under_another_name(workspa
     assert (await allowing.read_bytes("notes.txt")).data == b"KEY=secret\n"
 
 
+async def test_a_file_that_was_refused_is_not_read_under_another_name(workspace: Path) -> None:
+    put(workspace, {".env": "KEY=secret\n"})
+    files = RootedFiles(Roots(workspace), SeenFiles(), nothing_like(".env"))
+    with pytest.raises(ToolError, match="is denied"):
+        await files.read_bytes(".env")
+    (workspace / ".env").rename(workspace / "notes.txt")
+    with pytest.raises(ToolError, match="same file"):
+        await files.read_bytes("notes.txt")
+
+
 async def test_what_is_hidden_is_not_there_for_the_program_that_searches(
     workspace: Path, guarded: Searching, faking: Faking
 ) -> None:

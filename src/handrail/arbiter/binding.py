@@ -7,18 +7,17 @@ cannot change a file in between, since they wait for the lock; a program in the 
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from glob import has_magic, iglob
-from itertools import islice
+from fnmatch import fnmatchcase
+from glob import has_magic
 from pathlib import Path
 from typing import Any
 
 from handrail.contract.errors import ToolError
-from handrail.policy.executed import FOLDERS_OF_PROGRAMS, HOME, RunStep, run_steps
+from handrail.policy.executed import FOLDERS_OF_PROGRAMS, HOME, LONGEST, RunStep, run_steps
 from handrail.policy.shell import Script
 from handrail.policy.targets import Target
 from handrail.runtime import beneath
@@ -100,6 +99,7 @@ class _Search:
         self._folders = list(dict.fromkeys(starts))
         self._found: dict[str, Located] = {}
         self._looked_up = 0
+        self._listed: dict[str, tuple[str, ...]] = {}
 
     def marks(self, steps: Sequence[RunStep]) -> dict[str, str]:
         for step in steps:
@@ -135,13 +135,9 @@ class _Search:
 
     def _take(self, folder: str, word: str) -> str | None:
         """Keep the file that a word names; give the folder that it names."""
-        if self._looked_up >= _MOST_LOOKUPS or len(self._found) > MOST_FILES:
-            raise ToolError(
-                f"the command names too much for an approval to cover the files that it runs: more than {MOST_FILES} files, or "
-                f"{_MOST_LOOKUPS} words and folders together. Run it in parts, or from a script",
-                kind="limit",
-            )
-        self._looked_up += 1
+        if len(word) > LONGEST:
+            return None
+        self._count(1)
         located = self._files.located(folder, word)
         if located is None:
             return None
@@ -155,17 +151,58 @@ class _Search:
             self._found[located.absolute] = located
         return None
 
+    def _count(self, lookups: int) -> None:
+        """:raises ToolError: ``limit`` where that is too much"""
+        self._looked_up += lookups
+        if self._looked_up > _MOST_LOOKUPS or len(self._found) > MOST_FILES:
+            raise ToolError(
+                f"the command names too much for an approval to cover the files that it runs: more than {MOST_FILES} files, or "
+                f"{_MOST_LOOKUPS} words and folders together. Run it in parts, or from a script",
+                kind="limit",
+            )
+
     def _expanded(self, word: str) -> Iterator[str]:
+        """The word itself, and what a shell makes of its braces and wildcards."""
         yield word
-        if "{" in word and len(word) <= 256:
-            with contextlib.suppress(ToolError):
-                yield from alternatives(word)
-        if has_magic(word) and not word.startswith(HOME) and len(word) <= 256:
-            for folder in self._folders:
-                try:
-                    yield from islice(iglob(word, root_dir=folder), MOST_FILES + 1)  # noqa: PTH207 - names, not paths
-                except (OSError, ValueError):
-                    continue
+        if len(word) > LONGEST:
+            return
+        read = [word]
+        if "{" in word:
+            try:
+                read += alternatives(word)
+            except ToolError:
+                self._count(_MOST_LOOKUPS)  # they stand for too many
+            yield from read[1:]
+        for pattern in read:
+            if has_magic(pattern):
+                for folder in self._folders:
+                    yield from self._matches(folder, "", pattern.split("/"))
+
+    def _matches(self, folder: str, before: str, parts: Sequence[str]) -> Iterator[str]:
+        """What the parts of a pattern stand for in a folder, each found name counted."""
+        if not parts:
+            yield before.removesuffix("/")
+            return
+        part, *rest = parts
+        if not has_magic(part):
+            yield from self._matches(folder, f"{before}{part}/", rest)
+            return
+        for name in self._names(f"{folder}/{before}" if before[:1] != "/" else before):
+            if fnmatchcase(name, part) and (name[0] != "." or part[0] == "."):
+                yield from self._matches(folder, f"{before}{name}/", rest)
+
+    def _names(self, folder: str) -> tuple[str, ...]:
+        """The names in a folder of the workspace; none in what is no folder, or lies elsewhere."""
+        names = self._listed.get(folder)
+        if names is None:
+            located = self._files.located(folder, ".")
+            try:
+                names = () if located is None else tuple(sorted(os.listdir(located.absolute)))  # noqa: PTH208 - names
+            except OSError:
+                names = ()
+            self._listed[folder] = names
+        self._count(1 + len(names))
+        return names
 
 
 def _mark(located: Located, most: int) -> tuple[str, int]:

@@ -106,6 +106,8 @@ _PARTS = re.compile(r"[=:@,]+")
 _QUOTES = re.compile(r"['\"\\]")
 _HOME = re.compile(r"\$HOME\b|\$\{HOME\}|(?<![^\s'\"=:])~(?=/)")
 _HERE = re.compile(r"\$PWD\b|\$\{PWD\}|\$\(pwd\)|`pwd`|\$OLDPWD\b")
+LONGEST = 4_095
+"""Bytes of a path that the system takes: a longer word names no file."""
 HOME = "\0HOME"
 """Stands at the beginning of a word for the home folder of programs."""
 
@@ -223,7 +225,7 @@ def _tokens(text: str) -> Iterator[str]:
 
 def _module(name: str) -> Iterator[str]:
     """The files that a Python module of this name is."""
-    if _MODULE.fullmatch(name) is None:
+    if len(name) > LONGEST or _MODULE.fullmatch(name) is None:
         return
     path = name.replace(".", "/")
     yield from (f"{path}.py", f"{path}/__main__.py", f"{path}/__init__.py")

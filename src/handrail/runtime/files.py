@@ -180,6 +180,8 @@ class RootedFiles:
                 raise ToolError(key_refusal(located.shown), kind="denied")
         refused = self._may(capability, located.absolute)
         if refused is not None:
+            if capability == "fs.read":
+                self._hidden.note([located.absolute])
             raise ToolError(refused, kind="denied")
         return located
 

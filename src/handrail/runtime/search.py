@@ -81,7 +81,7 @@ class RipgrepSearch:
         arguments = grep_arguments(pattern, wanted, ignore_case=ignore_case, literal=literal, target=place.target)
         if place.file is not None:
             self._refuse_denied(place.file)
-        judge = _Judge(self._roots, self._may, place.folder.absolute)
+        judge = _Judge(self._roots, self._may, self._hidden, place.folder.absolute)
         records = Records()
         waiting: list[Hit] = []
         hits: list[Hit] = []
@@ -121,7 +121,7 @@ class RipgrepSearch:
                 kind="invalid_input",
             )
         wanted = PathFilter.of(pattern, hidden=hidden)
-        judge = _Judge(self._roots, self._may, place.folder.absolute)
+        judge = _Judge(self._roots, self._may, self._hidden, place.folder.absolute)
         records = Records()
         waiting: list[Located] = []
         paths: list[str] = []
@@ -240,9 +240,10 @@ class _Place:
 class _Judge:
     """Decides once per file whether its results may be shown."""
 
-    def __init__(self, roots: Roots, may: May, folder: str) -> None:
+    def __init__(self, roots: Roots, may: May, hidden: HiddenFiles, folder: str) -> None:
         self._roots = roots
         self._may = may
+        self._hidden = hidden
         self._folder = folder.rstrip("/")
         self._known: dict[tuple[bytes, bool], Located | None] = {}
 
@@ -254,9 +255,12 @@ class _Judge:
         path = os.fsdecode(raw.removeprefix(b"./"))
         absolute = f"{self._folder}/{path}"
         answer = None
-        if (wanted is None or wanted.wants(path)) and self._may("fs.read", absolute) is None:
+        if wanted is None or wanted.wants(path):
             located = self._roots.of_canonical(absolute)
-            answer = located if located.inside else None
+            if located.inside and self._may("fs.read", absolute) is not None:
+                self._hidden.note([absolute])
+            elif located.inside:
+                answer = located
         self._known[key] = answer
         return answer
 
