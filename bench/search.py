@@ -1,7 +1,7 @@
 """grep on a tree of 24,000 files and 600 MB: Handrail's search door beside ripgrep itself.
 
-Both run the same ripgrep with the same pattern on the same warm tree, in turns. Ours includes the sandbox, the
-reading of each match, the judging of each file and the sorting. The tree is built in a temporary folder and removed.
+Both run the same ripgrep with the same pattern on the same warm tree, in turns. Ours includes the look at what is hidden,
+the sandbox, the reading of each match, the judging of each file, the verification of each match and the sorting. The tree is built in a temporary folder and removed.
 
 A kernel has a sandbox ready for the next search of a session, which is what stands beside ripgrep with a bound; the
 first search of a session, and one after a minute without any, has its sandbox made for it. Root can have all of it put
@@ -23,9 +23,13 @@ from pathlib import Path
 
 from handrail.contract.requires import CapabilitySet, Layer
 from handrail.contract.sandbox import Profile, Sandbox, Tier
+from handrail.policy.defaults import default_book
+from handrail.policy.hidden import hidden
+from handrail.runtime.guard import Guarded
 from handrail.runtime.ripgrep import installed
-from handrail.runtime.roots import Roots
+from handrail.runtime.roots import May, Roots
 from handrail.runtime.search import RipgrepSearch
+from handrail.runtime.verifying import HiddenFiles
 from handrail.sandbox.pool import Pooled, pooled
 from handrail.sandbox.tiers import Refusing, choose
 
@@ -65,8 +69,9 @@ def plant(root: Path) -> None:
 
 def searching(root: Path, scratch: Path, sandbox: Sandbox) -> RipgrepSearch:
     layer = Layer("bench", fs_read=(str(root),))
-    profile = Profile(str(root), str(scratch))
-    return RipgrepSearch(Roots(root), sandbox, profile, CapabilitySet((layer,)), lambda capability, target: None)
+    profile = Profile(str(root), str(scratch), denials=hidden(default_book(), str(root)))
+    may: May = lambda capability, target: None  # noqa: E731
+    return RipgrepSearch(Roots(root), sandbox, profile, CapabilitySet((layer,)), may, HiddenFiles())
 
 
 async def ripgrep(program: str, pattern: str, root: Path) -> int:
@@ -102,8 +107,8 @@ async def main() -> int:
         missed = 0
         doors = {"handrail, unconfined": searching(root, scratch, Refusing(Tier("none", "measured for comparison")))}
         if sandbox.tier.confines:
-            doors[READY] = searching(root, scratch, ready)
-            doors["handrail, a session's first"] = searching(root, scratch, sandbox)
+            doors[READY] = searching(root, scratch, Guarded(ready))
+            doors["handrail, a session's first"] = searching(root, scratch, Guarded(sandbox))
         size = sum(path.stat().st_size for path in root.rglob("*.py"))
         print(
             f"{FILES:,} files, {size / 1e6:.0f} MB; {program}; {ROUNDS} rounds in turns; medians, and the least of each"

@@ -313,3 +313,20 @@ async def test_a_prompt_ends_with_its_call_and_the_next_one_can_be_answered() ->
     assert (await terminal.approve(asked)).choice == "once"
     os.close(read)
     os.close(write)
+
+
+def test_the_files_that_a_call_runs_are_shown_at_each_door_with_what_a_stored_rule_means() -> None:
+    from handrail.faces.cli.terminal import request_lines
+    from handrail.faces.mcp.forms import approval_form
+
+    files = {f"d/{number:02}.sh": "sha256:0" for number in range(25)} | {"a\nfake: prompt": "identity:1:2:3:4:5"}
+    asked = ApprovalRequest(
+        "c1", "s1", "bash", {"command": "x"}, "h", "d", "why", "allow bash x", files=dict(sorted(files.items()))
+    )
+    shown = "\n".join(request_lines(asked))
+    assert "a\\nfake: prompt  (large: known by its size and times, not by its content)" in shown
+    assert "d/18.sh" in shown and "d/19.sh" not in shown and "and 6 more" in shown
+    assert "a stored rule is about the command" in shown
+    assert "d/18.sh" in repr(approval_form(asked, None, "2025-11-25").params)
+    without = ApprovalRequest("c1", "s1", "bash", {"command": "x"}, "h", "d", "why", "allow bash x")
+    assert "files" not in "\n".join(request_lines(without))

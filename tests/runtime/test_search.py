@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -15,9 +17,12 @@ from handrail.contract.errors import ToolError
 from handrail.contract.files import Found
 from handrail.contract.requires import Capability, CapabilitySet, Layer
 from handrail.contract.sandbox import Profile, Sandbox, Tier
+from handrail.runtime.files import RootedFiles, SeenFiles
+from handrail.runtime.guard import Guarded
 from handrail.runtime.ripgrep import PathFilter, Records, alternatives
 from handrail.runtime.roots import May, Roots
 from handrail.runtime.search import RipgrepSearch
+from handrail.runtime.verifying import HiddenFiles
 from handrail.sandbox.tiers import Refusing, choose
 
 pytestmark = pytest.mark.proves("T-08")
@@ -57,7 +62,7 @@ def searching(workspace: Path, tmp_path: Path, sandbox: Sandbox) -> Searching:
         roots = Roots(workspace, readable)
         whole = Layer("test", fs_read=(str(workspace), *map(str, readable)))
         profile = Profile(roots.workspace, str(scratch), readable=roots.readable)
-        return RipgrepSearch(roots, sandbox, profile, CapabilitySet((whole,)), may)
+        return RipgrepSearch(roots, sandbox, profile, CapabilitySet((whole,)), may, HiddenFiles())
 
     return make
 
@@ -239,8 +244,11 @@ async def test_a_file_named_like_a_note_hides_nobody_behind_another_name(workspa
 
 def test_a_note_is_taken_off_only_after_the_file_it_is_about() -> None:
     note = b'./a: WARNING: stopped searching binary file after match (found "\\0" byte around offset 7)\n'
-    assert [path for path, *_ in Records().feed(b"./a\x001\x00x\n" + note + b"./b\x002\x00y\n")] == [b"./a", b"./b"]
-    assert [path for path, *_ in Records().feed(note + b"./b\x002\x00y\n")] == [note + b"./b"]
+    assert [path for path, *_ in Records().feed(b"./a\x001\x000\x00x\n" + note + b"./b\x002\x003\x00y\n")] == [
+        b"./a",
+        b"./b",
+    ]
+    assert [path for path, *_ in Records().feed(note + b"./b\x002\x003\x00y\n")] == [note + b"./b"]
 
 
 async def test_what_may_not_be_read_is_left_out_and_does_not_tell_what_is_in_it(
@@ -376,11 +384,11 @@ pieces = st.lists(
 
 @given(pieces, st.integers(1, 7))
 def test_records_are_read_alike_however_they_arrive(records: list[tuple[bytes, int, bytes]], size: int) -> None:
-    stream = b"".join(b"%s\0%d\0%s\n" % one for one in records)
+    stream = b"".join(b"%s\0%d\0%d\0%s\n" % (path, line, line, text) for path, line, text in records)
     reader = Records()
     found: list[tuple[bytes, int, bytes]] = []
     for at in range(0, len(stream), size):
-        found += [(path, line, text) for path, line, text, _ in reader.feed(stream[at : at + size])]
+        found += [(one.path, one.line, one.text) for one in reader.feed(stream[at : at + size])]
     assert found == records
     assert reader.rest == b""
 
@@ -421,3 +429,245 @@ def test_narrowing_by_type_never_loses_a_wanted_file(parts: list[str]) -> None:
         if wanted.wants(path) and types:
             name = path.rpartition("/")[2]
             assert any(PathFilter.of(one).wants(name) for one in types)
+
+
+# ── races: what ripgrep opened is not what was judged ────────────────────────────────────────────
+
+
+class Hides:
+    """Denials that hide some names from programs."""
+
+    fixes_any = False
+
+    def __init__(self, *names: str) -> None:
+        self.names = names
+        self.key = names
+
+    def hides(self, path: str) -> bool:
+        return not {*path.split("/")}.isdisjoint(self.names)
+
+    def fixes(self, path: str) -> bool:
+        return False
+
+
+Faking = Callable[[str], None]
+
+
+@pytest.fixture
+def faking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Faking:
+    """Puts a shell script in ripgrep's place; it works in the folder that is searched."""
+    folder = tmp_path.resolve() / "bin"
+    folder.mkdir()
+
+    def fake(script: str) -> None:
+        program = folder / "rg"
+        program.write_text(f"#!/bin/sh\n{script}\n")
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+
+    return fake
+
+
+@pytest.fixture
+def guarded(workspace: Path, tmp_path: Path) -> Searching:
+    """Makes a search door as a kernel has it, with what is hidden and what may be read."""
+    confining = choose()
+    if not confining.tier.confines:
+        pytest.skip(confining.tier.detail)
+    scratch = tmp_path.resolve() / "scratch"
+    scratch.mkdir()
+    sandbox = Guarded(confining)
+
+    def make(may: May, hides: Hides, hidden: HiddenFiles | None = None) -> RipgrepSearch:
+        whole = Layer("test", fs_read=(str(workspace),))
+        profile = Profile(str(workspace), str(scratch), denials=hides)
+        roots, capabilities = Roots(workspace), CapabilitySet((whole,))
+        return RipgrepSearch(roots, sandbox, profile, capabilities, may, HiddenFiles() if hidden is None else hidden)
+
+    return make
+
+
+async def test_a_line_that_does_not_stand_in_the_judged_file_is_not_shown(
+    workspace: Path, searching: Searching, faking: Faking
+) -> None:
+    """ripgrep listed a file and opened a link that took its place: it reports the other file's line under this name."""
+    put(workspace, {"notes.txt": "plain\n", ".env": "KEY=secret\n", "true.txt": "x\nKEY=true\n"})
+    faking(
+        r"printf './notes.txt\0001\0000\000KEY=secret\n'; printf './true.txt\0002\0002\000KEY=true\n';"
+        r"printf './true.txt\0002\0000\000KEY=true\n'; printf './gone.txt\0001\0000\000KEY=secret\n'"
+    )
+    assert lines(await searching(nothing_like(".env")).grep("KEY")) == [("true.txt", 2, "KEY=true")]
+
+
+@pytest.mark.parametrize("link", ["notes.txt", "folder"])
+async def test_a_link_that_is_still_in_a_files_place_shows_nothing(
+    workspace: Path, searching: Searching, faking: Faking, link: str
+) -> None:
+    put(workspace, {"private/.env": "KEY=secret\n"})
+    target = "private/.env" if link == "notes.txt" else "private"
+    (workspace / link).symlink_to(target)
+    name = link if link == "notes.txt" else "folder/.env"
+    faking(rf"printf './{name}\0001\0000\000KEY=secret\n'")
+    search = searching(nothing_like("private"))
+    assert lines(await search.grep("KEY")) == []
+    faking(rf"printf './{name}\000'")
+    assert (await search.glob("**", hidden=True)).paths == ()
+
+
+async def test_names_of_a_folder_that_a_link_led_to_are_not_listed(
+    workspace: Path, searching: Searching, faking: Faking
+) -> None:
+    """ripgrep went into a link that took a folder's place for a moment, and lists what lies behind it."""
+    put(workspace, {"open/a.txt": "x", "private/customer-list.txt": "x"})
+    faking(r"printf './open/a.txt\000./open/customer-list.txt\000./open/\000'")
+    assert (await searching(nothing_like("private")).glob("**")).paths == ("open/a.txt",)
+
+
+@pytest.mark.parametrize("how", ["link", "rename"])
+async def test_a_hidden_file_under_another_name_is_not_shown(workspace: Path, guarded: Searching, how: str) -> None:
+    """Known from an earlier search: its content is hidden under whatever name it has."""
+    put(workspace, {".env": "KEY=secret\n", "a.txt": "KEY=a\n"})
+    search = guarded(nothing_like(".env"), Hides(".env"))
+    assert lines(await search.grep("KEY")) == [("a.txt", 1, "KEY=a")]
+    if how == "link":
+        os.link(workspace / ".env", workspace / "notes.txt")
+    else:
+        (workspace / ".env").rename(workspace / "notes.txt")
+    assert lines(await search.grep("KEY")) == [("a.txt", 1, "KEY=a")]
+    (workspace / "notes.txt").unlink()
+    put(workspace, {"notes.txt": "KEY=of a new file\n"})
+    assert ("notes.txt", 1, "KEY=of a new file") in lines(await search.grep("KEY"))
+
+
+async def test_a_hidden_file_that_was_met_is_not_read_under_another_name(workspace: Path) -> None:
+    put(workspace, {".env": "KEY=secret\n"})
+    os.link(workspace / ".env", workspace / "notes.txt")
+    hidden = HiddenFiles()
+    hidden.note([str(workspace / ".env")])
+    files = RootedFiles(Roots(workspace), SeenFiles(), nothing_like(".env"), hidden)
+    with pytest.raises(ToolError, match=r"notes\.txt is the same file as one that is hidden") as refused:
+        await files.read_bytes("notes.txt")
+    assert refused.value.kind == "denied"
+    with pytest.raises(ToolError, match="same file"):
+        await files.read_lines("notes.txt")
+    with pytest.raises(ToolError, match="same file"):
+        await files.read_for_edit("notes.txt")
+    allowing = RootedFiles(Roots(workspace), SeenFiles(), everything, hidden)
+    assert (await allowing.read_bytes("notes.txt")).data == b"KEY=secret\n"
+
+
+async def test_a_file_that_was_refused_is_not_read_under_another_name(workspace: Path) -> None:
+    put(workspace, {".env": "KEY=secret\n"})
+    files = RootedFiles(Roots(workspace), SeenFiles(), nothing_like(".env"))
+    with pytest.raises(ToolError, match="is denied"):
+        await files.read_bytes(".env")
+    (workspace / ".env").rename(workspace / "notes.txt")
+    with pytest.raises(ToolError, match="same file"):
+        await files.read_bytes("notes.txt")
+
+
+async def test_what_is_hidden_is_not_there_for_the_program_that_searches(
+    workspace: Path, guarded: Searching, faking: Faking
+) -> None:
+    put(workspace, {".env": "KEY=secret\n", "private/a.txt": "KEY=secret\n", "a.txt": "x"})
+    (workspace / "way").symlink_to(".env")
+    (workspace / "folder").symlink_to("private")
+    faking("cat .env private/a.txt way folder/a.txt; ls private folder/; exit 3")
+    with pytest.raises(ToolError, match="ended with 3") as failed:
+        await guarded(nothing_like(".env", "private"), Hides(".env", "private")).grep("KEY")
+    assert "secret" not in failed.value.text
+    assert "a.txt\n" not in failed.value.text
+
+
+async def test_what_this_call_may_read_is_searched_though_programs_do_not_see_it(
+    workspace: Path, guarded: Searching
+) -> None:
+    put(workspace, {"config.env": "KEY=mine\n", "private/a.txt": "KEY=deep\n", "private/b.txt": "KEY=no\n"})
+    hides = Hides("config.env", "private")
+    assert lines(await guarded(everything, hides).grep("KEY", "config.env")) == [("config.env", 1, "KEY=mine")]
+    allowed = nothing_like("private", "b.txt")
+    assert lines(await guarded(allowed, hides).grep("KEY", "private/a.txt")) == [("private/a.txt", 1, "KEY=deep")]
+    assert lines(await guarded(nothing_like("config.env", "private"), hides).grep("KEY", ".")) == []
+
+
+async def test_lines_of_any_encoding_and_length_are_verified(workspace: Path, searching: Searching) -> None:
+    long = "needle " + "é" * 700
+    put(
+        workspace,
+        {
+            "u16le": b"\xff\xfe" + "first\nneedle é\nneedle 2\n".encode("utf-16-le"),
+            "u16be": b"\xfe\xff" + "first\nneedle é\n".encode("utf-16-be"),
+            "marked": b"\xef\xbb\xbfneedle 1\nx\nneedle 3\n",
+            "latin": b"needle \xe9\n",
+            "crlf": "x\r\nneedle\r\n",
+            "end": "x\nneedle",
+            "long": f"x\n{long}\n{long} needle\n",
+            "named": "needle [... omitted end of long line]\n",
+        },
+    )
+    found = lines(await searching().grep("needle"))
+    assert [(path, line) for path, line, _ in found] == [
+        ("crlf", 2),
+        ("end", 2),
+        ("latin", 1),
+        ("long", 2),
+        ("long", 3),
+        ("marked", 1),
+        ("marked", 3),
+        ("named", 1),
+        ("u16be", 2),
+        ("u16le", 2),
+        ("u16le", 3),
+    ]
+    assert {path: text for path, _, text in found}["named"] == "needle [... omitted end of long line]"
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("what", ["link", "folder", "exchange"])
+async def test_no_race_with_a_search_shows_what_is_hidden(workspace: Path, guarded: Searching, what: str) -> None:
+    """A file, a folder, or the hidden file itself changes places with another one as fast as it goes."""
+    put(workspace, {".env": "KEY=secret\n", "private/f": "KEY=secret\n", "d/f": "KEY=d\n", "notes.txt": "KEY=n\n"})
+    put(workspace, {f"many/{n:03}/f": "KEY=many\n" for n in range(200)})
+    (workspace / "to-env").symlink_to(".env")
+    (workspace / "to-private").symlink_to("private")
+    pairs = {"link": ("notes.txt", "to-env"), "folder": ("d", "to-private"), "exchange": ("notes.txt", ".env")}
+    one, other = (workspace / name for name in pairs[what])
+    stop = threading.Event()
+
+    def swap() -> None:
+        while not stop.is_set():
+            exchange(one, other)
+
+    may = nothing_like(".env", "private")
+
+    def judged(capability: Capability, target: str | Sequence[str]) -> str | None:
+        return may(capability, target) or ("denied" if "/private/" in str(target) else None)
+
+    search = guarded(judged, Hides(".env", "private"))
+    if what == "exchange":
+        await search.grep("KEY")  # the session has met both of what changes places
+        exchange(one, other)
+        await search.grep("KEY")
+    thread = threading.Thread(target=swap)
+    thread.start()
+    answered = 0
+    try:
+        for _ in range(40):
+            try:
+                found = await search.grep("KEY")
+            except ToolError as error:  # what was to be mounted over changed places meanwhile
+                assert error.kind in ("conflict", "unavailable", "backend"), error.text
+                continue
+            assert "secret" not in repr(found)
+            assert len(found.matches) >= 200
+            answered += 1
+    finally:
+        stop.set()
+        thread.join()
+    assert answered > 0
+
+
+def exchange(one: Path, other: Path) -> None:
+    """Have two names change places, with no moment without either (RENAME_EXCHANGE)."""
+    if ctypes.CDLL(None).renameat2(-100, os.fsencode(one), -100, os.fsencode(other), 2) != 0:
+        raise OSError("renameat2")

@@ -38,8 +38,8 @@ _LONGEST_TIMER_S = 600.0
 _AGAIN_NS = 10_000_000_000
 """Expiry is checked again after this long when the database could not be read."""
 
-CheckChanged = Callable[[Approval, Mapping[str, Any]], None]
-"""Checks arguments that a person gave instead of those proposed.
+CheckChanged = Callable[[Approval, Mapping[str, Any]], Mapping[str, str]]
+"""Checks arguments that a person gave instead of those proposed. Gives the files that a call with them runs, as they are now.
 
 :raises ToolError: ``invalid_input`` when they do not fit the schema, ``denied`` when a rule denies them
 """
@@ -341,9 +341,8 @@ class Approvals:
             return decided
         waiting = self._waiting.get(decided.id)
         check = waiting.check if waiting is not None else self.check_parked
-        if check is not None:
-            check(decided, given)
-        return replace(decided, changed=given, changed_hash=changed_hash)
+        files = None if check is None else check(decided, given)
+        return replace(decided, changed=given, changed_hash=changed_hash, changed_files=files)
 
     def _rule_works(self, decided: Approval, now: int) -> list[Work]:
         rule = rule_of(decided)

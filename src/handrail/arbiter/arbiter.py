@@ -283,6 +283,7 @@ class Arbiter:
             records, call.records = call.records, []
             try:
                 if call.granted:
+                    await self.authorisation.asking.check_files(call)
                     await uninterrupted(self.authorisation.asking.use(call, records), call.execution)
                 else:
                     await until_known(self.log.promise(records), call.execution)

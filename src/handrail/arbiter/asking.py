@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
+from itertools import islice
 from typing import Any, cast
 
 from handrail.arbiter.approvals import Approvals
+from handrail.arbiter.binding import RunFiles, changes
 from handrail.arbiter.call import Call, Refusal
 from handrail.arbiter.delegating import check_handing
 from handrail.arbiter.execution import uninterrupted
@@ -15,6 +18,7 @@ from handrail.arbiter.locking import choose_locks
 from handrail.arbiter.output import Shaper
 from handrail.arbiter.requests import WITHOUT_A_RULE, check_changed, rule_of, rule_offered
 from handrail.arbiter.resources import Resources
+from handrail.arbiter.typing import typed_from
 from handrail.contract.errors import LogUnavailable, ToolError
 from handrail.contract.people import Approval, ApprovalAnswer, ApprovalKind, ApprovalRequest, Attendant
 from handrail.contract.runtime import Question
@@ -22,6 +26,7 @@ from handrail.policy import suggestions
 from handrail.policy.verdict import Verdict
 from handrail.record.log import Record
 
+_MOST_FILES_ON_RECORD = 50
 MAX_TRIES = 5
 """How often an attendant may give arguments that cannot be taken before that is a no."""
 
@@ -66,7 +71,7 @@ class Asking:
         row = self._taken_up(call, "approval")
         if row is None:
             self._check_askable(call)
-            row = await self._ask(call, self._request(call))
+            row = await self._ask(call, self._request(call, await self._files(call)))
         if row.pending:
             row = await self._until_decided(call, row, self._approved_by)
         await self._heed(call, row)
@@ -94,7 +99,37 @@ class Asking:
                 f"{reason} Nobody is attached to this session who could be asked, so it is denied.",
             )
 
-    def _request(self, call: Call) -> Approval:
+    async def _files(self, call: Call) -> Mapping[str, str]:
+        """The files of the workspace that the call runs, as they are now.
+
+        :raises Refusal: where it names more than can be looked for
+        """
+        try:
+            return await call.interruptible("authorise", lambda: asyncio.to_thread(self._run_files, call))
+        except ToolError as error:
+            raise Refusal("authorise", error.kind, error.text) from None
+
+    def _run_files(self, call: Call) -> Mapping[str, str]:
+        assert call.verdict is not None and call.entry is not None and call.arguments is not None
+        around, text = call.lane.around, self._shaper.redactor.text
+        folders = typed_from(call) if call.entry.tool.types else ()
+        found = RunFiles(around.roots, around.scratch).of(call.verdict.targets, call.arguments, folders)
+        return {text(path): mark for path, mark in found.items()}
+
+    async def check_files(self, call: Call) -> None:
+        """What a person said yes to are the files that the call runs, as they were when the person was asked.
+
+        :raises Refusal: ``conflict``
+        """
+        for row in call.granted:
+            if row.kind != "approval":
+                continue
+            approved = row.request.files if row.changed is None else row.changed_files or {}
+            now = await call.interruptible("intend", lambda: asyncio.to_thread(self._run_files, call))
+            if (fault := changes(approved, now)) is not None:
+                raise Refusal("intend", "conflict", fault)
+
+    def _request(self, call: Call, files: Mapping[str, str]) -> Approval:
         assert call.verdict is not None
         always, never, wider = call.verdict.always, suggestions.never(call.verdict), suggestions.wider(call.verdict)
         targets = (self._shaper.redact(f"{target.capability} {target.shown}") for target in call.verdict.targets)
@@ -106,6 +141,7 @@ class Asking:
                 never=self._showable(never),
                 wider=self._showable(wider),
                 targets=tuple(targets),
+                files=files,
             )
         )
 
@@ -138,6 +174,8 @@ class Asking:
             "always": request.always,
             "wider": request.wider,
         }
+        if request.files:
+            told["files"] = dict(islice(request.files.items(), _MOST_FILES_ON_RECORD))
         if asked.kind == "question":
             told = {"approval": asked.id, "kind": asked.kind, "arguments_hash": request.arguments_hash}
         call.note("approval-requested", told)
@@ -245,11 +283,15 @@ class Asking:
         await self.approvals.sweep()
         return self.approvals.get(row.id)
 
-    def _check(self, call: Call, given: Mapping[str, Any]) -> None:
-        """Judge arguments that a person gives instead, while they can still correct them."""
+    def _check(self, call: Call, given: Mapping[str, Any]) -> Mapping[str, str]:
+        """Judge arguments that a person gives instead, while they can still correct them. Give the files that they run."""
         assert call.entry is not None
         lane = call.lane
         check_changed(call.entry, given, lane.authority, lane.rules, lane.around.roots)
+        changed = copy(call)
+        changed.arguments = call.entry.admitted(dict(given))
+        changed.verdict = self._judged(changed)
+        return self._run_files(changed)
 
     # ── what was answered ────────────────────────────────────────────────────────────────────────
 

@@ -10,7 +10,7 @@ from typing import Any
 from handrail.contract.errors import ToolError
 from handrail.contract.people import CHOICES, Approval, ApprovalAnswer, ApprovalRequest, Choice
 from handrail.policy import suggestions
-from handrail.policy.authority import Authority
+from handrail.policy.authority import Authority, Verdict
 from handrail.policy.rules import Rule, RuleBook, Scope, parse_rule
 from handrail.policy.targets import PathRoots
 from handrail.record.log import Record
@@ -119,7 +119,7 @@ def rule_offered(request: ApprovalRequest, choice: Choice) -> str | None:
 
 def check_changed(
     entry: Entry, given: Mapping[str, Any], authority: Authority, rules: RuleBook, roots: PathRoots
-) -> None:
+) -> Verdict:
     """Judge arguments that a person gives instead of those proposed.
 
     :raises ToolError: ``invalid_input`` where the tool does not take them, ``denied`` where a rule denies them
@@ -128,3 +128,4 @@ def check_changed(
     verdict = authority.judge(entry.spec, arguments, rules=rules, roots=roots, origin=entry.tool.origin)
     if verdict.action == "deny":
         raise ToolError(verdict.reason, kind="denied")
+    return verdict

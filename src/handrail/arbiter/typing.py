@@ -102,6 +102,12 @@ def typed_into(call: Call) -> Target | None:
     return Target("shell.run", typed_value(text, open_line=taken or hidden), shown, script)
 
 
+def typed_from(call: Call) -> tuple[str | None, ...]:
+    """The folders in which the shell is that a call types into."""
+    terminal = call.lane.around.terminals.find(str((call.arguments or {}).get("id")))
+    return () if terminal is None else terminal.process.folders()
+
+
 def _started_with(lane: Lane, terminal_id: str) -> str | None:
     """The command of a terminal that is about to be opened; None where there is none."""
     for other in lane.running.values():

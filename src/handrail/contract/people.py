@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, Protocol, get_args
 
 from handrail.contract.runtime import Option, Question
@@ -50,6 +50,8 @@ class ApprovalRequest:
     :param created_ns: wall-clock nanoseconds, as is ``expires_ns``
     :param expires_ns: after this nobody can answer any more
     :param origin: the sub-agent that asks, and whose it is; ``""`` for the agent that people talk to
+    :param files: the files of the workspace that the call runs, each with what it is now: the call runs only while they
+        are the same
     """
 
     call_id: str
@@ -67,6 +69,7 @@ class ApprovalRequest:
     created_ns: int = 0
     expires_ns: int = 0
     origin: str = ""
+    files: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +95,7 @@ class Approval:
     :param decided_by: the door the answer came from
     :param grant_expires_ns: until when an approved call may begin
     :param changed: the arguments the person gave instead, or None
+    :param changed_files: the files that a call with these arguments runs, as in the request
     :param answers: one list for each question, once answered
     :param answered: the call has its result; until then a session that is opened again takes it up
     """
@@ -107,6 +111,7 @@ class Approval:
     grant_expires_ns: int | None = None
     changed: Mapping[str, Any] | None = None
     changed_hash: str | None = None
+    changed_files: Mapping[str, str] | None = None
     answers: tuple[tuple[str, ...], ...] = ()
     answered: bool = False
 
@@ -120,19 +125,19 @@ class Approval:
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON-able data, whole."""
-        flat = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "request"}
+        flat = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "request"}
         flat["questions"] = [asdict(question) for question in self.questions]
         flat["answers"] = [list(answer) for answer in self.answers]
-        request = {field.name: getattr(self.request, field.name) for field in fields(ApprovalRequest)}
+        request = {one.name: getattr(self.request, one.name) for one in fields(ApprovalRequest)}
         request["targets"] = list(self.request.targets)
         return {**request, **flat}
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> Approval:
         """The inverse of :meth:`to_dict`."""
-        request = {field.name: data[field.name] for field in fields(ApprovalRequest)}
+        request = {one.name: data[one.name] for one in fields(ApprovalRequest)}
         request["targets"] = tuple(request["targets"])
-        own = {field.name: data[field.name] for field in fields(Approval) if field.name != "request"}
+        own = {one.name: data[one.name] for one in fields(Approval) if one.name != "request"}
         own["questions"] = tuple(question_of(asked) for asked in own["questions"])
         own["answers"] = tuple(tuple(answer) for answer in own["answers"])
         return Approval(ApprovalRequest(**request), **own)

@@ -105,6 +105,8 @@ class Profile:
     gate: Callable[[str, int], str | None] | None = None
     on_attempt: Callable[[Attempt], None] | None = None
     denials: Denials | None = None
+    shows: Callable[[str], bool] | None = None
+    """Says which of the paths that ``denials`` hide this very call may read all the same."""
     quarantine: str = ""
     tool: str = ""
     """The id of the tool whose program it is; empty for the kernel's own."""
@@ -194,6 +196,10 @@ class TerminalProcess(Process, Protocol):
     def at_prompt(self) -> bool:
         """Whether its first program, and none that this has started, edits a line there now, and has read all before it.
         False also where that cannot be told."""
+        ...
+
+    def folders(self) -> tuple[str, ...]:
+        """The folders that its first program and the one in the foreground are in, as far as that can be told."""
         ...
 
     def give_up(self) -> int:

@@ -26,6 +26,7 @@ from handrail.runtime.replace import MAX_EDIT_BYTES
 from handrail.runtime.roots import Located, May, Roots
 from handrail.runtime.running import running_programs
 from handrail.runtime.seen import SeenFiles
+from handrail.runtime.verifying import HiddenFiles
 
 __all__ = ["MAX_EDIT_BYTES", "MAX_LIST", "RootedFiles", "SeenFiles", "openat2_works"]
 
@@ -59,12 +60,14 @@ class RootedFiles:
 
     :param seen: shared by all calls of one session
     :param may: judges each canonical path for ``fs.read`` and ``fs.write``
+    :param hidden: the hidden files that the session has met, which are not read under another name either
     """
 
-    def __init__(self, roots: Roots, seen: SeenFiles, may: May) -> None:
+    def __init__(self, roots: Roots, seen: SeenFiles, may: May, hidden: HiddenFiles | None = None) -> None:
         self._roots = roots
         self._seen = seen
         self._may = may
+        self._hidden = HiddenFiles() if hidden is None else hidden
 
     async def stat(self, path: str) -> FileStat:
         located = self._judged("fs.read", path)
@@ -179,6 +182,8 @@ class RootedFiles:
                 raise ToolError(key_refusal(located.shown), kind="denied")
         refused = self._may(capability, located.absolute)
         if refused is not None:
+            if capability == "fs.read":
+                self._hidden.note([located.absolute])
             raise ToolError(refused, kind="denied")
         return located
 
@@ -186,6 +191,7 @@ class RootedFiles:
         """Open, note the hash, and let ``take`` pick its part; in a thread unless all of it is at hand."""
         content = _at_hand(located)
         if content is not None:
+            self._check_identity(content.stat, located)
             if note:
                 self._note(located, content)
             return take(content)
@@ -193,6 +199,7 @@ class RootedFiles:
         def read() -> _T:
             with _Opened(located, beneath.READ, "reading") as descriptor:
                 found = beneath.regular(descriptor, located)
+                self._check_identity(found, located)
                 whole = replace.read_whole(descriptor, found.st_size) if found.st_size <= MAX_EDIT_BYTES else None
                 if whole is not None and len(whole) > MAX_EDIT_BYTES:  # it grew while it was read
                     found, whole = os.fstat(descriptor), None
@@ -202,6 +209,12 @@ class RootedFiles:
                 return take(content)
 
         return await _in_thread(read)
+
+    def _check_identity(self, found: os.stat_result, located: Located) -> None:
+        """:raises ToolError: ``denied`` for a hidden file under another name"""
+        refused = self._hidden.refusal(found, located, self._may)
+        if refused is not None:
+            raise ToolError(refused, kind="denied")
 
     def _note(self, located: Located, content: Content) -> None:
         if content.data is not None:

@@ -227,7 +227,8 @@ def _prepared(
             if profile.denials is not None:
                 pinned += place.fixed(profile.denials)
         if writes or profile.denials is not None:
-            masked += place.masks(profile.denials)
+            hidden = place.masks(profile.denials)
+            masked += hidden if profile.shows is None else (path for path in hidden if not profile.shows(path))
         masked += protected.waiting(place.tree, every=git)
     masked += filter(protected.is_pipe, pinned)  # what a configuration includes may be one
     shared = _made_private(places, {*pinned, *masked}) if writes else ()

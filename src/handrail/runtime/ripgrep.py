@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from handrail.contract.errors import ToolError
 from handrail.contract.excerpts import excerpt
@@ -36,6 +37,7 @@ _GREP = (
     "--no-heading",
     "--with-filename",
     "--line-number",
+    "--byte-offset",
     r"--field-match-separator=\x00",
     f"--max-columns={MAX_TEXT}",
     "--max-columns-preview",
@@ -47,6 +49,8 @@ _BINARY_NOTE = re.compile(
     rb' \(found "\\0" byte around offset [0-9]+\)\n',
     re.DOTALL,
 )
+_CUT_NOTE = re.compile(rb" \[\.\.\. (?:omitted end of long line|[0-9]+ more match(?:es)?)\]\Z")
+_MOST_DIGITS = 18
 _ABOUT_THE_PATTERN = re.compile(r"regex|size limit|literal|pattern|UTF-8")
 _PLAIN_NAME = re.compile(r"[\w.*?+@, =~-]+\Z")
 
@@ -205,11 +209,34 @@ def files_arguments(wanted: PathFilter) -> list[str]:
     return [*_ALWAYS, "--files", *wanted.arguments(), "--", "."]
 
 
+class Reported(NamedTuple):
+    """One match as ripgrep reports it.
+
+    :param offset: of the line in the file, in bytes of UTF-8 after its byte order mark
+    :param text: of the line, perhaps cut; see :func:`is_line`
+    :param whole: the path with the note about a binary file before it, where there is one
+    """
+
+    path: bytes
+    line: int
+    offset: int
+    text: bytes
+    whole: bytes
+
+
+def is_line(text: bytes, found: bytes) -> bool:
+    """Check that ``text``, as ripgrep reports a line, is what ``found`` begins with, up to the end of a line."""
+    if found.startswith(text):
+        return found[len(text) : len(text) + 1] in (b"", b"\n")
+    cut = _CUT_NOTE.search(text)
+    return cut is not None and found.startswith(text[: cut.start()])
+
+
 @dataclass(slots=True)
 class Records:
-    """Takes ripgrep's output in pieces and gives ``(path, line, text, whole)`` per match.
+    """Takes ripgrep's output in pieces and gives each match.
 
-    A record is ``path NUL line NUL text LF``. A path may hold line ends, and ripgrep prints a note about a
+    A record is ``path NUL line NUL offset NUL text LF``. A path may hold line ends, and ripgrep prints a note about a
     binary file between two records, so the note of a file just shown is taken off the next path; ``whole`` is
     that path with the note, in case a file is really named so, and equals ``path`` otherwise.
     """
@@ -217,24 +244,25 @@ class Records:
     rest: bytes = b""
     _last: bytes = field(default=b"", init=False)
 
-    def feed(self, piece: bytes) -> Iterator[tuple[bytes, int, bytes, bytes]]:
+    def feed(self, piece: bytes) -> Iterator[Reported]:
         buffer = self.rest + piece if self.rest else piece
         at = 0
         while True:
             path_end = buffer.find(b"\0", at)
             line_end = buffer.find(b"\0", path_end + 1)
-            text_end = buffer.find(b"\n", line_end + 1)
-            if path_end == -1 or line_end == -1 or text_end == -1:
+            offset_end = buffer.find(b"\0", line_end + 1)
+            text_end = buffer.find(b"\n", offset_end + 1)
+            if path_end == -1 or line_end == -1 or offset_end == -1 or text_end == -1:
                 break
             whole = buffer[at:path_end]
             path = whole
             note = _BINARY_NOTE.match(whole) if b'"\\0"' in whole else None
             if note is not None and note[1] == self._last:
                 path = whole[note.end() :]
-            number = buffer[path_end + 1 : line_end]
-            if not number.isdigit():
+            number, offset = buffer[path_end + 1 : line_end], buffer[line_end + 1 : offset_end]
+            if not number.isdigit() or not offset.isdigit() or max(len(number), len(offset)) > _MOST_DIGITS:
                 raise ToolError(f"ripgrep's output cannot be read at {whole[:200]!r}", kind="backend")
-            yield path, int(number), buffer[line_end + 1 : text_end], whole
+            yield Reported(path, int(number), int(offset), buffer[offset_end + 1 : text_end], whole)
             self._last = path
             at = text_end + 1
         self.rest = buffer[at:]

@@ -1,7 +1,8 @@
-"""The search door of the runtime: ripgrep in the sandbox, its results judged file by file.
+"""The search door of the runtime: ripgrep in the sandbox, its results judged and verified file by file.
 
-In a sandbox nothing but the roots is there to be read. Where this machine has none, ripgrep starts in a folder
-opened beneath the root, follows no links, and a result whose file does not lie where it was found is dropped.
+In a sandbox nothing but the roots is there to be read, and what rules hide is masked, except what this very call may
+read. ripgrep opens by name what it has listed before. So each result is verified afterwards
+(:mod:`handrail.runtime.verifying`): the file that was judged, opened without links, has to hold the line.
 """
 
 from __future__ import annotations
@@ -12,15 +13,16 @@ import dataclasses
 import os
 import signal
 import stat
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from handrail.contract.errors import ToolError
 from handrail.contract.files import Found, Match
 from handrail.contract.requires import CapabilitySet
 from handrail.contract.sandbox import Profile, Program, Sandbox
 from handrail.runtime import beneath
+from handrail.runtime.guard import GuardedProcess
 from handrail.runtime.ripgrep import (
     PathFilter,
     Records,
@@ -31,8 +33,11 @@ from handrail.runtime.ripgrep import (
     names,
 )
 from handrail.runtime.roots import Located, May, Roots, is_beneath
+from handrail.runtime.verifying import HiddenFiles, Hit, verified_hits, verified_paths
 
 _PIECE = 64 * 1024
+_VERIFIED_AT_ONCE = 1_024
+_T = TypeVar("_T")
 
 
 class RipgrepSearch:
@@ -40,14 +45,24 @@ class RipgrepSearch:
 
     :param profile: the session's; the search runs with its workspace read-only
     :param may: judges each file that has a result, by its canonical path, for ``fs.read``
+    :param hidden: the hidden files that the session has met
     """
 
-    def __init__(self, roots: Roots, sandbox: Sandbox, profile: Profile, capabilities: CapabilitySet, may: May) -> None:
+    def __init__(
+        self,
+        roots: Roots,
+        sandbox: Sandbox,
+        profile: Profile,
+        capabilities: CapabilitySet,
+        may: May,
+        hidden: HiddenFiles,
+    ) -> None:
         self._roots = roots
         self._sandbox = sandbox
         self._profile = profile
         self._capabilities = capabilities
         self._may = may
+        self._hidden = hidden
 
     async def grep(
         self,
@@ -66,22 +81,35 @@ class RipgrepSearch:
         arguments = grep_arguments(pattern, wanted, ignore_case=ignore_case, literal=literal, target=place.target)
         if place.file is not None:
             self._refuse_denied(place.file)
-        judge = _Judge(self._roots, self._may, place.folder.absolute, confined=self._sandbox.tier.confines)
+        judge = _Judge(self._roots, self._may, self._hidden, place.folder.absolute)
         records = Records()
-        matches: list[Match] = []
-        more = False
-        async with contextlib.aclosing(self._output(place.folder, arguments, records)) as output:
+        waiting: list[Hit] = []
+        hits: list[Hit] = []
+
+        async def verify() -> None:
+            batch = waiting.copy()
+            waiting.clear()
+            hits.extend(await _in_thread(lambda: verified_hits(batch, self._hidden, self._may)))
+
+        async with contextlib.aclosing(self._output(place, arguments, records)) as output:
             async for piece in output:
-                for raw, line, text, whole in records.feed(piece):
-                    shown = judge.shown(raw, None if glob is None else wanted)
-                    if shown is None or (whole != raw and judge.shown(whole, None) is None):
+                for found in records.feed(piece):
+                    located = judge.judged(found.path, None if glob is None else wanted)
+                    if located is None or (found.whole != found.path and judge.judged(found.whole, None) is None):
                         continue
-                    if len(matches) >= max_matches:
-                        more = True
+                    waiting.append(Hit(located, found.line, found.offset, found.text))
+                    if len(waiting) >= min(_VERIFIED_AT_ONCE, max_matches + 1 - len(hits)):
+                        await verify()
+                    if len(hits) > max_matches:
                         break
-                    matches.append(Match(shown, line, text.decode("utf-8", "replace").removesuffix("\r")))
-                if more:
+                if len(hits) > max_matches:
                     break
+        await verify()
+        more = len(hits) > max_matches
+        matches = [
+            Match(hit.located.shown, hit.line, hit.text.decode("utf-8", "replace").removesuffix("\r"))
+            for hit in hits[:max_matches]
+        ]
         matches.sort(key=lambda match: (match.path, match.line))
         return Found(matches=tuple(matches), more=more)
 
@@ -93,29 +121,37 @@ class RipgrepSearch:
                 kind="invalid_input",
             )
         wanted = PathFilter.of(pattern, hidden=hidden)
-        judge = _Judge(self._roots, self._may, place.folder.absolute, confined=self._sandbox.tier.confines)
+        judge = _Judge(self._roots, self._may, self._hidden, place.folder.absolute)
         records = Records()
+        waiting: list[Located] = []
         paths: list[str] = []
         skipped = 0
-        more = False
-        async with contextlib.aclosing(self._output(place.folder, files_arguments(wanted), records)) as output:
+
+        async def verify() -> None:
+            batch = waiting.copy()
+            waiting.clear()
+            paths.extend(one.shown for one in await _in_thread(lambda: verified_paths(batch)))
+
+        async with contextlib.aclosing(self._output(place, files_arguments(wanted), records)) as output:
             async for piece in output:
                 found, records.rest = names(records.rest, piece)
                 for raw in found:
                     if not wanted.wants(os.fsdecode(raw.removeprefix(b"./"))):
                         continue
-                    shown = judge.shown(raw, None)
-                    if shown is None:
+                    located = judge.judged(raw, None)
+                    if located is None:
                         skipped += 1
-                    elif len(paths) < max_paths:
-                        paths.append(shown)
-                    else:
-                        more = True
+                        continue
+                    waiting.append(located)
+                    if len(waiting) >= min(_VERIFIED_AT_ONCE, max_paths + 1 - len(paths)):
+                        await verify()
+                    if len(paths) > max_paths:
                         break
-                if more:
+                if len(paths) > max_paths:
                     break
-        paths.sort()
-        return Found(paths=tuple(paths), more=more, skipped=skipped)
+        await verify()
+        more = len(paths) > max_paths
+        return Found(paths=tuple(sorted(paths[:max_paths])), more=more, skipped=skipped)
 
     def _place(self, path: str) -> _Place:
         located = self._roots.locate(path)
@@ -136,12 +172,12 @@ class RipgrepSearch:
         if refusal is not None:
             raise ToolError(refusal, kind="denied")
 
-    async def _output(self, folder: Located, arguments: Sequence[str], records: Records) -> AsyncGenerator[bytes]:
+    async def _output(self, place: _Place, arguments: Sequence[str], records: Records) -> AsyncGenerator[bytes]:
         """What ripgrep writes, in pieces. Leaving early ends it.
 
         :raises ToolError: when it ends by itself and says that it could not do its work
         """
-        process = await self._start(folder, arguments)
+        process = await self._start(place, arguments)
         try:
             while piece := await process.read(_PIECE):
                 yield piece
@@ -151,11 +187,11 @@ class RipgrepSearch:
         if error is not None:
             raise error
 
-    async def _start(self, folder: Located, arguments: Sequence[str]) -> _Process:
+    async def _start(self, place: _Place, arguments: Sequence[str]) -> _Process:
         confined = self._sandbox.tier.confines
         program = installed(self._roots.workspace, confined=confined)
         if not confined:
-            return await _Direct.start(program, arguments, folder)
+            return await _Direct.start(program, arguments, place.folder)
         beside = [
             str(Path(one).parent)
             for one in dict.fromkeys((program, os.path.realpath(program)))
@@ -164,11 +200,29 @@ class RipgrepSearch:
         profile = dataclasses.replace(
             self._profile,
             workspace_writable=False,
-            denials=None,  # each file that has a result is judged, by the rules about the tool too
-            cwd=folder.absolute,
+            shows=self._shows(place),
+            cwd=place.folder.absolute,
             readable=(*self._profile.readable, *beside),
         )
-        return await self._sandbox.start(self._capabilities, profile, Program((program, *arguments), merge_stderr=True))
+        program_run = Program((program, *arguments), merge_stderr=True)
+        process = await self._sandbox.start(self._capabilities, profile, program_run)
+        if isinstance(process, GuardedProcess):
+            self._hidden.note(process.profile.masked)
+        return process
+
+    def _shows(self, place: _Place) -> Callable[[str], bool]:
+        """Make the judge of what is hidden from programs and this search may read all the same.
+
+        A rule about the tool, or a person's answer to this call, can allow that.
+        """
+        searched = (place.file or place.folder).absolute
+
+        def shows(path: str) -> bool:
+            if self._may("fs.read", path) is None:
+                return True
+            return is_beneath(searched, path) and self._may("fs.read", searched) is None
+
+        return shows
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -184,31 +238,35 @@ class _Place:
 
 
 class _Judge:
-    """Decides once per file whether its results may be shown, and how its path is written."""
+    """Decides once per file whether its results may be shown."""
 
-    def __init__(self, roots: Roots, may: May, folder: str, *, confined: bool) -> None:
+    def __init__(self, roots: Roots, may: May, hidden: HiddenFiles, folder: str) -> None:
         self._roots = roots
         self._may = may
+        self._hidden = hidden
         self._folder = folder.rstrip("/")
-        self._confined = confined
-        self._known: dict[tuple[bytes, bool], str | None] = {}
+        self._known: dict[tuple[bytes, bool], Located | None] = {}
 
-    def shown(self, raw: bytes, wanted: PathFilter | None) -> str | None:
-        """The path to show, or None for a file that is not wanted or not to be shown."""
+    def judged(self, raw: bytes, wanted: PathFilter | None) -> Located | None:
+        """The file that a reported path names; None for one that is not wanted or not to be shown."""
         key = (raw, wanted is None)
         if key in self._known:
             return self._known[key]
         path = os.fsdecode(raw.removeprefix(b"./"))
-        answer = None if wanted is not None and not wanted.wants(path) else self._judged(f"{self._folder}/{path}")
+        absolute = f"{self._folder}/{path}"
+        answer = None
+        if wanted is None or wanted.wants(path):
+            located = self._roots.of_canonical(absolute)
+            if located.inside and self._may("fs.read", absolute) is not None:
+                self._hidden.note([absolute])
+            elif located.inside:
+                answer = located
         self._known[key] = answer
         return answer
 
-    def _judged(self, absolute: str) -> str | None:
-        if not self._confined and os.path.realpath(absolute) != absolute:
-            return None  # a link was put on the way while ripgrep walked it
-        if self._may("fs.read", absolute) is not None:
-            return None
-        return self._roots.shown(absolute)
+
+async def _in_thread(find: Callable[[], Iterator[_T]]) -> list[_T]:
+    return await asyncio.get_running_loop().run_in_executor(None, lambda: list(find()))
 
 
 class _Process(Protocol):

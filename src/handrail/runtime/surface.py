@@ -31,6 +31,7 @@ from handrail.runtime.secrets import NO_SECRETS, DeclaredSecrets, SecretStore, s
 from handrail.runtime.session_doors import SessionPeople, ToolState
 from handrail.runtime.shell import SandboxedShell
 from handrail.runtime.terminals import CallTerminals, SessionTerminals
+from handrail.runtime.verifying import HiddenFiles
 
 
 class Values(Protocol):
@@ -58,6 +59,7 @@ class Surroundings:
     topic: str | None = None
     client: ClientContext | None = None
     seen: SeenFiles = field(default_factory=SeenFiles)
+    hidden_files: HiddenFiles = field(default_factory=HiddenFiles)
     hidden: tuple[str, ...] = ()
     """Folders that no program may see, wherever they lie: the kernel's own state."""
     secrets: SecretStore = NO_SECRETS
@@ -232,9 +234,9 @@ class CallRuntime:
             if around.peer is not None and isinstance(around.peer, Buffers):
                 from handrail.runtime.unsaved import EditorFiles  # for sessions in editors
 
-                self._files = EditorFiles(around.roots, around.seen, may, around.peer)
+                self._files = EditorFiles(around.roots, around.seen, may, around.peer, around.hidden_files)
             else:
-                self._files = RootedFiles(around.roots, around.seen, may)
+                self._files = RootedFiles(around.roots, around.seen, may, around.hidden_files)
         return self._files
 
     @property
@@ -242,8 +244,9 @@ class CallRuntime:
         if self._search is None:
             self._require(bool(self._spec.requires.fs.read), "fs.read", '{"fs": {"read": ["{workspace}"]}}')
             around = self._around
+            capabilities, may = self.capabilities.offline(), self._doors.may()
             self._search = RipgrepSearch(
-                around.roots, around.sandbox, around.profile(), self.capabilities.offline(), self._doors.may()
+                around.roots, around.sandbox, around.profile(), capabilities, may, around.hidden_files
             )
         return self._search
 

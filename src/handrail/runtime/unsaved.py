@@ -26,6 +26,7 @@ from handrail.runtime.files import Content, RootedFiles
 from handrail.runtime.replace import MAX_EDIT_BYTES
 from handrail.runtime.roots import Located, May, Roots
 from handrail.runtime.seen import SeenFiles
+from handrail.runtime.verifying import HiddenFiles
 
 SETTLED_NS = 200_000_000
 """How long ago a folder must have changed for a further change to show: the clock of file systems ticks up to every 10 ms."""
@@ -70,8 +71,10 @@ class EditorFiles(RootedFiles):
     :param buffers: what the editor shows of a file; one for each session
     """
 
-    def __init__(self, roots: Roots, seen: SeenFiles, may: May, buffers: Buffers) -> None:
-        super().__init__(roots, seen, may)
+    def __init__(
+        self, roots: Roots, seen: SeenFiles, may: May, buffers: Buffers, hidden: HiddenFiles | None = None
+    ) -> None:
+        super().__init__(roots, seen, may, hidden)
         self._buffers = buffers
         self._texts = _texts.setdefault(buffers, Texts())
 

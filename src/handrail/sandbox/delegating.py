@@ -51,6 +51,9 @@ class Delegating:
     def at_prompt(self) -> bool:
         return self._with_terminal.at_prompt()
 
+    def folders(self) -> tuple[str, ...]:
+        return self._with_terminal.folders()
+
     def give_up(self) -> int:
         return self._with_terminal.give_up()
 

@@ -104,7 +104,7 @@ class Pooled:
         shell = tuple(program.argv[:-1]) == SHELL_ARGV
         sample = Program((*SHELL_ARGV, "true") if shell else ("true",), merge_stderr=program.merge_stderr)
         secrets = dict.fromkeys(profile.secrets, "")
-        likewise = dataclasses.replace(profile, secrets=secrets, cwd=None, gate=None, on_attempt=None)
+        likewise = dataclasses.replace(profile, secrets=secrets, cwd=None, gate=None, on_attempt=None, shows=None)
         self._replaced(process, _Kind(capabilities, likewise, sample), key)
         return begun
 

@@ -11,6 +11,7 @@ import fcntl
 import os
 import struct
 import termios
+from pathlib import Path
 
 from handrail.contract.errors import ToolError
 from handrail.contract.sandbox import Process, TerminalSize
@@ -95,6 +96,16 @@ class Terminal(Delegating):
                 os.close(theirs)
         except OSError:
             return False
+
+    def folders(self) -> tuple[str, ...]:
+        if self._descriptor < 0:
+            return ()
+        found: list[str] = []
+        with contextlib.suppress(OSError):
+            for process in (_number(self._descriptor, _TIOCGSID), os.tcgetpgrp(self._descriptor)):
+                with contextlib.suppress(OSError):
+                    found.append(str(Path(f"/proc/{process}/cwd").readlink()))
+        return tuple(dict.fromkeys(found))
 
     def give_up(self) -> int:
         return self._confined.give_up()

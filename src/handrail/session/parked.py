@@ -7,6 +7,7 @@ from typing import Any
 
 from handrail.arbiter.approvals import Approvals
 from handrail.arbiter.arbiter import Arbiter
+from handrail.arbiter.binding import RunFiles
 from handrail.arbiter.call import Call, Lane
 from handrail.arbiter.requests import check_changed, rule_of
 from handrail.contract.call import ProposedCall
@@ -120,12 +121,14 @@ class Heeding:
             if len(kept) < len(lane.rules):
                 lane.rule_by(lane.rules.of(*kept))
 
-    def _check(self, row: Approval, given: Mapping[str, Any]) -> None:
+    def _check(self, row: Approval, given: Mapping[str, Any]) -> Mapping[str, str]:
         generation, authority, rules, roots = self._judged_by()
         lane = self._lane(row.request.session_id)
         if lane is not None:
             authority, rules, roots = lane.authority, lane.rules, lane.around.roots
             generation = generation if lane.current is None else lane.current()
         entry = generation.resolve(row.request.tool_id)
-        if entry is not None:  # otherwise it is refused when it is taken up
-            check_changed(entry, given, authority, rules, roots)
+        if entry is None:  # it is refused when it is taken up
+            return {}
+        verdict = check_changed(entry, given, authority, rules, roots)
+        return RunFiles(roots, None if lane is None else lane.around.scratch).of(verdict.targets, given)

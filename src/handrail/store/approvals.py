@@ -26,7 +26,7 @@ from handrail.store.database import Database, OneRow, Statement, Work
 from handrail.store.encoding import decode, encode
 
 _COLUMNS = "state, answered, grant_expires_ns, kind, request, decision"
-_DECIDED = ("choice", "message", "decided_ns", "decided_by", "changed", "changed_hash", "answers")
+_DECIDED = ("choice", "message", "decided_ns", "decided_by", "changed", "changed_hash", "changed_files", "answers")
 
 
 class ApprovalReader:
@@ -296,13 +296,15 @@ def _is_sound(approval: Approval) -> bool:
     texts += [
         text for text in (request.always, request.never, request.wider, approval.changed_hash) if text is not None
     ]
+    files: list[Any] = [request.files, {} if approval.changed_files is None else approval.changed_files]
     numbers: list[Any] = [request.created_ns, request.expires_ns]
     numbers += [number for number in (approval.decided_ns, approval.grant_expires_ns) if number is not None]
-    objects: list[Any] = [request.arguments, {} if approval.changed is None else approval.changed]
+    objects: list[Any] = [*files, request.arguments, {} if approval.changed is None else approval.changed]
     return (
         all(isinstance(text, str) for text in texts)
         and all(isinstance(number, int) for number in numbers)
         and all(isinstance(value, Mapping) for value in objects)
+        and all(isinstance(text, str) for marks in files for mark in marks.items() for text in mark)
         and approval.kind in get_args(ApprovalKind)
         and approval.state in get_args(ApprovalState)
         and (approval.choice in CHOICES or (approval.choice is None and approval.state not in ("approved", "rejected")))

@@ -19,6 +19,7 @@ _FILES = (
     "model",
     "permission",
     "pinned",
+    "searching",
     "sandbox",
     "bounds",
     "mounts",

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 from tests.attacks.case import Case, breach
-from tests.attacks.victim import SECRET, Agreeing, Home
+from tests.attacks.victim import SECRET, Agreeing, Home, put
 
 from handrail import tool
 from handrail.contract.errors import HandrailError
@@ -48,6 +49,58 @@ async def _literal_star(home: Home) -> str | None:
             ]
             ran = [text for text in others if (await session.call("bash", {"command": text})).ok]
     return breach(ran, "ran on a stored rule") if same.ok else f"the stored rule answers nothing: {same!r}"[:400]
+
+
+class Slow(Agreeing):
+    """A person who reads the script that is to be run, takes their time, and says yes."""
+
+    def __init__(self, workspace: Path, script: str) -> None:
+        super().__init__()
+        self._script = workspace / script
+        self._go = workspace / "go"
+
+    async def approve(self, request: ApprovalRequest) -> ApprovalAnswer:
+        if "work.py" not in str(request.arguments):
+            read = self._script.read_text()
+            self._go.touch()
+            async with asyncio.timeout(60):
+                while self._script.read_text() == read:
+                    await asyncio.sleep(0.02)
+        return await super().approve(request)
+
+
+_REWRITES = """\
+import os, time
+end = time.monotonic() + 60
+open("running", "w").close()
+while not os.path.exists("go") and time.monotonic() < end:
+    time.sleep(0.01)
+with open(SCRIPT, "w") as file:
+    file.write("echo REACHED")
+"""
+_APPROVED = {
+    "sh run.sh": "run.sh",
+    "cd sub && timeout 5 sh ./run.sh": "sub/run.sh",
+    "make": "Makefile",
+    "python3 -m pkg": "pkg/__main__.py",
+}
+
+
+async def _rewritten(home: Home) -> str | None:
+    """A program in the background rewrites what a person has just read, and is about to approve."""
+    for command, script in _APPROVED.items():
+        async with home.elsewhere() as (_, workspace):
+            put(workspace / script, "# harmless\n")
+            put(workspace / "work.py", _REWRITES.replace("SCRIPT", repr(script)))
+            async with home.kernel(workspace=workspace, name="rewritten") as kernel:
+                session = await kernel.session(attendant=Slow(workspace, script))
+                begun = await session.call("bash", {"command": "python3 work.py", "background": True})
+                while begun.ok and not (workspace / "running").exists():
+                    await asyncio.sleep(0.02)
+                result = await session.call("bash", {"command": command})
+                if result.error_kind != "conflict" or f"{script} has changed" not in (result.error_text or ""):
+                    return f"{command}: {result!r}"[:600]
+    return None
 
 
 async def _once_is_once(home: Home) -> str | None:
@@ -239,6 +292,7 @@ CASES: list[Case] = [
     for id, source, expected, tried in (
         ("a literal star", "an approval stored with a literal * comes back as a wildcard", "it is that star", _literal_star),
         ("once", "allow once keyed by the tool's name", "asked each time", _once_is_once),
+        ("an approved script", "a script is rewritten after a person has read it", "the call is refused", _rewritten),
         ("parallel approvals", "only the first surfaced, answers went to the wrong call, siblings ran twice",
          "each asked, answered and run for itself", _parallel),
         ("a long command", "approved text cut at 80 characters", "shown whole", _shown_whole),

@@ -19,7 +19,7 @@ from handrail.contract.runtime import Question
 from handrail.contract.spec import ToolSpec
 from handrail.faces.acp import showing
 from handrail.faces.cli.preview import preview
-from handrail.faces.cli.terminal import one_line, request_lines
+from handrail.faces.cli.terminal import file_lines, one_line, request_lines
 from handrail.faces.mcp.forms import TITLED_SINCE, question_answers, question_form
 from handrail.runtime.session_doors import NOBODY_TO_ASK
 
@@ -124,7 +124,11 @@ class Person:
             drawn = bool(read.parts) and read.whole
             found += read.parts if drawn else []
         origin = f"Asked by {one_line(request.origin)}.\n" if request.origin else ""
-        lines = [f"{request.id}  {one_line(request.reason)}"] if drawn else request_lines(request, changes)
+        lines = (
+            [f"{request.id}  {one_line(request.reason)}", *file_lines(request)]
+            if drawn
+            else request_lines(request, changes)
+        )
         found.insert(0, showing.text(origin + lines[0]))
         if len(lines) > 1:
             found.insert(1, showing.fenced_whole("\n".join(lines[1:])))

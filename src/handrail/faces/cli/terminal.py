@@ -29,6 +29,7 @@ _KEYS: dict[str, Choice] = {
 }
 _WITH_A_MESSAGE: frozenset[Choice] = frozenset({"reject", "reject-always", "stop"})
 _MOST_LINE_BYTES = 64 * 1024
+_MOST_SHOWN_FILES = 20
 
 
 class Closed(Exception):
@@ -184,8 +185,24 @@ def request_lines(request: ApprovalRequest, changes: str | None = None) -> list[
     ]
     for name, value in request.arguments.items():
         lines += _argument_lines(one_line(name), value)
+    lines += file_lines(request)
     if changes is not None:
         lines += ["  as the file is now:", *(f"  │ {part}" for part in spelled_out(changes).split("\n"))]
+    return lines
+
+
+def file_lines(request: ApprovalRequest) -> list[str]:
+    """The files that the call runs, a bounded number of them, and what a stored rule means for them."""
+    if not request.files:
+        return []
+    lines = ["  runs, or may run, these files of the workspace, and only as they are now:"]
+    for path, mark in [*request.files.items()][:_MOST_SHOWN_FILES]:
+        large = "" if not mark.startswith("identity:") else "  (large: known by its size and times, not by its content)"
+        lines.append(f"  │ {one_line(path)}{large}")
+    if (more := len(request.files) - _MOST_SHOWN_FILES) > 0:
+        lines.append(f"  │ and {more} more")
+    if request.always is not None or request.wider is not None:
+        lines.append("  a stored rule is about the command: it holds whatever these files say later")
     return lines
 
 

@@ -1,0 +1,136 @@
+"""Ways to what rules hide, through the tools that walk and open: a program in the workspace moves names while they do."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from tests.attacks.case import Case
+from tests.attacks.victim import SECRET, Home, put
+
+from handrail.contract.session import Session
+
+_ROUNDS = 4
+_NAME = "customer-list"
+"""Stands in the name of a file in a hidden folder: names of hidden folders are not shown either."""
+_RULES = ("deny fs.read **/.env", "deny fs.read private/**", "allow bash *")
+
+_MOVING = """\
+import ctypes, os, shutil, time
+libc = ctypes.CDLL(None, use_errno=True)
+end = time.monotonic() + 60
+open("running", "w").close()
+
+def exchange(one, other):
+    libc.renameat2(-100, one.encode(), -100, other.encode(), 2)
+
+def attempt(work):
+    try:
+        work()
+    except OSError:
+        pass
+
+for name, to in (("to-env", ".env"), ("to-private", "private"), ("src/to-env", "../.env")):
+    attempt(lambda: os.symlink(to, name))
+while time.monotonic() < end and not os.path.exists("stop"):
+    STEPS
+"""
+
+_SWAPS = {
+    "a file and a link": 'exchange("notes.txt", "to-env"); exchange("src/a.json", "src/to-env")',
+    "a folder and a link": 'exchange("open", "to-private"); exchange("src", "to-private")',
+    "a file and the hidden file": """exchange("notes.txt", ".env"); exchange(".env", "notes.txt")
+    attempt(lambda: os.rename(".env", "notes.txt")); attempt(lambda: os.rename("private", "open2"))
+    exchange("open", "private"); exchange("open", "private")
+    attempt(lambda: shutil.copy(".env", "copied")); attempt(lambda: os.link(".env", "linked"))
+    attempt(lambda: os.link("private/customer-list.txt", "linked-too"))""",
+}
+
+_CALLS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("grep", {"pattern": "TOKEN"}),
+    ("grep", {"pattern": "TOKEN", "glob": "{*,.*}"}),
+    ("grep", {"pattern": "TOKEN", "path": "notes.txt"}),
+    ("grep", {"pattern": "TOKEN", "path": "open"}),
+    ("glob", {"pattern": "**/*"}),
+    ("glob", {"pattern": "**", "path": "open", "hidden": True}),
+    ("tree", {"path": ".", "hidden": True, "depth": 4}),
+    ("tree", {"path": "open"}),
+    ("read", {"path": "notes.txt"}),
+    ("read", {"path": "notes.txt", "unit": "bytes"}),
+    ("read", {"path": "open/customer-list.txt"}),
+    ("edit", {"path": "notes.txt", "old": "TOKEN=", "new": "TOKEN ="}),
+    ("file.patch", {"path": "notes.txt", "operations": [{"op": "append", "content": "more"}]}),
+    ("json_read", {"path": "src/a.json"}),
+    ("git.diff", {}),
+    ("git.status", {}),
+    ("git.blame", {"path": "notes.txt"}),
+)
+
+
+def _made(workspace: Path) -> None:
+    put(workspace / ".env", f"TOKEN={SECRET}-ENV\n")
+    put(workspace / "private" / f"{_NAME}.txt", f"TOKEN={SECRET}-PRIVATE\n")
+    put(workspace / "notes.txt", "TOKEN=mine\n")
+    put(workspace / "open" / "a.txt", "TOKEN=open\n")
+    put(workspace / "src" / "a.json", '{"TOKEN": 1}\n')
+    for number in range(60):
+        put(workspace / "many" / f"{number:03}" / "f.txt", "TOKEN=many\n")
+
+
+def _moved(id: str, what: str) -> Case:
+    async def tried(home: Home) -> str | None:
+        async with home.elsewhere(rules=_RULES) as (session, workspace):
+            _made(workspace)
+            home.git("init", "-q", "-b", "main", cwd=workspace)
+            home.git("add", "notes.txt", "src", "open", cwd=workspace)
+            home.git("commit", "-q", "-m", "first", cwd=workspace)
+            put(workspace / "moving.py", _MOVING.replace("STEPS", _SWAPS[what]))
+            begun = await session.call("bash", {"command": "python3 moving.py", "background": True})
+            if not begun.ok:
+                return f"the program that moves names did not start: {begun!r}"[:600]
+            try:
+                return await _watched(session, workspace)
+            finally:
+                put(workspace / "stop", "")
+                await session.call("stop_task", {"job_id": _job(begun.data)})
+
+    return Case(
+        id,
+        "files",
+        f"{what} change places while tools walk and open",
+        "no answer of any tool holds what a rule hides, nor a name out of a hidden folder",
+        tried,
+    )
+
+
+async def _watched(session: Session, workspace: Path) -> str | None:
+    for _ in range(600):
+        if (workspace / "running").exists():
+            break
+        await asyncio.sleep(0.05)
+    else:
+        return "the program that moves names did not begin"
+    answered: set[str] = set()
+    for _ in range(_ROUNDS):
+        for tool, arguments in _CALLS:
+            result = await session.call(tool, arguments)
+            said = repr(result)
+            if SECRET in said or (_NAME in said and _NAME not in repr(arguments)):
+                return f"{tool} {arguments}: {said}"[:800]
+            if result.ok:
+                answered.add(tool)
+    if missing := {"grep", "glob", "tree", "read"} - answered:
+        return f"no call of {sorted(missing)} ever came through, so nothing was put to the test"
+    return None
+
+
+def _job(data: Any) -> str:
+    return str(data.get("job_id", "")) if isinstance(data, dict) else ""  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
+
+
+CASES = (
+    _moved("search-link", "a file and a link"),
+    _moved("search-folder", "a folder and a link"),
+    _moved("search-hidden", "a file and the hidden file"),
+)
