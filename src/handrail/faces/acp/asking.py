@@ -19,7 +19,8 @@ from handrail.contract.runtime import Question
 from handrail.contract.spec import ToolSpec
 from handrail.faces.acp import showing
 from handrail.faces.cli.preview import preview
-from handrail.faces.cli.terminal import one_line, request_lines
+from handrail.faces.cli.show import one_line
+from handrail.faces.cli.terminal import request_lines
 from handrail.faces.mcp.forms import TITLED_SINCE, question_answers, question_form
 from handrail.runtime.session_doors import NOBODY_TO_ASK
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import sys
 from dataclasses import asdict
 from datetime import datetime
@@ -16,7 +15,7 @@ from handrail.faces.cli.app import ERROR, OUTPUT
 from handrail.faces.cli.completing import call_ids, session_ids
 from handrail.faces.cli.missing import say_what_is_missing
 from handrail.faces.cli.options import Setting, located
-from handrail.faces.cli.show import columns, note, out, out_json, visible
+from handrail.faces.cli.show import note, one_line, out, out_json, out_rows
 
 if TYPE_CHECKING:
     from handrail.record.reading import CallRow, LoggedRecord, LogReader
@@ -142,15 +141,11 @@ def _show_calls(setting: Setting, rows: list[CallRow], beside: list[LoggedRecord
     whole = sorted([(row.first, row) for row in rows] + [(one.sequence, one) for one in beside], key=lambda one: one[0])
     if setting.json:
         for _, row in whole:
-            out(json.dumps(_as_data(row), ensure_ascii=False, default=str))
+            out_json(_as_data(row), lines=True)
         return
     if not whole:
         note("no calls are recorded")
-    table = [tuple(cell.replace("\n", "\\n") for cell in _line(row)) for _, row in whole]
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    for line in columns(table):
-        shown = line if width is None else visible(line)
-        out(shown if width is None or len(shown) <= width else shown[: width - 1] + "…")
+    out_rows(_line(row) for _, row in whole)
 
 
 def _line(row: CallRow | LoggedRecord) -> tuple[str, ...]:
@@ -201,14 +196,15 @@ def _about(row: CallRow) -> str:
 def _show_records(setting: Setting, records: list[LoggedRecord], *, whole: bool) -> None:
     if setting.json:
         for record in records:
-            out(json.dumps(asdict(record), ensure_ascii=False, default=str))
+            out_json(asdict(record), lines=True)
         return
     if not records:
         note("there are no such records; handrail log lists the calls there are")
     for record in records:
         body = "redacted" if record.body is None else json.dumps(record.body, ensure_ascii=False, default=str)
         shown = body if whole or len(body) <= 120 else body[:119] + "…"
-        out(f"{record.sequence}  {_time(record.at_ns)}  {record.kind}  {record.call_id or record.session_id}  {shown}")
+        about = one_line(f"{record.kind}  {record.call_id or record.session_id}  {shown}")
+        out(f"{record.sequence}  {_time(record.at_ns)}  {about}")
 
 
 def _time(at_ns: int) -> str:

@@ -13,7 +13,7 @@ from handrail.faces.cli.app import ERROR, OUTPUT
 from handrail.faces.cli.completing import files
 from handrail.faces.cli.config import read
 from handrail.faces.cli.options import Setting, configured
-from handrail.faces.cli.show import columns, note, out, out_json, visible
+from handrail.faces.cli.show import confirm, note, one_line, out, out_json, out_rows
 
 if TYPE_CHECKING:
     from handrail.authoring.importing import Imported
@@ -91,8 +91,8 @@ def _name_files(setting: Setting, found: list[tuple[str, Path]]) -> int:
         out_json(rows)
         return OUTPUT
     for row in rows:
-        out(f"{row['program']}: handrail mcp import {visible(str(row['file']))}")
-        out(f"  {visible(', '.join(map(str, row['servers'])))}")  # pyright: ignore[reportArgumentType]
+        out(f"{row['program']}: handrail mcp import {one_line(str(row['file']))}")
+        out(f"  {one_line(', '.join(map(str, row['servers'])))}")  # pyright: ignore[reportArgumentType]
     if not rows:
         out("no other program's MCP servers were found; name the file: handrail mcp import FILE")
     return OUTPUT
@@ -101,16 +101,16 @@ def _name_files(setting: Setting, found: list[tuple[str, Path]]) -> int:
 def _show_imports(found: Iterable[Imported]) -> None:
     for one in found:
         if one.problem:
-            out(f"{visible(one.name)}: left out: {visible(one.problem)}")
+            out(f"{one_line(one.name)}: left out: {one_line(one.problem)}")
             continue
         how = one.table.get("url") or " ".join((one.table["command"], *one.table.get("args", ())))
-        out(f"{one.name}: {visible(str(how))}")
+        out(f"{one_line(one.name)}: {one_line(str(how))}")
         if one.secrets:
-            out(f"  kept apart, as secrets: {', '.join(one.secrets)}")
+            out(f"  kept apart, as secrets: {one_line(', '.join(one.secrets))}")
         if one.variables:
-            out(f"  from variables that you set: {', '.join(one.variables)}")
+            out(f"  from variables that you set: {one_line(', '.join(one.variables))}")
         for left in one.left:
-            out(f"  not taken over: {visible(left)}")
+            out(f"  not taken over: {one_line(left)}")
 
 
 def _import_report(found: Iterable[Imported], written: list[str], installed: dict[str, str]) -> dict[str, object]:
@@ -203,8 +203,7 @@ def list_command(setting: Setting) -> int:
     if setting.json:
         out_json(rows)
         return OUTPUT
-    for line in columns((str(row["name"]), visible(str(row["where"])), str(row["state"])) for row in rows):
-        out(line)
+    out_rows((str(row["name"]), str(row["where"]), str(row["state"])) for row in rows)
     if not rows:
         out("no MCP server is configured; handrail mcp import takes those of other programs over")
     return OUTPUT
@@ -293,7 +292,7 @@ def _offered(setting: Setting, definition: ServerDefinition, yes: bool) -> str |
     try:
         if (package := _package(definition)) is None:
             return None
-        if not yes and not click.confirm(f"Install {package} for {definition.name}?", default=False, err=True):
+        if not yes and not confirm(f"Install {package} for {definition.name}?", err=True):
             note(f"later: handrail mcp install {definition.name}")
             return None
         done = _installed(setting, definition, package, scripts=False)
@@ -310,6 +309,6 @@ def _agreed(setting: Setting, yes: bool, question: str) -> None:
         return
     if setting.headless or setting.json or not sys.stdin.isatty():
         raise click.UsageError("a person agrees to this; say --yes if you are that person")
-    if not click.confirm(question, default=False):
+    if not confirm(question):
         note("nothing was done")
         raise SystemExit(ERROR)

@@ -12,7 +12,7 @@ import click
 
 from handrail.faces.cli.app import ERROR, OUTPUT
 from handrail.faces.cli.options import Setting
-from handrail.faces.cli.show import amount, note, out, out_json
+from handrail.faces.cli.show import amount, confirm, note, out, out_json
 
 if TYPE_CHECKING:
     from handrail.record.retention import Purged, Selection, Survey
@@ -95,7 +95,7 @@ def agreed(yes: bool, question: str) -> None:
         raise click.UsageError(
             "nothing was removed: nobody can be asked here. Pass --yes to agree, or --dry-run to look"
         )
-    if not click.confirm(question, default=False, err=True):
+    if not confirm(question, err=True):
         raise click.Abort
 
 
