@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from handrail.registry.sources.mcp.installing import Installed, Package
 
 
+_SECRETS = "secrets"
+"""The folder beside the configuration with a file for each secret of an imported server."""
+
+
 @click.command("import")
 @click.argument("file", required=False, type=click.Path(path_type=Path), shell_complete=files)
 @click.option("--name", "names", multiple=True, metavar="NAME", help="Only this server of the file. Can be repeated.")
@@ -37,20 +41,21 @@ def import_command(setting: Setting, file: Path | None, names: tuple[str, ...], 
     A server that npx, uvx or the like would fetch is installed at once, when you agree to that too, and is started from
     there from then on, without the network. It reaches no host and no file before its table says so.
     """
-    from handrail.authoring.importing import known_places, servers_of
+    from handrail.authoring.importing import known_places, meet, servers_of
     from handrail.store.folders import locate
 
     workspace = locate(setting.workspace, setting.state, allow_home=setting.allow_home).workspace
     if file is None:
         return _name_files(setting, [(who, path) for who, path in known_places(workspace) if path.is_file()])
-    found = [one for one in servers_of(file, workspace) if not names or one.name in names]
+    found = [one for one in servers_of(file, workspace, _secrets_taken(setting)) if not names or one.name in names]
     if unknown := set(names) - {one.name for one in found}:
         raise click.UsageError(f"{file} has no server {min(unknown)!r}")
-    taken = {definition.name for definition in _definitions(setting)}
-    seen: set[str] = set()
+    seen = {definition.name for definition in _definitions(setting)} | read(setting).settings.mcp.servers.keys()
     for one in found:
-        if not one.problem and (one.name in taken or one.name in seen):
-            one.problem = "there is a server of that name already; rename one of the two"
+        if one.problem:
+            continue
+        if meeting := next((name for name in seen if meet(name, one.name)), None):
+            one.problem = f"there is a server of that name already, or of one that meets it: {meeting}; rename one"
         seen.add(one.name)
     good = [one for one in found if not one.problem]
     if not setting.json:
@@ -108,7 +113,7 @@ def _show_imports(found: Iterable[Imported]) -> None:
         if one.secrets:
             out(f"  kept apart, as secrets: {one_line(', '.join(one.secrets))}")
         if one.variables:
-            out(f"  from variables that you set: {one_line(', '.join(one.variables))}")
+            out(f"  from variables that you set: {one_line(', '.join(dict.fromkeys(one.variables.values())))}")
         for left in one.left:
             out(f"  not taken over: {one_line(left)}")
 
@@ -122,7 +127,7 @@ def _import_report(found: Iterable[Imported], written: list[str], installed: dic
                 "name": one.name,
                 "problem": one.problem or None,
                 "secrets": [*one.secrets],
-                "variables": [*one.variables],
+                "variables": [*dict.fromkeys(one.variables.values())],
                 "left": one.left,
             }
             for one in found
@@ -138,13 +143,12 @@ def _write(setting: Setting, servers: list[Imported]) -> Path:
     import tomllib
 
     from handrail.authoring.importing import as_toml
-    from handrail.config import FILE_NAME, default_folder
     from handrail.config.settings import Settings
     from handrail.contract.errors import UsageError
     from handrail.store import private
 
-    path = Path(setting.config).absolute() if setting.config is not None else default_folder() / FILE_NAME
-    folder = path.parent / "secrets"
+    path = _configuration(setting)
+    folder = path.parent / _SECRETS
     places = {name: folder / name for one in servers for name in one.secrets}
     try:
         before = path.read_text(encoding="utf-8") if path.exists() else ""
@@ -156,11 +160,31 @@ def _write(setting: Setting, servers: list[Imported]) -> Path:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if places:
         folder.mkdir(mode=0o700, exist_ok=True)
-    for one in servers:
-        for name, value in one.secrets.items():
-            private.write(places[name], value.encode())
-    private.write(path.resolve(), text.lstrip("\n").encode())
+    made: list[Path] = []
+    try:
+        for name, value in ((name, value) for one in servers for name, value in one.secrets.items()):
+            if places[name].is_symlink() or private.once(places[name], content := value.encode()) != content:
+                raise UsageError(f"{places[name]} is there already, and nothing was written; import once more")
+            made.append(places[name])
+        private.write(path.resolve(), text.lstrip("\n").encode())
+    except BaseException:
+        for place in made:
+            place.unlink(missing_ok=True)
+        raise
     return path
+
+
+def _configuration(setting: Setting) -> Path:
+    from handrail.config import FILE_NAME, default_folder
+
+    return Path(setting.config).absolute() if setting.config is not None else default_folder() / FILE_NAME
+
+
+def _secrets_taken(setting: Setting) -> set[str]:
+    """Names that stand for a secret already, or did: the file of a server that was removed may still be there."""
+    folder = _configuration(setting).parent / _SECRETS
+    kept = {path.name for path in folder.iterdir()} if folder.is_dir() else set[str]()
+    return kept | read(setting).settings.secrets.keys()
 
 
 @click.command("install")
