@@ -50,6 +50,8 @@ class ApprovalRequest:
     :param created_ns: wall-clock nanoseconds, as is ``expires_ns``
     :param expires_ns: after this nobody can answer any more
     :param origin: the sub-agent that asks, and whose it is; ``""`` for the agent that people talk to
+    :param shared: several clients share its session, so that an answer for the session would be one for all of them: it
+        is not offered
     """
 
     call_id: str
@@ -67,6 +69,7 @@ class ApprovalRequest:
     created_ns: int = 0
     expires_ns: int = 0
     origin: str = ""
+    shared: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +162,9 @@ class StoredRule:
 
 class Attendant(Protocol):
     """A face's way to reach whoever can answer. A face without one is headless.
+
+    If several clients share its session, an attendant says so by an attribute ``shared`` that is true: a yes of one is
+    then no rule for the others.
 
     Both methods are cancelled when the answer has come from another door, or the call was stopped.
     """

@@ -46,7 +46,8 @@ def options_of(request: ApprovalRequest) -> list[tuple[Choice, OptionKind, str]]
     ):
         if rule is not None:
             shown = one_line(rule)
-            found.append((cast("Choice", session), "allow_always", f"Always in this session: {shown}"))
+            if not request.shared:
+                found.append((cast("Choice", session), "allow_always", f"Always in this session: {shown}"))
             found.append((cast("Choice", project), "allow_always", f"Always in this project: {shown}"))
     found.append(("reject", "reject_once", "Reject"))
     if request.never is not None:

@@ -243,9 +243,11 @@ async def _show(row: Approval, workspace: str) -> None:
     else:
         lines = request_lines(request, await preview(request, workspace))
         if request.always is not None:
-            lines.append(f"  --session and --project store the rule  {one_line(request.always)}")
+            given = "--project stores" if request.shared else "--session and --project store"
+            lines.append(f"  {given} the rule  {one_line(request.always)}")
         if request.wider is not None:
-            lines.append(f"  --session-wider and --project-wider store the rule  {one_line(request.wider)}")
+            given = "--project-wider stores" if request.shared else "--session-wider and --project-wider store"
+            lines.append(f"  {given} the rule  {one_line(request.wider)}")
         if request.never is not None:
             lines.append(f"  --reject-always stores the rule  {one_line(request.never)}")
     lines.append(f"  session {one_line(request.session_id)}, call {one_line(request.call_id)}, {_ages(row)}")

@@ -166,6 +166,8 @@ def _hint(request: ApprovalRequest) -> str:
 
 
 def _offered(request: ApprovalRequest, choice: Choice) -> bool:
+    if request.shared and choice in ("session", "session-wider"):
+        return False
     if choice in ("session-wider", "project-wider"):
         return request.wider is not None
     if choice in ("session", "project"):
@@ -192,7 +194,8 @@ def _choice_lines(request: ApprovalRequest) -> list[str]:
     lines = ["  o  once: this call with exactly these arguments"]
     if request.always is not None:
         rule = one_line(request.always)
-        lines.append(f"  s  for this session: stores the rule  {rule}")
+        if not request.shared:
+            lines.append(f"  s  for this session: stores the rule  {rule}")
         lines.append(f"  p  for this project, every session from now on: stores the rule  {rule}")
     if request.wider is not None:
         lines.append(f"  sw, pw  the same for more like it: stores the rule  {one_line(request.wider)}")

@@ -42,7 +42,8 @@ def _choices(request: ApprovalRequest) -> list[tuple[Choice, str]]:
             shown = one_line(rule)
             session: Choice = "session" if narrow else "session-wider"
             project: Choice = "project" if narrow else "project-wider"
-            found.append((session, f"Allow for this session: stores the rule  {shown}"))
+            if not request.shared:
+                found.append((session, f"Allow for this session: stores the rule  {shown}"))
             found.append((project, f"Allow for this project, in every session: stores the rule  {shown}"))
     found.append(("reject", "Reject"))
     if request.never is not None:
