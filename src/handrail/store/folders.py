@@ -5,6 +5,7 @@ Below the state folder (``--state``, else ``HANDRAIL_STATE``, else the platform'
     ws/<key>/                    database, journal, holder, artifacts; nothing here is ever shown to a tool
     output/<key>/<session>/      sidecars: a read-only root of that session
     scratch/<key>/<session>/     HOME in that session's sandbox
+    heads/<key>                  how far the log of a workspace was written
     search/                      vectors of tools' texts and words of catalogues, for every workspace
 
 ``<key>`` is a hash of the workspace's real path, so two spellings of one workspace share their state. A log
@@ -29,7 +30,7 @@ from handrail.store.broad import of_the_system, too_broad
 
 STATE_VARIABLE = "HANDRAIL_STATE"
 _SESSION_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
-_PARTS = ("ws", "output", "scratch", "search", "sources", "mcp")
+_PARTS = ("ws", "output", "scratch", "search", "sources", "mcp", "heads")
 _KEY_LENGTH = 24
 """96 bits in hexadecimal: no collisions, and short enough for a socket path (108 bytes) beneath it."""
 
@@ -55,6 +56,11 @@ class Folders:
     @property
     def database(self) -> Path:
         return self.own / "handrail.db"
+
+    @property
+    def head(self) -> Path:
+        """How far the log was written, apart from the database."""
+        return self.state / "heads" / self.key
 
     @property
     def name(self) -> Path:
@@ -164,6 +170,7 @@ def prepare(workspace: str | Path, state: str | Path | None = None, *, allow_hom
     _private(folders.state / "ws")
     _private(folders.own)
     _private(folders.artifacts)
+    _private(folders.state / "heads")
     _name(folders)
     return folders
 
