@@ -116,11 +116,12 @@ async def test_a_request_that_never_ends_is_given_up(
 
 
 async def test_idle_connections_keep_nobody_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        http,
-        "connections_within",
-        lambda most: type(connections_within(16))("P", (connections_within(16),), {"most": 5}),
-    )
+    def five(most: int) -> type[connections.Connection]:
+        protocol = connections_within(most)
+        protocol.most = 5
+        return protocol
+
+    monkeypatch.setattr(http, "connections_within", five)
     async with running(tmp_path) as rpc:
         where = urlsplit(rpc.url)
         held = [await asyncio.open_connection(where.hostname, where.port) for _ in range(20)]
@@ -155,7 +156,12 @@ async def test_abandoned_sessions_make_room_and_one_that_works_stays(
         for _ in range(3):
             assert await known(rpc, used)
         _, working = await opened(rpc)
-        call = {"jsonrpc": "2.0", "id": 5, "method": "tools/call", "params": {"name": "greet", "arguments": {}}}
+        call: dict[str, Any] = {
+            "jsonrpc": "2.0",
+            "id": 5,
+            "method": "tools/call",
+            "params": {"name": "greet", "arguments": {}},
+        }
         headers = {"Mcp-Session-Id": working, "MCP-Protocol-Version": "2025-11-25"}
         asked = asyncio.create_task(rpc.post(call, **headers))
         found = [await opened(rpc) for _ in range(12)]

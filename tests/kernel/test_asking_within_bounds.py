@@ -76,6 +76,6 @@ async def test_questions_are_bounded_likewise(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(approvals, "MOST_OF_A_SESSION", 2)
     async with opened(tmp_path) as kernel:
         session = await kernel.session(attendant=Away())
-        asked = {"questions": [{"question": "Which?", "header": "", "options": []}]}
+        asked: dict[str, Any] = {"questions": [{"question": "Which?", "header": "", "options": []}]}
         found = [await session.call("question", asked) for _ in range(4)]
         assert [result.error_kind for result in found][2:] == ["limit", "limit"], found

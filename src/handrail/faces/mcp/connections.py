@@ -135,7 +135,7 @@ class Connection(H11Protocol):
     def _await(self) -> None:
         """Begin to wait for what has to come next, unless it is that already."""
         state = self.conn.their_state
-        awaited = {h11.IDLE: h11.Request, h11.SEND_BODY: h11.EndOfMessage}.get(state)
+        awaited = h11.Request if state is h11.IDLE else h11.EndOfMessage if state is h11.SEND_BODY else None
         if awaited is not self._awaited or self._timer is None:
             self._stop_timer()
             self._awaited = awaited
