@@ -279,7 +279,9 @@ class JoinedKernel(Kernel):
             new_session_id() if id is None else id,
             self.membership,
             lambda: self.generation,
-            Wanted(attendant is None, topic, client, agent, given(mode)),
+            Wanted(
+                attendant is None, topic, client, agent, given(mode), shared=bool(getattr(attendant, "shared", False))
+            ),
             tuple(as_data(rule) for rule in rule_texts(rules)),
             attendant,
             peer,

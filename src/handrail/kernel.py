@@ -132,7 +132,7 @@ class Kernel(ABC):
         :param mode: how much its sessions do without asking: ``plan``, ``ask``, ``accept-edits`` or ``auto``; None for
             the agent's or the configured one
         :param face: how this process is reached, for others to know it by
-        :param allow_home: open a home folder or ``/`` all the same
+        :param allow_home: open what is no project all the same, such as a home folder, ``~/.ssh`` or ``/``
         :raises LoadError: with every fault of configuration, agent, rules and tools
         :raises UsageError: for an argument of the wrong form
         :raises StartError: when state, lease or sandbox are not to be had

@@ -94,12 +94,136 @@ def test_a_bearer_token_keeps_its_scheme_outside_the_secret(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("value", "variable"), [("${MY_KEY}", "MY_KEY"), ("${env:MY_KEY}", "MY_KEY"), ("${input:my-key}", "MY_KEY")]
+    ("value", "name", "variable"),
+    [
+        ("${MY_KEY}", "A_KEY", "MY_KEY"),
+        ("${env:MY_KEY}", "A_KEY", "MY_KEY"),
+        ("${input:my-key}", "MCP_A_KEY", "MCP_A_KEY"),
+    ],
 )
-def test_a_variable_stays_a_variable(tmp_path: Path, value: str, variable: str) -> None:
+def test_a_variable_stays_a_variable(tmp_path: Path, value: str, name: str, variable: str) -> None:
     one = read(tmp_path, {"a": {"command": "x", "env": {"KEY": value}}})["a"]
-    assert one.table["env"] == {"KEY": {"secret": variable}}
-    assert tomllib.loads(as_toml([one], {}))["secrets"] == {variable: {"env": variable}}
+    assert one.table["env"] == {"KEY": {"secret": name}}
+    assert tomllib.loads(as_toml([one], {}))["secrets"] == {name: {"env": variable}}
+
+
+def values_of(servers: list[Imported], environment: dict[str, str]) -> dict[str, dict[str, str]]:
+    """What each server gets for each of its variables and header fields, by what is written of them."""
+    files = {name: Path(f"/s/{name}") for one in servers for name in one.secrets}
+    contents = {str(files[name]): value for one in servers for name, value in one.secrets.items()}
+    written = tomllib.loads(as_toml(servers, files))
+    settings = Settings.model_validate(written)
+    found: dict[str, dict[str, str]] = {}
+    for name, server in settings.mcp.servers.items():
+        found[name] = {}
+        for key, said in {**server.env, **server.headers}.items():
+            if isinstance(said, str):
+                found[name][key] = said
+                continue
+            where = settings.secrets[said.secret]
+            found[name][key] = said.prefix + (
+                contents[where.file] if where.file is not None else environment.get(where.env or "", "")
+            )
+    return found
+
+
+MEETINGS: dict[str, tuple[dict[str, dict[str, str]], dict[str, dict[str, str]]]] = {
+    "one name of a variable": (
+        {"a": {"API_KEY": "of a"}, "b": {"API_KEY": "of b"}},
+        {"a": {"API_KEY": "of a"}, "b": {"API_KEY": "of b"}},
+    ),
+    "a border between server and variable": (
+        {"a": {"B_KEY": "of a"}, "a_b": {"KEY": "of a_b"}},
+        {"a": {"B_KEY": "of a"}, "a_b": {"KEY": "of a_b"}},
+    ),
+    "punctuation of a server": (
+        {"a-b": {"KEY": "of a-b"}, "a_b": {"KEY": "of a_b"}},
+        {"a-b": {"KEY": "of a-b"}, "a_b": {"KEY": "of a_b"}},
+    ),
+    "case of a server": (
+        {"git": {"KEY": "of git"}, "GIT": {"KEY": "of GIT"}},
+        {"git": {"KEY": "of git"}, "GIT": {"KEY": "of GIT"}},
+    ),
+    "case and punctuation of a variable": (
+        {"a": {"API_KEY": "1", "api_key": "2", "API-KEY": "3", "API.KEY": "4"}},
+        {"a": {"API_KEY": "1", "api_key": "2", "API-KEY": "3", "API.KEY": "4"}},
+    ),
+    "a variable of the environment and a value": (
+        {"api": {"KEY": "of api"}, "b": {"X": "${API_KEY}"}},
+        {"api": {"KEY": "of api"}, "b": {"X": "the operator's"}},
+    ),
+    "an input and a variable of the environment": (
+        {"a": {"X": "${input:api_key}"}, "b": {"X": "${API_KEY}"}},
+        {"a": {"X": ""}, "b": {"X": "the operator's"}},
+    ),
+    "two inputs": (
+        {"a": {"X": "${input:the-key}", "Y": "${input:the.key}"}, "b": {"X": "${input:THE_KEY}"}},
+        {"a": {"X": "", "Y": ""}, "b": {"X": ""}},
+    ),
+    "a number that is part of a name": (
+        {"a": {"KEY": "1", "key": "2", "KEY_2": "3", "key_2": "4"}},
+        {"a": {"KEY": "1", "key": "2", "KEY_2": "3", "key_2": "4"}},
+    ),
+    "names that are cut": (
+        {"a": {"KEY" + "x" * 200: "1", "KEY" + "x" * 201: "2"}},
+        {"a": {"KEY" + "x" * 200: "1", "KEY" + "x" * 201: "2"}},
+    ),
+    "letters beyond ASCII": (
+        {"a": {"SCHLÜSSEL_KEY": "1", "SCHLÖSSEL_KEY": "2", "SCHL_SSEL_KEY": "3"}},
+        {"a": {"SCHLÜSSEL_KEY": "1", "SCHLÖSSEL_KEY": "2", "SCHL_SSEL_KEY": "3"}},
+    ),
+}
+
+
+@pytest.mark.parametrize(("given", "own"), MEETINGS.values(), ids=MEETINGS.keys())
+@pytest.mark.parametrize("place", ["env", "headers"])
+def test_each_server_gets_exactly_its_own_secrets(
+    tmp_path: Path, given: dict[str, dict[str, str]], own: dict[str, dict[str, str]], place: str
+) -> None:
+    if place == "headers" and any(len({key.lower() for key in values}) < len(values) for values in given.values()):
+        with pytest.raises(AssertionError, match="twice"):
+            _all_good(tmp_path, given, place)
+        return
+    found = _all_good(tmp_path, given, place)
+    assert values_of(found, {"API_KEY": "the operator's", "THE_KEY": "the operator's"}) == own
+    variables = [variable for one in found for variable in one.variables.values()]
+    inputs = [variable for variable in variables if variable not in ("API_KEY", "THE_KEY")]
+    assert len(inputs) == len(set(inputs))
+
+
+def _all_good(tmp_path: Path, given: dict[str, dict[str, str]], place: str) -> list[Imported]:
+    how = {"env": {"command": "x"}, "headers": {"url": "https://x.example/mcp"}}[place]
+    file = tmp_path / "other.json"
+    file.write_text(json.dumps({"mcpServers": {name: {**how, place: values} for name, values in given.items()}}))
+    found = servers_of(file, tmp_path)
+    assert not [one.problem for one in found if one.problem]
+    return found
+
+
+def test_a_name_that_stands_for_something_already_is_not_used(tmp_path: Path) -> None:
+    file = tmp_path / "other.json"
+    file.write_text(json.dumps({"mcpServers": {"a": {"command": "x", "env": {"KEY": "v", "TOKEN": "${T}"}}}}))
+    (one,) = servers_of(file, tmp_path, ["a_key", "A_KEY_2", "A_Token"])
+    assert list(one.secrets) == ["A_KEY_3"] and one.variables == {"A_TOKEN_2": "T"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"mcpServers": {"a": {"command": "x"}, "a": {"command": "y"}}}',
+        '{"mcpServers": {"a": {"command": "x", "env": {"K": "1", "K": "2"}}}}',
+        '{"mcpServers": {}, "mcpServers": {"a": {"command": "x"}}}',
+    ],
+)
+def test_a_name_that_stands_twice_is_refused_since_programs_disagree_about_it(tmp_path: Path, text: str) -> None:
+    (file := tmp_path / "other.json").write_text(text)
+    with pytest.raises(UsageError, match="stands twice"):
+        servers_of(file, tmp_path)
+
+
+def test_header_fields_that_differ_in_case_are_refused(tmp_path: Path) -> None:
+    one = {"url": "https://x.example/mcp", "headers": {"X-Key": "1", "x-key": "2"}}
+    assert "twice" in read(tmp_path, {"a": one})["a"].problem
 
 
 @pytest.mark.parametrize(

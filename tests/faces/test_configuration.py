@@ -176,7 +176,7 @@ def test_values_of_a_strangers_file_cannot_act_on_the_terminal(
     own.write_text('rules = ["deny bash \\u001b[2Jx\\u202e *", "allow bash a\\nTrusted, it would do nothing"]\n')
     terminal = on_a_terminal(*handrail.command("config"), environment={"XDG_CONFIG_HOME": str(handrail.config)})
     assert terminal.end() == 0
-    assert "\x1b" not in terminal.shown and "\u202e" not in terminal.shown and "\\u{202e}" in terminal.shown
+    assert "\x1b" not in terminal.shown and "\u202e" not in terminal.shown and "\\u202e" in terminal.shown
     asked = on_a_terminal(*handrail.command("trust"), environment={"XDG_CONFIG_HOME": str(handrail.config)})
     assert "  allow bash a\\nTrusted, it would do nothing\n" in asked.wait_for("[y/n] ")
 

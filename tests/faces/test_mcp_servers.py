@@ -6,6 +6,7 @@ import json
 import stat
 import sys
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,11 +14,13 @@ from tests.faces.conftest import Program
 
 from handrail import config
 from handrail.config.upstreams import configured
+from handrail.contract.errors import StartError
 from handrail.faces.cli.app import run
 from handrail.registry.pins import Definition, StoredPins
 from handrail.registry.sources.mcp import listing
 from handrail.registry.sources.mcp.listing import Listing
 from handrail.registry.sources.mcp.tools import spec_of
+from handrail.store import private
 
 TOKEN = "ghp_0123456789abcdefghij"
 
@@ -57,6 +60,73 @@ def test_servers_are_imported_when_a_person_agrees_and_their_secrets_lie_apart(
 
     assert run(["mcp", "import", str(file), "--no-install", "--yes", *place]) == 1
     assert "there is a server of that name already" in capfd.readouterr().out
+
+
+def test_no_import_gives_a_server_the_secret_of_another(
+    handrail: Program, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Two files, an operator's own secret, a server that was removed, and names that meet."""
+    own = tmp_path / "own" / "handrail.toml"
+    own.parent.mkdir(mode=0o700)
+    (kept := own.parent / "secrets").mkdir(mode=0o700)
+    (kept / "GIT_TOKEN").write_text("the operator's")
+    own.write_text(f'[secrets.A_KEY]\nfile = "{kept / "GIT_TOKEN"}"\n')
+    place = ["-C", str(handrail.workspace), "--state", str(handrail.state), "--config", str(own)]
+
+    def imported(servers: dict[str, dict[str, str]]) -> int:
+        (file := tmp_path / "other.json").write_text(
+            json.dumps({"mcpServers": {name: {"command": "/x", "env": env} for name, env in servers.items()}})
+        )
+        return run(["mcp", "import", str(file), "--no-install", "--yes", *place])
+
+    def given() -> dict[str, dict[str, str]]:
+        written = tomllib.loads(own.read_text())
+        files = {name: Path(one["file"]).read_text() for name, one in written["secrets"].items()}
+        return {
+            name: {key: files[value["secret"]] for key, value in server["env"].items()}
+            for name, server in written["mcp"]["servers"].items()
+        }
+
+    assert imported({"git": {"TOKEN": "of git"}, "a": {"KEY": "of a", "B_KEY": "of a too"}}) == 0
+    assert (
+        imported({"a-b": {"KEY": "of a-b"}, "a_c": {"KEY": "of a_c"}, "Git": {"TOKEN": "of Git"}, "c": {"KEY": "of c"}})
+        == 0
+    )
+    shown = capfd.readouterr().out
+    assert "Git: left out: there is a server of that name already" in shown and "a_c: left out" in shown
+    expected = {
+        "git": {"TOKEN": "of git"},
+        "a": {"KEY": "of a", "B_KEY": "of a too"},
+        "a-b": {"KEY": "of a-b"},
+        "c": {"KEY": "of c"},
+    }
+    assert given() == expected and (kept / "GIT_TOKEN").read_text() == "the operator's"
+    lines = own.read_text().split("\n")
+    at = lines.index("[mcp.servers.c]")
+    own.write_text("\n".join(lines[:at]))  # the server and its reference go, its file stays
+    assert imported({"c": {"KEY": "of the new c"}}) == 0
+    assert given() == {**expected, "c": {"KEY": "of the new c"}} and (kept / "C_KEY").read_text() == "of c"
+
+
+def test_an_import_that_cannot_be_written_leaves_no_secret_behind(
+    handrail: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = tmp_path / "own" / "handrail.toml"
+    own.parent.mkdir(mode=0o700)
+    place = ["-C", str(handrail.workspace), "--state", str(handrail.state), "--config", str(own)]
+    (file := tmp_path / "other.json").write_text(
+        json.dumps({"mcpServers": {"a": {"command": "/x", "env": {"KEY": "v"}}}})
+    )
+
+    def full(path: Path, content: bytes, write: Callable[[Path, bytes], None] = private.write) -> None:
+        if path.name == "handrail.toml":
+            raise StartError("the disk is full")
+        write(path, content)
+
+    own.write_text("")
+    monkeypatch.setattr(private, "write", full)
+    assert run(["mcp", "import", str(file), "--no-install", "--yes", *place]) == 5
+    assert list((own.parent / "secrets").iterdir()) == [] and own.read_text() == ""
 
 
 def test_the_list_says_what_each_server_waits_for(

@@ -32,6 +32,9 @@ from handrail.store.approvals import ApprovalTable
 from handrail.store.database import Work
 from handrail.store.encoding import decode, encode
 
+MOST_OF_A_SESSION = 100
+MOST_OF_A_WORKSPACE = 1_000
+"""Requests that wait for a person at once. A model that asks more floods whoever answers, who then looks at none."""
 _MOST_LEAVING = 10_000
 _LONGEST_TIMER_S = 600.0
 """Expiry is checked again at least this often, since clocks can be set."""
@@ -66,6 +69,8 @@ class Approvals:
         self.lifetimes = lifetimes or Lifetimes()
         self._clock = clock
         self._waiting: dict[str, _Wait] = {}
+        self._asking: dict[str, str] = {}
+        """The sessions of requests that are being made durable, by the requests' ids."""
         self._leaving: set[str] = set()
         """Requests that were let go of, which may not be durable yet."""
         self._listeners: list[Callable[[Approval], None]] = []
@@ -194,10 +199,29 @@ class Approvals:
         """Make a request durable, with the records of its call up to here.
 
         :param whole: whether its arguments are the very ones that were proposed
+        :raises ToolError: ``limit`` where as many wait already as a person is asked at once
         :raises LogUnavailable: when it cannot be
         """
-        await self._table.commit(self._table.add(asked, whole=whole), self._log.work(records))
+        self._check_room(asked.request.session_id)
+        self._asking[asked.id] = asked.request.session_id
+        try:
+            await self._table.commit(self._table.add(asked, whole=whole), self._log.work(records))
+        finally:
+            del self._asking[asked.id]
         self._tell(asked)
+
+    def _check_room(self, session_id: str) -> None:
+        """:raises ToolError: ``limit``"""
+        now = self._clock()
+        for whose, most in ((session_id, MOST_OF_A_SESSION), (None, MOST_OF_A_WORKSPACE)):
+            coming = {one for one, session in self._asking.items() if whose in (None, session)}
+            if len(coming | self._table.reader.pending_ids(now, whose)) >= most:
+                where = "workspace" if whose is None else "session"
+                raise ToolError(
+                    f"{most:,} requests of this {where} wait for a person already, which is the most; nothing was asked and "
+                    "nothing was run. Wait until some are answered (handrail approve)",
+                    kind="limit",
+                )
 
     def wait(self, asked: Approval, check: CheckChanged | None = None) -> asyncio.Future[Approval]:
         """A future of what becomes of a pending request, in this process. Call :meth:`stop_waiting` afterwards.

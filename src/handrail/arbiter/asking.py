@@ -162,6 +162,7 @@ class Asking:
             definition_hash=call.entry.definition_hash,
             reason="",
             origin=call.lane.origin,
+            shared=bool(getattr(call.lane.attendant, "shared", False)),
         )
 
     async def _ask(self, call: Call, asked: Approval) -> Approval:
@@ -181,7 +182,11 @@ class Asking:
         call.note("approval-requested", told)
         records, call.records = call.records, []
         whole = request.arguments == call.arguments
-        await uninterrupted(self.approvals.ask(asked, records, whole=whole), call.execution)
+        try:
+            await uninterrupted(self.approvals.ask(asked, records, whole=whole), call.execution)
+        except ToolError as error:
+            call.records = records[:-1]  # it was not asked
+            raise Refusal("authorise", error.kind, error.text) from None
         call.asked = (*call.asked, asked)
         call.emit("asking", {"reason": request.reason, "always": request.always, "approval": asked.id})
         return asked

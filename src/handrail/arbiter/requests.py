@@ -38,6 +38,9 @@ _STORED: dict[Choice, tuple[str, Scope]] = {
 }
 
 
+_FOR_A_SESSION: frozenset[Choice] = frozenset({"session", "session-wider"})
+
+
 @dataclass(frozen=True, slots=True)
 class Lifetimes:
     """For how long a request can be answered, and for how long a yes that was not used holds."""
@@ -58,6 +61,10 @@ def check_choice(row: Approval, answer: ApprovalAnswer) -> None:
         problem = f"is answered with one of {', '.join(CHOICES)}, not {str(choice)[:40]!r}"
     elif row.kind == "question" and choice not in ("reject", "stop"):
         problem = "asks a question: give its answers, or reject"
+    elif choice in _FOR_A_SESSION and request.shared:
+        problem = (
+            "is of a session that several clients share, where one's yes is not the others': answer once or project"
+        )
     elif choice in ("session", "project") and request.always is None:
         problem = "has no rule that would allow just this call; answer once or reject"
     elif choice in ("session-wider", "project-wider") and request.wider is None:
@@ -110,6 +117,8 @@ def rule_of(row: Approval) -> Rule | None:
 
 def rule_offered(request: ApprovalRequest, choice: Choice) -> str | None:
     """The rule that this answer would store, as it was shown."""
+    if choice in _FOR_A_SESSION and request.shared:
+        return None
     if choice in ("session", "project"):
         return request.always
     if choice in ("session-wider", "project-wider"):

@@ -12,8 +12,9 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,6 +22,7 @@ from handrail.config.mcp import NAME
 from handrail.contract.errors import UsageError
 
 MAX_BYTES = 16 * 1024 * 1024
+MOST_NAME = 100
 SECRET_NAME = re.compile(r"token|key|secret|passw|pwd|auth|credential|cookie|dsn|connection_?string", re.IGNORECASE)
 _SECRET_VALUE = re.compile(
     r"^(sk-|ghp_|gho_|github_pat_|glpat-|xox[abprs]-|AKIA|ya29\.|eyJ)[\w.-]{8,}|^[A-Za-z][\w+.-]*://[^/\s:@]+:[^/\s@]+@"
@@ -63,7 +65,7 @@ class Imported:
 
     :ivar table: its ``[mcp.servers.NAME]``
     :ivar secrets: the values that were taken out, by the name that stands for each
-    :ivar variables: secrets that stand in a variable of the environment, by name
+    :ivar variables: the variables of the environment that hold its other secrets, by the name that stands for each
     :ivar left: what was not taken over, and why
     :ivar problem: why it cannot be imported; empty where it can
     """
@@ -74,6 +76,34 @@ class Imported:
     variables: dict[str, str] = field(default_factory=dict[str, str])
     left: list[str] = field(default_factory=list[str])
     problem: str = ""
+
+
+class SecretNames:
+    """Names for the secrets of servers, each of which stands for one value of one server only.
+
+    :param taken: names that stand for something already, such as the operator's own secrets and files
+    """
+
+    def __init__(self, taken: Iterable[str] = ()) -> None:
+        self._taken = {name.casefold() for name in taken}
+
+    def new(self, *parts: str) -> str:
+        """Return a name made of ``parts`` that equals no other, also where the case of letters does not count."""
+        base = re.sub(r"[^A-Za-z0-9_]", "_", "_".join(parts)).upper()[:MOST_NAME]
+        name = next(name for name in _numbered(base) if name.casefold() not in self._taken)
+        self._taken.add(name.casefold())
+        return name
+
+
+def _numbered(base: str) -> Iterator[str]:
+    yield base
+    yield from (f"{base}_{number}" for number in count(2))
+
+
+def meet(name: str, other: str) -> bool:
+    """Whether two names of servers differ only in case or punctuation, or tools of the two could have one id."""
+    one, two = (re.sub(r"[-_]+", "-", given.casefold()) for given in (name, other))
+    return one == two or name.startswith(f"{other}_") or other.startswith(f"{name}_")
 
 
 def known_places(workspace: Path) -> list[tuple[str, Path]]:
@@ -94,9 +124,10 @@ def known_places(workspace: Path) -> list[tuple[str, Path]]:
     ]
 
 
-def servers_of(path: Path, workspace: Path) -> list[Imported]:
+def servers_of(path: Path, workspace: Path, taken: Iterable[str] = ()) -> list[Imported]:
     """The servers of one file.
 
+    :param taken: names of secrets that stand for something already
     :param workspace: what ``${workspaceFolder}`` is, and whose part of Claude Code's file counts
     :raises UsageError: when the file cannot be read or has no servers
     """
@@ -107,13 +138,24 @@ def servers_of(path: Path, workspace: Path) -> list[Imported]:
     if len(content) > MAX_BYTES:
         raise UsageError(f"{path} is larger than {MAX_BYTES // 2**20} MiB; it is no configuration of MCP servers")
     try:
-        whole: Any = json.loads(_without_comments(content.decode("utf-8-sig")))
+        whole: Any = json.loads(_without_comments(content.decode("utf-8-sig")), object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} is no JSON: {error}") from None
     tables = list(_tables(whole, workspace))
     if not tables:
         raise UsageError(f'{path} has no "mcpServers" (or "servers") object; give the file that names the servers')
-    return [_imported(str(name), said, workspace) for table in tables for name, said in table.items()]
+    names = SecretNames(taken)
+    return [_imported(str(name), said, workspace, names) for table in tables for name, said in table.items()]
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """:raises ValueError: for an object in which a name stands twice: other programs take the first, or the last"""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"{twice[:80]!r} stands twice in one object; remove one of the two")
+    return found
 
 
 def _tables(whole: object, workspace: Path) -> Iterable[Mapping[str, Any]]:
@@ -132,7 +174,7 @@ def _tables(whole: object, workspace: Path) -> Iterable[Mapping[str, Any]]:
             yield cast("dict[str, Any]", table)
 
 
-def _imported(name: str, said: object, workspace: Path) -> Imported:
+def _imported(name: str, said: object, workspace: Path, names: SecretNames) -> Imported:
     found = Imported(_as_name(name))
     if not found.name or re.fullmatch(NAME, found.name) is None:
         found.name, found.problem = name, "its name has no letters that a name here could have; rename it there"
@@ -144,13 +186,13 @@ def _imported(name: str, said: object, workspace: Path) -> Imported:
         return found
     given = cast("dict[str, Any]", said)
     try:
-        _fill(found, given, workspace)
+        _fill(found, given, workspace, names)
     except ValueError as error:
         found.problem = str(error)
     return found
 
 
-def _fill(found: Imported, given: Mapping[str, Any], workspace: Path) -> None:
+def _fill(found: Imported, given: Mapping[str, Any], workspace: Path, names: SecretNames) -> None:
     """:raises ValueError: why it cannot be imported"""
     url: Any = given.get("url", given.get("serverUrl", given.get("httpUrl")))
     command: Any = given.get("command")
@@ -164,7 +206,7 @@ def _fill(found: Imported, given: Mapping[str, Any], workspace: Path) -> None:
         found.table["url"] = _plain(found, "url", url, workspace)
         if _TRANSPORTS[kind] == "sse":
             found.table["transport"] = "sse"
-        if headers := _values(found, given.get("headers"), workspace):
+        if headers := _values(found, _headers(given.get("headers")), workspace, names):
             found.table["headers"] = headers
     elif isinstance(command, str) and command:
         if not isinstance(args, list) or not all(isinstance(one, str) for one in cast("list[Any]", args)):
@@ -174,7 +216,7 @@ def _fill(found: Imported, given: Mapping[str, Any], workspace: Path) -> None:
         _refuse_secrets(written)
         if written:
             found.table["args"] = written
-        if env := _values(found, given.get("env", given.get("environment")), workspace):
+        if env := _values(found, given.get("env", given.get("environment")), workspace, names):
             found.table["env"] = env
     else:
         raise ValueError("it has neither command nor url")
@@ -219,7 +261,18 @@ def _refuse_secrets(args: list[str]) -> None:
             )
 
 
-def _values(found: Imported, given: object, workspace: Path) -> dict[str, Any]:
+def _headers(given: object) -> object:
+    """:raises ValueError: for two fields of one name, of which either could be sent"""
+    fields = cast("dict[str, Any]", given) if isinstance(given, dict) else dict[str, Any]()
+    seen: set[str] = set()
+    for key in fields:
+        if key.lower() in seen:
+            raise ValueError(f"its headers have {key!r} twice, in different cases; remove one of the two")
+        seen.add(key.lower())
+    return cast("object", given)
+
+
+def _values(found: Imported, given: object, workspace: Path, names: SecretNames) -> dict[str, Any]:
     """Variables or header fields, each a text or a reference to a secret.
 
     :raises ValueError: for what is no table of texts
@@ -235,11 +288,12 @@ def _values(found: Imported, given: object, workspace: Path) -> dict[str, Any]:
         prefix, bare = (f"{scheme[1]} ", scheme[2]) if scheme else ("", text)
         whole = _VARIABLE.fullmatch(bare) or _INPUT.fullmatch(bare)
         if whole is not None:
-            variable = re.sub(r"\W", "_", whole[1]).upper() if bare.startswith("${input:") else whole[1]
-            found.variables[variable] = variable
-            written[key] = {"secret": variable, **({"prefix": prefix} if prefix else {})}
+            asked = bare.startswith("${input:")  # a variable of its own: nothing that is set now answers it
+            name = names.new(*(("mcp",) if asked else ()), found.name, key)
+            found.variables[name] = name if asked else whole[1]
+            written[key] = {"secret": name, **({"prefix": prefix} if prefix else {})}
         elif prefix or (bare and SECRET_NAME.search(key)) or _SECRET_VALUE.search(bare):
-            name = re.sub(r"\W", "_", f"{found.name}_{key}").upper()
+            name = names.new(found.name, key)
             found.secrets[name] = bare
             written[key] = {"secret": name, **({"prefix": prefix} if prefix else {})}
         else:
@@ -270,15 +324,13 @@ def as_toml(servers: Iterable[Imported], secret_files: Mapping[str, Path]) -> st
     :param secret_files: where the value of each secret lies
     """
     lines: list[str] = []
-    named: set[str] = set()
     for server in servers:
         lines += ["", f"[mcp.servers.{server.name}]"]
         lines += [f"{key} = {_toml(value)}" for key, value in server.table.items()]
-        for name in (*server.secrets, *server.variables):
-            if name not in named:
-                named.add(name)
-                reference = {"file": str(secret_files[name])} if name in server.secrets else {"env": name}
-                lines += ["", f"[secrets.{name}]", *(f"{key} = {_toml(value)}" for key, value in reference.items())]
+        references = {name: {"file": str(secret_files[name])} for name in server.secrets}
+        references |= {name: {"env": variable} for name, variable in server.variables.items()}
+        for name, reference in references.items():
+            lines += ["", f"[secrets.{name}]", *(f"{key} = {_toml(value)}" for key, value in reference.items())]
     return "\n".join(lines) + "\n"
 
 

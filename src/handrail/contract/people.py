@@ -52,6 +52,8 @@ class ApprovalRequest:
     :param origin: the sub-agent that asks, and whose it is; ``""`` for the agent that people talk to
     :param files: the files of the workspace that the call runs, each with what it is now: the call runs only while they
         are the same
+    :param shared: several clients share its session, so that an answer for the session would be one for all of them: it
+        is not offered
     """
 
     call_id: str
@@ -70,6 +72,7 @@ class ApprovalRequest:
     expires_ns: int = 0
     origin: str = ""
     files: Mapping[str, str] = field(default_factory=dict[str, str])
+    shared: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +167,9 @@ class StoredRule:
 
 class Attendant(Protocol):
     """A face's way to reach whoever can answer. A face without one is headless.
+
+    If several clients share its session, an attendant says so by an attribute ``shared`` that is true: a yes of one is
+    then no rule for the others.
 
     Both methods are cancelled when the answer has come from another door, or the call was stopped.
     """

@@ -229,6 +229,7 @@ class Guest:
         client: ClientContext | None,
         rules: Sequence[str | RuleEntry],
         mode: Mode | None,
+        shared: bool,
         interaction: int,
         brought: Sequence[str],
     ) -> Message:
@@ -239,7 +240,7 @@ class Guest:
             context,
             self._context,
             self.face,
-            attendant=None if headless else RemotePerson(self._connection, id),
+            attendant=None if headless else RemotePerson(self._connection, id, shared=shared),
             peer=client_there,
             rules=rules,
             mode=mode,

@@ -15,9 +15,11 @@ class RemotePerson:
     """Whoever sits at a process that joined. When that is gone, nobody is here now: what was asked is parked.
 
     :param session_id: of the session that it opened; the calls of its sub-agents are asked about by another's id
+    :param shared: several clients share that session
     """
 
-    def __init__(self, connection: Connection, session_id: str) -> None:
+    def __init__(self, connection: Connection, session_id: str, *, shared: bool = False) -> None:
+        self.shared = shared
         self._connection = connection
         self._session_id = session_id
 

@@ -117,6 +117,7 @@ REQUESTS: Mapping[str, Shape] = {
         "client": _client,
         "rules": each(a_rule),
         "mode": _a_mode,
+        "shared": flag,
         "interaction": whole,
         "brought": each(text),
     },

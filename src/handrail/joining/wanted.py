@@ -20,6 +20,8 @@ class Wanted:
     """Where it is another than that of its process."""
     mode: Mode | None = None
     """Likewise."""
+    shared: bool = False
+    """Several clients share it."""
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -27,5 +29,6 @@ class Wanted:
             "topic": self.topic,
             "agent": self.agent,
             "mode": self.mode,
+            "shared": self.shared,
             "client": None if self.client is None else asdict(self.client),
         }

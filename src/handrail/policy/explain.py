@@ -82,7 +82,9 @@ class Explanation:
         lines += [f"  {step.stage:<{widest}}  {step.outcome:<9}  {step.text}" for step in _in_brief(self.steps)]
         if self.changes:
             lines += ["", "what would change it:", *(f"  - {change}" for change in self.changes)]
-        return "\n".join(lines)
+        return "\n".join(
+            line.replace("\n", "\\n").replace("\t", "\\t") for line in lines
+        )  # no name or text begins a line
 
 
 def _in_brief(steps: Iterable[Step]) -> Iterator[Step]:

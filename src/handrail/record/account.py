@@ -73,7 +73,9 @@ class Account:
             lines.append(f"  {time:>{widest}}  {one.what}{f': {one.detail}' if one.detail else ''}")
         if (hint := self._hint()) is not None:
             lines += ["", hint]
-        return "\n".join(lines)
+        return "\n".join(
+            line.replace("\n", "\\n").replace("\t", "\\t") for line in lines
+        )  # no name or text begins a line
 
     def _facts(self) -> Iterator[tuple[str, str]]:
         at = datetime.fromtimestamp(self.call.proposed_ns / 1e9).astimezone()

@@ -20,13 +20,14 @@ from os import urandom
 from time import time_ns
 from typing import Any, Literal, NamedTuple, TypeVar, cast
 
-from handrail.contract.errors import UsageError
+from handrail.contract.errors import StartError, UsageError
 from handrail.record.chain import GENESIS, MAX_GROUP, SALT_BYTES, Header, hash_of, new_commitment
 from handrail.record.reading import LoggedRecord, LogReader
 from handrail.store.awaiting import Promised, Written
 from handrail.store.connection import readable
 from handrail.store.database import Database, Statement, Value, Work
 from handrail.store.encoding import decode, encode
+from handrail.store.head import written
 from handrail.store.sink import SinkUnavailable
 
 T = TypeVar("T")
@@ -89,18 +90,31 @@ class CommitLog:
     """The workspace's one log, written by the process that holds the lease.
 
     :param clock: wall-clock time in nanoseconds
-    :raises StartError: when the log's end is damaged
+    :param acknowledged: a person knows that the log ends earlier than it was written
+    :raises StartError: when the log's end is damaged, or the database is older than what was written
     """
 
-    def __init__(self, database: Database, *, clock: Callable[[], int] = time_ns) -> None:
+    def __init__(self, database: Database, *, clock: Callable[[], int] = time_ns, acknowledged: bool = False) -> None:
         self._database = database
         self._writer = database.writer
         self._clock = clock
         self._table = _RecordTable(database, clock)
         database.attach(self._table)
+        if not acknowledged:
+            self._check_whole()
         self._post = database.writer.append
         self.takes_more = database.writer.takes
         """Whether the log takes records now and fewer than this many appends wait to be written."""
+
+    def _check_whole(self) -> None:
+        """:raises StartError: where the database does not hold what is known to have been written"""
+        with readable(self._database.path):
+            missing = self.reader.missing(written(self._database.folders))
+        if missing is not None:
+            raise StartError(
+                f"the log {self._database.path} was replaced by an older copy, or cut: {missing}. Put the newer database back; "
+                "or, if you know why, go on with what there is: handrail log acknowledge"
+            )
 
     @property
     def database(self) -> Database:
@@ -298,6 +312,9 @@ class _RecordTable:
         self._durable = (self._sequence, self._previous)
         self._reported_lost = self._confirmed_lost
         self._was_read = True
+
+    def head(self) -> tuple[int, bytes]:
+        return self._sequence, self._previous
 
     def packed(self, payload: _Entry | _Mark | _Redaction) -> Any:
         if not isinstance(payload, _Entry):

@@ -132,6 +132,18 @@ class LogReader:
         row = self._connection.execute("SELECT seal FROM record WHERE sequence = ?", (sequence,)).fetchone()
         return row is not None and hash_in(row[0]) == digest
 
+    def missing(self, written: tuple[int, bytes] | None) -> str | None:
+        """What is not here of what is known to have been written, or None.
+
+        :param written: the number of a record, and its hash; None where nothing is known
+        """
+        if written is None or self.holds(*written):
+            return None
+        sequence, last = written[0], self.head().sequence
+        if last < sequence:
+            return f"it ends at record {last}, and record {sequence} was written"
+        return f"record {sequence} is not the one that was written"
+
     def checked_end(self) -> Head:
         """The head, after checking the last few records: nothing is chained to an end that is damaged.
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sqlite3
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
+from handrail.contract.errors import StartError
 from handrail.record.chain import SALT_BYTES, Walk
 from handrail.record.reading import LogReader
 from handrail.store.encoding import decode
@@ -42,15 +44,25 @@ class Verification:
         return f"intact: {count}{notes}, head {self.head}"
 
 
-def verify(reader: LogReader, head: str | None = None) -> Verification:
+def verify(
+    reader: LogReader, head: str | None = None, written: Callable[[], tuple[int, bytes] | None] = lambda: None
+) -> Verification:
     """Check every record against the chain, and every body against its commitment.
 
-    Records cut off the end leave a shorter chain that is intact in itself; only ``head`` can tell.
+    Records cut off the end leave a shorter chain that is intact in itself; only ``head`` and ``written`` can tell.
 
     :param head: a hash noted earlier: that record must still be there, so nothing up to it was cut or rewritten
+    :param written: gives how far the log was written, as it is kept apart from it; see :mod:`handrail.store.head`
     """
     try:
-        return _verify(reader.connection, head.strip().lower() if head else None)
+        known = written()  # looked at first: what is written meanwhile is in the log, and not in this
+        found = _verify(reader.connection, head.strip().lower() if head else None)
+        if found.ok and (missing := reader.missing(known)) is not None:
+            problem = f"{missing}: the database was replaced by an older copy, or cut"
+            return replace(found, ok=False, first_bad=found.records + 1, problem=problem)
+        return found
+    except StartError as error:
+        return Verification(False, 0, "", problem=str(error))
     except sqlite3.DatabaseError as error:
         return Verification(False, 0, "", problem=f"the database file itself is damaged: {error}")
 

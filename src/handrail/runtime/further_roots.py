@@ -9,12 +9,10 @@ from typing import Literal
 
 from handrail.contract.agent import AgentRoot
 from handrail.runtime.roots import FurtherRoots, is_beneath
-from handrail.store.folders import too_broad
+from handrail.store.broad import too_broad
 
 _OF_THE_SYSTEM = ("/proc", "/sys", "/dev", "/run", "/boot", "/etc", "/usr/local/etc")
 """What a sandbox masks in parts or makes anew; a mount over it would undo that."""
-_SHARED = ("/tmp", "/var/tmp")  # noqa: S108 - refused, not used
-"""What everybody puts things into. A folder in it may be a root."""
 
 
 def further_roots(
@@ -47,9 +45,7 @@ def _problem(root: AgentRoot, real: str, workspace: str, own: Sequence[str]) -> 
     if not real or not Path(real).is_dir():
         return f"there is no folder {root.path!r}; make it, or leave the root out"
     if what := too_broad(Path(real)):
-        return f"{root.path!r} is {what}; name a folder in it"
-    if real in _SHARED:
-        return f"{root.path!r} is everybody's; name a folder in it"
+        return f"{root.path!r} is {what}; name a project's folder"
     for folder in own:
         if _meet(real, folder):
             return f"{root.path!r} meets {folder}, where Handrail keeps its own; name a folder apart from it"

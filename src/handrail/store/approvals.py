@@ -10,7 +10,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple, cast, get_args
 
 from handrail.contract.people import (
     CHOICES,
@@ -50,6 +50,12 @@ class ApprovalReader:
         if session_id is None:
             return self._many(f"{where} ORDER BY created_ns, rowid LIMIT ?", (now_ns, limit))
         return self._many(f"{where} AND session = ? ORDER BY created_ns, rowid LIMIT ?", (now_ns, session_id, limit))
+
+    def pending_ids(self, now_ns: int, session_id: str | None = None) -> set[str]:
+        """The requests of a session, or of all, that can be answered at ``now_ns``, by their ids."""
+        where, values = ("", (now_ns,)) if session_id is None else (" AND session = ?", (now_ns, session_id))
+        sql = f"SELECT id FROM approval WHERE state = 'pending' AND expires_ns > ?{where}"  # noqa: S608 - of this file
+        return {str(found) for (found,) in self._rows(sql, values)}
 
     def due(self, now_ns: int) -> list[Approval]:
         """The requests that nobody answered in time."""
@@ -305,6 +311,7 @@ def _is_sound(approval: Approval) -> bool:
         and all(isinstance(number, int) for number in numbers)
         and all(isinstance(value, Mapping) for value in objects)
         and all(isinstance(text, str) for marks in files for mark in marks.items() for text in mark)
+        and isinstance(cast("object", request.shared), bool)
         and approval.kind in get_args(ApprovalKind)
         and approval.state in get_args(ApprovalState)
         and (approval.choice in CHOICES or (approval.choice is None and approval.state not in ("approved", "rejected")))

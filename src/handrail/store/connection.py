@@ -153,7 +153,7 @@ def explained(path: Path, error: Exception) -> str:
         return f"the log {path} is locked by another program: {said}. Close whatever has that file open"
     return (
         f"the log {path} is damaged: {said}. Keep a copy for inspection and move it away "
-        f"(mv '{path}' '{path}.damaged') to begin a new log; nothing is repaired by guessing"
+        f"(mv '{path}' '{path}.damaged') to begin a new log (handrail log acknowledge); nothing is repaired by guessing"
     )
 
 

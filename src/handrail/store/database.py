@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -14,6 +15,7 @@ from handrail.store.connection import abandon, connect, explained, journalled, o
 from handrail.store.encoding import decode, encode
 from handrail.store.engines import OWN, name_of
 from handrail.store.folders import Folders
+from handrail.store.head import HeadFile
 from handrail.store.journal import Journal
 from handrail.store.sink import SinkLost, SinkUnavailable
 from handrail.store.writer import Writer
@@ -71,6 +73,14 @@ class Journalled(Table, Protocol):
         ...
 
 
+class Headed(Protocol):
+    """A table whose rows are chained: how far they were written is kept apart from the database."""
+
+    def head(self) -> tuple[int, bytes]:
+        """The number of the last row that is durable, and the hash that it has."""
+        ...
+
+
 class Fence(Protocol):
     """What says who may write: the workspace's lease."""
 
@@ -108,6 +118,7 @@ class Database:
 
     def __init__(self, folders: Folders, connection: sqlite3.Connection, fence: Fence) -> None:
         self.path = folders.database
+        self.folders = folders
         self.token = fence.token
         self._sink = _DatabaseSink(folders, connection, fence)
         self._reading: sqlite3.Connection | None = None
@@ -150,6 +161,8 @@ class Database:
         except (sqlite3.Error, SinkUnavailable) as error:
             raise start_error(self.path, error) from None
         self._sink.tables.append(table)
+        if hasattr(table, "head"):
+            self._sink.headed = cast("Headed", table)
         if hasattr(table, "journalled_as"):
             self.journal(cast("Journalled", table))
 
@@ -202,12 +215,17 @@ class Database:
 class _DatabaseSink:
     def __init__(self, folders: Folders, connection: sqlite3.Connection, fence: Fence) -> None:
         self._path = folders.database
+        self._name, self._log_name = str(folders.database), f"{folders.database}-wal"
         self._folder = folders.own
         self._connection: sqlite3.Connection | None = connection
         self._fence = fence
         self._fenced = _fence(fence.token)
         self._lost: str | None = None
         self.tables: list[Table] = []
+        self.headed: Headed | None = None
+        self.head = HeadFile(folders)
+        self._files = self._found()
+        """The files that this process has open, as the file system knows them."""
         self.journalled: dict[str, Journalled] = {}
         self.former = journal.left_behind(folders.own)
         """The journals of former holders that are still to be written, with their tokens."""
@@ -234,7 +252,7 @@ class _DatabaseSink:
                 if self._asked == 1:  # many a process makes one such call, which is not worth a file
                     return False
                 self._journal = self._new_journal(connection)
-            return self._journal is not None and self._journal.note(content)
+            return self._journal is not None and self._journal.note(content) and self._in_place()
         except Exception:  # the database may still take it
             self._notes = False
             return False
@@ -250,6 +268,8 @@ class _DatabaseSink:
             raise self._superseded() if self._lost else SinkUnavailable(f"the database {self._path} is closed")
         if any(table is _TOGETHER for table, _ in batch):
             batch = [work for item in batch for work in (item[1] if item[0] is _TOGETHER else (item,))]
+        if not self._in_place():
+            raise SinkUnavailable(self._moved())  # nothing was written: it is once the files are back
         try:
             if self.former:
                 self._catch_up(connection)
@@ -257,6 +277,8 @@ class _DatabaseSink:
             if self._journal is not None and self._marked < (noted := self._journal.last):
                 statements.append(_mark(self._fence.token, noted))
             self._write(connection, statements)
+            if not self._in_place():
+                raise SinkUnavailable(self._moved())
         except Exception as error:
             unavailable = self._undo(connection, error)
             if unavailable is None and self.former:  # a fault of none of these items
@@ -264,9 +286,29 @@ class _DatabaseSink:
             if unavailable is not None:
                 raise unavailable from error
             raise
+        if self.headed is not None:
+            self.head.note(*self.headed.head())
         if self._journal is not None:
             self._marked = self._journal.last
             self._journal.reuse()
+
+    def _in_place(self) -> bool:
+        """Whether others who open the database by its name get the one that is written here."""
+        return self._found() == self._files
+
+    def _found(self) -> tuple[int, int, int, int] | None:
+        try:
+            file, beside = os.stat(self._name), os.stat(self._log_name)  # noqa: PTH116 - a fifth of the time
+        except OSError:
+            return None
+        return file.st_dev, file.st_ino, beside.st_dev, beside.st_ino
+
+    def _moved(self) -> str:
+        return (
+            f"the database {self._path} is not the one any more that this process has open: it, or the -wal beside it, was "
+            "removed, renamed or replaced. What is written now would be in no log, so nothing is run. Put the files back "
+            "where they were, or end this process and start it again"
+        )
 
     def _write(self, connection: sqlite3.Connection, statements: Sequence[Statement]) -> None:
         if len(statements) == 1 and self._fenced in statements[0][0]:
@@ -299,9 +341,13 @@ class _DatabaseSink:
                 self._journal, self._notes = None, False
 
     def reopen(self) -> None:
+        if self._lost is None and self._connection is not None and not self._in_place():
+            raise SinkUnavailable(self._moved())  # the connection stays: the files may come back
         self._drop()
         if self._lost is not None:
             raise self._superseded()
+        if not self._is_the_same():
+            raise SinkUnavailable(self._moved())
         try:
             connection = connect(self._path)
             self._connection = connection
@@ -311,6 +357,7 @@ class _DatabaseSink:
                 table.opened(connection)
             # What no longer is ours is not touched: the statement looks at the token by itself.
             connection.execute("UPDATE meta SET value = value WHERE key = 'token' AND value = ?", (self._fence.token,))
+            self._files = self._found()
         except (sqlite3.Error, OSError) as error:
             self._drop()
             raise SinkUnavailable(explained(self._path, error)) from error
@@ -321,8 +368,17 @@ class _DatabaseSink:
             self._drop()
             raise
 
+    def _is_the_same(self) -> bool:
+        """Whether the file is there that was open; a new -wal is made where there is none."""
+        try:
+            found = os.stat(self._name)  # noqa: PTH116 - as above
+        except OSError:
+            return False
+        return self._files is None or self._files[:2] == (found.st_dev, found.st_ino)
+
     def close(self) -> None:
         self._drop()
+        self.head.close()
         if self._journal is not None:
             if self._marked == self._journal.last:
                 self._journal.remove()

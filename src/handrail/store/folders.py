@@ -5,6 +5,7 @@ Below the state folder (``--state``, else ``HANDRAIL_STATE``, else the platform'
     ws/<key>/                    database, journal, holder, artifacts; nothing here is ever shown to a tool
     output/<key>/<session>/      sidecars: a read-only root of that session
     scratch/<key>/<session>/     HOME in that session's sandbox
+    heads/<key>                  how far the log of a workspace was written
     search/                      vectors of tools' texts and words of catalogues, for every workspace
 
 ``<key>`` is a hash of the workspace's real path, so two spellings of one workspace share their state. A log
@@ -25,10 +26,11 @@ from pathlib import Path
 
 from handrail.contract.errors import StartError, UsageError
 from handrail.contract.names import wire_name
+from handrail.store.broad import of_the_system, too_broad
 
 STATE_VARIABLE = "HANDRAIL_STATE"
 _SESSION_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
-_PARTS = ("ws", "output", "scratch", "search", "sources", "mcp")
+_PARTS = ("ws", "output", "scratch", "search", "sources", "mcp", "heads")
 _KEY_LENGTH = 24
 """96 bits in hexadecimal: no collisions, and short enough for a socket path (108 bytes) beneath it."""
 
@@ -54,6 +56,11 @@ class Folders:
     @property
     def database(self) -> Path:
         return self.own / "handrail.db"
+
+    @property
+    def head(self) -> Path:
+        """How far the log was written, apart from the database."""
+        return self.state / "heads" / self.key
 
     @property
     def name(self) -> Path:
@@ -136,7 +143,8 @@ def locate(workspace: str | Path, state: str | Path | None = None, *, allow_home
 
     :param workspace: an existing folder
     :param state: the root of all state; None: ``HANDRAIL_STATE``, else the platform's state folder
-    :param allow_home: accept a home folder or the whole file system as the workspace
+    :param allow_home: accept what is no project as the workspace: a home folder, a place of keys or settings, a folder of
+        the system, the whole file system
     :raises StartError: when the workspace or the state folder is unfit, with what to do
     """
     real = _workspace(Path(workspace), allow_home=allow_home)
@@ -162,6 +170,7 @@ def prepare(workspace: str | Path, state: str | Path | None = None, *, allow_hom
     _private(folders.state / "ws")
     _private(folders.own)
     _private(folders.artifacts)
+    _private(folders.state / "heads")
     _name(folders)
     return folders
 
@@ -214,41 +223,12 @@ def _workspace(path: Path, *, allow_home: bool) -> Path:
         ) from None
     if not is_folder:
         raise StartError(f"the workspace {real} is not a folder; pass an existing folder with --workspace DIR")
-    if not allow_home and (what := too_broad(real)):
+    if not allow_home and (what := too_broad(real) or of_the_system(real)):
         raise StartError(
             f"the workspace {real} is {what}, so tools would reach everything in it; choose a project folder with "
             "--workspace DIR, or pass --allow-home if that is what you want"
         )
     return real
-
-
-def too_broad(real: Path) -> str | None:
-    """What makes the canonical folder ``real`` hold more than anybody's project, or None."""
-    if real == Path(real.anchor):
-        return "the whole file system"
-    for home in _homes():
-        if real == home:
-            return "a home folder"
-        if real in home.parents:
-            return f"a folder that holds the home folder {home}"
-    if real.parent in (Path("/home"), Path("/Users")):
-        return "a home folder"
-    return None
-
-
-def _homes() -> set[Path]:
-    found: set[Path] = set()
-    try:
-        found.add(Path.home().resolve())
-    except (OSError, RuntimeError):
-        pass
-    try:
-        import pwd
-
-        found.add(Path(pwd.getpwuid(os.geteuid()).pw_dir).resolve())
-    except (ImportError, KeyError, OSError, RuntimeError):
-        pass
-    return {home for home in found if home != Path(home.anchor)}
 
 
 def _check_apart(workspace: Path, state: Path) -> None:

@@ -6,6 +6,7 @@ included. Nothing here opens a database, and no link is followed.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import secrets
@@ -78,6 +79,8 @@ def remove(state: Path, key: str) -> list[str]:
         except StartError:
             put_aside.rename(own)
             raise
+    with contextlib.suppress(OSError):
+        folders.head.unlink()
     problems: list[str] = []
     for part in ("output", "scratch"):
         try:

@@ -19,7 +19,8 @@ from handrail.contract.runtime import Question
 from handrail.contract.spec import ToolSpec
 from handrail.faces.acp import showing
 from handrail.faces.cli.preview import preview
-from handrail.faces.cli.terminal import file_lines, one_line, request_lines
+from handrail.faces.cli.show import one_line
+from handrail.faces.cli.terminal import file_lines, request_lines
 from handrail.faces.mcp.forms import TITLED_SINCE, question_answers, question_form
 from handrail.runtime.session_doors import NOBODY_TO_ASK
 
@@ -45,7 +46,8 @@ def options_of(request: ApprovalRequest) -> list[tuple[Choice, OptionKind, str]]
     ):
         if rule is not None:
             shown = one_line(rule)
-            found.append((cast("Choice", session), "allow_always", f"Always in this session: {shown}"))
+            if not request.shared:
+                found.append((cast("Choice", session), "allow_always", f"Always in this session: {shown}"))
             found.append((cast("Choice", project), "allow_always", f"Always in this project: {shown}"))
     found.append(("reject", "reject_once", "Reject"))
     if request.never is not None:

@@ -13,8 +13,7 @@ from acp import schema
 
 from handrail.contract.result import Result
 from handrail.contract.spec import ToolSpec
-from handrail.faces.cli.show import spelled_out
-from handrail.faces.cli.terminal import one_line
+from handrail.faces.cli.show import one_line, spelled_out
 
 Content = schema.ContentToolCallContent | schema.FileEditToolCallContent | schema.TerminalToolCallContent
 

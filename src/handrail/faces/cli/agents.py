@@ -9,7 +9,7 @@ import click
 from handrail.faces.cli.app import OUTPUT
 from handrail.faces.cli.config import read
 from handrail.faces.cli.options import Setting, configured
-from handrail.faces.cli.show import columns, out, out_json
+from handrail.faces.cli.show import columns, one_line, out, out_json
 
 if TYPE_CHECKING:
     from handrail.agents import Surveyed
@@ -35,7 +35,7 @@ def command(setting: Setting) -> int:
     for agent, line in zip(found, columns(_row(agent) for agent in found), strict=True):
         out(line)
         for fault in agent.faults:
-            out(f"  {fault}")
+            out(f"  {one_line(str(fault))}")
     return OUTPUT
 
 

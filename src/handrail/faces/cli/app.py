@@ -129,7 +129,10 @@ def _carried_out(arguments: Sequence[str]) -> int:
         return ERROR
     except Exception as error:
         if os.environ.get("HANDRAIL_DEBUG") == "1":
-            raise
+            from traceback import format_exception
+
+            _say("".join(format_exception(error)))
+            return ERROR
         if isinstance(error, OSError) and error.errno in _UNWRITABLE and error.filename is None:
             return _unwritten(error)
         return _failed(error)
@@ -174,9 +177,6 @@ def _failed(error: Exception) -> int:
 
 
 def _say(text: str) -> None:
-    from handrail.faces.cli.show import visible
+    from handrail.faces.cli.show import note
 
-    try:
-        print(visible(text) if sys.stderr.isatty() else text, file=sys.stderr, flush=True)
-    except OSError:
-        pass  # nobody listens to stderr any more; the exit code still tells
+    note(text)

@@ -17,7 +17,7 @@ from handrail.faces.cli.app import ERROR, OUTPUT
 from handrail.faces.cli.completing import approval_ids
 from handrail.faces.cli.driving import Interruption, drive, opened
 from handrail.faces.cli.options import Setting, equipped
-from handrail.faces.cli.show import note, out, out_json, spelled_out
+from handrail.faces.cli.show import note, one_line, out, out_json
 
 if TYPE_CHECKING:
     from handrail.contract.people import Approval, ApprovalAnswer, ApprovalDesk, Choice
@@ -157,7 +157,7 @@ def _show_decided(setting: Setting, decided: Approval) -> None:
     stored = rule.get(decided.choice or "")
     out(f"{decided.id}  {decided.choice if decided.kind == 'approval' else decided.state}")
     if stored is not None:
-        out(f"stored the rule  {stored}")
+        out(f"stored the rule  {one_line(stored)}")
 
 
 async def _go_through(
@@ -223,7 +223,7 @@ async def _ask(setting: Setting, rows: Sequence[Approval], workspace: str) -> in
 async def _asked(desk: ApprovalDesk, terminal: Any, row: Approval) -> Approval | None:
     """What the person at the terminal makes of it; None when it stays."""
     if row.kind == "question":
-        note(f"{row.id}  {row.request.tool_id} asks, in session {row.request.session_id}")
+        note(f"{row.id}  {one_line(row.request.tool_id)} asks, in session {one_line(row.request.session_id)}")
         answers = await terminal.answer(row.request.session_id, row.questions)
         return None if answers is None else await desk.answer(row.id, answers, by=DOOR)
     answer: ApprovalAnswer = await terminal.approve(row.request)
@@ -236,19 +236,21 @@ async def _show(row: Approval, workspace: str) -> None:
 
     request = row.request
     if row.kind == "question":
-        lines = [f"{row.id}  {spelled_out(request.tool_id)} asks"]
+        lines = [f"{row.id}  {one_line(request.tool_id)} asks"]
         for question in row.questions:
             lines += [f"  {line}" for line in question_lines(question)]
         lines.append("  --answer TEXT answers it" + (", once for each question" if len(row.questions) > 1 else ""))
     else:
         lines = request_lines(request, await preview(request, workspace))
         if request.always is not None:
-            lines.append(f"  --session and --project store the rule  {spelled_out(request.always)}")
+            given = "--project stores" if request.shared else "--session and --project store"
+            lines.append(f"  {given} the rule  {one_line(request.always)}")
         if request.wider is not None:
-            lines.append(f"  --session-wider and --project-wider store the rule  {spelled_out(request.wider)}")
+            given = "--project-wider stores" if request.shared else "--session-wider and --project-wider store"
+            lines.append(f"  {given} the rule  {one_line(request.wider)}")
         if request.never is not None:
-            lines.append(f"  --reject-always stores the rule  {spelled_out(request.never)}")
-    lines.append(f"  session {spelled_out(request.session_id)}, call {spelled_out(request.call_id)}, {_ages(row)}")
+            lines.append(f"  --reject-always stores the rule  {one_line(request.never)}")
+    lines.append(f"  session {one_line(request.session_id)}, call {one_line(request.call_id)}, {_ages(row)}")
     for line in [*lines, ""]:
         out(line)
 
@@ -276,7 +278,7 @@ def _show_rules(setting: Setting) -> int:
         note("no answer has stored a rule for this workspace")
     else:
         for rule in rules:
-            out(f"{rule.id}  {spelled_out(rule.text)}  (answered to {rule.approval_id})")
+            out(f"{rule.id}  {one_line(rule.text)}  (answered to {rule.approval_id})")
     return OUTPUT
 
 
@@ -289,7 +291,7 @@ async def _forget(setting: Setting, rule_id: str) -> int:
         except ToolError as error:
             note(f"{error.kind}: {error}")
             return ERROR
-    out_json(asdict(rule)) if setting.json else out(f"forgotten  {spelled_out(rule.text)}")
+    out_json(asdict(rule)) if setting.json else out(f"forgotten  {one_line(rule.text)}")
     return OUTPUT
 
 

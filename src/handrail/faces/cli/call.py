@@ -15,7 +15,7 @@ from handrail.faces.cli.completing import approval_ids, tool_ids
 from handrail.faces.cli.driving import Interruption, attendant, drive, opened
 from handrail.faces.cli.options import Setting, common
 from handrail.faces.cli.resuming import as_its_caller
-from handrail.faces.cli.show import note, out, out_json, shown_result
+from handrail.faces.cli.show import note, one_line, out, out_json, shown_result
 
 if TYPE_CHECKING:
     from handrail.contract.events import Event
@@ -178,9 +178,10 @@ def _shown(event: Event) -> None:
     if event.kind == "progress":
         fraction = event.data.get("fraction")
         share = f" {fraction:.0%}" if isinstance(fraction, float) else ""
-        note(f"{event.tool_id}{share}: {event.data.get('message', '')}")
+        note(f"{one_line(event.tool_id)}{share}: {one_line(str(event.data.get('message', '')))}")
     elif event.kind == "log":
         said = event.data.get("data", "")
-        note(f"{event.tool_id} {event.data.get('level', '')}: {said if isinstance(said, str) else json.dumps(said)}")
+        text = said if isinstance(said, str) else json.dumps(said)
+        note(one_line(f"{event.tool_id} {event.data.get('level', '')}: {text}"))
     elif event.kind == "waiting":
-        note(f"{event.tool_id} waits for locks")
+        note(f"{one_line(event.tool_id)} waits for locks")

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem
 
+from handrail.faces.cli.show import one_line
+
 if TYPE_CHECKING:
     from sqlite3 import Connection
 
@@ -37,7 +39,7 @@ def _completion(look: Callable[[click.Context, str], Iterable[str | tuple[str, s
         try:
             for found in look(ctx, incomplete):
                 value, about = (found, None) if isinstance(found, str) else found
-                if value.startswith(incomplete) and value.isprintable():
+                if value.startswith(incomplete) and one_line(value) == value:
                     items.append(CompletionItem(value, help=about))
                 if len(items) == _MOST:
                     break
@@ -170,4 +172,4 @@ def _log(ctx: click.Context) -> Generator[Connection | None]:
 
 
 def _one_line(text: str | None) -> str:
-    return "".join(char if char.isprintable() else " " for char in (text or "")[:80])
+    return one_line((text or "")[:80])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from handrail.faces.cli.app import OUTPUT, handrail
-from handrail.faces.cli.show import out
+from handrail.faces.cli.show import out_payload
 
 VARIABLE = "_HANDRAIL_COMPLETE"
 """By which click's scripts ask the program; the name is click's rule."""
@@ -27,5 +27,5 @@ def command(shell: str) -> int:
     assert found is not None
     # Its own source() would look for the shell first, and remark on it; the text is the same wherever it is printed.
     completion = found(handrail, {}, "handrail", VARIABLE)
-    out(completion.source_template % completion.source_vars())
+    out_payload(completion.source_template % completion.source_vars())
     return OUTPUT

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -11,7 +10,7 @@ import click
 
 from handrail.faces.cli.app import OUTPUT
 from handrail.faces.cli.options import Setting, configured
-from handrail.faces.cli.show import columns, note, out, out_json, spelled_out
+from handrail.faces.cli.show import columns, json_text, note, one_line, out, out_block, out_json
 
 if TYPE_CHECKING:
     from handrail.config import Configuration, Value
@@ -29,7 +28,7 @@ def command(setting: Setting, schema: bool) -> int:
     if schema:
         from handrail.config.template import schema as described
 
-        out(json.dumps(described(), indent=2, ensure_ascii=False))
+        out_block(json_text(described(), indent=2))
         return OUTPUT
     config = read(setting)
     if setting.json:
@@ -80,12 +79,7 @@ def read(setting: Setting) -> Configuration:
 
 def shown(value: object) -> str:
     """A value as JSON on one line."""
-    return one_line(json.dumps(value, ensure_ascii=False))
-
-
-def one_line(text: str) -> str:
-    """Foreign text that neither acts on a terminal nor passes for a line of ours."""
-    return spelled_out(text).replace("\n", "\\n").replace("\t", "\\t")
+    return json_text(value)
 
 
 def _show(config: Configuration) -> None:
@@ -93,19 +87,21 @@ def _show(config: Configuration) -> None:
         out(line)
     out_of_force = [value for value in config.values if value.not_in_force]
     if out_of_force:
-        out("\nnot in force")
+        out()
+        out("not in force")
         for line in columns(
             (*row, value.not_in_force) for row, value in zip(_rows(out_of_force), out_of_force, strict=True)
         ):
             out(f"  {line}")
-    note(f"\nconfiguration: {config.file or f'none (looked in {config.folder})'}")
+    note("")
+    note(f"configuration: {config.file or f'none (looked in {config.folder})'}")
     if config.workspace is not None:
         state = "trusted" if config.workspace.trusted else "not trusted"
         note(f"workspace: {one_line(str(config.workspace.path))} ({state})")
 
 
 def _rows(values: Iterable[Value]) -> list[tuple[str, str, str]]:
-    return [(value.key, shown(value.value), one_line(str(value.origin))) for value in values]
+    return [(value.key, shown(value.value), str(value.origin)) for value in values]
 
 
 def _whole(config: Configuration) -> dict[str, object]:

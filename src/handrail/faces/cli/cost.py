@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from handrail.faces.cli.show import out
+from handrail.faces.cli.show import MOST_NAME, one_line, out
 
 if TYPE_CHECKING:
     from handrail.catalog.costs import Costs, Share, ToolCost
@@ -50,7 +50,7 @@ def _bar(part: int, whole: int) -> str:
 
 def _print(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> None:
     """Columns; what is a number in every row stands to the right."""
-    table = list(rows)
+    table = [tuple(one_line(cell, MOST_NAME) for cell in row) for row in rows]
     numeric = [all(row[at].replace(",", "").isdigit() for row in table) for at in range(len(head))]
     widths = [max(len(row[at]) for row in (head, *table)) for at in range(len(head))]
     for row in (head, *table):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from typing import TYPE_CHECKING
 
 import click
@@ -11,7 +10,7 @@ import click
 from handrail.faces.cli.app import CANNOT_START, OUTPUT
 from handrail.faces.cli.completing import agents
 from handrail.faces.cli.options import Setting, configured
-from handrail.faces.cli.show import console, out, out_json, visible
+from handrail.faces.cli.show import MOST_NAME, one_line, out, out_block, out_json, out_styled
 
 if TYPE_CHECKING:
     from handrail.doctor import Check
@@ -56,19 +55,15 @@ def command(setting: Setting, of_agent: str | None, self_check: bool) -> int:
 
 
 def _shown(checks: list[Check]) -> None:
-    from rich.text import Text
-
-    terminal = console(sys.stdout)
-    width = max(len(check.name) for check in checks)
+    names = [one_line(check.name, MOST_NAME) for check in checks]
+    width = max(map(len, names))
     margin = " " * (width + 4)
-    for check in checks:
+    for check, name in zip(checks, names, strict=True):
         mark, colour = MARKS[check.state]
-        line = Text(f"{mark} ", style=colour)
-        line.append(check.name.ljust(width), style="bold")
-        line.append(f"  {visible(check.detail)}".replace("\n", f"\n{margin}"))
-        terminal.print(line)
+        detail = check.detail.replace("\r\n", "\n").replace("\n", f"\n{margin}")
+        out_styled((f"{mark} ", colour), (name.ljust(width), "bold"), (f"  {detail}", ""))
         if check.remedy:
-            terminal.print(Text(f"{margin}→ {visible(check.remedy)}"))
+            out_block(f"{margin}→ {check.remedy}".replace("\n", f"\n{margin}  "))
 
 
 def _of_agent(setting: Setting, agent: str) -> int:
@@ -94,7 +89,8 @@ def _shown_set(found: AgentSet) -> None:
             out(f"  {line}")
     out("its tools, each call of which has what its own tool requires and no more")
     for tool in found.tools:
-        out(f"  {tool.id}, held by {tool.confined_by}{f', withheld: {tool.withheld}' if tool.withheld else ''}")
+        withheld = f", withheld: {tool.withheld}" if tool.withheld else ""
+        out(one_line(f"  {tool.id}, held by {tool.confined_by}{withheld}"))
         for line in tool.has:
             out(f"    {'adds' if line in tool.adds else 'has '}  {line}")
 
@@ -116,15 +112,12 @@ def _self_check(setting: Setting) -> int:
 
 
 def _shown_outcomes(outcomes: list[Outcome]) -> None:
-    from rich.text import Text
-
-    terminal = console(sys.stdout)
     groups, names = (max(len(one.group) for one in outcomes), max(len(one.name) for one in outcomes))
     for one in outcomes:
         mark, colour = OUTCOMES[one.state]
-        line = Text(f"{mark} ", style=colour)
-        line.append(one.group.ljust(groups), style="bold")
-        line.append(f"  {one.name.ljust(names)}  {one.state}")
-        if one.detail:
-            line.append(f": {visible(one.detail)}")
-        terminal.print(line)
+        detail = f": {one.detail}" if one.detail else ""
+        out_styled(
+            (f"{mark} ", colour),
+            (one.group.ljust(groups), "bold"),
+            (f"  {one.name.ljust(names)}  {one.state}{detail}", ""),
+        )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from handrail.faces.cli.app import INTERRUPTED
 from handrail.faces.cli.options import Setting
-from handrail.faces.cli.show import note, visible
+from handrail.faces.cli.show import note, one_line
 
 if TYPE_CHECKING:
     from handrail.contract.people import ApprovalAnswer, ApprovalRequest, Attendant
@@ -56,7 +56,7 @@ class Warnings(logging.Handler):
         said = record.getMessage()
         if record.exc_info and (error := record.exc_info[1]) is not None:
             said += f" ({type(error).__name__}: {error})"
-        note(visible(f"handrail: {said}"))
+        note(f"handrail: {said}")
 
 
 def drive(main: Callable[[Interruption], Awaitable[int]]) -> int:
@@ -64,6 +64,7 @@ def drive(main: Callable[[Interruption], Awaitable[int]]) -> int:
     interruption = Interruption()
     warnings = Warnings(logging.WARNING)
     logging.getLogger("handrail").addHandler(warnings)
+    last_resort, logging.lastResort = logging.lastResort, warnings  # a library would write to stderr as it is
 
     async def watched() -> int:
         task = asyncio.current_task()
@@ -77,6 +78,7 @@ def drive(main: Callable[[Interruption], Awaitable[int]]) -> int:
         code = INTERRUPTED
     finally:
         logging.getLogger("handrail").removeHandler(warnings)
+        logging.lastResort = last_resort
     return INTERRUPTED if interruption.happened else code
 
 
@@ -105,7 +107,9 @@ async def opened(setting: Setting, face: str = "cli") -> AsyncGenerator[Kernel]:
         if (remark := kernel.config.remark) is not None:
             note(f"handrail: {remark}")
         for lost in kernel.interrupted:
-            note(f"handrail: call {lost.call_id} ({lost.tool}) was interrupted earlier; its outcome is unknown")
+            note(
+                f"handrail: call {lost.call_id} ({one_line(str(lost.tool))}) was interrupted earlier; its outcome is unknown"
+            )
         yield kernel
 
 

@@ -11,7 +11,7 @@ from handrail.faces.cli.driving import Interruption, attendant, drive, opened
 from handrail.faces.cli.missing import say_what_is_missing
 from handrail.faces.cli.options import Setting, common
 from handrail.faces.cli.resuming import asked_as
-from handrail.faces.cli.show import note, out, out_json
+from handrail.faces.cli.show import note, out_block, out_json
 
 
 @click.command("explain")
@@ -55,7 +55,7 @@ def _told(setting: Setting, call_id: str) -> int:
     if setting.json:
         out_json(account.to_dict())
     else:
-        out(str(account))
+        out_block(str(account))
     return OUTPUT
 
 
@@ -77,5 +77,5 @@ async def _explain(setting: Setting, tool: str, text: bytes, interruption: Inter
     if setting.json:
         out_json(explanation.to_dict())
     else:
-        out(str(explanation))
+        out_block(str(explanation))
     return OUTPUT

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -13,7 +11,7 @@ from handrail.faces.cli.amounts import Amount
 from handrail.faces.cli.app import ERROR, OUTPUT
 from handrail.faces.cli.driving import Interruption, drive, opened
 from handrail.faces.cli.options import Setting, equipped
-from handrail.faces.cli.show import columns, console, note, out, out_json, visible
+from handrail.faces.cli.show import MOST_NAME, columns, note, one_line, out_json, out_styled
 
 if TYPE_CHECKING:
     from handrail.contract.doors import Hit
@@ -77,15 +75,6 @@ def _show(hits: tuple[Hit, ...]) -> None:
         )
         for hit in hits
     )
-    if not sys.stdout.isatty():
-        for row in rows:
-            out(row)
-        return
-    from rich.text import Text
-
-    terminal, width = console(), shutil.get_terminal_size().columns
     for hit, row in zip(hits, rows, strict=True):
-        shown = visible(row)
-        text = Text(shown if len(shown) <= width else shown[: width - 1] + "…", style="dim" if hit.weak else "")
-        text.stylize("bold", 0, len(hit.tool_id))
-        terminal.print(text)
+        name, style = len(one_line(hit.tool_id, MOST_NAME)), "dim" * hit.weak
+        out_styled((row[:name], f"bold {style}"), (row[name:], style), cut=True)

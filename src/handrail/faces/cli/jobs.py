@@ -12,7 +12,7 @@ from handrail.faces.cli.amounts import Amount
 from handrail.faces.cli.app import ERROR, OUTPUT
 from handrail.faces.cli.driving import drive, opened
 from handrail.faces.cli.options import Setting, equipped
-from handrail.faces.cli.show import amount, columns, note, out, out_json, shown_result
+from handrail.faces.cli.show import amount, columns, note, out, out_json, out_payload, shown_result
 
 if TYPE_CHECKING:
     from handrail.contract.doors import Job, Jobs
@@ -154,8 +154,7 @@ def _shown(setting: Setting, text: str, cursor: int) -> None:
     if setting.json:
         out_json({"text": text, "cursor": cursor})
     elif text:
-        for line in text.removesuffix("\n").split("\n"):
-            out(line)
+        out_payload(text.removesuffix("\n"))
     sys.stdout.flush()
 
 

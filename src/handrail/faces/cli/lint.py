@@ -12,7 +12,7 @@ from handrail.faces.cli.app import ERROR, OUTPUT
 from handrail.faces.cli.completing import files
 from handrail.faces.cli.config import read
 from handrail.faces.cli.options import Setting, configured
-from handrail.faces.cli.show import note, out, out_json
+from handrail.faces.cli.show import note, one_line, out, out_json
 
 if TYPE_CHECKING:
     from handrail.authoring.linting import Finding
@@ -58,7 +58,7 @@ def command(setting: Setting, paths: tuple[str, ...], strict: bool) -> int:
         out_json({"tools": tools, "findings": [_whole(finding) for finding in findings]})
     else:
         for finding in findings:
-            out(f"{finding.severity}: {finding}")
+            out(f"{finding.severity}: {one_line(str(finding))}")
         counted = f"{len(tools)} tool{'' if len(tools) == 1 else 's'}"
         note(
             f"{counted}: {errors} to mend, {len(findings) - errors} to think about"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import sys
 from dataclasses import asdict
 from datetime import datetime
@@ -16,7 +15,7 @@ from handrail.faces.cli.app import ERROR, OUTPUT
 from handrail.faces.cli.completing import call_ids, session_ids
 from handrail.faces.cli.missing import say_what_is_missing
 from handrail.faces.cli.options import Setting, located
-from handrail.faces.cli.show import columns, note, out, out_json, visible
+from handrail.faces.cli.show import note, one_line, out, out_json, out_rows
 
 if TYPE_CHECKING:
     from handrail.record.reading import CallRow, LoggedRecord, LogReader
@@ -28,11 +27,16 @@ _NO_CALLS = ("provided", "instructions-read")
 
 
 @click.command("log")
-@click.argument("action", required=False, type=click.Choice(["verify", "purge"]), metavar="[verify|purge]")
+@click.argument(
+    "action",
+    required=False,
+    type=click.Choice(["verify", "acknowledge", "purge"]),
+    metavar="[verify|acknowledge|purge]",
+)
 @click.option("--head", metavar="HASH", help="verify: this record must still be there.")
 @click.option("--before", metavar="DAYS|DATE", help="purge: what is older than so many days, or than a date.")
 @click.option("--dry-run", is_flag=True, help="purge: only show what would go.")
-@click.option("--yes", is_flag=True, help="purge: do not ask.")
+@click.option("--yes", is_flag=True, help="purge, acknowledge: do not ask.")
 @click.option("--call", metavar="ID", shell_complete=call_ids, help="Every record of one call, whole.")
 @click.option("--session", metavar="ID", shell_complete=session_ids, help="One session only.")
 @click.option("--records", is_flag=True, help="Every record, instead of one line per call.")
@@ -57,6 +61,9 @@ def command(
     per call is cut at its edge; --call shows one whole. What a model's provider carried out itself stands among the calls,
     and so do the project's instruction files that were read above the workspace.
 
+    verify also tells where the database was replaced by an older copy: how far the log was written is kept apart from it.
+    Handrail does not start with such a log. acknowledge goes on with it, and records how many records are missing.
+
     purge removes what was recorded, for good, with the sessions that are older as a whole and the files that
     nothing else refers to: --before 30, --session ID. The log still verifies afterwards, and says how many records
     were redacted.
@@ -67,7 +74,7 @@ def command(
     from handrail.record.reading import LogReader
     from handrail.store.folders import locate
 
-    if action != "purge" and (before is not None or dry_run or yes):
+    if action != "purge" and (before is not None or dry_run or (yes and action != "acknowledge")):
         raise click.UsageError("--before, --dry-run and --yes belong to purge: handrail log purge --before DAYS|DATE")
     if action != "verify" and head is not None:
         raise click.UsageError("--head belongs to verify: handrail log verify --head HASH")
@@ -81,13 +88,17 @@ def command(
         from handrail.faces.cli.purge import purge
 
         return purge(setting, before, session, dry_run=dry_run, yes=yes)
+    if action == "acknowledge":
+        from handrail.faces.cli.acknowledging import acknowledge
+
+        return acknowledge(setting, yes=yes)
     folders = locate(setting.workspace, setting.state, allow_home=setting.allow_home)
     if not folders.database.exists():
         return _without_one(setting, folders, action, head)
     with LogReader.at(folders.database) as reader:
         say_what_is_missing("log", folders, reader)
         if action == "verify":
-            return _verify(setting, reader, head)
+            return _verify(setting, reader, folders, head)
         try:
             if call is not None or records:
                 chosen = list(reader.records(session=session, call=call, limit=limit, newest_first=True))
@@ -110,23 +121,28 @@ def _without_one(setting: Setting, folders: Folders, action: str | None, head: s
     """No log is none that was cut, unless somebody has noted a head of it."""
     from handrail.record.chain import GENESIS
     from handrail.record.verification import Verification
+    from handrail.store.head import written
 
     what = f"nothing is recorded yet for the workspace {folders.workspace} in the state folder {folders.state}"
-    gone = head is not None and head != GENESIS.hex()
+    noted = head is not None and head != GENESIS.hex()
+    known = written(folders)
+    gone = noted or known is not None
+    why = f"no record has the hash {head}" if noted or known is None else f"record {known[0]} was written"
     if action == "verify" and setting.json:
-        problem = f"no record has the hash {head}: {what}" if gone else None
+        problem = f"{why}: {what}" if gone else None
         out_json(asdict(Verification(not gone, 0, GENESIS.hex(), problem=problem)))
     elif gone:
-        note(f"handrail log: not intact: no record has the hash {head}: {what}")
+        note(f"handrail log: not intact: {why}: {what}")
     else:
         note(what)
     return ERROR if gone else OUTPUT
 
 
-def _verify(setting: Setting, reader: LogReader, head: str | None) -> int:
+def _verify(setting: Setting, reader: LogReader, folders: Folders, head: str | None) -> int:
     from handrail.record.verification import verify
+    from handrail.store.head import written
 
-    found = verify(reader, head)
+    found = verify(reader, head, lambda: written(folders))
     if setting.json:
         out_json(asdict(found))
     elif found.ok:
@@ -142,15 +158,11 @@ def _show_calls(setting: Setting, rows: list[CallRow], beside: list[LoggedRecord
     whole = sorted([(row.first, row) for row in rows] + [(one.sequence, one) for one in beside], key=lambda one: one[0])
     if setting.json:
         for _, row in whole:
-            out(json.dumps(_as_data(row), ensure_ascii=False, default=str))
+            out_json(_as_data(row), lines=True)
         return
     if not whole:
         note("no calls are recorded")
-    table = [tuple(cell.replace("\n", "\\n") for cell in _line(row)) for _, row in whole]
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    for line in columns(table):
-        shown = line if width is None else visible(line)
-        out(shown if width is None or len(shown) <= width else shown[: width - 1] + "…")
+    out_rows(_line(row) for _, row in whole)
 
 
 def _line(row: CallRow | LoggedRecord) -> tuple[str, ...]:
@@ -201,14 +213,15 @@ def _about(row: CallRow) -> str:
 def _show_records(setting: Setting, records: list[LoggedRecord], *, whole: bool) -> None:
     if setting.json:
         for record in records:
-            out(json.dumps(asdict(record), ensure_ascii=False, default=str))
+            out_json(asdict(record), lines=True)
         return
     if not records:
         note("there are no such records; handrail log lists the calls there are")
     for record in records:
         body = "redacted" if record.body is None else json.dumps(record.body, ensure_ascii=False, default=str)
         shown = body if whole or len(body) <= 120 else body[:119] + "…"
-        out(f"{record.sequence}  {_time(record.at_ns)}  {record.kind}  {record.call_id or record.session_id}  {shown}")
+        about = one_line(f"{record.kind}  {record.call_id or record.session_id}  {shown}")
+        out(f"{record.sequence}  {_time(record.at_ns)}  {about}")
 
 
 def _time(at_ns: int) -> str:

@@ -13,12 +13,16 @@ from handrail.faces.cli.app import ERROR, OUTPUT
 from handrail.faces.cli.completing import files
 from handrail.faces.cli.config import read
 from handrail.faces.cli.options import Setting, configured
-from handrail.faces.cli.show import columns, note, out, out_json, visible
+from handrail.faces.cli.show import confirm, note, one_line, out, out_json, out_rows
 
 if TYPE_CHECKING:
     from handrail.authoring.importing import Imported
     from handrail.registry.sources.mcp.definition import ServerDefinition
     from handrail.registry.sources.mcp.installing import Installed, Package
+
+
+_SECRETS = "secrets"
+"""The folder beside the configuration with a file for each secret of an imported server."""
 
 
 @click.command("import")
@@ -37,20 +41,21 @@ def import_command(setting: Setting, file: Path | None, names: tuple[str, ...], 
     A server that npx, uvx or the like would fetch is installed at once, when you agree to that too, and is started from
     there from then on, without the network. It reaches no host and no file before its table says so.
     """
-    from handrail.authoring.importing import known_places, servers_of
+    from handrail.authoring.importing import known_places, meet, servers_of
     from handrail.store.folders import locate
 
     workspace = locate(setting.workspace, setting.state, allow_home=setting.allow_home).workspace
     if file is None:
         return _name_files(setting, [(who, path) for who, path in known_places(workspace) if path.is_file()])
-    found = [one for one in servers_of(file, workspace) if not names or one.name in names]
+    found = [one for one in servers_of(file, workspace, _secrets_taken(setting)) if not names or one.name in names]
     if unknown := set(names) - {one.name for one in found}:
         raise click.UsageError(f"{file} has no server {min(unknown)!r}")
-    taken = {definition.name for definition in _definitions(setting)}
-    seen: set[str] = set()
+    seen = {definition.name for definition in _definitions(setting)} | read(setting).settings.mcp.servers.keys()
     for one in found:
-        if not one.problem and (one.name in taken or one.name in seen):
-            one.problem = "there is a server of that name already; rename one of the two"
+        if one.problem:
+            continue
+        if meeting := next((name for name in seen if meet(name, one.name)), None):
+            one.problem = f"there is a server of that name already, or of one that meets it: {meeting}; rename one"
         seen.add(one.name)
     good = [one for one in found if not one.problem]
     if not setting.json:
@@ -91,8 +96,8 @@ def _name_files(setting: Setting, found: list[tuple[str, Path]]) -> int:
         out_json(rows)
         return OUTPUT
     for row in rows:
-        out(f"{row['program']}: handrail mcp import {visible(str(row['file']))}")
-        out(f"  {visible(', '.join(map(str, row['servers'])))}")  # pyright: ignore[reportArgumentType]
+        out(f"{row['program']}: handrail mcp import {one_line(str(row['file']))}")
+        out(f"  {one_line(', '.join(map(str, row['servers'])))}")  # pyright: ignore[reportArgumentType]
     if not rows:
         out("no other program's MCP servers were found; name the file: handrail mcp import FILE")
     return OUTPUT
@@ -101,16 +106,16 @@ def _name_files(setting: Setting, found: list[tuple[str, Path]]) -> int:
 def _show_imports(found: Iterable[Imported]) -> None:
     for one in found:
         if one.problem:
-            out(f"{visible(one.name)}: left out: {visible(one.problem)}")
+            out(f"{one_line(one.name)}: left out: {one_line(one.problem)}")
             continue
         how = one.table.get("url") or " ".join((one.table["command"], *one.table.get("args", ())))
-        out(f"{one.name}: {visible(str(how))}")
+        out(f"{one_line(one.name)}: {one_line(str(how))}")
         if one.secrets:
-            out(f"  kept apart, as secrets: {', '.join(one.secrets)}")
+            out(f"  kept apart, as secrets: {one_line(', '.join(one.secrets))}")
         if one.variables:
-            out(f"  from variables that you set: {', '.join(one.variables)}")
+            out(f"  from variables that you set: {one_line(', '.join(dict.fromkeys(one.variables.values())))}")
         for left in one.left:
-            out(f"  not taken over: {visible(left)}")
+            out(f"  not taken over: {one_line(left)}")
 
 
 def _import_report(found: Iterable[Imported], written: list[str], installed: dict[str, str]) -> dict[str, object]:
@@ -122,7 +127,7 @@ def _import_report(found: Iterable[Imported], written: list[str], installed: dic
                 "name": one.name,
                 "problem": one.problem or None,
                 "secrets": [*one.secrets],
-                "variables": [*one.variables],
+                "variables": [*dict.fromkeys(one.variables.values())],
                 "left": one.left,
             }
             for one in found
@@ -138,13 +143,12 @@ def _write(setting: Setting, servers: list[Imported]) -> Path:
     import tomllib
 
     from handrail.authoring.importing import as_toml
-    from handrail.config import FILE_NAME, default_folder
     from handrail.config.settings import Settings
     from handrail.contract.errors import UsageError
     from handrail.store import private
 
-    path = Path(setting.config).absolute() if setting.config is not None else default_folder() / FILE_NAME
-    folder = path.parent / "secrets"
+    path = _configuration(setting)
+    folder = path.parent / _SECRETS
     places = {name: folder / name for one in servers for name in one.secrets}
     try:
         before = path.read_text(encoding="utf-8") if path.exists() else ""
@@ -156,11 +160,31 @@ def _write(setting: Setting, servers: list[Imported]) -> Path:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if places:
         folder.mkdir(mode=0o700, exist_ok=True)
-    for one in servers:
-        for name, value in one.secrets.items():
-            private.write(places[name], value.encode())
-    private.write(path.resolve(), text.lstrip("\n").encode())
+    made: list[Path] = []
+    try:
+        for name, value in ((name, value) for one in servers for name, value in one.secrets.items()):
+            if places[name].is_symlink() or private.once(places[name], content := value.encode()) != content:
+                raise UsageError(f"{places[name]} is there already, and nothing was written; import once more")
+            made.append(places[name])
+        private.write(path.resolve(), text.lstrip("\n").encode())
+    except BaseException:
+        for place in made:
+            place.unlink(missing_ok=True)
+        raise
     return path
+
+
+def _configuration(setting: Setting) -> Path:
+    from handrail.config import FILE_NAME, default_folder
+
+    return Path(setting.config).absolute() if setting.config is not None else default_folder() / FILE_NAME
+
+
+def _secrets_taken(setting: Setting) -> set[str]:
+    """Names that stand for a secret already, or did: the file of a server that was removed may still be there."""
+    folder = _configuration(setting).parent / _SECRETS
+    kept = {path.name for path in folder.iterdir()} if folder.is_dir() else set[str]()
+    return kept | read(setting).settings.secrets.keys()
 
 
 @click.command("install")
@@ -203,8 +227,7 @@ def list_command(setting: Setting) -> int:
     if setting.json:
         out_json(rows)
         return OUTPUT
-    for line in columns((str(row["name"]), visible(str(row["where"])), str(row["state"])) for row in rows):
-        out(line)
+    out_rows((str(row["name"]), str(row["where"]), str(row["state"])) for row in rows)
     if not rows:
         out("no MCP server is configured; handrail mcp import takes those of other programs over")
     return OUTPUT
@@ -293,7 +316,7 @@ def _offered(setting: Setting, definition: ServerDefinition, yes: bool) -> str |
     try:
         if (package := _package(definition)) is None:
             return None
-        if not yes and not click.confirm(f"Install {package} for {definition.name}?", default=False, err=True):
+        if not yes and not confirm(f"Install {package} for {definition.name}?", err=True):
             note(f"later: handrail mcp install {definition.name}")
             return None
         done = _installed(setting, definition, package, scripts=False)
@@ -310,6 +333,6 @@ def _agreed(setting: Setting, yes: bool, question: str) -> None:
         return
     if setting.headless or setting.json or not sys.stdin.isatty():
         raise click.UsageError("a person agrees to this; say --yes if you are that person")
-    if not click.confirm(question, default=False):
+    if not confirm(question):
         note("nothing was done")
         raise SystemExit(ERROR)

@@ -28,7 +28,7 @@ class Setting:
     :param rules: rules of the session scope, as ``ACTION PERMISSION [PATTERN]``
     :param headless: nobody is asked, even on a terminal
     :param json: machine-readable output
-    :param allow_home: the workspace may be a home folder or the whole file system
+    :param allow_home: the workspace may be what is no project, such as a home folder or the whole file system
     :param settings: ``KEY=VALUE`` texts, stronger than files and variables
     :param agent: None: the configured one
     :param mode: None: the agent's or the configured one
@@ -62,7 +62,9 @@ _PLACE = (
         help="Where state is kept. Default: HANDRAIL_STATE, or the platform's.",
     ),
     click.option("--json", "as_json", is_flag=True, help="Print JSON: one value, or one object a line."),
-    click.option("--allow-home", is_flag=True, help="Accept a home folder or / as the workspace."),
+    click.option(
+        "--allow-home", is_flag=True, help="Accept a workspace that is no project: a home folder, ~/.ssh, /etc, /."
+    ),
 )
 _CONFIGURATION = (
     click.option(

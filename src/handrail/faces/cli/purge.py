@@ -12,7 +12,7 @@ import click
 
 from handrail.faces.cli.app import ERROR, OUTPUT
 from handrail.faces.cli.options import Setting
-from handrail.faces.cli.show import amount, note, out, out_json
+from handrail.faces.cli.show import amount, confirm, note, out, out_json
 
 if TYPE_CHECKING:
     from handrail.record.retention import Purged, Selection, Survey
@@ -54,7 +54,7 @@ def purge(setting: Setting, before: str | None, session: str | None, *, dry_run:
         else:
             _show(found, selection)
         return OUTPUT
-    _check_alone(folders)
+    check_alone(folders, "a purge")
     if not setting.json or not yes:
         _show(found, selection)
     agreed(yes, "Remove that for good?")
@@ -69,8 +69,9 @@ def purge(setting: Setting, before: str | None, session: str | None, *, dry_run:
     return OUTPUT if verified.ok and not done.problems else ERROR
 
 
-def _check_alone(folders: Folders) -> None:
-    """:raises StartError: when another process holds the workspace, with what to do"""
+def check_alone(folders: Folders, what: str) -> None:
+    """:param what: needs the workspace to itself
+    :raises StartError: when another process holds the workspace, with what to do"""
     from handrail.contract.errors import StartError
     from handrail.store.holder import holder_of
 
@@ -78,12 +79,12 @@ def _check_alone(folders: Folders) -> None:
     if holder is not None and holder.state == "alive":
         how = "end that process" if holder.pid is None else f"end that process (kill {holder.pid})"
         raise StartError(
-            f"the workspace {folders.workspace} is in use by {holder}; a purge needs it to itself: {how} and those that "
+            f"the workspace {folders.workspace} is in use by {holder}; {what} needs it to itself: {how} and those that "
             "joined it, then do this again (--dry-run looks without that)"
         )
 
 
-def agreed(yes: bool, question: str) -> None:
+def agreed(yes: bool, question: str, done: str = "removed") -> None:
     """Return when a person agrees or has agreed with ``--yes``.
 
     :raises UsageError: when nobody can be asked
@@ -93,9 +94,10 @@ def agreed(yes: bool, question: str) -> None:
         return
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise click.UsageError(
-            "nothing was removed: nobody can be asked here. Pass --yes to agree, or --dry-run to look"
+            f"nothing was {done}: nobody can be asked here. Pass --yes to agree"
+            + (", or --dry-run to look" if done == "removed" else "")
         )
-    if not click.confirm(question, default=False, err=True):
+    if not confirm(question, err=True):
         raise click.Abort
 
 

@@ -17,11 +17,9 @@ from handrail.faces.cli.completing import forkable_ids, resumable_ids
 from handrail.faces.cli.driving import Interruption, attendant, drive, opened
 from handrail.faces.cli.options import Setting, common
 from handrail.faces.cli.resuming import as_its_agent, to_resume
-from handrail.faces.cli.show import note, out, visible
+from handrail.faces.cli.show import note, one_line, out_json, out_payload, out_styled
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from handrail.agent.events import LoopEvent, RunOutcome
     from handrail.contract.session import Session
     from handrail.kernel import Kernel
@@ -137,13 +135,13 @@ class JsonView:
     """One JSON object per line on stdout."""
 
     def opened(self, session_id: str) -> None:
-        out(json.dumps({"event": "session", "id": session_id}))
+        out_json({"event": "session", "id": session_id}, lines=True)
         sys.stdout.flush()
 
     def show(self, event: LoopEvent) -> None:
         line = described(event)
         if line is not None:
-            out(json.dumps(line, ensure_ascii=False, default=str))
+            out_json(line, lines=True)
             sys.stdout.flush()
 
 
@@ -192,9 +190,6 @@ class LiveView:
 
     def __init__(self, again: str) -> None:
         self._again = again
-        from handrail.faces.cli.show import console
-
-        self._calls: Console = console(sys.stderr)
         self._in_text = False
         self._session_id = ""
 
@@ -206,7 +201,7 @@ class LiveView:
 
         match event:
             case kinds.TextDelta(text):
-                sys.stdout.write(visible(text) if sys.stdout.isatty() else text)
+                out_payload(text, end="")
                 sys.stdout.flush()
                 self._in_text = not text.endswith("\n")
             case kinds.CallProposed(_, call):
@@ -256,18 +251,14 @@ class LiveView:
                 pass
 
     def _line(self, mark: str, name: str, about: str, colour: str) -> None:
-        from rich.text import Text
-
         self._end_text()
-        line = Text(mark, style=colour)
-        line.append(visible(name), style="bold")
-        line.append(f"  {visible(about)}")
+        further = about.replace("\r\n", "\n").replace("\n", "\n    ")
         with suppress(OSError):
-            self._calls.print(line)
+            out_styled((mark, colour), (one_line(name), "bold"), (f"  {further}", ""), stream=sys.stderr)
 
     def _end_text(self) -> None:
         if self._in_text:
-            sys.stdout.write("\n")
+            out_payload("")
             sys.stdout.flush()
             self._in_text = False
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
-import sys
 import time
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import asdict
@@ -18,7 +16,7 @@ from handrail.faces.cli.completing import session_ids
 from handrail.faces.cli.driving import Interruption, drive, opened
 from handrail.faces.cli.options import Setting, equipped
 from handrail.faces.cli.resuming import as_its_agent, reading, unknown
-from handrail.faces.cli.show import columns, note, out, visible
+from handrail.faces.cli.show import note, one_line, out, out_block, out_json, out_rows
 
 if TYPE_CHECKING:
     from handrail.session.facts import SessionFacts
@@ -83,7 +81,7 @@ def _one(action: str, ids: Sequence[str]) -> str:
 def _list(setting: Setting, found: Sequence[SessionFacts], none: str = "no sessions are kept") -> None:
     if setting.json:
         for facts in found:
-            out(json.dumps(asdict(facts), ensure_ascii=False))
+            out_json(asdict(facts), lines=True)
         return
     if not found:
         note(none)
@@ -102,10 +100,7 @@ def _list(setting: Setting, found: Sequence[SessionFacts], none: str = "no sessi
         )
         for facts in found
     ]
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    for line in columns(rows):
-        shown = line if width is None else visible(line)
-        out(shown if width is None or len(shown) <= width else shown[: width - 1] + "…")
+    out_rows(rows)
 
 
 def _about(facts: SessionFacts) -> str:
@@ -116,7 +111,7 @@ def _about(facts: SessionFacts) -> str:
         told.insert(0, f"[waits for {', '.join(facts.parked)}]")
     if facts.decided:
         told.insert(0, f"[decided: {', '.join(facts.decided)}]")
-    return " ".join(told).replace("\n", "\\n").strip()
+    return " ".join(told).strip()
 
 
 def age(at_ns: int) -> str:
@@ -137,14 +132,14 @@ def _show(setting: Setting, session_id: str) -> None:
         calls = log.calls(session=session_id)
     if setting.json:
         whole = {"session": asdict(facts), "messages": messages, "calls": [asdict(row) for row in calls]}
-        out(json.dumps(whole, ensure_ascii=False, default=str))
+        out_json(whole, lines=True)
         return
     told: dict[str, Any] = {**asdict(facts), "parked": ", ".join(facts.parked), "decided": ", ".join(facts.decided)}
     for name, value in told.items():
         if value not in (None, (), ""):
-            out(f"{name.removesuffix('_ns')}: {age(value) if name.endswith('_ns') else value}")
+            out(f"{name.removesuffix('_ns')}: {age(value) if name.endswith('_ns') else one_line(str(value))}")
     for line in _said(messages):
-        out(line)
+        out_block(line)
 
 
 def _said(kept: Sequence[Mapping[str, Any]]) -> Generator[str]:
@@ -157,16 +152,16 @@ def _said(kept: Sequence[Mapping[str, Any]]) -> Generator[str]:
     for message in (*found.messages, *([found.open.message] if found.open is not None else [])):
         match message:
             case UserMessage(text):
-                yield f"\n> {text}"
+                yield "\n> " + text.replace("\n", "\n  ")
             case AssistantMessage(parts):
                 for part in parts:
                     if isinstance(part, TextPart):
-                        yield part.text
+                        yield "  " + part.text.replace("\n", "\n  ")
                     elif isinstance(part, CallPart):
-                        yield f"→ {part.name}  {shortened(json.dumps(dict(part.arguments), ensure_ascii=False))}"
+                        yield f"→ {one_line(part.name)}  {one_line(shortened(json.dumps(dict(part.arguments), ensure_ascii=False)))}"
             case ResultsMessage(results):
                 for result in results:
-                    yield f"{'✗' if result.is_error else '✓'} {shortened(result.text)}"
+                    yield f"{'✗' if result.is_error else '✓'} {one_line(shortened(result.text))}"
     if found.open is not None:
         yield f"({len(found.open.missing)} without an answer yet)"
 
@@ -174,7 +169,10 @@ def _said(kept: Sequence[Mapping[str, Any]]) -> Generator[str]:
 async def _fork(setting: Setting, parent: str) -> int:
     async with opened(setting) as kernel:
         forked = await kernel.fork(parent)
-    out(json.dumps({"session": forked, "parent": parent}) if setting.json else forked)
+    if setting.json:
+        out_json({"session": forked, "parent": parent}, lines=True)
+    else:
+        out(forked)
     return OUTPUT
 
 
@@ -197,7 +195,7 @@ async def _close(setting: Setting, ids: Sequence[str], older: float | None, inte
                 await kernel.close_session(session_id)
                 closed.append(session_id)
     if setting.json:
-        out(json.dumps({"closed": closed}))
+        out_json({"closed": closed}, lines=True)
     else:
         note(f"closed {len(closed)} session{'' if len(closed) == 1 else 's'}")
     return OUTPUT

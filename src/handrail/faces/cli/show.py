@@ -1,13 +1,20 @@
-"""How things look on a terminal: results as text, nothing that could move the cursor, colours where wanted."""
+"""The one writer of the command line: every text on a terminal is made inert here, and every JSON value stays exact.
+
+Names, paths, titles, errors and outputs come from models, servers, files and programs. Each function that writes makes such
+text visible first, wherever the stream leads: a pager or a log viewer shows a pipe to a terminal later. Two outputs are exact
+in a pipe or a file, since programs read them: JSON, which escapes such characters, and a payload (:func:`out_payload`).
+"""
 
 from __future__ import annotations
 
 import json
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO, cast
+from unicodedata import category
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -15,29 +22,74 @@ if TYPE_CHECKING:
     from handrail.contract.result import Result
 
 # Control characters but newline and tab, and what is invisible or reorders text: soft hyphen, zero-width, bidi, tags.
-_HIDDEN = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
-    "\U000e0000-\U000e007f\ud800-\udfff]"
+_HIDDEN = (
+    "\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u034f\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff0-\ufffb"
+    "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff\ud800-\udfff"
 )
 # Letters, marks and symbols that are drawn as nothing or as a blank, though they count as printable.
-_LIKE_NOTHING = re.compile(
-    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\ufffc\U000e0100-\U000e01ef]"
-)
+_BLANK = "\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\ufffc\U000e0100-\U000e01ef"
+_INERT = re.compile(f"[{_HIDDEN}]")
+_LIKE_NOTHING = re.compile(f"[{_BLANK}]")
+_IN_JSON = re.compile(f"[{_HIDDEN}{_BLANK}]")
+_MOST_MARKS = 8
+"""Marks over one letter. Writing needs a few; hundreds are drawn over the lines above and below."""
+_PILE = re.compile(rf"[^\x00-\x7f\w\s]{{{_MOST_MARKS + 1},}}")
+"""What may be a pile of marks: they are neither letters nor blanks."""
 NAMES = {"\x1b": "\\e", "\r": "\\r", "\x07": "\\a", "\x08": "\\b", "\x00": "\\0"}
+MOST_NAME = 200
+"""Characters of a cell that others are aligned to."""
+MOST_CELL = 8_000
+"""Characters of the last cell of a row."""
 
 
 def visible(text: str) -> str:
-    """``text`` with every control or invisible character written out, so that it cannot act on a terminal."""
-    return _HIDDEN.sub(_name, text.replace("\r\n", "\n"))
+    """Return ``text`` with every control or invisible character written out, so that it cannot act on a terminal."""
+    shown = _INERT.sub(_name, text.replace("\r\n", "\n"))
+    return shown if shown.isascii() else _PILE.sub(partial(_thinned, _spelled), shown)
 
 
 def spelled_out(text: str) -> str:
     """``text`` for somebody who decides by it: :func:`visible`, and also what looks like a blank or like nothing."""
     if all(line.isprintable() for line in text.split("\n")) and _LIKE_NOTHING.search(text) is None:
-        return text
-    return "".join(
-        c if c in "\n\t" or (c.isprintable() and _LIKE_NOTHING.match(c) is None) else _spelled(c) for c in text
+        return visible(text)
+    return visible(
+        "".join(c if c in "\n\t" or (c.isprintable() and _LIKE_NOTHING.match(c) is None) else _spelled(c) for c in text)
     )
+
+
+def one_line(text: str, most: int | None = None) -> str:
+    """Return foreign text, spelled out, that can neither begin a line nor shift a column.
+
+    :param most: characters that are kept; the number of the others follows
+    """
+    left = 0 if most is None else len(text) - most
+    shown = spelled_out(text[:most] if left > 0 else text).replace("\n", "\\n").replace("\t", "\\t")
+    return f"{shown}… ({left:,} more)" if left > 0 else shown
+
+
+def _as_one(text: str) -> str:
+    return visible(text).replace("\n", "\\n").replace("\t", "\\t")
+
+
+def json_text(value: Any, indent: int | None = None) -> str:
+    """Return JSON of exactly ``value`` in which nothing acts on a terminal: such characters are ``\\u`` escapes."""
+    text = _IN_JSON.sub(
+        lambda match: _escaped(match.group()), json.dumps(value, ensure_ascii=False, indent=indent, default=str)
+    )
+    return text if text.isascii() else _PILE.sub(partial(_thinned, _escaped), text)
+
+
+def _escaped(character: str) -> str:
+    return "\\u007f" if character == "\x7f" else json.dumps(character)[1:-1]
+
+
+def _thinned(escape: Callable[[str], str], match: re.Match[str]) -> str:
+    """A run without the marks that are too many over one letter."""
+    marks, pieces = 0, list[str]()
+    for character in match.group():
+        marks = marks + 1 if category(character) in ("Mn", "Me") else 0
+        pieces.append(character if marks <= _MOST_MARKS else escape(character))
+    return "".join(pieces)
 
 
 def _name(match: re.Match[str]) -> str:
@@ -49,26 +101,84 @@ def _spelled(character: str) -> str:
     return NAMES.get(character) or (f"\\x{code:02x}" if code < 0x100 else f"\\u{{{code:x}}}")
 
 
-def out(text: str = "", *, stream: TextIO | None = None) -> None:
-    """Write a line of foreign text: as it is into a pipe or file, made visible on a terminal."""
-    to = sys.stdout if stream is None else stream
-    to.write((visible(text) if to.isatty() else text) + "\n")
+def out(text: str = "") -> None:
+    """Write exactly one line, made visible: no name or text in it can begin another."""
+    sys.stdout.write(_as_one(text) + "\n")
+
+
+def out_block(text: str) -> None:
+    """Write lines, made visible."""
+    sys.stdout.write(visible(text) + "\n")
+
+
+def out_payload(text: str, end: str = "\n") -> None:
+    """Write the text that somebody asked for, such as a file's: made visible on a terminal, exact in a pipe or a file."""
+    sys.stdout.write((visible(text) if sys.stdout.isatty() else text) + end)
 
 
 def note(text: str) -> None:
-    """A remark beside the output, on stderr. Where that takes nothing (a full disk, a reader that went away) it is lost:
-    what is done does not hang on it."""
+    """Write a remark beside the output, on stderr; its further lines are indented, so that none looks like another remark.
+
+    Where stderr takes nothing (a full disk, a reader that went away) it is lost: what is done does not hang on it.
+    """
+    first, *further = visible(text).replace("\t", "\\t").split("\n")
+    note_block("\n".join([first, *(line if not line or line.startswith("  ") else f"  {line}" for line in further)]))
+
+
+def note_block(text: str) -> None:
+    """Write lines that cannot look like others to stderr, as :func:`note`."""
     with suppress(OSError):
-        out(text, stream=sys.stderr)
+        sys.stderr.write(visible(text) + "\n")
+        sys.stderr.flush()
 
 
-def out_json(value: Any) -> None:
-    """Write one JSON value: laid out on a terminal, one line elsewhere."""
-    out(json.dumps(value, ensure_ascii=False, indent=2 if sys.stdout.isatty() else None, default=str))
+def prompt(text: str) -> None:
+    """Write the beginning of a line that a person ends."""
+    sys.stderr.write(visible(text))
+    sys.stderr.flush()
+
+
+def confirm(question: str, *, err: bool = False) -> bool:
+    """Ask a person; the end of input is an interruption.
+
+    :raises Abort: when the input ends
+    """
+    import click
+
+    return click.confirm(visible(question), default=False, err=err)
+
+
+def out_json(value: Any, *, lines: bool = False) -> None:
+    """Write one JSON value: laid out on a terminal, one line elsewhere.
+
+    :param lines: one line also on a terminal
+    """
+    indent = 2 if not lines and sys.stdout.isatty() else None
+    sys.stdout.write(json_text(value, indent) + "\n")
+
+
+def out_styled(*parts: tuple[str, str], stream: TextIO | None = None, cut: bool = False) -> None:
+    """Write one line of texts with a style each; colours only where the stream is a terminal that wants them.
+
+    :param cut: end it at the terminal's edge
+    """
+    from rich.text import Text
+
+    to = sys.stdout if stream is None else stream
+    line = Text()
+    for text, style in parts:
+        line.append(visible(text), style=style)
+    terminal = console(to)
+    if cut and to.isatty():
+        line.truncate(terminal.width, overflow="ellipsis")
+    terminal.print(line)
 
 
 def console(stream: TextIO | None = None) -> Console:
-    """A rich console that adds nothing of its own: no markup, no highlighting, no colours where none are wanted."""
+    """A rich console that adds nothing of its own: no markup, no highlighting, no colours where none are wanted.
+
+    Its caller makes every text visible.
+    """
     from rich.console import Console
 
     return Console(
@@ -76,11 +186,20 @@ def console(stream: TextIO | None = None) -> Console:
     )
 
 
+def out_rows(rows: Iterable[Sequence[str]]) -> None:
+    """Write rows in columns, each line cut at a terminal's edge."""
+    import shutil
+
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    for line in columns(rows):
+        out(line if width is None or len(line) <= width else f"{line[: width - 1]}…")
+
+
 def shown_result(result: Result) -> None:
     """Print a result for a person: its data on stdout, what is to be known about it on stderr."""
     if result.data is not None:
         # In one piece, also where Python does not buffer: a reader that stops at what it looked for has had all of it.
-        out("\n".join(laid_out(result.data)))
+        out_payload("\n".join(laid_out(result.data)))
     sys.stdout.flush()
     if not result.ok:
         note(f"{result.error_kind}: {result.error_text}")
@@ -128,8 +247,8 @@ def amount(count: int) -> str:
 
 
 def columns(rows: Iterable[Sequence[str]]) -> list[str]:
-    """Rows as lines, every column but the last padded to its widest cell."""
-    table = [list(row) for row in rows]
+    """Rows as lines, every column but the last padded to its widest cell. No cell can begin a line or pass for another."""
+    table = [[*(one_line(cell, MOST_NAME) for cell in row[:-1]), one_line(row[-1], MOST_CELL)] for row in rows]
     if not table:
         return []
     widths = [max(len(row[index]) for row in table) for index in range(len(table[0]) - 1)]

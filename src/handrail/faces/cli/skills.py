@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +11,7 @@ import click
 from handrail.faces.cli.app import OUTPUT
 from handrail.faces.cli.config import read
 from handrail.faces.cli.options import Setting, configured
-from handrail.faces.cli.show import columns, out, visible
+from handrail.faces.cli.show import columns, one_line, out, out_json, out_payload
 
 if TYPE_CHECKING:
     from handrail.contract.skills import Skill
@@ -39,19 +38,19 @@ def command(setting: Setting, name: str | None) -> int:
         return _print(setting, name, found)
     if setting.json:
         for one in found:
-            out(json.dumps(asdict(one.skill), ensure_ascii=False))
+            out_json(asdict(one.skill), lines=True)
         return OUTPUT
     for one, line in zip(found, columns(_row(one.skill) for one in found), strict=True):
         out(line)
         for note in (f"fault: {one.skill.problem}" if one.skill.problem else "", *one.skill.notes):
             if note:
-                out(f"  {visible(note)}")
+                out(f"  {one_line(note)}")
     return OUTPUT
 
 
 def _row(skill: Skill) -> tuple[str, str, str]:
     about = f"hidden by {skill.hidden_by}" if skill.hidden_by else skill.description or skill.place
-    return visible(skill.name), skill.layer, visible(about if len(about) <= 160 else f"{about[:159]}…")
+    return skill.name, skill.layer, about if len(about) <= 160 else f"{about[:159]}…"
 
 
 def _print(setting: Setting, name: str, found: list[FoundSkill]) -> int:
@@ -69,7 +68,7 @@ def _print(setting: Setting, name: str, found: list[FoundSkill]) -> int:
         raise click.UsageError(f"the skill {name} cannot be read: its SKILL.md {error}") from None
     if setting.json:
         whole = {**asdict(usable[name].skill), "body": body, "files": list(files)}
-        out(json.dumps(whole, ensure_ascii=False))
+        out_json(whole, lines=True)
         return OUTPUT
-    out(body)
+    out_payload(body)
     return OUTPUT

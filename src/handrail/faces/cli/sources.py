@@ -11,7 +11,7 @@ import click
 from handrail.faces.cli.app import ERROR, OUTPUT
 from handrail.faces.cli.config import read
 from handrail.faces.cli.options import Setting, configured
-from handrail.faces.cli.show import columns, note, out, out_json, spelled_out, visible
+from handrail.faces.cli.show import confirm, note, one_line, out, out_json, out_rows, spelled_out
 
 if TYPE_CHECKING:
     from handrail.contract.errors import Fault
@@ -61,8 +61,7 @@ def _list(setting: Setting) -> int:
     if setting.json:
         out_json({"sources": rows, "faults": [_fault(one) for one in generation.quarantined]})
         return OUTPUT
-    for line in columns((str(row["name"]), f"{row['ready']} ready", f"{row['waiting']} to review") for row in rows):
-        out(line)
+    out_rows((str(row["name"]), f"{row['ready']} ready", f"{row['waiting']} to review") for row in rows)
     for fault in generation.quarantined:
         out(_told(fault))
     if not rows and not generation.quarantined:
@@ -98,7 +97,7 @@ def _approve(setting: Setting, source: str, tools: tuple[str, ...], known: str |
             raise click.UsageError(
                 "a person approves these: look at them with review, and give the --hash that it prints"
             )
-        if not click.confirm(f"Approve {', '.join(waiting)} of {source} as shown?", default=False):
+        if not confirm(f"Approve {one_line(', '.join(waiting))} of {source} as shown?"):
             note("nothing was approved")
             return ERROR
     elif known.strip().lower() != hash_of(source, waiting):
@@ -113,7 +112,7 @@ def _approve(setting: Setting, source: str, tools: tuple[str, ...], known: str |
     if setting.json:
         out_json({"source": source, "approved": {tool_id: one.now.hash for tool_id, one in waiting.items()}})
     else:
-        out(f"approved {len(waiting)} of {source}: {', '.join(waiting)}")
+        out(f"approved {len(waiting)} of {source}: {one_line(', '.join(waiting))}")
     return OUTPUT
 
 
@@ -230,14 +229,13 @@ def _summary(name: str, entries: Mapping[str, Entry], pins: StoredPins) -> dict[
 
 def _show(waiting: Mapping[str, Review]) -> None:
     for tool_id, one in waiting.items():
-        out(f"{tool_id}: {one.reason}")
+        out(f"{one_line(tool_id)}: {one_line(one.reason)}")
         for line in one.difference():
-            out(f"  {spelled_out(line)}")
+            out(f"  {one_line(line)}")
 
 
 def _told(fault: Fault) -> str:
-    line = str(fault).replace("\n", "\\n")  # ids are its author's words
-    return f"quarantined: {visible(line)}"
+    return f"quarantined: {one_line(str(fault))}"  # ids are its author's words
 
 
 def _fault(fault: Fault) -> dict[str, str]:

@@ -13,7 +13,7 @@ from handrail.faces.cli.app import ERROR, OUTPUT
 from handrail.faces.cli.completing import state_keys
 from handrail.faces.cli.options import Setting, located
 from handrail.faces.cli.purge import agreed
-from handrail.faces.cli.show import amount, columns, note, out, out_json
+from handrail.faces.cli.show import amount, note, out, out_json, out_rows
 
 if TYPE_CHECKING:
     from handrail.store.inventory import Kept
@@ -63,7 +63,7 @@ def command(
         unknown = set(keys) - {one.key for one in chosen}
         if unknown:
             raise click.UsageError(
-                f"nothing is kept under {', '.join(sorted(unknown))!s}; handrail state lists the keys"
+                f"nothing is kept under {', '.join(map(repr, sorted(unknown)))}; handrail state lists the keys"
             )
     return _remove(setting, chosen, dry_run=dry_run, yes=yes)
 
@@ -113,8 +113,7 @@ def _listed(setting: Setting, kept: Sequence[Kept]) -> None:
     if not kept:
         note("nothing is kept yet")
     rows = [(one.key, amount(one.bytes), _used(one), _about(one)) for one in kept]
-    for line in columns(rows):
-        out(line.replace("\n", "\\n"))
+    out_rows(rows)
 
 
 def _about(one: Kept) -> str:

@@ -14,7 +14,7 @@ from handrail.contract.errors import ToolError
 from handrail.contract.people import ApprovalAnswer, ApprovalRequest, Choice
 from handrail.contract.runtime import Question
 from handrail.faces.cli.preview import preview
-from handrail.faces.cli.show import spelled_out
+from handrail.faces.cli.show import note_block, one_line, prompt, spelled_out
 
 _KEYS: dict[str, Choice] = {
     **dict.fromkeys(("o", "once", "y", "yes"), "once"),
@@ -121,13 +121,12 @@ class Terminal:
                 continue
             return [text]
 
-    async def _line(self, prompt: str) -> str:
+    async def _line(self, ask: str) -> str:
         """One line of input, without its end.
 
         :raises Closed: at the end of input
         """
-        sys.stderr.write(prompt)
-        sys.stderr.flush()
+        prompt(ask)
         loop = asyncio.get_running_loop()
         while b"\n" not in self._kept:
             readable: asyncio.Future[None] = loop.create_future()
@@ -168,6 +167,8 @@ def _hint(request: ApprovalRequest) -> str:
 
 
 def _offered(request: ApprovalRequest, choice: Choice) -> bool:
+    if request.shared and choice in ("session", "session-wider"):
+        return False
     if choice in ("session-wider", "project-wider"):
         return request.wider is not None
     if choice in ("session", "project"):
@@ -179,7 +180,7 @@ def request_lines(request: ApprovalRequest, changes: str | None = None) -> list[
     """A request, whole: who asks, why, every argument, and what an edit would change."""
     name = f"{request.id}  " if request.id else ""
     lines = [
-        f"{name}{spelled_out(request.tool_id)} asks to run"
+        f"{name}{one_line(request.tool_id)} asks to run"
         + (f", for the {one_line(request.origin)}" * bool(request.origin)),
         *(f"  {part}" for part in spelled_out(request.reason).split("\n")),
     ]
@@ -209,15 +210,16 @@ def file_lines(request: ApprovalRequest) -> list[str]:
 def _choice_lines(request: ApprovalRequest) -> list[str]:
     lines = ["  o  once: this call with exactly these arguments"]
     if request.always is not None:
-        rule = spelled_out(request.always)
-        lines.append(f"  s  for this session: stores the rule  {rule}")
+        rule = one_line(request.always)
+        if not request.shared:
+            lines.append(f"  s  for this session: stores the rule  {rule}")
         lines.append(f"  p  for this project, every session from now on: stores the rule  {rule}")
     if request.wider is not None:
-        lines.append(f"  sw, pw  the same for more like it: stores the rule  {spelled_out(request.wider)}")
+        lines.append(f"  sw, pw  the same for more like it: stores the rule  {one_line(request.wider)}")
     lines.append("  c  and JSON: once, with these arguments instead")
     lines.append("  r  reject; text after it is told to the model")
     if request.never is not None:
-        lines.append(f"  never  reject, in every session from now on: stores the rule  {spelled_out(request.never)}")
+        lines.append(f"  never  reject, in every session from now on: stores the rule  {one_line(request.never)}")
     lines.append("  stop  reject, and end the session's work")
     lines.append("  later  leave it waiting; handrail approve answers it from anywhere")
     return lines
@@ -246,7 +248,7 @@ def _argument_lines(name: str, value: Any) -> list[str]:
 
 
 def question_lines(question: Question) -> list[str]:
-    head = f"{spelled_out(question.header)}: " if question.header else ""
+    head = f"{one_line(question.header)}: " if question.header else ""
     lines = [
         line if number == 0 else f"│ {line}"
         for number, line in enumerate(f"{head}{spelled_out(question.question)}".split("\n"))
@@ -259,11 +261,5 @@ def question_lines(question: Question) -> list[str]:
     return lines
 
 
-def one_line(text: str) -> str:
-    """Whatever a model names cannot begin a line of its own, which could look like the prompt's."""
-    return spelled_out(text).replace("\n", "\\n")
-
-
 def _write(*lines: str) -> None:
-    sys.stderr.write("".join(f"{line}\n" for line in lines))
-    sys.stderr.flush()
+    note_block("\n".join(lines))

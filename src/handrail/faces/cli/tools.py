@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
 from typing import TYPE_CHECKING
 
 import click
@@ -11,7 +9,7 @@ import click
 from handrail.faces.cli.app import OUTPUT
 from handrail.faces.cli.driving import Interruption, drive, opened
 from handrail.faces.cli.options import Setting, equipped
-from handrail.faces.cli.show import columns, console, note, out, out_json, visible
+from handrail.faces.cli.show import MOST_NAME, columns, note, one_line, out_json, out_styled
 
 if TYPE_CHECKING:
     from handrail.catalog.view import View
@@ -66,20 +64,9 @@ async def _tools(setting: Setting, category: str | None, interruption: Interrupt
         )
         for entry in entries
     )
-    if not sys.stdout.isatty():
-        for line in lines:
-            out(line)
-        return OUTPUT
-    from rich.text import Text
-
-    terminal, width = console(), shutil.get_terminal_size().columns
     for entry, line in zip(entries, lines, strict=True):
-        shown = visible(line)
-        if len(shown) > width and entry.withheld is None:
-            shown = shown[: width - 1] + "…"
-        text = Text(shown, style="dim" if entry.withheld is not None else "")
-        text.stylize("bold", 0, len(entry.spec.id))
-        terminal.print(text)
+        name, style = len(one_line(entry.spec.id, MOST_NAME)), "dim" * (entry.withheld is not None)
+        out_styled((line[:name], f"bold {style}"), (line[name:], style), cut=entry.withheld is None)
     return OUTPUT
 
 

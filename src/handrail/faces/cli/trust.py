@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 import click
 
 from handrail.faces.cli.app import ERROR, OUTPUT
-from handrail.faces.cli.config import note_holder, one_line, read, shown
+from handrail.faces.cli.config import note_holder, read, shown
 from handrail.faces.cli.options import Setting, configured
-from handrail.faces.cli.show import columns, note, out, out_json, spelled_out
+from handrail.faces.cli.show import columns, note, one_line, out, out_json, prompt, spelled_out
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -97,7 +97,8 @@ def _show(config: Configuration, file: WorkspaceFile) -> None:
             out(f"  {'┆' if number else '│'} {part}")
     out(f"sha256 {file.sha256}")
     if held := config.held_back:
-        out("\nTrusted, it would")
+        out()
+        out("Trusted, it would")
         for value in held:
             if value.key == "rules":
                 out(f"  {one_line(str(value.value))}")
@@ -146,7 +147,7 @@ def _list(setting: Setting, state: Path) -> int:
         (
             one.sha256[:12],
             datetime.fromtimestamp(one.at_ns / 1e9).astimezone().isoformat(sep=" ", timespec="minutes"),
-            one_line(one.workspace),
+            one.workspace,
         )
         for one in records
     ]
@@ -187,8 +188,7 @@ def _yes(question: str) -> bool:
 
         termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)
     while True:
-        sys.stderr.write(f"{question} [y/n] ")
-        sys.stderr.flush()
+        prompt(f"{question} [y/n] ")
         line = sys.stdin.readline()
         answer = line.strip().lower()
         if answer in ("y", "yes"):

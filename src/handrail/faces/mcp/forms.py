@@ -13,8 +13,8 @@ from typing import Any
 from handrail.contract.peer import Ask
 from handrail.contract.people import ApprovalAnswer, ApprovalRequest, Choice
 from handrail.contract.runtime import Question
-from handrail.faces.cli.show import spelled_out
-from handrail.faces.cli.terminal import one_line, request_lines
+from handrail.faces.cli.show import one_line, spelled_out
+from handrail.faces.cli.terminal import request_lines
 
 TITLED_SINCE = "2025-11-25"
 """From this version on an option may have a title and several may be chosen."""
@@ -42,7 +42,8 @@ def _choices(request: ApprovalRequest) -> list[tuple[Choice, str]]:
             shown = one_line(rule)
             session: Choice = "session" if narrow else "session-wider"
             project: Choice = "project" if narrow else "project-wider"
-            found.append((session, f"Allow for this session: stores the rule  {shown}"))
+            if not request.shared:
+                found.append((session, f"Allow for this session: stores the rule  {shown}"))
             found.append((project, f"Allow for this project, in every session: stores the rule  {shown}"))
     found.append(("reject", "Reject"))
     if request.never is not None:

@@ -62,6 +62,8 @@ class Guest:
         """The calls that wait for a person, by tool and arguments."""
         self.kept_until = -math.inf
         """Until when, on the monotonic clock, somebody may still ask for the results of its tasks."""
+        self.shared = False
+        """Several clients are behind it, of whom nobody says who they are."""
         self.busy = 0
         """How many of its requests are being answered."""
         self._desk = desk

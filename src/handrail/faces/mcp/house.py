@@ -41,6 +41,8 @@ class House:
         """The clients of the stateless era, by their credential and whether they fill in forms."""
         self._used: dict[tuple[Any, bool], float] = {}
         self._here: set[Visit] = set()
+        self._of_connections: dict[str, Visit] = {}
+        """The clients of the older era that come over HTTP, by the ids of their connections."""
         self._opening = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._held: dict[str, tuple[Guest, asyncio.TimerHandle]] = {}
@@ -50,6 +52,11 @@ class House:
     def visits(self) -> frozenset[Visit]:
         """The clients that are here."""
         return frozenset(self._here)
+
+    def at_work(self, session_id: str) -> bool:
+        """Whether a call is under way of the client of a connection, by the id that the protocol gives that one."""
+        visit = self._of_connections.get(session_id)
+        return visit is not None and not visit.guest.idle
 
     async def aclose(self) -> None:
         """Close every session, and end what is under way."""
@@ -93,9 +100,15 @@ class House:
                 if (visit := connection.state.get(_VISIT)) is None:
                     visit = await self._open(self._answers_forms(context))
                     connection.state[_VISIT] = visit
-                    connection.exit_stack.callback(lambda: self.spawn(self.leave(visit)))
+                    name = connection.session_id or ""
+                    self._of_connections[name] = visit
+                    connection.exit_stack.callback(lambda: self._gone(name, visit))
         visit.heard(context.session)
         return visit
+
+    def _gone(self, name: str, visit: Visit) -> None:
+        self._of_connections.pop(name, None)
+        self.spawn(self.leave(visit))
 
     def _answers_forms(self, context: ServerRequestContext[Any]) -> bool:
         return not self.serving.headless and lacking(context.session.client_capabilities, FORM, {}) is None
@@ -115,7 +128,7 @@ class House:
         for other in over:
             del self._used[other]
             self.spawn(self.leave(self._visits.pop(other)))
-        visit = self._visits[key] = await self._open(key[1])
+        visit = self._visits[key] = await self._open(key[1], shared=key[0] is None)
         return visit
 
     async def reopen(self, session_id: str, context: ServerRequestContext[Any]) -> Visit:
@@ -123,15 +136,17 @@ class House:
 
         :raises HandrailError: when somebody else has it open, or nobody can
         """
-        return await self._open(self._answers_forms(context), session_id)
+        modern = context.protocol_version in MODERN_PROTOCOL_VERSIONS
+        return await self._open(self._answers_forms(context), session_id, shared=modern and principal() is None)
 
-    async def _open(self, answers_forms: bool, session_id: str | None = None) -> Visit:
+    async def _open(self, answers_forms: bool, session_id: str | None = None, *, shared: bool = False) -> Visit:
         if self._closed:
             raise MCPError(INTERNAL_ERROR, "this server is closing")
         serving = self.serving
         guest = Guest(
             self.kernel.approvals, serving.wait_s, serving.hold_s, lambda: len(self._held) < serving.most_held
         )
+        guest.shared = shared
         attendant = guest if answers_forms else None
         opened = self.kernel.session(session_id, headless=attendant is None, attendant=attendant, peer=guest)
         guest.enter(await opened)

@@ -17,10 +17,9 @@ import socket
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-import orjson
 import uvicorn
 from mcp.server.auth.middleware.auth_context import AuthContextMiddleware
 from mcp.server.auth.middleware.bearer_auth import BearerAuthBackend, RequireAuthMiddleware
@@ -39,6 +38,13 @@ from starlette.routing import BaseRoute, Route
 from handrail.config.mcp import McpServe, SecretValue
 from handrail.contract.errors import StartError, UsageError
 from handrail.contract.jsontext import ArgumentText, check_depth
+from handrail.faces.mcp.connections import (
+    MOST_CONNECTIONS,
+    OneMeaning,
+    Sessions,
+    connections_within,
+    refused,
+)
 from handrail.faces.mcp.house import House, Serving
 from handrail.faces.mcp.introspection import IntrospectedTokens, Introspection, unchecked
 from handrail.faces.mcp.replay import Replay
@@ -56,7 +62,8 @@ PATH = "/mcp"
 RETRY_MS = 500
 """How soon a client that was let go comes back."""
 MOST_SESSIONS = 1_000
-MOST_CONNECTIONS = 2_000
+MOST_SESSIONS_OF_ONE = 250
+"""Of one credential, where there are credentials."""
 GRACE_S = 3
 """How long open connections have at the end."""
 BACKLOG = 1_024
@@ -221,24 +228,28 @@ async def served(
     house = House(kernel, serving)
     try:
         security = _security(listening, port)
-        manager = StreamableHTTPSessionManager(
+        manager = Sessions(
             app=build(house),
             event_store=Replay(),
             retry_interval=RETRY_MS,
             security_settings=security,
             session_idle_timeout=serving.idle_s,
             max_request_body_size=MAX_MESSAGE_BYTES,
-            max_sessions=MOST_SESSIONS,
+            most=MOST_SESSIONS,
+            most_of_one=MOST_SESSIONS_OF_ONE,
+            at_work=house.at_work,
         )
         address = f"http://{host}:{port}{PATH}"
         app = _app(manager, listening, address, security)
+        protocol = connections_within(MOST_CONNECTIONS)
         config = uvicorn.Config(
             app,
+            http=protocol,
             log_config=None,
             access_log=False,
             lifespan="off",
             server_header=False,
-            limit_concurrency=MOST_CONNECTIONS,
+            limit_concurrency=protocol.most + 1,
             timeout_graceful_shutdown=GRACE_S,
             ws="none",
         )
@@ -297,7 +308,7 @@ def _app(
     resource = listening.public_url or address
     endpoint: ASGIApp = Bodies(StreamableHTTPASGIApp(manager), security)
     routes: list[BaseRoute] = []
-    middleware: list[Middleware] = []
+    middleware: list[Middleware] = [Middleware(OneMeaning)]
     if (verifier := _verifier(listening, resource)) is not None:
         own = AnyHttpUrl(resource)
         metadata = build_resource_metadata_url(own) if listening.auth_server is not None else None
@@ -311,7 +322,7 @@ def _app(
             )
     if listening.origins:
         middleware.insert(
-            0,
+            1,
             Middleware(
                 CORSMiddleware,
                 allow_origins=listening.origins,
@@ -347,13 +358,13 @@ class Bodies:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] != "POST":
             return await self._app(scope, receive, send)
-        if (refused := await self._named.validate_request(Request(scope))) is not None:
-            refused.headers["connection"] = "close"  # and what comes after it is not read either
-            return await refused(scope, receive, send)
+        if (unknown := await self._named.validate_request(Request(scope))) is not None:
+            unknown.headers["connection"] = "close"  # and what comes after it is not read either
+            return await unknown(scope, receive, send)
         declared = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
         too_long = f"the message is too long; at most {MAX_MESSAGE_BYTES:,} bytes are taken"
         if declared.isdigit() and int(declared[:20]) > MAX_MESSAGE_BYTES:
-            return await _refused(send, 413, too_long)
+            return await refused(send, 413, too_long)
         pieces: list[bytes] = []
         size = 0
         while True:
@@ -363,24 +374,17 @@ class Bodies:
             pieces.append(message.get("body", b""))
             size += len(pieces[-1])
             if size > MAX_MESSAGE_BYTES:
-                return await _refused(send, 413, too_long)
+                return await refused(send, 413, too_long)
             if not message.get("more_body", False):
                 break
         body = b"".join(pieces)
         try:
             check_depth(body.decode("utf-8", "replace"), MAX_MESSAGE_DEPTH)
         except ArgumentText as error:
-            return await _refused(send, 400, f"the parameters {error}")
+            return await refused(send, 400, f"the parameters {error}")
         again: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
         async def replayed() -> Message:
             return again.pop() if again else await receive()
 
         return await self._app(scope, replayed, send)
-
-
-async def _refused(send: Send, status: int, text: str) -> None:
-    error: dict[str, Any] = {"jsonrpc": "2.0", "id": None, "error": {"code": -32600, "message": text}}
-    headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": orjson.dumps(error)})

@@ -1,0 +1,81 @@
+"""A model cannot flood the person who answers: requests wait in bounded numbers, of a session and of a workspace."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from handrail import Kernel, tool
+from handrail.arbiter import approvals
+from handrail.contract.people import ApprovalAnswer, Away
+
+
+@tool(side_effect="external", locks=[])
+async def send(text: str) -> str:
+    """Send."""
+    return text
+
+
+def opened(tmp_path: Path) -> Any:
+    (tmp_path / "ws").mkdir(exist_ok=True)
+    return Kernel.open(tmp_path / "ws", state=tmp_path / "state", tools=[send], rules=["ask send"])
+
+
+async def test_two_thousand_parked_calls_of_a_session_are_a_hundred(tmp_path: Path) -> None:
+    async with opened(tmp_path) as kernel:
+        session = await kernel.session(attendant=Away())
+        found = [await session.call("send", {"text": str(number)}) for number in range(130)]
+        assert ["parked" in result.metadata for result in found] == [True] * 100 + [False] * 30
+        refused = found[-1]
+        assert refused.error_kind == "limit" and "handrail approve" in (refused.error_text or "")
+        assert len(kernel.approvals.pending()) == 100
+        other = await kernel.session(attendant=Away())
+        assert "parked" in (await other.call("send", {"text": "x"})).metadata, "another session has its own"
+        first = kernel.approvals.pending(session.id)[0]
+        await kernel.approvals.decide(first.id, ApprovalAnswer("reject"), by="test")
+        assert "parked" in (await session.call("send", {"text": "y"})).metadata, "an answer makes room"
+
+
+async def test_the_bound_holds_for_calls_that_ask_at_the_same_time(tmp_path: Path) -> None:
+    async with opened(tmp_path) as kernel:
+        session = await kernel.session(attendant=Away())
+        calls = (session.call("send", {"text": str(number)}) for number in range(300))
+        found = await asyncio.gather(*calls)
+        assert sum("parked" in result.metadata for result in found) == 100
+        assert {result.error_kind for result in found if "parked" not in result.metadata} == {"limit"}
+
+
+async def test_many_sessions_together_have_a_bound_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(approvals, "MOST_OF_A_WORKSPACE", 7)
+    async with opened(tmp_path) as kernel:
+        parked = 0
+        for _ in range(5):
+            session = await kernel.session(attendant=Away())
+            parked += sum(
+                ["parked" in (await session.call("send", {"text": str(number)})).metadata for number in range(3)]
+            )
+        assert parked == 7
+
+
+async def test_what_has_expired_takes_no_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(approvals, "MOST_OF_A_SESSION", 1)
+    async with opened(tmp_path) as kernel:
+        session = await kernel.session(attendant=Away())
+        desk = kernel.rooms.arbiter.authorisation.asking.approvals
+        assert "parked" in (await session.call("send", {"text": "a"})).metadata
+        late = time.time_ns() + 8 * 86_400 * 10**9
+        monkeypatch.setattr(desk, "_clock", lambda: late)
+        assert "parked" in (await session.call("send", {"text": "b"})).metadata
+
+
+async def test_questions_are_bounded_likewise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(approvals, "MOST_OF_A_SESSION", 2)
+    async with opened(tmp_path) as kernel:
+        session = await kernel.session(attendant=Away())
+        asked: dict[str, Any] = {"questions": [{"question": "Which?", "header": "", "options": []}]}
+        found = [await session.call("question", asked) for _ in range(4)]
+        assert [result.error_kind for result in found][2:] == ["limit", "limit"], found
