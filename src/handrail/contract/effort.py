@@ -368,6 +368,8 @@ class _Graph:
     def __init__(self, parameters: Node, costs: Mapping[str, float], looking: Collection[str]) -> None:
         self._costs = costs
         self._looking = looking
+        self._checks_formats = "draft-0" in str(parameters.get("$schema", ""))
+        """Later dialects take a format for a remark."""
         self._resources: dict[str, Node | None] = {}
         self._anchors: dict[tuple[str, str], list[Node]] = {}
         self._dynamic: dict[str, list[Node]] = {}
@@ -490,7 +492,7 @@ class _Graph:
                 rules.errors += number
         if any(keyword in node for keyword in _BY_LENGTH):
             rules.text += _CHARACTER
-        if "format" in node:
+        if "format" in node and self._checks_formats:
             rules.text += _FORMAT
         if isinstance(pattern := node.get("pattern"), str):
             rules.text += self._costs[pattern]
