@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handrail.arbiter.redaction import Redactor
+from handrail.arbiter.secret_forms import Read
 
 pytestmark = pytest.mark.proves("O-07")
 
@@ -300,3 +301,24 @@ def test_what_several_processes_bring_under_one_name_is_all_redacted() -> None:
     with pytest.raises(ValueError, match="bad"):
         redactor.learn({"bad": "x"})
     assert redactor.text("first-value x") == "[secret:token] x", "a fault changes nothing"
+
+
+_AROUND = st.lists(
+    st.sampled_from(["a", "&#65;", "&#x41;", "&#xD800;", "&#99999999;", "é", "&amp;", "&#", "x;"]), max_size=6
+)
+
+
+@given(_AROUND, _AROUND, st.integers(0, 2**9 - 1))
+def test_characters_by_number_around_a_secret_stay_and_those_in_it_go(
+    before: list[str], after: list[str], numbered: int
+) -> None:
+    written = "".join(f"&#{ord(c)};" if numbered >> i & 1 else c for i, c in enumerate("k€y-Value"))
+    head, tail = "".join(before) + "|", "|" + "".join(after)
+    assert Redactor({"key": "k€y-Value"}).text(head + written + tail) == f"{head}[secret:key]{tail}"
+
+
+def test_a_text_of_nothing_but_characters_by_number_is_read_in_one_step() -> None:
+    read = Read("&#65;" * 50_000 + "&#" + "0" * 10_000 + "66;", False)
+    assert read.text == "A" * 50_000 + "B"
+    assert (read.start(3), read.end(3)) == (15, 15)
+    assert (read.start(50_000), read.end(50_001)) == (250_000, 260_005)

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from handrail.contract.jsontext import (
     MAX_ARGUMENT_BYTES,
     MAX_ARGUMENT_DEPTH,
+    MAX_ARGUMENT_VALUES,
     ArgumentText,
+    fault_in_size,
     json_type,
     parse_arguments,
     parse_object,
@@ -182,3 +184,20 @@ def test_no_text_escapes_as_another_exception(text: str) -> None:
 )
 def test_types_have_the_names_json_gives_them(value: object, name: str) -> None:
     assert json_type(value) == name
+
+
+def test_arguments_of_more_values_than_a_call_may_carry_are_refused() -> None:
+    whole = ",".join(["1"] * (MAX_ARGUMENT_VALUES - 2))
+    assert len(parse_arguments(f'{{"a":[{whole}]}}')["a"]) == MAX_ARGUMENT_VALUES - 2
+    for more in (f'{{"a":[{whole},1,1,1]}}', '{"a":[' + "{}," * MAX_ARGUMENT_VALUES + "1]}"):
+        with pytest.raises(ArgumentText, match="more than 20,000 values"):
+            parse_arguments(more)
+    given = {"a": [{"b": 1}] * (MAX_ARGUMENT_VALUES // 2)}
+    assert "more than 20,000 values" in (fault_in_size(given) or "")
+    assert fault_in_size({"a": [{"b": 1}] * 100}) is None
+    assert "characters long" in (fault_in_size({"a": ["x" * MAX_ARGUMENT_BYTES, "y"]}) or "")
+
+
+def test_commas_and_brackets_in_texts_are_no_values() -> None:
+    assert parse_arguments('{"a":"' + ",[{" * 50_000 + '"}') == {"a": ",[{" * 50_000}
+    assert parse_arguments('{"a":"' + '\\",[' * 50_000 + '"}') == {"a": '",[' * 50_000}

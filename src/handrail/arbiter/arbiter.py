@@ -15,7 +15,7 @@ from typing import Any
 
 from handrail.arbiter.ahead import look_ahead
 from handrail.arbiter.approvals import Approvals
-from handrail.arbiter.arguments import arguments_of, for_the_record, unparsed
+from handrail.arbiter.arguments import arguments_of, for_the_record, unrun
 from handrail.arbiter.asking import Parked
 from handrail.arbiter.authorisation import Authorisation
 from handrail.arbiter.blind import near, read_first, unseen
@@ -174,7 +174,7 @@ class Arbiter:
         entry = generation.resolve(proposed.name)
         call.entry = entry
         if entry is None:
-            self._propose(call, proposed.arguments)
+            self._propose(call, unrun(proposed.arguments, self.shaper.redactor))
             if proposed.fault is not None:
                 raise Refusal("resolve", proposed.fault_kind, proposed.fault)
             name = self.shaper.redactor.text(proposed.name)[:80]  # a cut secret would not be found
@@ -182,7 +182,7 @@ class Arbiter:
             raise Refusal("resolve", "unknown_tool", text)
         call.tool_id = entry.id
         if entry.withheld is not None:
-            self._propose(call, proposed.arguments)
+            self._propose(call, unrun(proposed.arguments, self.shaper.redactor))
             raise Refusal("resolve", "unavailable", f"{entry.spec.id} is withheld: {entry.withheld}")
         if call.parent is None and (catalog := call.lane.catalog) is not None:
             catalog.called(entry.id)
@@ -201,7 +201,7 @@ class Arbiter:
         arguments, compact, fault = arguments_of(call.proposed)
         if spec.mode == "stateful":
             self.states.look(call, arguments)
-        proposed = call.proposed.arguments if arguments is None else arguments
+        proposed = unrun(call.proposed.arguments, self.shaper.redactor) if arguments is None else arguments
         fault = self._propose(call, proposed, compact) or fault
         if arguments is None or fault:
             kind = call.proposed.fault_kind if call.proposed.fault is not None else "invalid_input"
@@ -225,15 +225,13 @@ class Arbiter:
 
     def _propose(self, call: Call, arguments: Any, compact: bytes | None = None) -> str | None:
         """Record the proposal. Gives what is wrong with arguments that are more than a call may carry."""
-        if isinstance(arguments, (str, bytes)):
-            arguments = unparsed(arguments, self.shaper.redactor)
         if call.resumed:
             attempt = {} if call.job is None else {"job": call.job.row.id, "attempt": call.job.row.job.attempt}
             asked = {"approval": [row.id for row in call.asked], "generation": call.generation.number}
             call.note("resumed", {**asked, **attempt})
             return None
         recorded, fault = for_the_record(arguments, compact, self.shaper.redactor)
-        body = {"tool": call.tool_id, "arguments": recorded, "generation": call.generation.number}
+        body: dict[str, Any] = {"tool": call.tool_id, "generation": call.generation.number}
         if call.replayable:
             body["key_hash"] = self.repeats.key_hash(call)
         if (entry := call.entry) is not None:
@@ -245,7 +243,7 @@ class Arbiter:
             body["parent"] = call.parent.id
         if call.going is not None:
             body |= call.going.told
-        call.note("proposed", body)
+        call.note("proposed", body, redacted={"arguments": recorded})
         if call.watched:
             call.emit("proposed", {"arguments": call.to_tell(arguments)})
         return fault

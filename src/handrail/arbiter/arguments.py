@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import orjson
 
@@ -12,12 +12,15 @@ from handrail.contract.call import ProposedCall
 from handrail.contract.jsontext import (
     MAX_ARGUMENT_BYTES,
     MAX_ARGUMENT_DEPTH,
+    MAX_ARGUMENT_VALUES,
     ArgumentText,
+    fault_in_size,
     json_type,
     parse_arguments,
 )
 from handrail.store.encoding import decode, encode
 
+_MAX_LOOKED_AT = 64 * 1024
 _MAX_HEAD = 2_000
 """Characters that are kept of text which is no JSON."""
 
@@ -34,10 +37,11 @@ def arguments_of(proposed: ProposedCall) -> tuple[dict[str, Any] | None, bytes |
             return parse_arguments(given), None, ""
         except ArgumentText as error:
             return None, None, str(error)
-    if isinstance(given, dict):
-        return given, None, ""  # pyright: ignore[reportUnknownVariableType]
     if isinstance(given, Mapping):
-        return dict(given), None, ""  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+        sent = cast("Mapping[str, Any]", given)
+        if fault := fault_in_size(sent):
+            return None, None, fault
+        return (sent if isinstance(sent, dict) else dict(sent)), None, ""
     return None, None, f"the arguments are a JSON {json_type(given)}; expected an object"
 
 
@@ -60,6 +64,8 @@ def parse_compact(text: str | bytes) -> tuple[dict[str, Any], bytes] | None:
         return None
     if type(value) is not dict:
         return None
+    if len(compact) > 2 * MAX_ARGUMENT_VALUES and fault_in_size(cast("dict[str, Any]", value)):
+        return None
     if len(compact) > MAX_ARGUMENT_DEPTH and compact.count(b"[") + compact.count(b"{") > MAX_ARGUMENT_DEPTH:
         return None
     return value, compact  # pyright: ignore[reportUnknownVariableType]
@@ -74,10 +80,16 @@ def parsed(text: str | bytes) -> dict[str, Any]:
     return parse_arguments(text) if quick is None else quick[0]
 
 
-def unparsed(text: str | bytes, redactor: Redactor) -> dict[str, str]:
-    """What stands in the place of arguments that are no JSON: their head, for whoever asks what was sent."""
-    whole = redactor.text(text if isinstance(text, str) else text.decode("utf-8", "replace"))
-    return {"unparsed": whole[:_MAX_HEAD]}
+def unrun(given: Any, redactor: Redactor) -> Any:
+    """Arguments that no tool gets, as they go on record: the head of what is text, for whoever asks what was sent, and the
+    kind alone of what is too much."""
+    if isinstance(given, (str, bytes)):
+        head = given[:_MAX_LOOKED_AT]
+        shown = redactor.stream().feed(head if isinstance(head, str) else head.decode("utf-8", "replace"))
+        return {"unparsed": shown[:_MAX_HEAD]}
+    if isinstance(given, (Mapping, list, tuple)) and fault_in_size(cast("Mapping[str, Any]", given)):
+        return {"$oversized": json_type(cast("object", given))}
+    return given
 
 
 def for_the_record(arguments: Any, compact: bytes | None, redactor: Redactor) -> tuple[Any, str | None]:
@@ -97,7 +109,7 @@ def for_the_record(arguments: Any, compact: bytes | None, redactor: Redactor) ->
         return {"$oversized": len(compact)}, f"the arguments are {size}. Pass a path to a file instead"
     if not plain:
         arguments = decode(compact)
-    if redactor.active:
+    if redactor.active and not (plain and not redactor.found_in(compact)):
         return redactor.value(arguments), None
     # A copy: what orjson gives keeps a buffer of 4 KB alive for as long as the record waits.
     return (orjson.Fragment(bytes(memoryview(compact))) if plain else arguments), None

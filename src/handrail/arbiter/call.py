@@ -336,10 +336,15 @@ class Call:
             call = call.parent
         return call.job is not None
 
-    def note(self, kind: Kind, body: dict[str, Any]) -> None:
-        """Queue a record for the next write to the log, with secrets redacted."""
+    def note(self, kind: Kind, body: dict[str, Any], redacted: Mapping[str, Any] | None = None) -> None:
+        """Queue a record for the next write to the log, with secrets redacted.
+
+        :param redacted: further fields, in which there are none any more
+        """
         if self.redactor.active:
             body = self.redactor.record(body)
+        if redacted:
+            body = {**body, **redacted}
         self.records.append(_new_record(Record, (kind, self.session_id, self.id, body)))
 
     def own_arguments(self) -> None:

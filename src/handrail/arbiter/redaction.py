@@ -25,10 +25,14 @@ MAX_SECRET = 16 * 1024
 """Characters. A longer one is a document, and to look for all its forms would hold every call up."""
 
 
+_LONG = 64 * 1024
+"""Bytes from which on a second look costs more than keeping what was looked at."""
+
+
 class Redactor:
     """Knows the secrets of one kernel, those that its processes brought along included."""
 
-    __slots__ = ("_binary", "_forms", "_numeric", "_secrets", "active")
+    __slots__ = ("_binary", "_clean", "_forms", "_numeric", "_secrets", "active")
 
     def __init__(self, secrets: Mapping[str, str] | None = None) -> None:
         """
@@ -60,6 +64,8 @@ class Redactor:
                 )
         ascii_only = all(value.isascii() for values in every.values() for value in values)
         self._secrets, self._forms = every, forms
+        self._clean = b""
+        """The last long text without secrets: arguments are looked at once for the record and once for people."""
         self._binary = forms if ascii_only else Forms(labelled, as_bytes=True)
         digits = set("0123456789.eE+-")
         self._numeric = any(
@@ -87,7 +93,13 @@ class Redactor:
 
     def found_in(self, data: bytes) -> bool:
         """Whether UTF-8 or JSON text has a secret in it."""
-        return self._binary.may_be_in_bytes(data) and bool(self._binary.occurrences(data.decode("latin-1")))
+        if len(data) > _LONG and data == self._clean:
+            return False
+        if self._binary.may_be_in_bytes(data) and self._binary.occurrences(data.decode("latin-1")):
+            return True
+        if len(data) > _LONG:
+            self._clean = data
+        return False
 
     def record(self, body: dict[str, Any]) -> dict[str, Any]:
         """As :meth:`value`, for what has seldom a secret in it: one look at the whole of it first."""

@@ -17,6 +17,8 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate
 from typing import NamedTuple
 from urllib.parse import quote
 
@@ -35,7 +37,7 @@ _HTML = {"&": "amp", "<": "lt", ">": "gt", '"': "quot", "'": "apos"}
 _BY_NUMBER = "&#"
 _AMPERSAND = ord("&")
 """Looked for first: one byte is found ten times as quickly as two."""
-_NUMBERED = re.compile(r"&#(?:[xX]0*([0-9a-fA-F]{1,6})(?![0-9a-fA-F])|0*([0-9]{1,7})(?![0-9]));?")
+_NUMBERED = re.compile(r"(&#(?:[xX]0*[0-9a-fA-F]{1,6}(?![0-9a-fA-F])|0*[0-9]{1,7}(?![0-9]));?)")
 _UNFINISHED = re.compile(r"&(?:#(?:[xX][0-9a-fA-F]*|[0-9]*))?")
 _LONGEST_BY_NUMBER = 64
 """Characters of one that a stream waits for; a longer one is all zeros, and is found in whole texts only."""
@@ -104,42 +106,51 @@ class Read:
     :param as_bytes: the text is bytes, each a character of the same number, and so is what is read
     """
 
-    __slots__ = ("_at", "_spans", "text")
-
     def __init__(self, text: str, as_bytes: bool) -> None:
-        self._at: list[int] = []
-        self._spans: list[tuple[int, int, int]] = []
-        parts: list[str] = []
-        size = last = 0
-        for match in _NUMBERED.finditer(text):
-            number = int(match[1], 16) if match[1] else int(match[2])
-            if number > 0x10FFFF or 0xD800 <= number <= 0xDFFF:
-                continue
-            character = chr(number).encode().decode("latin-1") if as_bytes else chr(number)
-            parts += (text[last : match.start()], character)
-            size += match.start() - last
-            self._at.append(size)
-            self._spans.append((match.start(), match.end(), len(character)))
-            size += len(character)
-            last = match.end()
-        self.text = "".join((*parts, text[last:]))
+        # Split, not searched: a text may be made of nothing else, and a step in Python for each would hold a call up.
+        pieces = _NUMBERED.split(text)
+        numbered = pieces[1::2]
+        characters = {one: _character(one, as_bytes) for one in set(numbered)}
+        self._pieces = pieces
+        self._read = pieces[:]
+        self._read[1::2] = map(characters.__getitem__, numbered)
+        self.text = "".join(self._read)
+
+    @cached_property
+    def _ends(self) -> tuple[list[int], list[int]]:
+        """Where each piece ends: in the text, and in what was read."""
+        return list(accumulate(map(len, self._pieces))), list(accumulate(map(len, self._read)))
 
     def start(self, index: int) -> int:
         """Where in the text that stands which is at ``index`` of what was read."""
-        nth = bisect.bisect_right(self._at, index) - 1
-        if nth < 0:
-            return index
-        begin, end, width = self._spans[nth]
-        behind = index - self._at[nth] - width
-        return begin if behind < 0 else end + behind
+        return self._place(index, index)
 
     def end(self, index: int) -> int:
         """Where in the text that ends which ends before ``index`` of what was read."""
-        nth = bisect.bisect_right(self._at, index - 1) - 1
-        if nth < 0:
+        if index <= 0:
             return index
-        _, end, width = self._spans[nth]
-        return end + max(0, index - self._at[nth] - width)
+        nth = bisect.bisect_right(self._ends[1], index - 1)
+        ends = self._ends[0]
+        if nth >= len(ends):
+            return ends[-1] + index - self._ends[1][-1]
+        return ends[nth] if nth % 2 else self._place(index - 1, index - 1) + 1
+
+    def _place(self, index: int, behind: int) -> int:
+        there, read = self._ends
+        nth = bisect.bisect_right(read, index)
+        if nth >= len(read):
+            return there[-1] + index - read[-1]
+        begin = there[nth - 1] if nth else 0
+        return begin if nth % 2 else begin + index - (read[nth - 1] if nth else 0)
+
+
+def _character(numbered: str, as_bytes: bool) -> str:
+    """The character that is written by its number; the text itself where there is none of that number."""
+    digits = numbered[2:].removesuffix(";")
+    number = int(digits[1:], 16) if digits[0] in "xX" else int(digits.lstrip("0") or "0")
+    if number > 0x10FFFF or 0xD800 <= number <= 0xDFFF:
+        return numbered
+    return chr(number).encode().decode("latin-1") if as_bytes else chr(number)
 
 
 class Forms:

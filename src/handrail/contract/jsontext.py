@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import math
 import re
-from typing import Any
+from collections.abc import Collection, Mapping
+from typing import Any, cast
 
 from handrail.contract.excerpts import excerpt
 
-MAX_ARGUMENT_BYTES = 8 * 1024 * 1024
+MAX_ARGUMENT_BYTES = 512 * 1024
+MAX_ARGUMENT_VALUES = 20_000
+"""JSON values that arguments may have, keys not counted. Each step of a call goes through all of them."""
 MAX_ARGUMENT_DEPTH = 64
 _STRING = re.compile(r'"(?:[^"\\]++|\\(?:.|\Z))*+(?:"|\Z)', re.DOTALL)
 """Possessive, and a string may end with the text: so every position is read once, whatever the text."""
+_STRING_OR_NEXT = re.compile(rf"{_STRING.pattern}|[,\[{{]", re.DOTALL)
 _AS_SQUARE = bytes.maketrans(b"{}", b"[]")
 _NO_BRACKET = bytes(set(range(256)) - set(b"[]{}"))
 
@@ -27,7 +31,9 @@ def parse_arguments(text: str | bytes, *, max_bytes: int = MAX_ARGUMENT_BYTES) -
 
     :raises ArgumentText: when refused
     """
-    return parse_object(text, max_bytes=max_bytes) if text.strip() else {}
+    if not text.strip():
+        return {}
+    return parse_object(text, max_bytes=max_bytes, max_values=MAX_ARGUMENT_VALUES)
 
 
 def parse_object(
@@ -36,10 +42,11 @@ def parse_object(
     what: str = "the arguments",
     max_bytes: int = MAX_ARGUMENT_BYTES,
     max_depth: int = MAX_ARGUMENT_DEPTH,
+    max_values: int | None = None,
 ) -> dict[str, Any]:
     """One JSON object from ``text``.
 
-    Refused, each with its own message: more than ``max_bytes``, nested deeper than ``max_depth``, duplicate
+    Refused, each with its own message: more than ``max_bytes`` or ``max_values``, nested deeper than ``max_depth``, duplicate
     keys, NaN and infinities, invalid UTF-8, half surrogate pairs, anything that is not one object.
 
     :param what: the subject of the messages, in the plural
@@ -59,6 +66,8 @@ def parse_object(
         raise ArgumentText(_HALF_A_PAIR.format(what=what)) from None
     try:
         check_depth(decoded, max_depth)
+        if max_values is not None and values_in_text(decoded, max_values) > max_values:
+            raise ArgumentText(f"hold more than {max_values:,} values; send less in one call, or a path to a file")
         value: Any = _DECODER.decode(decoded)
         if isinstance(value, dict) and ("\\ud" in decoded or "\\uD" in decoded):
             json.dumps(value, ensure_ascii=False).encode()
@@ -114,6 +123,51 @@ def check_depth(text: str, limit: int = MAX_ARGUMENT_DEPTH) -> None:
         raise too_deep
     if brackets.count(b"[") > limit:  # what is left never closes: a parser would go down all the same
         raise too_deep
+
+
+def values_in_text(text: str, enough: int) -> int:
+    """How many values a JSON text has at most, counted no further than just past ``enough``, and closely only where there
+    could be more."""
+    rough = text.count(",") + text.count("[") + text.count("{") + 1
+    if rough <= enough:
+        return rough
+    count = 1
+    for token in _STRING_OR_NEXT.finditer(text):
+        if text[token.start()] != '"':
+            count += 1
+            if count > enough:
+                break
+    return count
+
+
+def fault_in_size(arguments: Mapping[str, Any]) -> str | None:
+    """Why arguments that a program hands in are more than a call may carry, as far as is told without writing them as JSON."""
+    values = characters = 0
+    rest: list[Any] = [arguments]
+    while rest:
+        one = rest.pop()
+        if isinstance(one, Mapping):
+            keyed = cast("Mapping[Any, Any]", one)
+            members: Collection[Any] = keyed.values()
+            characters += (
+                sum(len(key) for key in keyed if isinstance(key, str)) if len(keyed) <= MAX_ARGUMENT_VALUES else 0
+            )
+        else:
+            members = cast("Collection[Any]", one)
+        values += len(members)
+        if values > MAX_ARGUMENT_VALUES:
+            return f"the arguments hold more than {MAX_ARGUMENT_VALUES:,} values; send less in one call, or a path to a file"
+        for member in members:
+            if isinstance(member, str):
+                characters += len(member)
+            elif isinstance(member, (dict, list, tuple)):
+                rest.append(member)
+        if characters > MAX_ARGUMENT_BYTES:
+            return (
+                f"the arguments are more than {characters:,} characters long; at most {MAX_ARGUMENT_BYTES:,} bytes are "
+                "taken. Pass a path to a file instead"
+            )
+    return None
 
 
 _HALF_A_PAIR = "{what} hold half of a surrogate pair (\\udXXX), which is no character; send whole characters"

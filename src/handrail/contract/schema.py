@@ -4,13 +4,16 @@ What a schema leaves open is read strictly at one place only: an object schema t
 additional properties takes none at its *top level*, so a misspelt argument is an error and is never
 silently dropped. The schema that a model is shown stays as it was declared.
 
-Patterns run on an engine that is linear where it can be and stops after a fixed number of steps where it
-cannot (look-around, back references), so neither a schema nor an argument can make a check run away.
+Nothing makes a check run away. Patterns run on an engine that reads each character once; those that look around are taken
+too, and stop after a fixed number of steps; back-references are refused. A schema that no budget could hold is refused when
+it is loaded, and arguments that are too much for theirs are refused before they are checked: see
+:mod:`handrail.contract.effort`.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, cast
@@ -18,19 +21,49 @@ from typing import Any, cast
 import jsonschema_rs as rs
 from pydantic_core import to_json
 
+from handrail.contract.effort import (
+    BACKTRACKS,
+    CHECK_BUDGET,
+    LIST_BUDGET,
+    MAX_CHAIN,
+    MAX_PATTERN_STATES,
+    MAX_VALUES,
+    STATE,
+    Effort,
+    TooMuch,
+    patterns_in,
+    values_in,
+)
 from handrail.contract.integers import counted, places_of_integers
 from handrail.contract.jsontext import MAX_ARGUMENT_DEPTH, json_type
 from handrail.contract.names import nearest
+from handrail.contract.regex_size import pattern_states
 from handrail.contract.spec import branches_of, properties_of, values_of
 
 MAX_SCHEMA_DEPTH = 128
+MAX_SCHEMA_BYTES = 400_000
 MAX_PROBLEMS = 50
-_MAX_NODES = 2_000_000
-_MAX_NODES_LISTED = 10_000
-"""Above this many values only the first problem is looked for: listing costs about 13 µs each."""
-
+_TOO_DEEP = f"the schema is nested deeper than {MAX_SCHEMA_DEPTH} levels, or holds itself"
+_NOT_TOGETHER = (
+    "the arguments do not go together as their schema says, which is too large to say why; look at the schema"
+)
+_MANY = 1_000
+"""Arguments that are looked at one by one."""
+_MAX_NODES = 200_000
+_MAX_VALUES_LISTED = 1_000
+_MAX_DEPTH_LISTED = 24
+"""Of a schema whose faults are listed: each costs about 20 µs, and more where it lies deep in alternatives."""
 _HARMLESS: frozenset[object] = frozenset({int, bool, type(None)})
-_BOUNDED = rs.FancyRegexOptions(backtrack_limit=100_000, size_limit=1024 * 1024, dfa_size_limit=1024 * 1024)
+_LINEAR = rs.RegexOptions(size_limit=1024 * 1024, dfa_size_limit=1024 * 1024)
+_BOUNDED = rs.FancyRegexOptions(backtrack_limit=BACKTRACKS, size_limit=1024 * 1024, dfa_size_limit=1024 * 1024)
+_BACK_REFERENCE = re.compile(r"(?:[^\\]|^)(?:\\\\)*\\(?:[1-9]|k[<{'])")
+_OF_SEVERAL = frozenset(
+    (
+        *("required", "minProperties", "maxProperties", "dependentRequired", "dependentSchemas", "dependencies"),
+        *("unevaluatedProperties", "allOf", "anyOf", "oneOf", "not", "if", "then", "else"),
+    )
+)
+"""What a schema says of its arguments together."""
 _DIALECTS: Mapping[str, Callable[..., rs.Validator]] = {
     "https://json-schema.org/draft/2020-12/schema": rs.Draft202012Validator,
     "https://json-schema.org/draft/2019-09/schema": rs.Draft201909Validator,
@@ -57,32 +90,89 @@ class InvalidSchema(ValueError):
 class Schema:
     """One tool's parameters, ready to check calls. Made by :func:`compile_schema`."""
 
-    __slots__ = ("_accepts", "_integers", "_validator", "_within", "parameters")
+    __slots__ = ("_accepts", "_effort", "_integers", "_of_each", "_validator", "_within", "parameters")
 
-    def __init__(self, parameters: Mapping[str, Any], validator: rs.Validator) -> None:
+    def __init__(
+        self,
+        parameters: Mapping[str, Any],
+        validator: rs.Validator,
+        effort: Effort,
+        of_each: Callable[[], rs.Validator],
+    ) -> None:
         self.parameters = parameters
         self._validator = validator
         self._accepts = validator.is_valid
+        self._effort = effort
+        self._of_each = of_each
         self._integers, self._within = places_of_integers(parameters)
 
     def problems(self, arguments: dict[str, Any], *, parsed: bool = False) -> list[str]:
         """Everything wrong with ``arguments``; empty when they fit.
 
         Each text names the JSON path, the type of what is there (never the value itself) and what was
-        expected. At most :data:`MAX_PROBLEMS` are listed, and then how many more there are.
+        expected. At most :data:`MAX_PROBLEMS` are listed, and then how many more there are. Where listing them would
+        cost too much, the arguments that do not fit are named.
 
         :param parsed: they come from :func:`~handrail.contract.jsontext.parse_arguments`, so that they are JSON
         """
         if not parsed and (fault := _unfit_for_checking(arguments)):
             return [fault]
+        estimate = self._effort.of(arguments)
+        if estimate.check > CHECK_BUDGET:
+            return [self._too_much(arguments)]
         try:
             if self._accepts(arguments):
                 return []
-            return _listed(self._errors(arguments), self.parameters)
+            if estimate.listing <= LIST_BUDGET:
+                return _listed(self._validator.iter_errors(arguments), self.parameters)
+            return self._by_argument(arguments)
         except UnicodeEncodeError:
             return ["the arguments hold half of a surrogate pair, which is no character; send whole characters"]
         except ValueError as error:
             return [f"the arguments are not JSON values: {str(error)[:200]}"]
+
+    def _too_much(self, arguments: Mapping[str, Any]) -> str:
+        """Which argument is too much for its schema."""
+        if len(arguments) > _MANY:
+            return f"the {len(arguments):,} arguments are too many to be checked against their schema; send less in one call"
+        name = max(arguments, key=lambda one: self._effort.of_argument(one, arguments[one]).check)
+        value = arguments[name]
+        characters = (
+            f"string of {len(value):,} characters" if isinstance(value, str) else f"{_sized(value)} or what is in it"
+        )
+        return (
+            f"{path_text([name])}: the {characters} is too much to be checked against its schema, which has patterns, "
+            "alternatives or many rules for it; send less in one call"
+        )
+
+    def _by_argument(self, arguments: dict[str, Any]) -> list[str]:
+        """The arguments that are missing or do not fit, with what is wrong with each where that costs little."""
+        properties = properties_of(self.parameters)
+        texts = [
+            f"{path_text([name])}: is missing; expected {_expected_of(properties.get(name, {}))}"
+            for name in values_of(self.parameters.get("required"))
+            if isinstance(name, str) and name not in arguments
+        ]
+        try:
+            validator = self._of_each()
+        except (ValueError, rs.ReferencingError):  # something refers to what is said of several
+            return texts or [_NOT_TOGETHER]
+        left = LIST_BUDGET
+        for count, (name, value) in enumerate(arguments.items()):
+            if len(texts) >= MAX_PROBLEMS or count >= _MANY:
+                return [*texts[:MAX_PROBLEMS], "and there may be more problems"]
+            if validator.is_valid({name: value}):
+                continue
+            cost = self._effort.of_argument(name, value).listing
+            if cost <= left:
+                left -= cost
+                texts += _listed(validator.iter_errors({name: value}), self.parameters)
+            else:
+                texts.append(
+                    f"{path_text([name])}: got {_sized(value)}; it does not fit its schema, and has too many parts or "
+                    "alternatives for every problem to be listed; send it in smaller parts"
+                )
+        return texts or [_NOT_TOGETHER]
 
     def whole(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """Valid ``arguments`` with whole numbers as ``int`` where integers are asked for. JSON Schema counts ``1.0`` as one;
@@ -97,15 +187,6 @@ class Schema:
                 arguments = {**arguments, name: made}
         return arguments
 
-    def _errors(self, arguments: dict[str, Any]) -> Iterable[rs.ValidationError]:
-        if _nodes(arguments, _MAX_NODES_LISTED) <= _MAX_NODES_LISTED:
-            return self._validator.iter_errors(arguments)
-        try:
-            self._validator.validate(arguments)
-        except rs.ValidationError as error:
-            return (error,)
-        return ()
-
 
 def compile_schema(parameters: Mapping[str, Any]) -> Schema:
     """Check and compile a tool's ``parameters``.
@@ -115,33 +196,110 @@ def compile_schema(parameters: Mapping[str, Any]) -> Schema:
     :raises InvalidSchema: (a ``ValueError``) when it is no valid schema, describes something other than one
         object, refers to anything outside itself, or holds a pattern that no bounded engine takes
     """
-    if not _soon_seen_flat(parameters) and _deeper_than(parameters, MAX_SCHEMA_DEPTH):
-        raise InvalidSchema([("", f"the schema is nested deeper than {MAX_SCHEMA_DEPTH} levels, or holds itself")])
+    if values_in(parameters, MAX_VALUES) > MAX_VALUES:
+        if _deeper_than(parameters, MAX_SCHEMA_DEPTH):
+            raise InvalidSchema([("", _TOO_DEEP)])
+        raise InvalidSchema([("", f"the schema has more than {MAX_VALUES:,} values; describe less")])
+    text = _text_of(parameters)
+    if len(text) > MAX_SCHEMA_BYTES:
+        raise InvalidSchema([("", f"the schema is {len(text):,} bytes long; at most {MAX_SCHEMA_BYTES:,} are taken")])
+    if _brackets_in(text) > MAX_SCHEMA_DEPTH and _deeper_than(parameters, MAX_SCHEMA_DEPTH):
+        raise InvalidSchema([("", _TOO_DEEP)])
     declared = str(parameters.get("$schema", _NEWEST)).rstrip("#")
     validator_of = _DIALECTS.get(declared)
     if validator_of is None:
         raise InvalidSchema([("$schema", f"{declared[:200]!r} is not a known dialect; leave it out for {_NEWEST}")])
     problems: dict[str, str] = {}
     if (kind := parameters.get("type")) != "object":
-        got = f"is {kind!r}" if "type" in parameters else "is missing"
+        got = f"is {kind!r}"[:200] if "type" in parameters else "is missing"
         problems["type"] = f'{got}; a tool\'s arguments are one object, so write "type": "object"'
     try:
+        weighed = _weighed(parameters)
         problems = _faults_by_metaschema(dict(parameters), declared) | problems
+    except TooMuch as error:
+        problems[""] = str(error)
     except ValueError as error:
         problems[""] = f"is not JSON: {str(error)[:200]}"
-    if problems:
-        raise InvalidSchema(list(problems.items()))
+    else:
+        if not problems:
+            compounds = b'ef":' in text or b'"unevaluated' in text or _brackets_in(text) > MAX_CHAIN
+            return _compiled(parameters, declared, validator_of, *weighed, compounds=compounds)
+    raise InvalidSchema(list(problems.items()))
+
+
+def _compiled(
+    parameters: Mapping[str, Any],
+    declared: str,
+    validator_of: Callable[..., rs.Validator],
+    costs: Mapping[str, float],
+    looking: Collection[str],
+    *,
+    compounds: bool,
+) -> Schema:
+    """:param compounds: rules could add up in it beyond what is written, or lie too deep in each other"""
+
+    def made(schema: Mapping[str, Any]) -> rs.Validator:
+        return validator_of(schema, retriever=_refuse, pattern_options=_BOUNDED)
+
+    whole = _closed(parameters, declared)
     try:
-        validator = validator_of(
-            _closed(parameters, declared),
-            retriever=_refuse,
-            pattern_options=_BOUNDED,
-        )
+        effort = Effort(whole, costs, looking)
+        if compounds:
+            effort.check_bounds()
+        validator = made(whole)
+    except TooMuch as error:
+        raise InvalidSchema([("", str(error))]) from None
     except rs.ValidationError as error:
         raise InvalidSchema([(path_text(error.instance_path), _compile_fault(error))]) from None
     except (ValueError, rs.ReferencingError) as error:
         raise InvalidSchema([("", str(error)[:300])]) from None
-    return Schema(parameters, validator)
+    if compounds and effort.unknown:
+        names = ", ".join(repr(one[:100]) for one in effort.unknown[:5])
+        raise InvalidSchema([("", f"{names} cannot be followed; write a reference as '#/$defs/NAME'")])
+    return Schema(
+        parameters,
+        validator,
+        effort,
+        lambda: made({key: value for key, value in whole.items() if key not in _OF_SEVERAL}),
+    )
+
+
+def _weighed(parameters: Mapping[str, Any]) -> tuple[dict[str, float], set[str]]:
+    """What each pattern costs per character, and which of them look around.
+
+    :raises TooMuch: for a pattern that refers back, and where they are too large together
+    """
+    costs: dict[str, float] = {}
+    looking: set[str] = set()
+    together = 0.0
+    for pattern in patterns_in(parameters):
+        if pattern in costs:
+            continue
+        states = pattern_states(pattern)
+        together += states
+        if together > MAX_PATTERN_STATES:
+            raise TooMuch(
+                f"the pattern {pattern[:80]!r} makes over {MAX_PATTERN_STATES:,} states, alone or with those before it; "
+                "repeat less, or say it by minLength and maxLength"
+            )
+        costs[pattern] = states * STATE
+        if not _is_linear(pattern):
+            if _BACK_REFERENCE.search(pattern):
+                raise TooMuch(
+                    f"the pattern {pattern[:80]!r} refers back to a group, which takes too long to match; write it without"
+                )
+            looking.add(pattern)
+    return costs, looking
+
+
+def _is_linear(pattern: str) -> bool:
+    if "(?" not in pattern and "\\" not in pattern and "+" not in pattern:
+        return True
+    try:
+        rs.Draft202012Validator({"pattern": pattern}, pattern_options=_LINEAR)
+    except (rs.ValidationError, ValueError):
+        return False
+    return True
 
 
 def of_step(step_parameters: Mapping[str, Any], name: str = "input") -> dict[str, Any]:
@@ -191,10 +349,15 @@ def _rules_for_schemas(dialect: str) -> rs.Validator:
 
 
 def _faults_by_metaschema(parameters: dict[str, Any], dialect: str) -> dict[str, str]:
+    rules = _rules_for_schemas(dialect)
+    if rules.is_valid(parameters):
+        return {}
+    if values_in(parameters, _MAX_VALUES_LISTED) > _MAX_VALUES_LISTED or _deeper_than(parameters, _MAX_DEPTH_LISTED):
+        return {"": f"is no schema by {dialect}, and too large for its faults to be listed"}
     found: dict[str, str] = {}
-    for error in _rules_for_schemas(dialect).iter_errors(parameters):
+    for error in rules.iter_errors(parameters):
         found.setdefault(path_text(error.instance_path), _compile_fault(error))
-    return found
+    return dict(list(found.items())[:MAX_PROBLEMS])
 
 
 def _closed(parameters: Mapping[str, Any], dialect: str) -> dict[str, Any]:
@@ -400,13 +563,17 @@ def _is_text(value: str) -> bool:
     return True
 
 
-def _soon_seen_flat(schema: Mapping[str, Any]) -> bool:
-    """Whether it has no more brackets than may be nested in each other, whatever their order; most schemas have not."""
+def _text_of(schema: Mapping[str, Any]) -> bytes:
+    """A schema as JSON; as many brackets as matter where it is none."""
     try:
-        text = to_json(schema)
+        return to_json(schema)
     except (TypeError, ValueError, RecursionError):  # it holds itself, or what only Python has
-        return False
-    return text.count(b"{") + text.count(b"[") <= MAX_SCHEMA_DEPTH
+        return b"{" * (MAX_SCHEMA_DEPTH + 1)
+
+
+def _brackets_in(text: bytes) -> int:
+    """How deep what is in ``text`` can be nested at most."""
+    return text.count(b"{") + text.count(b"[")
 
 
 def _deeper_than(value: object, limit: int) -> bool:
@@ -427,17 +594,6 @@ def _deeper_than(value: object, limit: int) -> bool:
             return True
         level = inner
     return False
-
-
-def _nodes(value: object, enough: int) -> int:
-    """How many values there are, counted no further than just past ``enough``."""
-    count = 0
-    stack: list[Any] = [value]
-    while stack and count <= enough:
-        members = _members(stack.pop())
-        count += len(members)
-        stack += [m for m in members if isinstance(m, (Mapping, list, tuple))]
-    return count
 
 
 def _members(container: Any) -> Collection[Any]:

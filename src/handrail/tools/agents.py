@@ -17,11 +17,12 @@ _DAY_MS = 24 * 60 * 60 * 1000
 _PROMPT = {
     "type": "string",
     "minLength": 1,
+    "maxLength": 200_000,
     "description": "The whole task. The agent sees nothing of this conversation",
 }
 _ABOUT = {"type": "string", "maxLength": 200, "description": "The task in a few words, for people"}
 _BACKGROUND = {"type": "boolean", "description": "Do not wait: you are told when it has ended"}
-_METADATA = {"type": "object", "description": "Kept with its session"}
+_METADATA = {"type": "object", "maxProperties": 100, "description": "Kept with its session"}
 _delegating = partial(
     ToolSpec,
     requires=Requires(capabilities=("agents",)),
@@ -46,7 +47,7 @@ class Task(Tool):
         ),
         parameters=object_schema(
             {
-                "subagent_type": {"type": "string", "minLength": 1, "description": "Which agent"},
+                "subagent_type": {"type": "string", "minLength": 1, "maxLength": 128, "description": "Which agent"},
                 "prompt": _PROMPT,
                 "description": _ABOUT,
                 "background": _BACKGROUND,

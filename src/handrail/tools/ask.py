@@ -31,14 +31,19 @@ class Ask(Tool):
                     "maxItems": 20,
                     "items": object_schema(
                         {
-                            "question": {"type": "string", "minLength": 1},
-                            "header": {"type": "string", "description": "A word or two above the question"},
+                            "question": {"type": "string", "minLength": 1, "maxLength": 10_000},
+                            "header": {
+                                "type": "string",
+                                "maxLength": 200,
+                                "description": "A word or two above the question",
+                            },
                             "options": {
                                 "type": "array",
+                                "maxItems": 100,
                                 "items": object_schema(
                                     {
-                                        "label": {"type": "string", "minLength": 1},
-                                        "description": {"type": "string"},
+                                        "label": {"type": "string", "minLength": 1, "maxLength": 1_000},
+                                        "description": {"type": "string", "maxLength": 2_000},
                                     },
                                     ["label"],
                                 ),

@@ -13,10 +13,15 @@ MAX_OUTPUT = 200 * 1024
 """Bytes of a result that shows a file, a search or what a program wrote."""
 WORKSPACE = FsRequires(read=("{workspace}",), write=("{workspace}",))
 """The whole workspace. A tool that starts programs needs it too: they see only what the sandbox mounts for the call."""
+MAX_PATH = 4096
+"""Characters of a path, as systems have it."""
+MAX_PATTERN = 1_000
+"""Characters of a glob, which is compiled."""
 FILE = {
     "type": "string",
     "format": "path",
     "minLength": 1,
+    "maxLength": MAX_PATH,
     "description": "The file: relative to the workspace, or absolute",
 }
 

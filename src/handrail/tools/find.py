@@ -7,12 +7,13 @@ from typing import Any
 from handrail.contract.files import Found
 from handrail.contract.runtime import Runtime
 from handrail.contract.tool import Tool
-from handrail.tools.declaring import file_reading, object_schema
+from handrail.tools.declaring import MAX_PATH, MAX_PATTERN, file_reading, object_schema
 
 _FOLDER = {
     "type": "string",
     "format": "path",
     "minLength": 1,
+    "maxLength": MAX_PATH,
     "default": ".",
     "description": "The folder to look in; the workspace if left out",
 }
@@ -27,7 +28,12 @@ class Glob(Tool):
         ),
         parameters=object_schema(
             {
-                "pattern": {"type": "string", "minLength": 1, "description": "Matched against the path in the folder"},
+                "pattern": {
+                    "type": "string",
+                    "minLength": 1,
+                    "maxLength": MAX_PATTERN,
+                    "description": "Matched against the path in the folder",
+                },
                 "path": _FOLDER,
             },
             ["pattern"],
@@ -53,9 +59,19 @@ class Grep(Tool):
         ),
         parameters=object_schema(
             {
-                "pattern": {"type": "string", "minLength": 1, "description": "The regular expression"},
+                "pattern": {
+                    "type": "string",
+                    "minLength": 1,
+                    "maxLength": 10_000,
+                    "description": "The regular expression",
+                },
                 "path": {**_FOLDER, "description": "The file or folder to search; the workspace if left out"},
-                "glob": {"type": "string", "minLength": 1, "description": "Only files like this, as in `*.py`"},
+                "glob": {
+                    "type": "string",
+                    "minLength": 1,
+                    "maxLength": MAX_PATTERN,
+                    "description": "Only files like this, as in `*.py`",
+                },
                 "ignore_case": {"type": "boolean", "default": False},
                 "literal": {"type": "boolean", "default": False, "description": "The pattern is plain text"},
             },

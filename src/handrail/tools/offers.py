@@ -43,7 +43,7 @@ _SOURCE = {
 }
 _ARGUMENTS = {
     "type": "object",
-    "additionalProperties": {"type": "string"},
+    "additionalProperties": {"type": "string", "maxLength": 100_000},
     "maxProperties": MAX_ARGUMENTS,
     "description": "The prompt's arguments by name, each a text",
 }
@@ -163,12 +163,18 @@ class Complete(Tool):
                         "type": {"enum": ["ref/prompt", "ref/resource"]},
                         "name": {"type": "string", "maxLength": MAX_NAME, "description": "Of the prompt"},
                         "uri": {"type": "string", "maxLength": MAX_URI, "description": "The template of the resource"},
-                        "title": {"type": "string"},
+                        "title": {"type": "string", "maxLength": MAX_NAME},
                     },
                     ["type"],
                 ),
                 "argument": {
-                    **object_schema({"name": {"type": "string"}, "value": {"type": "string"}}, ["name", "value"]),
+                    **object_schema(
+                        {
+                            "name": {"type": "string", "maxLength": MAX_NAME},
+                            "value": {"type": "string", "maxLength": 10_000},
+                        },
+                        ["name", "value"],
+                    ),
                     "description": "Which one, and how it begins",
                 },
                 "context": {**_ARGUMENTS, "description": "The arguments that are known already"},

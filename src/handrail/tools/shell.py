@@ -63,6 +63,7 @@ class Bash(Tool):
                     "type": "string",
                     "format": "command",
                     "minLength": 1,
+                    "maxLength": 100_000,
                     "description": "The command, as for bash -c",
                 },
                 "timeout_ms": _TIMEOUT,

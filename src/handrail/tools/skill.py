@@ -28,7 +28,7 @@ class SkillTool(Tool):
             "stand in the system text, a line each."
         ),
         parameters=object_schema(
-            {"name": {"type": "string", "minLength": 1, "description": "As in the list"}}, ["name"]
+            {"name": {"type": "string", "minLength": 1, "maxLength": 128, "description": "As in the list"}}, ["name"]
         ),
         requires=Requires(capabilities=("skills",)),
         side_effect="read",

@@ -17,6 +17,7 @@ from handrail.tools.text import blocks_between, decoded, encoded, line_end, line
 MAX_FILE = 16 * 1024 * 1024
 _POINTER = {
     "type": "string",
+    "maxLength": 10_000,
     "default": "",
     "description": "Where, as a JSON Pointer: /servers/0/name; the whole file if left out",
 }

@@ -73,7 +73,7 @@ class AddSchedule(Tool):
                 "description": "Every n minutes: counted from the full hour where n divides 60, else from now",
             },
             "hourly_at": {"type": "integer", "minimum": 0, "maximum": 59, "description": "This minute of each hour"},
-            "daily_at": {"type": "string", "description": "This time each day, as in 08:30"},
+            "daily_at": {"type": "string", "maxLength": 20, "description": "This time each day, as in 08:30"},
             "cron": {
                 "type": "string",
                 "maxLength": 200,

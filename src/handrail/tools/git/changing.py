@@ -104,6 +104,7 @@ class Commit(Tool):
                 "message": {
                     "type": "string",
                     "minLength": 1,
+                    "maxLength": 100_000,
                     "description": "A subject line; then a blank line and the reasons",
                 },
                 "all": {"type": "boolean", "default": False, "description": "First stage all changes of tracked files"},
@@ -207,10 +208,11 @@ class CreateBranch(Tool):
         parameters=object_schema(
             {
                 "repository": FOLDER,
-                "name": {"type": "string", "minLength": 1, "description": "The new branch's name"},
+                "name": {"type": "string", "minLength": 1, "maxLength": 4096, "description": "The new branch's name"},
                 "start": {
                     "type": "string",
                     "minLength": 1,
+                    "maxLength": 4096,
                     "default": "HEAD",
                     "description": "The commit, branch or tag it begins at; the current commit if left out",
                 },
@@ -262,7 +264,12 @@ class Checkout(Tool):
         parameters=object_schema(
             {
                 "repository": FOLDER,
-                "ref": {"type": "string", "minLength": 1, "description": "The branch, tag or commit"},
+                "ref": {
+                    "type": "string",
+                    "minLength": 1,
+                    "maxLength": 4096,
+                    "description": "The branch, tag or commit",
+                },
                 "track": {
                     "type": "boolean",
                     "default": False,

@@ -14,12 +14,17 @@ TIMEOUT_MS = 120_000
 FOLDER: dict[str, Any] = {
     "type": "string",
     "minLength": 1,
+    "maxLength": 4096,
     "default": ".",
     "description": "A folder in the repository; the workspace if left out",
 }
 READ_FOLDER: dict[str, Any] = {**FOLDER, "format": "path"}
 """The same, where reading it is judged by the rules about reading files."""
-PATHS: dict[str, Any] = {"type": "array", "items": {"type": "string", "minLength": 1}}
+PATHS: dict[str, Any] = {
+    "type": "array",
+    "maxItems": 2_000,
+    "items": {"type": "string", "minLength": 1, "maxLength": 4096},
+}
 """Files and folders of the repository; each tool adds a description."""
 WRITES = Requires(fs=WORKSPACE, shell=(ShellRequires(cmd="git"),))  # noqa: S604 - a declaration, nothing is run
 WRITES_CONFIG = WRITES.model_copy(update={"capabilities": ("vcs.config",)})

@@ -28,10 +28,11 @@ class Merge(Tool):
         parameters=object_schema(
             {
                 "repository": FOLDER,
-                "ref": {"type": "string", "minLength": 1, "description": "What to merge"},
+                "ref": {"type": "string", "minLength": 1, "maxLength": 4096, "description": "What to merge"},
                 "message": {
                     "type": "string",
                     "minLength": 1,
+                    "maxLength": 100_000,
                     "description": "The merge commit's message; git's own if left out",
                 },
                 "fast_forward": {
@@ -111,7 +112,12 @@ class Stash(Tool):
                     "default": 0,
                     "description": "Which stash, 0 the last",
                 },
-                "message": {"type": "string", "minLength": 1, "description": "For push: what it is"},
+                "message": {
+                    "type": "string",
+                    "minLength": 1,
+                    "maxLength": 100_000,
+                    "description": "For push: what it is",
+                },
                 "untracked": {"type": "boolean", "default": False, "description": "For push: new files too"},
             }
         ),

@@ -111,6 +111,7 @@ class Log(Tool):
                 "ref": {
                     "type": "string",
                     "minLength": 1,
+                    "maxLength": 4096,
                     "description": "A branch, tag, commit or range (main..feature); the current commit if left out",
                 },
                 "paths": {
@@ -155,10 +156,17 @@ class Blame(Tool):
         description="Show which commit last changed each line of a file, and who made it when.",
         parameters=object_schema(
             {
-                "path": {"type": "string", "format": "path", "minLength": 1, "description": "The file"},
+                "path": {
+                    "type": "string",
+                    "format": "path",
+                    "minLength": 1,
+                    "maxLength": 4096,
+                    "description": "The file",
+                },
                 "ref": {
                     "type": "string",
                     "minLength": 1,
+                    "maxLength": 4096,
                     "description": "The file as of this commit, branch or tag; as it is now if left out",
                 },
                 "first": {"type": "integer", "minimum": 1, "default": 1, "description": "The first line"},

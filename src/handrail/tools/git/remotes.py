@@ -33,12 +33,14 @@ class Init(Tool):
                 "path": {
                     "type": "string",
                     "minLength": 1,
+                    "maxLength": 4096,
                     "default": ".",
                     "description": "The folder; made if it is not there",
                 },
                 "branch": {
                     "type": "string",
                     "minLength": 1,
+                    "maxLength": 4096,
                     "default": "main",
                     "description": "The first branch's name",
                 },
@@ -79,19 +81,27 @@ class Clone(Tool):
                     "type": "string",
                     "format": "uri",
                     "minLength": 1,
+                    "maxLength": 4096,
                     "description": "The address, as in https://example.org/project.git",
                 },
                 "source": {
                     "type": "string",
                     "minLength": 1,
+                    "maxLength": 4096,
                     "description": "Instead of `url`: a repository in the workspace",
                 },
                 "path": {
                     "type": "string",
                     "minLength": 1,
+                    "maxLength": 4096,
                     "description": "The new folder; named after the repository if left out",
                 },
-                "branch": {"type": "string", "minLength": 1, "description": "The branch or tag to check out"},
+                "branch": {
+                    "type": "string",
+                    "minLength": 1,
+                    "maxLength": 4096,
+                    "description": "The branch or tag to check out",
+                },
                 "depth": {"type": "integer", "minimum": 1, "description": "Only the last so many commits"},
             }
         ),
@@ -159,14 +169,26 @@ class Push(Tool):
         parameters=object_schema(
             {
                 "repository": FOLDER,
-                "remote": {"type": "string", "minLength": 1, "default": "origin", "description": "The remote's name"},
+                "remote": {
+                    "type": "string",
+                    "minLength": 1,
+                    "maxLength": 4096,
+                    "default": "origin",
+                    "description": "The remote's name",
+                },
                 "url": {
                     "type": "string",
                     "format": "uri",
                     "minLength": 1,
+                    "maxLength": 4096,
                     "description": "The remote's http(s) address",
                 },
-                "branch": {"type": "string", "minLength": 1, "description": "The branch; the current one if left out"},
+                "branch": {
+                    "type": "string",
+                    "minLength": 1,
+                    "maxLength": 4096,
+                    "description": "The branch; the current one if left out",
+                },
                 "set_upstream": {
                     "type": "boolean",
                     "default": False,

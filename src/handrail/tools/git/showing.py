@@ -33,7 +33,8 @@ _EMPTY_TREES = {
 """What git calls a tree with nothing in it, by the length of its names."""
 _PATHS = {
     "type": "array",
-    "items": {"type": "string", "minLength": 1},
+    "maxItems": 2_000,
+    "items": {"type": "string", "minLength": 1, "maxLength": 4096},
     "description": "Only these files or folders",
 }
 _CONTEXT = {
@@ -59,8 +60,18 @@ class Diff(Tool):
         ),
         parameters=object_schema(
             {
-                "from": {"type": "string", "minLength": 1, "description": "The commit, branch or tag to compare with"},
-                "to": {"type": "string", "minLength": 1, "description": "Compare `from` with this, not with the files"},
+                "from": {
+                    "type": "string",
+                    "minLength": 1,
+                    "maxLength": 4096,
+                    "description": "The commit, branch or tag to compare with",
+                },
+                "to": {
+                    "type": "string",
+                    "minLength": 1,
+                    "maxLength": 4096,
+                    "description": "Compare `from` with this, not with the files",
+                },
                 "repository": READ_FOLDER,
                 "staged": {"type": "boolean", "default": False, "description": "What is staged instead of what is not"},
                 "paths": _PATHS,
@@ -102,10 +113,16 @@ class Show(Tool):
                 "ref": {
                     "type": "string",
                     "minLength": 1,
+                    "maxLength": 4096,
                     "default": "HEAD",
                     "description": "The commit, branch or tag; the current commit if left out",
                 },
-                "file": {"type": "string", "minLength": 1, "description": "Show this file as it was then"},
+                "file": {
+                    "type": "string",
+                    "minLength": 1,
+                    "maxLength": 4096,
+                    "description": "Show this file as it was then",
+                },
                 "paths": _PATHS,
                 "context": _CONTEXT,
                 "counts_only": _COUNTS_ONLY,
