@@ -179,6 +179,7 @@ def test_a_rule_that_denies_finds_its_options_in_any_order(pattern: str, command
         (("allow bash", "deny bash npm i *"), "npm --silent install left-pad", "deny"),
         (("allow bash", "deny bash pip install *"), "python3 -m pip install x", "deny"),
         (("allow bash", "deny bash pip install *"), "pip3 --quiet install x", "deny"),
+        (("allow bash", "deny bash yarn install *"), "yarn build", "allow"),
         (("allow bash", "deny bash docker run *"), "docker container run x", "deny"),
         (("allow bash", "deny bash docker rm *"), "docker --host h container rm x", "deny"),
         (("allow bash", "deny bash docker compose up *"), "docker compose -f y up", "deny"),
