@@ -279,6 +279,8 @@ class Prepared:
 
     def _hidden_in(self, target: Target, script: Script, by_arguments: Ranked | None) -> Finding | None:
         """The strictest objection to a command in a script's text that none of its commands names in its own words."""
+        if not self._watching.may_concern(target.value):
+            return None
         fed = any(runners.is_fed(command.argv) for command in script.commands)
         if not fed and (script.unclear is None or "=" not in target.value):
             return None
@@ -397,12 +399,13 @@ class Prepared:
         By name alone; what a search comes upon is the sandbox's matter, which masks such files. What a repository stores
         cannot be masked, so a command that shows it is asked about.
         """
-        assert found.argv is not None
-        if (reason := read_only.shows_stored_contents(found.argv)) is not None:
+        argv = found.argv
+        assert argv is not None
+        if (reason := read_only.shows_stored_contents(argv)) is not None:
             note = f"{reason}; the tools git.show, git.log and git.diff leave those out"
             found = found._replace(action="ask", cause="program", note=note)
         own, shipped = self.capability_rules("fs.read")
-        for word in read_only.names_path(found.argv):
+        for word in read_only.names_path(argv):
             path = posixpath.normpath(word)
             outside = path[:1] == "/" or path[:2] == ".."
             subject = PathSubject(path, None) if outside else PathSubject(f"./{path}", path)

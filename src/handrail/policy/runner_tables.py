@@ -200,7 +200,6 @@ SAME: Mapping[str, tuple[tuple[_Words, _Words], ...]] = {
         (("install",), ("i",)), (("remove",), ("rm",)), (("remove",), ("uninstall",)), (("remove",), ("un",)), (("run",), ("run-script",)),
         (("update",), ("up",)), (("test",), ("t",)),
     ),
-    "yarn": ((("install",), ()),),
     "bun": ((("install",), ("i",)), (("add",), ("a",)), (("remove",), ("rm",)), (("run",), ("r",))),
     "cargo": ((("build",), ("b",)), (("run",), ("r",)), (("test",), ("t",)), (("check",), ("c",)), (("remove",), ("rm",)), (("doc",), ("d",))),
     "docker": (

@@ -12,6 +12,7 @@ import posixpath
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 from handrail.policy import runner_tables, wrappers
@@ -500,6 +501,15 @@ def texts_of(form: Form, words: Sequence[str]) -> Iterator[str]:
         yield " ".join(rest)
 
 
+def _option_values(form: Form, words: Sequence[str]) -> Iterator[str]:
+    """The values of the form's options."""
+    for option, word in pairwise(words):
+        if _option(form, option):
+            yield word
+        elif word[:1] == "-" and (value := _attached(form, word)):
+            yield value
+
+
 def _attached(form: Form, word: str) -> str:
     """The value in the same word as its option, or ``""``."""
     if word[:2] == "--" or (word[:1] == "-" and "=" in word):
@@ -526,14 +536,17 @@ def unread(argv: Sequence[str]) -> str | None:
     form = form_of(program)
     if form is None or (form.anywhere and program not in runner_tables.REMOTE) or form.code:
         return None
-    for text in texts_of(form, argv):
-        if " " in text and (reason := parse(text, _MAX_SIGNS).unclear) is not None:
-            return f"{program} runs a text that cannot be judged: {reason}"
+    texts = [*(texts_of(form, argv) if form.anywhere else _option_values(form, argv))]
     for start in _starts(form, tuple(argv)):
         rest = argv[start:]
-        is_shell = program_name(rest) in SHELLS and (rest[0][:1] == "/" or start > 1)
-        if is_shell and all(word[:1] == "-" for word in rest[1:]):
+        if program_name(rest) not in SHELLS or (start == 1 and rest[0][:1] != "/"):
+            continue
+        if all(word[:1] == "-" for word in rest[1:]):
             return f"{program} starts a shell that runs whatever it is fed"
+        texts += (text for option, text in pairwise(rest) if _TAKES_SCRIPT.fullmatch(option))
+    for text in texts:
+        if " " in text and (reason := parse(text, _MAX_SIGNS).unclear) is not None:
+            return f"{program} runs a text that cannot be judged: {reason}"
     if program == "ssh" and _has_no_command(argv):
         return "ssh without a command runs whatever it is fed"
     return None
