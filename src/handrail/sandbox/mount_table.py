@@ -82,7 +82,6 @@ class HostMount(NamedTuple):
     device: str
     root: str
     point: str
-    unbindable: bool
 
 
 class HostMounts:
@@ -130,9 +129,8 @@ def _point(mount: HostMount) -> str:
 
 
 def _host_mount(line: str) -> HostMount:
-    number, parent, device, root, point, _options, rest = line.split(" ", 6)
-    unbindable = "unbindable" in rest.partition(" - ")[0].split(" ")
-    return HostMount(int(number), int(parent), device, root, _unescaped(point), unbindable)
+    number, parent, device, root, point, _ = line.split(" ", 5)
+    return HostMount(int(number), int(parent), device, root, _unescaped(point))
 
 
 def _unescaped(text: str) -> str:
@@ -243,7 +241,7 @@ def _brought_along(inner: Sequence[HostMount], top: int) -> Iterator[HostMount]:
     above = {top}
     rest = list(inner)
     while True:
-        copied = [mount for mount in rest if mount.parent in above and not mount.unbindable]
+        copied = [mount for mount in rest if mount.parent in above]
         if not copied:
             return
         yield from copied
