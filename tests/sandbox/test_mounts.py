@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.sandbox.conftest import Ground
@@ -19,7 +20,7 @@ from handrail.contract.sandbox import SHELL_ARGV, Process, Program, TerminalSize
 from handrail.sandbox import launcher, mount_table
 from handrail.sandbox.bubblewrap import Bubblewrap, binaries
 from handrail.sandbox.launcher import Launcher
-from handrail.sandbox.looks import Looks
+from handrail.sandbox.looks import Looks, What
 from handrail.sandbox.mount_table import ExpectedMount
 from handrail.sandbox.pool import Pooled
 from handrail.sandbox.process import Confined
@@ -88,7 +89,7 @@ def home(request: pytest.FixtureRequest, ground: Ground) -> Iterator[Ground]:
         yield Ground(place / "ws", place / "scratch", place / "elsewhere", ground.sandbox)
 
 
-def masks(home: Ground, **changes: object) -> dict[str, object]:
+def masks(home: Ground, **changes: object) -> dict[str, Any]:
     """The arguments of a profile that hides and keeps something."""
     ws = home.workspace
     return {
@@ -433,7 +434,7 @@ async def test_a_ready_sandbox_is_not_used_once_a_source_was_swapped(
     await taken()
     assert await taken()
     (place / name).rename(place / "away")
-    os.system(f"cp -rp {shlex.quote(str(place / 'away'))} {shlex.quote(str(place / name))}")
+    subprocess.run(["cp", "-rp", place / "away", place / name], check=True)
     assert not await taken()
     assert await taken()
 
