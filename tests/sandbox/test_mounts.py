@@ -20,7 +20,7 @@ from handrail.contract.sandbox import SHELL_ARGV, Process, Program, TerminalSize
 from handrail.sandbox import launcher, mount_table
 from handrail.sandbox.bubblewrap import Bubblewrap, binaries
 from handrail.sandbox.launcher import Launcher
-from handrail.sandbox.looks import Looks, What
+from handrail.sandbox.looks import Looks
 from handrail.sandbox.mount_table import ExpectedMount
 from handrail.sandbox.pool import Pooled
 from handrail.sandbox.process import Confined
