@@ -15,9 +15,10 @@ from tests.sandbox.conftest import Ground, Ran
 
 from handrail.contract.errors import ToolError
 from handrail.contract.sandbox import SHELL_ARGV, Program, Tier
-from handrail.sandbox import landlock, launcher
+from handrail.sandbox import landlock, launcher, mount_table
 from handrail.sandbox.bubblewrap import Bubblewrap, binaries
 from handrail.sandbox.launcher import Launcher
+from handrail.sandbox.looks import Looks
 
 ABI = landlock.abi()
 needs_landlock = pytest.mark.skipif(ABI < 1, reason="this kernel has no Landlock")
@@ -43,7 +44,13 @@ async def ran(sandbox: Bubblewrap, ground: Ground, script: str, folders: Folders
         if option == "--bind":
             options[at + 2] = places.get(options[at + 1], options[at + 2])
     told = {WORKSPACE: "rw", SCRATCH: "rw"} if folders is None else folders
-    changed: dict[str, object] = {"options": tuple(options), "start": WORKSPACE, "folders": tuple(told.items()), **seen}
+    changed: dict[str, object] = {
+        "options": tuple(options),
+        "table": mount_table.expected(options, Looks()),
+        "start": WORKSPACE,
+        "folders": tuple(told.items()),
+        **seen,
+    }
     made = dataclasses.replace(plan.made, **changed)  # pyright: ignore[reportArgumentType]
     process = sandbox.prepare(dataclasses.replace(plan, made=made))
     environment = {"PATH": "/usr/bin:/bin", "HOME": SCRATCH}

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import shlex
+import subprocess
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.sandbox.conftest import Ground
@@ -86,7 +89,7 @@ def home(request: pytest.FixtureRequest, ground: Ground) -> Iterator[Ground]:
         yield Ground(place / "ws", place / "scratch", place / "elsewhere", ground.sandbox)
 
 
-def masks(home: Ground, **changes: object) -> dict[str, object]:
+def masks(home: Ground, **changes: object) -> dict[str, Any]:
     """The arguments of a profile that hides and keeps something."""
     ws = home.workspace
     return {
@@ -431,7 +434,7 @@ async def test_a_ready_sandbox_is_not_used_once_a_source_was_swapped(
     await taken()
     assert await taken()
     (place / name).rename(place / "away")
-    os.system(f"cp -rp {shlex.quote(str(place / 'away'))} {shlex.quote(str(place / name))}")
+    subprocess.run(["cp", "-rp", place / "away", place / name], check=True)
     assert not await taken()
     assert await taken()
 
@@ -474,3 +477,126 @@ def test_a_mount_is_on_the_innermost_one_that_nothing_covers() -> None:
 
 def test_a_path_is_written_as_the_kernel_writes_it() -> None:
     assert mount_table.escaped("/a b\tc\nd\\e é") == "/a\\040b\\011c\\012d\\134e\\040é"
+
+
+# ── machines that have mounts beneath what is mounted ────────────────────────────────────────────
+
+_AMONG_MOUNTS = """
+import asyncio, os, signal, subprocess, sys
+from pathlib import Path
+from handrail.contract.errors import ToolError
+from handrail.contract.requires import CapabilitySet, Layer, ShellRequires
+from handrail.contract.sandbox import Profile, Program, Tier
+from handrail.sandbox.bubblewrap import Bubblewrap
+from handrail.sandbox.pool import Pooled
+
+place, binary = Path(sys.argv[1]), sys.argv[2]
+ws, specs, scratch = place / "ws", place / "specs", place / "scratch"
+
+def run(*argv):
+    subprocess.run([str(word) for word in argv], check=True)
+
+def tmpfs(at):
+    at.mkdir(parents=True, exist_ok=True)
+    run("mount", "-t", "tmpfs", "none", at)
+
+run("mount", "--make-rshared", "/")
+for folder in (ws, specs, scratch, ws / "other", ws / "vault"):
+    folder.mkdir(exist_ok=True)
+(ws / "other" / "seen").write_text("seen\\n")
+tmpfs(scratch)
+tmpfs(ws / "m")
+tmpfs(ws / "m" / "inner")
+(ws / "m" / "key").write_text("TOP-SECRET")
+(ws / "m" / "p").write_text("kept\\n")
+(ws / "b c\\\\d").mkdir()
+run("mount", "--bind", ws / "other", ws / "b c\\\\d")
+tmpfs(ws / "twice")
+tmpfs(ws / "twice")
+tmpfs(ws / "twice" / "on top")
+tmpfs(ws / "vault" / "inner")
+(ws / "vault" / "inner" / "key").write_text("TOP-SECRET")
+run("mount", "--bind", specs, specs)
+tmpfs(specs / "in it")
+tmpfs(ws / "unbound")
+run("mount", "--make-unbindable", ws / "unbound")
+
+layer = Layer("t", (str(ws), str(specs)), (str(ws),), (), (ShellRequires(cmd="*"),))
+capabilities = CapabilitySet((layer,))
+profile = Profile(
+    str(ws), str(scratch), further=(str(specs),),
+    masked=(str(ws / "m" / "key"), str(ws / "vault")), pinned=(str(ws / "m" / "p"),),
+)
+sandbox = Bubblewrap(binary, Tier("bubblewrap", "for a test"))
+
+async def outcome(process):
+    try:
+        out, errors, _ = await process.communicate(b"", 1000)
+        await process.wait()
+        return out.decode(), errors.decode()
+    except ToolError as error:
+        return error.kind, error.text
+    finally:
+        await process.kill()
+
+def start(text):
+    return sandbox.start(capabilities, profile, Program(["/bin/bash", "-c", text]))
+
+async def main():
+    text = 'cat m/p b*/seen; cat m/key vault/inner/key vault/key'
+    said = await outcome(await start(text))
+    assert said[0] == "kept\\nseen\\n" and "TOP-SECRET" not in said[1], said
+    tmpfs(ws / "later")
+    said = await outcome(await start("ls later; echo begun"))
+    assert said[0] == "begun\\n", said
+
+    process = await start("echo begun; read; echo done")
+    assert await process.read(100) == b"begun\\n"
+    os.kill(process.inner_pid, signal.SIGSTOP)
+    tmpfs(ws / "brief")
+    run("umount", ws / "brief")
+    os.kill(process.inner_pid, signal.SIGCONT)
+    await process.write(b"x\\n")
+    said = await outcome(process)
+    assert said[0] == "done\\n", said  # the table had changed, and was as before when it was looked at
+
+    for change, named in (
+        (lambda: tmpfs(ws / "new"), ws / "new"),
+        (lambda: run("umount", ws / "later"), ws / "later"),
+        (lambda: tmpfs(specs / "new"), specs / "new"),
+    ):
+        process = await start("echo begun; exec sleep 600")
+        assert await process.read(100) == b"begun\\n"
+        change()
+        said = await outcome(process)
+        assert said[0] == "conflict" and str(named) in said[1], (named, said)
+    said = await outcome(await start("echo begun"))
+    assert said[0] == "begun\\n", said
+    # A mount point that moves with its folder gives no sign: the first try tells, and the next one is right.
+    (ws / "around").mkdir()
+    tmpfs(ws / "around" / "m")
+    assert (await outcome(await start("echo begun")))[0] == "begun\\n"
+    (ws / "around").rename(ws / "about")
+    told = [(await outcome(await start("echo begun")))[0] for _ in range(2)]
+    assert told[1] == "begun\\n", told
+    print("held")
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("binary", BINARIES)
+def test_a_machine_with_mounts_beneath_its_folders_is_served_and_their_changes_are_noticed(
+    tmp_path: Path, binary: str
+) -> None:
+    """In a mount namespace of the test's, in which it may mount."""
+    unshare = ["unshare", *([] if os.geteuid() == 0 else ["--user", "--map-root-user"]), "--mount"]
+    done = subprocess.run(
+        [*unshare, "--propagation", "private", sys.executable, "-c", _AMONG_MOUNTS, str(tmp_path.resolve()), binary],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.stdout, done.returncode) == ("held\n", 0), done.stderr

@@ -1,8 +1,8 @@
 # The first process of a sandbox, in perl because every distribution has it and it starts in a millisecond.
 # handrail.sandbox.launcher says what it reads and answers; launcher_python.py does the same where there is no perl. Its
-# first argument is watcher.pl, which the process that stays the sandbox's first becomes.
+# first arguments are comparer.pl and watcher.pl, which the process that stays the sandbox's first evaluates.
 # No module is loaded, and nothing is read but the descriptors that it is given and what /proc says of itself.
-my ($watcher, $channel, $letter, $lifeline, $spare, @others) = @ARGV;
+my ($comparer, $watcher, $channel, $letter, $lifeline, $spare, @others) = @ARGV;
 open(my $host, "+<&=", $channel);
 open(my $mail, "<&=", $letter);
 open(my $life, "+<&=", $lifeline);
@@ -52,13 +52,15 @@ while (my ($setting, $number) = splice(@counts, 0, 2)) {
 my ($version, $none) = (pack("L l", 0x20080522, 0), pack("L6", (0) x 6));
 syscall($capset + 0, $version, $none) == 0 or fail("its capability cannot be given up: $!");
 
+# Of the mounts, for comparer.pl and watcher.pl.
+my ($table, $tables, $first, $moves, $names, %folders, %names, %kept) = (undef, "", "", undef, "");
 pipe(my $checked, my $checking) or fail("it has no pipe: $!");
 $SIG{CHLD} = sub { };
 my $program = fork;
 defined($program) or fail("no process could be made: $!");
 if ($program) {
-    eval(qq{#line 1 "watcher.pl"\n$watcher});    # compiled while the program's process restricts itself
-    fail("its watcher ended: $@");
+    # Compiled only now, while the program's process restricts itself, and what is not needed to let it go on after that.
+    eval($_) // fail("it cannot be watched: $@") for (qq{#line 1 "comparer.pl"\n$comparer;1}, qq{#line 1 "watcher.pl"\n$watcher});
 }
 close($_) for ($life, $checking);
 

@@ -114,7 +114,9 @@ def find() -> Launcher | None:
 def perl() -> Launcher | None:
     if platform.machine() not in _PRLIMIT or not os.access(PERL, os.X_OK):
         return None
-    return Launcher("perl", (PERL, "-f", "-e", _source("launcher.pl"), "--", _source("watcher.pl")))
+    return Launcher(
+        "perl", (PERL, "-f", "-e", _source("launcher.pl"), "--", _source("comparer.pl"), _source("watcher.pl"))
+    )
 
 
 def python() -> Launcher | None:

@@ -12,8 +12,7 @@ import os
 import re
 import select
 from bisect import bisect_left
-from collections.abc import Container, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Container, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -82,7 +81,6 @@ class HostMount(NamedTuple):
     device: str
     root: str
     point: str
-    unbindable: bool
 
 
 class HostMounts:
@@ -130,9 +128,8 @@ def _point(mount: HostMount) -> str:
 
 
 def _host_mount(line: str) -> HostMount:
-    number, parent, device, root, point, _options, rest = line.split(" ", 6)
-    unbindable = "unbindable" in rest.partition(" - ")[0].split(" ")
-    return HostMount(int(number), int(parent), device, root, _unescaped(point), unbindable)
+    number, parent, device, root, point, _ = line.split(" ", 5)
+    return HostMount(int(number), int(parent), device, root, _unescaped(point))
 
 
 def _unescaped(text: str) -> str:
@@ -193,22 +190,15 @@ def _resolved(point: str, links: dict[str, str]) -> str:
 def _bound(source: str, point: str, read_only: bool, look: Looks) -> Iterator[ExpectedMount]:
     """The mount of one source, and those that come with it since a bind takes what is mounted beneath."""
     real = look.canonical(source) if source in _AS_INSTALLED else source
-    with _opened(real, look) as (descriptor, identity):
-        yield ExpectedMount(point, read_only, identity)
-        if inner := host_mounts.beneath(real):
-            for mount in _brought_along(inner, _mount_id(descriptor)):
-                content = f"={mount.device} {mount.root}"
-                yield ExpectedMount(point + mount.point.removeprefix(real), read_only=False, content=content)
+    yield ExpectedMount(point, read_only, _identity(real, look))
+    if inner := host_mounts.beneath(real):
+        for mount in _brought_along(inner, _mount_id(real)):
+            content = f"={mount.device} {mount.root}"
+            yield ExpectedMount(point + mount.point.removeprefix(real), read_only=False, content=content)
 
 
 def _identity(path: str, look: Looks) -> str:
-    with _opened(path, look) as (_, identity):
-        return identity
-
-
-@contextmanager
-def _opened(path: str, look: Looks) -> Generator[tuple[int, str]]:
-    """Open a path that leads through no link, and say what it is: ``DEVICE:INODE``, as it was looked at."""
+    """Say what is at a path that leads through no link: ``DEVICE:INODE``, as it was looked at."""
     what = look.at(path)
     descriptor = -1
     try:
@@ -217,7 +207,7 @@ def _opened(path: str, look: Looks) -> Generator[tuple[int, str]]:
         opened, shown = os.fstat(descriptor), os.readlink(f"/proc/self/fd/{descriptor}")  # noqa: PTH115 - as it is there
         if what is None or shown != path or what[:2] != (opened.st_dev, opened.st_ino):
             raise replaced(path)
-        yield descriptor, f"{what.device}:{what.inode}"
+        return f"{what.device}:{what.inode}"
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
             raise replaced(path) from None
@@ -230,12 +220,14 @@ def _opened(path: str, look: Looks) -> Generator[tuple[int, str]]:
             os.close(descriptor)
 
 
-def _mount_id(descriptor: int) -> int:
-    for line in Path(f"/proc/self/fdinfo/{descriptor}").read_bytes().splitlines():
-        name, _, value = line.partition(b":")
-        if name == b"mnt_id":
-            return int(value)
-    return -1
+def _mount_id(path: str) -> int:
+    """The mount that a path is on; should it be swapped meanwhile, the comparison fails."""
+    descriptor = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        lines = Path(f"/proc/self/fdinfo/{descriptor}").read_bytes().splitlines()
+    finally:
+        os.close(descriptor)
+    return next((int(line.partition(b":")[2]) for line in lines if line.startswith(b"mnt_id:")), -1)
 
 
 def _brought_along(inner: Sequence[HostMount], top: int) -> Iterator[HostMount]:
@@ -243,7 +235,7 @@ def _brought_along(inner: Sequence[HostMount], top: int) -> Iterator[HostMount]:
     above = {top}
     rest = list(inner)
     while True:
-        copied = [mount for mount in rest if mount.parent in above and not mount.unbindable]
+        copied = [mount for mount in rest if mount.parent in above]
         if not copied:
             return
         yield from copied

@@ -20,7 +20,7 @@ from handrail.contract.errors import ToolError
 from handrail.contract.protected import WORKSPACE_FILE
 from handrail.contract.requires import CapabilitySet, Layer
 from handrail.contract.sandbox import Profile
-from handrail.sandbox import protected
+from handrail.sandbox import mount_table, protected
 from handrail.sandbox.limits import user_counts
 from handrail.sandbox.looks import Looks, What
 from handrail.sandbox.mount_table import MountTable
@@ -107,6 +107,8 @@ def _kept(folders: Mapping[str, Access], profile: Profile, look: Looks) -> list[
         if inner is None or (access == "ro" and folders[inner] == "ro"):
             continue
         if not protected.check_real(path, look):
+            if access == "hidden":  # a moment ago it was there, and it can be elsewhere now
+                raise mount_table.replaced(path)
             continue
         ways = protected.on_the_way(path, (inner,)) if folders[inner] == "rw" else []
         # What is hidden for lying so deep that nobody looks there is hidden wherever it is moved.

@@ -196,11 +196,12 @@ class Planning:
         found = toolchains.find(profile.workspace, look)
         folders = mounts.folder_access(capabilities, profile, found, look)
         options: Sequence[str] = mounts.arguments(folders, profile, look)
-        table = mount_table.expected(options, look)
         person = identity.person_for(profile.workspace, look)
         staged: list[str] = []
         if person is not None:
             identity.prepare(profile, person, look)
+        table = mount_table.expected(options, look)  # once the scratch is that person's
+        if person is not None:
             options, staged = identity.staged(options, person, look)
         connected = capabilities.uses("net.fetch")
         system_calls = self._system_calls

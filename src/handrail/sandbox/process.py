@@ -34,8 +34,8 @@ DISMANTLING_S = 10.0
 """How long :func:`settled` waits at most."""
 
 _VANISHED = re.compile(
-    r"bwrap: Can't (?!exec).*: (?:No such file or directory|Not a directory|Is a directory|File exists|"
-    r"Too many levels of symbolic links|Read-only file system)\s*$"
+    r"bwrap: Can't (?!exec).*(?:Unable to (?:find|remount).*"
+    r"|: (?:No such file or directory|Not a directory|Is a directory|File exists|Too many levels of symbolic links))\s*$"
 )
 """bubblewrap's own words where a path that was there when the sandbox was planned leads nowhere, or elsewhere."""
 

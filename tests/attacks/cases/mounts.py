@@ -15,7 +15,10 @@ _WATCHED_S = 30.0
 _SWAPPER = """\
 import os, time
 os.chdir({folder!r})
-print("swapping", flush=True)
+open("ready", "w").close()
+while not os.path.exists("go"):
+    time.sleep(0.01)
+count = 0
 while not os.path.exists("stop"):
     for target in {targets!r}:
         try:
@@ -28,7 +31,9 @@ while not os.path.exists("stop"):
         try:
             os.rename("real", "pkg")
         except OSError:
-            pass
+            count += 1
+            if os.path.isdir("real") and not os.path.islink("pkg"):
+                os.rename("pkg", "in-the-way-%d" % count)
         time.sleep(0.0005)
 """
 
@@ -50,8 +55,12 @@ async def _swapped_in_the_background(home: Home) -> str | None:
     job = await home.call("bash", command=f"python3 {folder}/swap.py", background=True)
     if not job.ok:
         return f"the job did not begin: {job!r}"[:400]
+    async with asyncio.timeout(_WATCHED_S):
+        while not (folder / "ready").exists():
+            await asyncio.sleep(0.01)
     put(folder / "pkg" / ".vscode" / "tasks.json", "{}\n")
     put(folder / "pkg" / ".env", f"{SECRET}-HIDDEN\n")
+    (folder / "go").touch()
     answered = refused = 0
     try:
         for _ in range(_ROUNDS):
@@ -61,8 +70,8 @@ async def _swapped_in_the_background(home: Home) -> str | None:
                 "for f in pkg/.bashrc pkg/authorized_keys pkg/.ssh/authorized_keys; do [ -e $f ] && echo owned >> $f; done; true",
                 timeout_ms=20_000,
             )
-            if SECRET in said_by(result) and "-HIDDEN" not in said_by(result):
-                return f"a key was read: {result!r}"[:600]
+            if SECRET in said_by(result):
+                return f"a key or a hidden file was read: {result!r}"[:600]
             changed = [str(path) for path, was in kept.items() if path.read_bytes() != was]
             if changed:
                 return breach(changed, "written")
