@@ -200,6 +200,14 @@ def test_a_folder_among_the_arguments_is_where_the_command_may_start(workspace: 
     assert "sub/inner.sh" not in found(workspace, "./inner.sh")
 
 
+def test_folders_within_folders_of_the_same_name_are_looked_into_in_bounded_time(workspace: Path) -> None:
+    deep = workspace
+    for _ in range(300):
+        deep /= "d"
+        deep.mkdir()
+    assert found(workspace, "make -C d; (cd d; npm test); rm -rf d") == set()
+
+
 def test_a_file_outside_of_the_workspace_is_not_read(workspace: Path) -> None:
     put(workspace.parent, {"beside/run.sh": "x"})
     (workspace / "out.sh").symlink_to(workspace.parent / "beside" / "run.sh")

@@ -83,12 +83,16 @@ class RunFiles:
         located = self.located(folder, word)
         return located.absolute if located is not None and Path(located.absolute).is_dir() else None
 
-    def above(self, folder: str) -> Iterator[str]:
-        """The folders above one, within the workspace."""
+    def with_those_above(self, folders: Iterable[str]) -> Iterable[str]:
+        """The folders, and those above them within the workspace, each once."""
         top = self._roots.workspace
-        while folder != top and is_beneath(folder, top):
-            folder = str(Path(folder).parent)
-            yield folder
+        found: dict[str, None] = {}
+        for folder in folders:
+            while folder not in found:
+                found[folder] = None
+                if folder != top and is_beneath(folder, top):
+                    folder = folder.rpartition("/")[0] or "/"  # noqa: PLW2901
+        return found
 
 
 class _Search:
@@ -126,10 +130,9 @@ class _Search:
         for name in step.programs:
             for place in FOLDERS_OF_PROGRAMS:
                 self._take(self._folders[0], f"{place}/{name}")
-        for folder in (*self._folders, *inner):
-            for place in (folder, *self._files.above(folder)):
-                for name in step.implied:
-                    self._take(place, name)
+        for place in self._files.with_those_above((*self._folders, *inner)) if step.implied else ():
+            for name in step.implied:
+                self._take(place, name)
         if step.enters:
             self._folders = list(dict.fromkeys((*self._folders, *inner)))
 
