@@ -173,6 +173,8 @@ def test_no_number_of_folders_or_words_hides_a_file(workspace: Path) -> None:
     path = "/".join(f"d{n}" for n in range(30))
     put(workspace, {f"{path}/x.sh": "x", "run.sh": "x", **{f"{n:03}.sh": "x" for n in range(200)}})
     assert f"{path}/x.sh" in found(workspace, "; ".join(f"cd d{n}" for n in range(30)) + "; ./x.sh")
+    put(workspace, {"a/b/a/b/last.sh": "x"})
+    assert "a/b/a/b/last.sh" in found(workspace, "cd a; cd b; cd a; cd b; sh last.sh")
     assert "run.sh" in found(workspace, "env " + " ".join(f"V{n}=1" for n in range(1_500)) + " ./run.sh")
     assert "199.sh" in found(workspace, "for f in *.sh; do bash $f; done")
     assert "run.sh" in found(workspace, "bash " + "./" * 1_000 + "run.sh")

@@ -28,7 +28,7 @@ MOST_HASHED_BYTES = 16 * 1024 * 1024
 """Of one file. A larger one is bound by what it is: device, inode, size and times of change."""
 MOST_HASHED_IN_ALL = 64 * 1024 * 1024
 MOST_FILES = 2_000
-_MOST_LOOKUPS = 100_000
+_MOST_LOOKUPS = 200_000
 _MOST_NAMED = 5
 
 
@@ -122,6 +122,8 @@ class _Search:
         inner: dict[str, None] = {}
         waiting = list(self._folders)
         for folder in waiting:  # which grows meanwhile
+            if not is_beneath(folder, self._folders[0]) and folder not in self._folders:
+                continue  # a session's outputs, say: nothing is started there
             for word in words:
                 there = self._take(folder, word)
                 if there is not None and there not in inner and there not in self._folders:
@@ -140,7 +142,7 @@ class _Search:
         """Keep the file that a word names; give the folder that it names."""
         if len(word) > LONGEST:
             return None
-        self._count(1)
+        self._count(1 + len(folder) // 32)  # the system takes longer for a path of many names
         located = self._files.located(folder, word)
         if located is None:
             return None
