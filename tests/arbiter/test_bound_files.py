@@ -173,6 +173,8 @@ def test_no_number_of_folders_or_words_hides_a_file(workspace: Path) -> None:
     path = "/".join(f"d{n}" for n in range(30))
     put(workspace, {f"{path}/x.sh": "x", "run.sh": "x", **{f"{n:03}.sh": "x" for n in range(200)}})
     assert f"{path}/x.sh" in found(workspace, "; ".join(f"cd d{n}" for n in range(30)) + "; ./x.sh")
+    put(workspace, {"a/b/a/b/last.sh": "x"})
+    assert "a/b/a/b/last.sh" in found(workspace, "cd a; cd b; cd a; cd b; sh last.sh")
     assert "run.sh" in found(workspace, "env " + " ".join(f"V{n}=1" for n in range(1_500)) + " ./run.sh")
     assert "199.sh" in found(workspace, "for f in *.sh; do bash $f; done")
     assert "run.sh" in found(workspace, "bash " + "./" * 1_000 + "run.sh")
@@ -198,6 +200,14 @@ def test_a_folder_among_the_arguments_is_where_the_command_may_start(workspace: 
     everything(workspace)
     assert "sub/inner.sh" in found(workspace, "./inner.sh", cwd="sub")
     assert "sub/inner.sh" not in found(workspace, "./inner.sh")
+
+
+def test_folders_within_folders_of_the_same_name_are_looked_into_in_bounded_time(workspace: Path) -> None:
+    deep = workspace
+    for _ in range(300):
+        deep /= "d"
+        deep.mkdir()
+    assert found(workspace, "make -C d; (cd d; npm test); rm -rf d") == set()
 
 
 def test_a_file_outside_of_the_workspace_is_not_read(workspace: Path) -> None:

@@ -28,7 +28,7 @@ MOST_HASHED_BYTES = 16 * 1024 * 1024
 """Of one file. A larger one is bound by what it is: device, inode, size and times of change."""
 MOST_HASHED_IN_ALL = 64 * 1024 * 1024
 MOST_FILES = 2_000
-_MOST_LOOKUPS = 100_000
+_MOST_LOOKUPS = 200_000
 _MOST_NAMED = 5
 
 
@@ -83,12 +83,16 @@ class RunFiles:
         located = self.located(folder, word)
         return located.absolute if located is not None and Path(located.absolute).is_dir() else None
 
-    def above(self, folder: str) -> Iterator[str]:
-        """The folders above one, within the workspace."""
+    def with_those_above(self, folders: Iterable[str]) -> Iterable[str]:
+        """The folders, and those above them within the workspace, each once."""
         top = self._roots.workspace
-        while folder != top and is_beneath(folder, top):
-            folder = str(Path(folder).parent)
-            yield folder
+        found: dict[str, None] = {}
+        for folder in folders:
+            while folder not in found:
+                found[folder] = None
+                if folder != top and is_beneath(folder, top):
+                    folder = folder.rpartition("/")[0] or "/"  # noqa: PLW2901
+        return found
 
 
 class _Search:
@@ -118,6 +122,8 @@ class _Search:
         inner: dict[str, None] = {}
         waiting = list(self._folders)
         for folder in waiting:  # which grows meanwhile
+            if not is_beneath(folder, self._folders[0]) and folder not in self._folders:
+                continue  # a session's outputs, say: nothing is started there
             for word in words:
                 there = self._take(folder, word)
                 if there is not None and there not in inner and there not in self._folders:
@@ -126,10 +132,9 @@ class _Search:
         for name in step.programs:
             for place in FOLDERS_OF_PROGRAMS:
                 self._take(self._folders[0], f"{place}/{name}")
-        for folder in (*self._folders, *inner):
-            for place in (folder, *self._files.above(folder)):
-                for name in step.implied:
-                    self._take(place, name)
+        for place in self._files.with_those_above((*self._folders, *inner)) if step.implied else ():
+            for name in step.implied:
+                self._take(place, name)
         if step.enters:
             self._folders = list(dict.fromkeys((*self._folders, *inner)))
 
@@ -137,7 +142,7 @@ class _Search:
         """Keep the file that a word names; give the folder that it names."""
         if len(word) > LONGEST:
             return None
-        self._count(1)
+        self._count(1 + len(folder) // 32)  # the system takes longer for a path of many names
         located = self._files.located(folder, word)
         if located is None:
             return None
