@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from importlib.machinery import ModuleSpec, PathFinder
 from types import FrameType, ModuleType
@@ -167,7 +167,7 @@ _uses = 0
 
 
 @contextmanager
-def opened(workspace: str | os.PathLike[str]) -> Iterator[None]:
+def opened(workspace: str | os.PathLike[str]) -> Generator[None]:
     """Keep the kernel's imports and programs out of ``workspace`` until the block ends.
 
     :raises StartError: where a variable makes this process load or trust something in it
