@@ -164,7 +164,7 @@ _TRUSTED_BY_LIBRARIES = (
 
 def _open(outside: Iterable[str]) -> tuple[str, ...]:
     """What an operator's absolute path must not lead through."""
-    return tuple(dict.fromkeys((*workspaces(), *map(os.path.realpath, outside))))
+    return tuple(dict.fromkeys((*map(os.path.realpath, outside), *workspaces())))
 
 
 def _doubtful(outside: Iterable[str]) -> tuple[str, ...]:
@@ -195,7 +195,7 @@ def _fault(path: str, folders: tuple[str, ...], depth: int = 0) -> str | None:
 
 def _fault_in_place(path: str, folders: tuple[str, ...]) -> str | None:
     if (folder := folder_around(path, folders)) is not None:
-        return f"It lies in {folder} or is reached by a link in it, where a call could change it; keep it elsewhere"
+        return f"It lies in the workspace {folder}, or a link there leads to it, and a call could change it; keep it elsewhere"
     return _fault_in_modes(path) if os.path.exists(path) and os.access(path, os.X_OK) else _MISSING  # noqa: PTH110
 
 
