@@ -234,20 +234,6 @@ def trusted_path() -> list[str]:
     return [one for one in absolute if any(is_beneath(one, o) for o in own) or folder_around(one, folders) is None]
 
 
-def leave_out_current_folder() -> None:
-    """Take the current folder, and what lies in it, off ``sys.path``: for programs that are Handrail's and nobody else's.
-
-    ``python -m`` puts it there, and so does a variable with a relative entry.
-    """
-    here = places.current_folder()
-    own = (*_installation(), os.path.dirname(_PACKAGE))  # noqa: PTH120
-    sys.path[:] = [
-        entry
-        for entry in sys.path
-        if entry.startswith("/") and (here is None or entry in own or folder_around(entry, (here,)) is None)
-    ]
-
-
 def _names_in(folder: str) -> frozenset[str]:
     try:
         return frozenset(os.listdir(folder))  # noqa: PTH208 - names
