@@ -374,19 +374,22 @@ def test_an_optional_module_that_is_in_the_workspace_only_counts_as_not_installe
     )
 
 
-def test_the_command_line_takes_the_current_folder_off_its_search_path(workspace: Path, marker: Path) -> None:
-    for name in ("orjson", "platformdirs", "tomllib", "asyncio", "json"):
-        package(workspace, name, evil(marker))
-    variables = {**os.environ, "PYTHONPATH": f"{workspace}{os.pathsep}.{os.pathsep}lib"}
-    code = "import sys; sys.argv = ['handrail', 'modes', '--json']; from handrail.faces.cli import main; main()"
-    # The folder comes last, as it would for an import that is nowhere else; Python itself has loaded what it needs.
+@pytest.mark.parametrize("entry", ["", ".", "{workspace}", "lib", "{workspace}/lib"])
+def test_the_command_line_takes_the_current_folder_off_its_search_path(
+    workspace: Path, marker: Path, entry: str
+) -> None:
+    """As ``python -m`` puts it there, or a variable; Python itself has loaded by then what it needs to start."""
+    for folder in (workspace, workspace / "lib"):
+        folder.mkdir(exist_ok=True)
+        for name in ("orjson", "platformdirs", "asyncio", "dataclasses", "threading", "inspect", "gc", "click"):
+            package(folder, name, evil(marker))
+    first = entry.format(workspace=workspace)
+    code = (
+        f"import sys; sys.path[:0] = [{first!r}]; import os; os.environ['PYTHONPATH'] = {first!r}\n"
+        "sys.argv = ['handrail', 'modes', '--json']; from handrail.faces.cli import main; main()"
+    )
     done = subprocess.run(
-        [sys.executable, "-P", "-c", f"import sys; sys.path[:0] = ['', {str(workspace)!r}]; {code}"],
-        cwd=workspace,
-        env={name: value for name, value in variables.items() if name != "PYTHONPATH"},
-        capture_output=True,
-        text=True,
-        check=False,
+        [sys.executable, "-P", "-c", code], cwd=workspace, capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert not marker.exists()

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from importlib.machinery import ModuleSpec, PathFinder
 from types import FrameType, ModuleType
@@ -167,7 +167,7 @@ _uses = 0
 
 
 @contextmanager
-def opened(workspace: str | os.PathLike[str]) -> Iterator[None]:
+def opened(workspace: str | os.PathLike[str]) -> Generator[None]:
     """Keep the kernel's imports and programs out of ``workspace`` until the block ends.
 
     :raises StartError: where a variable makes this process load or trust something in it
@@ -232,20 +232,6 @@ def trusted_path() -> list[str]:
     own, folders = _installation(), places.workspaces()
     absolute = [os.path.abspath(entry) for entry in sys.path]  # noqa: PTH100
     return [one for one in absolute if any(is_beneath(one, o) for o in own) or folder_around(one, folders) is None]
-
-
-def leave_out_current_folder() -> None:
-    """Take the current folder, and what lies in it, off ``sys.path``: for programs that are Handrail's and nobody else's.
-
-    ``python -m`` puts it there, and so does a variable with a relative entry.
-    """
-    here = places.current_folder()
-    own = (*_installation(), os.path.dirname(_PACKAGE))  # noqa: PTH120
-    sys.path[:] = [
-        entry
-        for entry in sys.path
-        if entry.startswith("/") and (here is None or entry in own or folder_around(entry, (here,)) is None)
-    ]
 
 
 def _names_in(folder: str) -> frozenset[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 
@@ -23,7 +23,7 @@ _folders: tuple[str, ...] = ()
 
 
 @contextmanager
-def opened(*folders: str | os.PathLike[str]) -> Iterator[None]:
+def opened(*folders: str | os.PathLike[str]) -> Generator[None]:
     """Count ``folders`` as open workspaces until the block ends."""
     canonical = [os.path.realpath(folder) for folder in folders]
     _count(canonical, 1)

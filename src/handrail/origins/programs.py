@@ -20,6 +20,7 @@ from handrail.origins.places import current_folder, folder_around, passed, works
 _MOST_INTERPRETERS = 4
 """As many as Linux follows from script to script."""
 _SHEBANG_BYTES = 4096
+_MISSING = "There is no such file that may be run; see the path and its mode"
 _PASSED_ON = frozenset(
     (
         *("HOME", "USER", "LOGNAME", "LANG", "LANGUAGE", "TZ", "TMPDIR", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME"),
@@ -32,17 +33,23 @@ class ProgramRefused(StartError):
     """A program that the kernel would start by itself is not there, or is one that a call could have written."""
 
 
+class ProgramMissing(ProgramRefused):
+    """There is no program of that name, not even one that is refused."""
+
+
 def find_program(name: str, *, outside: Iterable[str] = (), path: Iterable[str] | None = None) -> str:
     """Return the absolute path of a program for the kernel to start.
 
     :param name: a name to look up on PATH, or an absolute path
     :param outside: further folders that the program must not come from
     :param path: the folders to look in; None for those of PATH
-    :raises ProgramRefused: where there is none, with the reason
+    :raises ProgramMissing: where there is none
+    :raises ProgramRefused: where there is only one that is not to be started, with the reason
     """
     if "/" in name:
         if (problem := _fault(name, _open(outside))) is not None:
-            raise ProgramRefused(f"the program cannot be started: {name}. {problem}")
+            refusal = ProgramMissing if problem == _MISSING else ProgramRefused
+            raise refusal(f"the program cannot be started: {name}. {problem}")
         return name
     if not name or "\0" in name:
         raise ProgramRefused(f"the program cannot be started: {name!r}. Give a name on PATH or an absolute path")
@@ -56,7 +63,8 @@ def find_program(name: str, *, outside: Iterable[str] = (), path: Iterable[str] 
             return candidate
         passed_over.append(f"{candidate or name}: {problem}")
     why = f" Passed over: {'; '.join(passed_over)}" if passed_over else ""
-    raise ProgramRefused(
+    refusal = ProgramRefused if passed_over else ProgramMissing
+    raise refusal(
         f"the program was not found: {name}. It has to be on PATH, outside of the workspace and of the current folder; "
         f"install it there, or name it by its absolute path.{why}"
     )
@@ -156,7 +164,7 @@ _TRUSTED_BY_LIBRARIES = (
 
 def _open(outside: Iterable[str]) -> tuple[str, ...]:
     """What an operator's absolute path must not lead through."""
-    return tuple(dict.fromkeys((*workspaces(), *map(os.path.realpath, outside))))
+    return tuple(dict.fromkeys((*map(os.path.realpath, outside), *workspaces())))
 
 
 def _doubtful(outside: Iterable[str]) -> tuple[str, ...]:
@@ -178,8 +186,8 @@ def _fault(path: str, folders: tuple[str, ...], depth: int = 0) -> str | None:
     """Why a program is not to be started; None where it may be."""
     if not path.startswith("/"):
         return "It is named relative to the current folder; write its absolute path"
-    if "\0" in path or not _is_program(path):
-        return "There is no such file that may be run; see the path and its mode"
+    if "\0" in path:
+        return _MISSING
     if (problem := _fault_in_place(path, folders)) is not None:
         return problem
     return _fault_in_interpreter(path, folders, depth)
@@ -187,8 +195,8 @@ def _fault(path: str, folders: tuple[str, ...], depth: int = 0) -> str | None:
 
 def _fault_in_place(path: str, folders: tuple[str, ...]) -> str | None:
     if (folder := folder_around(path, folders)) is not None:
-        return f"It lies in {folder} or is reached by a link in it, where a call could change it; keep it elsewhere"
-    return _fault_in_modes(path)
+        return f"It lies in the workspace {folder}, or a link there leads to it, and a call could change it; keep it elsewhere"
+    return _fault_in_modes(path) if os.path.exists(path) and os.access(path, os.X_OK) else _MISSING  # noqa: PTH110
 
 
 def _fault_in_modes(path: str) -> str | None:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, cast
 
-from handrail.origins.programs import find_command, program_environment
+from handrail.origins.programs import ProgramMissing, find_command, program_environment
 from handrail.policy.opinions import DEFAULT_TIMEOUT_MS, Opinion, WatchdogCall, call_as_json
 from handrail.policy.rules import ACTIONS
 
@@ -53,24 +53,24 @@ class ExternalWatchdog:
         self._command: tuple[str, ...] | None = None
 
     def find(self) -> None:
-        """Look its program up, once, outside of every open workspace. A call does this where nobody has before.
+        """Look its program up, once, outside of every open workspace. Each call does this again as long as there is none.
 
-        :raises ProgramRefused: where there is no such program, or one that a call could change
+        :raises ProgramRefused: where it is a program that a call could change
         """
         if self._command is None:
-            self._command = find_command(self.argv)
+            with contextlib.suppress(ProgramMissing):
+                self._command = find_command(self.argv)
 
     async def __call__(self, call: WatchdogCall) -> Opinion:
         question = json.dumps(call_as_json(call), ensure_ascii=True, default=str).encode() + b"\n"
         mark = secrets.token_hex(16)
-        self.find()
-        assert self._command is not None
+        command = self._command = self._command or find_command(self.argv)
         # Descriptors of our own rather than asyncio's pipes, whose wait() also waits for whoever still holds them.
         reader, writer = os.pipe()
         try:
             with _at_its_start(question) as stdin:
                 process = await asyncio.create_subprocess_exec(
-                    *self._command,
+                    *command,
                     stdin=stdin,
                     stdout=writer,
                     stderr=asyncio.subprocess.DEVNULL,

@@ -5,12 +5,11 @@ from __future__ import annotations
 
 def main() -> None:
     """The ``handrail`` program. Nothing of the kernel is loaded before a command needs it."""
-    import sys
-
-    from handrail.origins.imports import leave_out_current_folder
+    from handrail.origins.search_path import leave_out_current_folder
 
     leave_out_current_folder()
     import gc
+    import sys
 
     gc.set_threshold(
         25_000, 10, 10
