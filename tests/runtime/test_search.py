@@ -15,7 +15,7 @@ from handrail.contract.errors import ToolError
 from handrail.contract.files import Found
 from handrail.contract.requires import Capability, CapabilitySet, Layer
 from handrail.contract.sandbox import Profile, Sandbox, Tier
-from handrail.runtime.ripgrep import PathFilter, Records, alternatives
+from handrail.runtime.ripgrep import PathFilter, Records, alternatives, failure
 from handrail.runtime.roots import May, Roots
 from handrail.runtime.search import RipgrepSearch
 from handrail.sandbox.tiers import Refusing, choose
@@ -421,3 +421,12 @@ def test_narrowing_by_type_never_loses_a_wanted_file(parts: list[str]) -> None:
         if wanted.wants(path) and types:
             name = path.rpartition("/")[2]
             assert any(PathFilter.of(one).wants(name) for one in types)
+
+
+def test_what_ripgrep_says_of_a_long_pattern_is_read_once() -> None:
+    error = failure(2, b"rg: regex parse error:\n" + b"[" * 2_000_000 + b"\nerror: unclosed character class\n")
+    assert error is not None and error.kind == "invalid_input" and "unclosed character class" in error.text
+    note = b'a.txt: binary file matches (found "\\0" byte around offset 7)\n'
+    assert failure(2, note * 3) is None
+    said = failure(2, note * 2 + b"rg: b.txt: no such file")
+    assert said is not None and said.text == "ripgrep ended with 2: rg: b.txt: no such file"

@@ -89,7 +89,7 @@ def unrun(given: Any, redactor: Redactor) -> Any:
         return {"unparsed": redactor.head(text, _MAX_HEAD)}
     if isinstance(given, (Mapping, list, tuple)) and fault_in_size(cast("Mapping[str, Any]", given)):
         return {"$oversized": json_type(cast("object", given))}
-    return given
+    return given  # pyright: ignore[reportUnknownVariableType] - whatever it is, it is only recorded
 
 
 def for_the_record(arguments: Any, compact: bytes | None, redactor: Redactor) -> tuple[Any, str | None]:

@@ -220,8 +220,7 @@ class Effort:
         """What it costs to check ``arguments``."""
         if self._is_light and len(arguments) <= _FEW:
             for value in arguments.values():
-                kind = type(value)
-                if (kind is str and len(value) > _SHORT) or kind not in _PLAIN:
+                if type(value) not in _PLAIN or (isinstance(value, str) and len(value) > _SHORT):
                     break
             else:
                 return _NOTHING

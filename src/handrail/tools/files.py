@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import posixpath
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from handrail.contract.errors import ToolError
 from handrail.contract.names import nearest
@@ -284,7 +285,8 @@ def check_differs(old: str, new: str) -> None:
         raise ToolError("old and new are the same text, so there is nothing to change", kind="invalid_input")
 
 
-class Replaced(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Replaced:
     """A text after a replacement.
 
     :param spans: what was replaced; None where that was too much to be kept one by one
