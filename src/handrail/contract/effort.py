@@ -47,7 +47,7 @@ _MAX_APART = 20_000
 _MAX_ARGUMENTS = 5_000
 _SHORT = 2_000
 _FEW = 64
-_PLAIN: frozenset[object] = frozenset({str, int, bool, float, type(None)})
+_PLAIN: frozenset[object] = frozenset({int, bool, float, type(None)})
 _ONE_ERROR = 600.0
 """Units that one error costs."""
 _CHARACTER = 0.02
@@ -216,14 +216,21 @@ class Effort:
         """References that lead where nothing is known of."""
         return self._graph.unknown
 
+    def is_little(self, arguments: Mapping[str, Any]) -> bool:
+        """Whether checking ``arguments`` costs next to nothing, as is soon told of nearly all."""
+        if len(arguments) > _FEW or not self._is_light:
+            return False
+        for value in arguments.values():
+            kind: type[Any] = type(value)
+            if kind is str:
+                if len(value) > _SHORT:
+                    return False
+            elif kind not in _PLAIN:
+                return False
+        return True
+
     def of(self, arguments: Mapping[str, Any]) -> Estimate:
         """What it costs to check ``arguments``."""
-        if self._is_light and len(arguments) <= _FEW:
-            for value in arguments.values():
-                if type(value) not in _PLAIN or (isinstance(value, str) and len(value) > _SHORT):
-                    break
-            else:
-                return _NOTHING
         measured = self._measured(arguments)
         if measured is None:
             return _TOO_MANY_VALUES

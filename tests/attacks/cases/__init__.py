@@ -15,6 +15,7 @@ _FILES = (
     "ipc",
     "environment",
     "model",
+    "judgements",
     "permission",
     "sandbox",
 )
