@@ -18,7 +18,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handrail.arbiter.redaction import Redactor
-from handrail.arbiter.secret_forms import Read
 
 pytestmark = pytest.mark.proves("O-07")
 
@@ -241,84 +240,3 @@ def test_no_value_is_left_in_nested_data(known: dict[str, str], data: Any) -> No
         return sum(leaves(item) for item in value) if isinstance(value, list) else 1  # pyright: ignore[reportUnknownVariableType]
 
     assert leaves(shown) == leaves(data), "nothing else is lost"
-
-
-def test_keys_that_become_the_same_are_told_apart() -> None:
-    redactor = Redactor({"A": "aaaa\n"})
-    assert redactor.value({"aaaa\n": 1, "aaaa\\n": 2, "[secret:A] (2)": 3}) == {
-        "[secret:A]": 1,
-        "[secret:A] (3)": 2,
-        "[secret:A] (2)": 3,
-    }
-
-
-def test_a_number_can_be_a_secret() -> None:
-    assert Redactor({"pin": "90210"}).value({"n": [90210, 1.5, 7902103]}) == {
-        "n": ["[secret:pin]", 1.5, "7[secret:pin]3"]
-    }
-
-
-def test_untouched_parts_are_the_same_objects() -> None:
-    data = {"a": ["x"], "b": {"c": "hunter2"}}
-    shown = Redactor({"key": "hunter2"}).value(data)
-    assert shown["a"] is data["a"] and data["b"] == {"c": "hunter2"}
-
-
-def test_without_secrets_everything_is_given_back_as_it_is() -> None:
-    redactor = Redactor()
-    data = {"a": ["text"]}
-    assert not redactor.active
-    assert redactor.value(data) is data
-    assert redactor.text("text") == redactor.stream().feed("text") == "text"
-    assert redactor.binary(b"x") == b"x" and redactor.stream().finish() == ""
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "why"),
-    [
-        ("key", "", "0 characters"),
-        ("key", "abc", "at least 4"),
-        ("key", "    \n", "white space"),
-        ("key", "abc\udc80d", "surrogate"),
-        ("key", 12345, "expected text"),
-        ("key", "secret", "part of"),
-        ("hunter2", "hunter2", "part of"),
-        ("a\nb", "hunter2", "no name"),
-    ],
-)
-def test_a_value_that_cannot_be_redacted_is_refused_without_being_told(name: str, value: Any, why: str) -> None:
-    with pytest.raises(ValueError, match=why) as refused:
-        Redactor({"other": "unrelated", name: value})
-    if name != value and value not in ("", "secret", "    \n"):
-        assert str(value) not in str(refused.value)
-
-
-@pytest.mark.proves("O-07")
-def test_what_several_processes_bring_under_one_name_is_all_redacted() -> None:
-    redactor = Redactor({"token": "first-value"})
-    redactor.learn({"token": "second-value", "other": "third-value"})
-    assert redactor.text("first-value second-value third-value") == "[secret:token] [secret:token] [secret:other]"
-    with pytest.raises(ValueError, match="bad"):
-        redactor.learn({"bad": "x"})
-    assert redactor.text("first-value x") == "[secret:token] x", "a fault changes nothing"
-
-
-_AROUND = st.lists(
-    st.sampled_from(["a", "&#65;", "&#x41;", "&#xD800;", "&#99999999;", "é", "&amp;", "&#", "x;"]), max_size=6
-)
-
-
-@given(_AROUND, _AROUND, st.integers(0, 2**9 - 1))
-def test_characters_by_number_around_a_secret_stay_and_those_in_it_go(
-    before: list[str], after: list[str], numbered: int
-) -> None:
-    written = "".join(f"&#{ord(c)};" if numbered >> i & 1 else c for i, c in enumerate("k€y-Value"))
-    head, tail = "".join(before) + "|", "|" + "".join(after)
-    assert Redactor({"key": "k€y-Value"}).text(head + written + tail) == f"{head}[secret:key]{tail}"
-
-
-def test_a_text_of_nothing_but_characters_by_number_is_read_in_one_step() -> None:
-    read = Read("&#65;" * 50_000 + "&#" + "0" * 10_000 + "66;", False)
-    assert read.text == "A" * 50_000 + "B"
-    assert (read.start(3), read.end(3)) == (15, 15)
-    assert (read.start(50_000), read.end(50_001)) == (250_000, 260_005)

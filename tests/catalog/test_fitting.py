@@ -396,3 +396,14 @@ def test_every_property_of_the_tool_is_named_in_the_fitted_schema(
     for node in nodes(made[0]):
         for name in node.get("properties", {}):
             assert name in text
+
+
+def test_a_schema_whose_references_multiply_is_written_in_bounded_work() -> None:
+    again = {"$ref": "#/$defs/n"}
+    wide = {
+        "type": "object",
+        "properties": {f"p{number}": again for number in range(200)},
+        "$defs": {"n": {"type": "object", "properties": {f"q{number}": again for number in range(30)}}},
+    }
+    for dialect in (GEMINI, OPENAI_CHAT):
+        assert length(fit(wide, dialect).parameters) <= max(MAX_GROWTH * length(wide), ALWAYS_TAKEN)

@@ -62,3 +62,9 @@ def test_the_nearest_names_come_first_and_are_few() -> None:
 def test_thirteen_ids_are_locked_and_need_no_translation() -> None:
     assert len(set(LOCKED_IDS)) == 13
     assert all(wire_name(tool_id) == tool_id and fault_in_id(tool_id) is None for tool_id in LOCKED_IDS)
+
+
+def test_the_nearest_of_very_many_long_names_is_found_in_bounded_work() -> None:
+    known = [f"{'ab' * 100}{number}" for number in range(100_000)] + ["report-final.txt"]
+    assert nearest("reprot-final.txt", known) == ["report-final.txt"]
+    assert len(nearest("ab" * 500_000, known)) == 3

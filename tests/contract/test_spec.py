@@ -154,3 +154,8 @@ def test_ordinary_writing_in_a_tools_words_is_no_fault() -> None:
     holds_itself: dict[str, Any] = {"type": "object"}
     holds_itself["properties"] = {"path": holds_itself}
     assert [place for place, _ in faults_in(replace(READ, parameters=holds_itself))] == []
+
+
+def test_what_a_tool_says_of_itself_is_bounded() -> None:
+    spec = ToolSpec("a.b", "Do." + " more" * 20_000)
+    assert faults_in(spec) == [("llm.description", "has 100,003 characters; at most 50,000 are taken. Say less")]

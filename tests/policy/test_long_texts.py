@@ -91,3 +91,17 @@ def test_what_is_forbidden_is_found_behind_runners_within_runners(desk: Desk) ->
         "uv run --with a xargs rm x",
     ):
         assert desk.bash(command, "allow bash", "deny bash rm *").action == "deny", command
+
+
+@pytest.mark.parametrize(
+    "unit", ["-eyJaaaaaaaaaa", ".eyJaaaaaaaaaa", "-SG.aaaaaaaaaaaaaaaaaa", "-----BEGIN A A A ", "sk-", "gh", "\\u0000"]
+)
+def test_a_long_text_is_looked_through_once_for_each_kind_of_key(unit: str) -> None:
+    assert key_in(unit * (512 * 1024 // len(unit))) is None
+
+
+def test_a_key_is_found_wherever_it_stands_in_a_long_text() -> None:
+    token = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0.dozjgNryP4J3jVmNHl0w5N_XgL0n3I9PlFUP0THsR8U"
+    for before in ("", "x-", "Bearer ", '"'):
+        assert key_in("a" * 100_000 + " " + before + token + " " + "b" * 100_000) == "a JSON web token"
+    assert key_in("xAKIA" + "Q3EGRZ7WXKD5BTLM") is None

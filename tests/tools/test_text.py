@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from handrail.contract.errors import ToolError
+from handrail.tools.files import replaced
 from handrail.tools.text import (
     MAX_DIFF_LINES,
     Block,
@@ -157,3 +159,23 @@ def test_explaining_never_fails(text: str, part: str) -> None:
 
 def test_overlapping_places_are_all_found() -> None:
     assert places("aaa\naa", "aa") == [1, 1, 2]
+
+
+def test_a_replacement_that_makes_a_text_too_large_is_refused_before_it_is_made() -> None:
+    for old, text in (("a", "a" * 100_000), ("ab", "ab-" * 200)):
+        with pytest.raises(ToolError, match="the change makes a text of") as raised:
+            replaced("f", text, old, "b" * 500_000, replace_all=True)
+        assert raised.value.kind == "limit"
+
+
+def test_many_occurrences_are_replaced_in_one_step() -> None:
+    done = replaced("f", "ab\n" * 50_000, "a", "xy", replace_all=True)
+    assert (done.text, done.count, done.spans) == ("xyb\n" * 50_000, 50_000, None)
+    few = replaced("f", "ab\nab\n", "a", "x", replace_all=True)
+    assert (few.text, few.count) == ("xb\nxb\n", 2) and few.spans is not None
+
+
+def test_the_nearest_line_is_looked_for_in_bounded_work() -> None:
+    lines = "\n".join("ab" * 150 for _ in range(5_000))
+    assert why_missing(lines, "ba" * 100_000 + "c").startswith(("the nearest line is 1", "nothing in the file"))
+    assert why_missing("first line\nsecond line here\n", "secnd line here").startswith("the nearest line is 2")

@@ -177,7 +177,7 @@ class Arbiter:
             self._propose(call, unrun(proposed.arguments, self.shaper.redactor))
             if proposed.fault is not None:
                 raise Refusal("resolve", proposed.fault_kind, proposed.fault)
-            name = self.shaper.redactor.text(proposed.name)[:80]  # a cut secret would not be found
+            name = self.shaper.redactor.head(proposed.name, 80)
             text = f"there is no tool {name!r}; {near(call)}" if name else "the call names no tool."
             raise Refusal("resolve", "unknown_tool", text)
         call.tool_id = entry.id
@@ -412,7 +412,7 @@ class Arbiter:
         self.authorisation.asking.let_go(call.asked)
         text = f"Handrail itself failed while carrying out {call.tool_id} ({type(defect).__name__}); "
         text += "whether it took effect is not known" if call.begun else "it was not begun"
-        result = call.answer_error("backend", f"{text}: {self.shaper.redactor.text(str(defect))[:300]}")
+        result = call.answer_error("backend", f"{text}: {self.shaper.redactor.head(str(defect), 300)}")
         call.note("committed" if call.begun else "refused", {"result": result.to_dict(), "defect": True})
         call.flush()
         return said(result)

@@ -21,6 +21,7 @@ from handrail.contract.jsontext import (
 from handrail.store.encoding import decode, encode
 
 _MAX_LOOKED_AT = 64 * 1024
+"""Bytes of it that are read as text."""
 _MAX_HEAD = 2_000
 """Characters that are kept of text which is no JSON."""
 
@@ -84,12 +85,11 @@ def unrun(given: Any, redactor: Redactor) -> Any:
     """Arguments that no tool gets, as they go on record: the head of what is text, for whoever asks what was sent, and the
     kind alone of what is too much."""
     if isinstance(given, (str, bytes)):
-        head = given[:_MAX_LOOKED_AT]
-        shown = redactor.stream().feed(head if isinstance(head, str) else head.decode("utf-8", "replace"))
-        return {"unparsed": shown[:_MAX_HEAD]}
+        text = given if isinstance(given, str) else given[:_MAX_LOOKED_AT].decode("utf-8", "replace")
+        return {"unparsed": redactor.head(text, _MAX_HEAD)}
     if isinstance(given, (Mapping, list, tuple)) and fault_in_size(cast("Mapping[str, Any]", given)):
         return {"$oversized": json_type(cast("object", given))}
-    return given
+    return given  # pyright: ignore[reportUnknownVariableType] - whatever it is, it is only recorded
 
 
 def for_the_record(arguments: Any, compact: bytes | None, redactor: Redactor) -> tuple[Any, str | None]:

@@ -326,6 +326,8 @@ class Shaper:
         return kept
 
     def _error_text(self, call: _Call, text: str, more: dict[str, Any]) -> str:
+        if len(text) > _INLINE_BYTES:
+            call.leave_the_loop()
         text = self.redactor.text(text.encode("utf-8", "backslashreplace").decode())
         encoded = text.encode()
         if len(encoded) <= call.spec.max_output:

@@ -93,7 +93,7 @@ class CallPeer:
             except (ToolError, asyncio.CancelledError):
                 raise
             except Exception as error:
-                said = f"{type(error).__name__}: {call.redactor.text(str(error))[:300]}"
+                said = f"{type(error).__name__}: {call.redactor.head(str(error), 300)}"
                 raise ToolError(f"the client could not be asked: {said}", kind="unavailable") from None
         return _answers(answers, put, schemas)
 

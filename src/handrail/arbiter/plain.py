@@ -160,12 +160,12 @@ class Plain:
 
     def _object(self, items: Sequence[tuple[object, object]]) -> dict[str, Any]:
         made: dict[str, Any] = {}
+        counts: dict[str, int] = {}
         for key, item in items:
             name = unique = self._key(key)
-            count = 2
             while unique in made:
+                count = counts[name] = counts.get(name, 1) + 1
                 unique = f"{name} ({count})"
-                count += 1
             self._where.append(unique)
             if unique != name:
                 self._note(None, "two keys have the same text")

@@ -83,6 +83,13 @@ class Redactor:
             return text
         return self._cut(self._forms, text, len(text), 0)[0]
 
+    def head(self, text: str, most: int) -> str:
+        """The first ``most`` characters of ``text`` without secrets. No more than a fixed length of it is looked at, and what
+        may be the beginning of a secret at its end is left out."""
+        if len(text) <= _LONG:
+            return self.text(text)[:most]
+        return self.stream().feed(text[:_LONG])[:most]
+
     def binary(self, data: bytes) -> bytes:
         """``data`` without secrets in UTF-8."""
         if not self.active or not self._binary.may_be_in_bytes(data):
@@ -138,15 +145,15 @@ class Redactor:
 
     def _walk_object(self, value: dict[str, Any]) -> dict[str, Any]:
         walked: dict[str, Any] = {}
+        counts: dict[str, int] = {}
         changed = False
         for key, item in value.items():
             new_key, new_item = self.text(key), self._walk(item)
             changed = changed or new_key is not key or new_item is not item
-            count = 2
             unique = new_key
             while unique in walked or (unique is not key and unique in value):
+                count = counts[new_key] = counts.get(new_key, 1) + 1
                 unique = f"{new_key} ({count})"
-                count += 1
             walked[unique] = new_item
         return walked if changed else value
 

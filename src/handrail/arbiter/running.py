@@ -255,9 +255,7 @@ def _defect(call: Call, error: Exception, work: object) -> str:
     """
     if work is not None and not hasattr(work, "send"):
         return f"its execute gave {type(work).__name__} and no coroutine; its author writes async def execute"
-    return (
-        f"{type(error).__name__}: {call.redactor.text(str(error))[:500]}"  # redacted first: a cut secret is not found
-    )
+    return f"{type(error).__name__}: {call.redactor.head(str(error), 500)}"
 
 
 def _kept(runtime: CallRuntime | None) -> Any:

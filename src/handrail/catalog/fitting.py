@@ -39,6 +39,8 @@ ALWAYS_TAKEN = 4_000
 """Characters that a fitted schema may have, however short the tool's own is."""
 MAX_UNROLLED = 2
 """How often a definition that holds itself is written out inside itself."""
+MAX_SCHEMAS = 5_000
+"""Schemas that may be written in one try, and in all that go before the last."""
 _AT_ROOT = (
     "oneOf",
     "anyOf",
@@ -146,7 +148,8 @@ def fit(parameters: Node, dialect: Dialect) -> Fitted:
     if dialect.keywords is None and dialect.property_names is None and not (dialect.plain_root and _bends(parameters)):
         return Fitted(parameters)
     most = max(MAX_GROWTH * length(parameters), ALWAYS_TAKEN)
-    nodes = most // 2  # a schema has two characters at least
+    nodes = min(most // 2, MAX_SCHEMAS)  # a schema has two characters at least
+    written = 0
     found: Fitted | None = None
     for levels in count():
         tried = _Fitting(parameters, dialect, levels, nodes)
@@ -157,7 +160,8 @@ def fit(parameters: Node, dialect: Dialect) -> Fitted:
         if length(fitted.parameters) > most:
             break
         found = fitted
-        if not tried.goes_deeper:
+        written += tried.nodes
+        if not tried.goes_deeper or written > MAX_SCHEMAS:
             break
     while found is None:  # large as it is without any reference: what comes last in it stays open
         fitted = _Fitting(parameters, dialect, 0, nodes, cut=True).done()

@@ -47,14 +47,17 @@ _MAX_APART = 20_000
 _MAX_ARGUMENTS = 5_000
 _SHORT = 2_000
 _FEW = 64
-_PLAIN: frozenset[object] = frozenset({str, int, bool, float, type(None)})
+_PLAIN: frozenset[object] = frozenset({int, bool, float, type(None)})
 _ONE_ERROR = 600.0
 """Units that one error costs."""
 _CHARACTER = 0.02
 """Units per character of reading a text, for whatever looks at its length or copies it."""
 _FORMAT = 4.0
 _LEVELS = MAX_ARGUMENT_DEPTH + 2
-_UNBOUNDED = 1e15
+_UNBOUNDED = 1e9
+"""As much as never is within a budget."""
+_MAX_ROWS = 15_000
+"""Schemas, times levels, that are worked out one by one; what lies deeper is taken for as much as it can be."""
 _METASCHEMA = 500
 """Rules of a published schema for schemas, which are known to the checker."""
 _IN_PLACE = ("allOf", "anyOf", "oneOf", "not", "if", "then", "else", "dependentSchemas", "dependencies")
@@ -213,15 +216,21 @@ class Effort:
         """References that lead where nothing is known of."""
         return self._graph.unknown
 
+    def is_little(self, arguments: Mapping[str, Any]) -> bool:
+        """Whether checking ``arguments`` costs next to nothing, as is soon told of nearly all."""
+        if len(arguments) > _FEW or not self._is_light:
+            return False
+        for value in arguments.values():
+            kind: type[Any] = type(value)
+            if kind is str:
+                if len(value) > _SHORT:
+                    return False
+            elif kind not in _PLAIN:
+                return False
+        return True
+
     def of(self, arguments: Mapping[str, Any]) -> Estimate:
         """What it costs to check ``arguments``."""
-        if self._is_light and len(arguments) <= _FEW:
-            for value in arguments.values():
-                kind = type(value)
-                if (kind is str and len(value) > _SHORT) or kind not in _PLAIN:
-                    break
-            else:
-                return _NOTHING
         measured = self._measured(arguments)
         if measured is None:
             return _TOO_MANY_VALUES
@@ -578,17 +587,25 @@ class _Graph:
     def levels(self, root: _Rules) -> Levels:
         """The bounds of ``root`` for each level of a value."""
         order = self._order if root is self.root else [*self._order, root]
+        most_rules, most_text, most_looking = self._most
+        at_most: _Row = (most_rules, most_text, most_looking, _UNBOUNDED, _UNBOUNDED)
         above: dict[_Rules, _Row] = {}
         found: list[_Row] = []
-        for level in range(_LEVELS):
+        while len(found) < _LEVELS:
+            if len(found) * len(order) > _MAX_ROWS:
+                found += [at_most] * (_LEVELS - len(found))
+                break
             rows: dict[_Rules, _Row] = {}
             for one in order:
-                rows[one] = one.at(level, rows, above)
-            if level and not any(map(any, rows.values())):
+                rows[one] = one.at(len(found), rows, above)
+            if found and not any(map(any, rows.values())):
                 break
             rules, text, looking, errors, branches = rows[root]
-            most = self._most
-            found.append((min(rules, most[0]), min(text, most[1]), min(looking, most[2]), errors, branches))
+            row = (min(rules, most_rules), min(text, most_text), min(looking, most_looking), errors, branches)
+            if len(found) > 1 and rows == above:  # and so it goes on
+                found += [row] * (_LEVELS - len(found))
+                break
+            found.append(row)
             above = rows
         while len(found) > 1 and not any(found[-1]):
             found.pop()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable
-from difflib import get_close_matches
+from difflib import SequenceMatcher
+from itertools import pairwise
 
 MAX_WIRE_NAME = 64
 ID_PATTERN = re.compile(r"[A-Za-z][A-Za-z0-9_-]*(?:\.[A-Za-z0-9_-]+)*\Z")
@@ -80,6 +81,44 @@ def wire_name(tool_id: str) -> str:
     return f"{name[: MAX_WIRE_NAME - 11]}_{digest}"
 
 
-def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
-    """The few known names most like ``name``, best first; for 'did you mean' texts."""
-    return get_close_matches(name[:200], list(known), n=count, cutoff=0.5)
+def nearest(name: str, known: Iterable[str], count: int = 3, *, cutoff: float = 0.5) -> list[str]:
+    """The few known names most like ``name``, best first; for 'did you mean' texts.
+
+    The work is bounded, whatever is asked and known: the beginnings of names are compared, of many only those that begin
+    alike, and closely only those that have most pairs of letters in common.
+    """
+    wanted = name[:_COMPARED]
+    candidates = list(known)
+    if len(candidates) > _MOST_CANDIDATES:
+        alike = [one for one in candidates if one[:1] == wanted[:1]]
+        candidates = (alike or candidates)[:_MOST_CANDIDATES]
+    pairs = _pairs(wanted)
+    by_pairs = [(_shared(pairs, _pairs(one[:_COMPARED])), one) for one in candidates]
+    by_pairs.sort(key=lambda found: -found[0])
+    matcher = SequenceMatcher(autojunk=False)
+    matcher.set_seq2(wanted)
+    scored: list[tuple[float, str]] = []
+    for _, one in by_pairs[:_MOST_COMPARED]:
+        matcher.set_seq1(one[:_COMPARED])
+        if (
+            matcher.real_quick_ratio() >= cutoff
+            and matcher.quick_ratio() >= cutoff
+            and (ratio := matcher.ratio()) >= cutoff
+        ):
+            scored.append((ratio, one))
+    return [one for _, one in sorted(scored, reverse=True)[:count]]
+
+
+_COMPARED = 64
+"""Characters of a name that are compared."""
+_MOST_CANDIDATES = 2_000
+_MOST_COMPARED = 24
+
+
+def _pairs(name: str) -> frozenset[str]:
+    return frozenset(map("".join, pairwise(name))) | frozenset(name)
+
+
+def _shared(some: frozenset[str], others: frozenset[str]) -> float:
+    """How much of two sets is in both, from 0 to 1."""
+    return 2 * len(some & others) / (len(some) + len(others) or 1)

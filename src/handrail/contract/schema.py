@@ -117,13 +117,13 @@ class Schema:
         """
         if not parsed and (fault := _unfit_for_checking(arguments)):
             return [fault]
-        estimate = self._effort.of(arguments)
-        if estimate.check > CHECK_BUDGET:
+        estimate = None if self._effort.is_little(arguments) else self._effort.of(arguments)
+        if estimate is not None and estimate.check > CHECK_BUDGET:
             return [self._too_much(arguments)]
         try:
             if self._accepts(arguments):
                 return []
-            if estimate.listing <= LIST_BUDGET:
+            if estimate is None or estimate.listing <= LIST_BUDGET:
                 return _listed(self._validator.iter_errors(arguments), self.parameters)
             return self._by_argument(arguments)
         except UnicodeEncodeError:
@@ -196,14 +196,14 @@ def compile_schema(parameters: Mapping[str, Any]) -> Schema:
     :raises InvalidSchema: (a ``ValueError``) when it is no valid schema, describes something other than one
         object, refers to anything outside itself, or holds a pattern that no bounded engine takes
     """
-    if values_in(parameters, MAX_VALUES) > MAX_VALUES:
+    text = _text_of(parameters)
+    if (len(text) > 2 * MAX_VALUES or not text) and values_in(parameters, MAX_VALUES) > MAX_VALUES:
         if _deeper_than(parameters, MAX_SCHEMA_DEPTH):
             raise InvalidSchema([("", _TOO_DEEP)])
         raise InvalidSchema([("", f"the schema has more than {MAX_VALUES:,} values; describe less")])
-    text = _text_of(parameters)
     if len(text) > MAX_SCHEMA_BYTES:
         raise InvalidSchema([("", f"the schema is {len(text):,} bytes long; at most {MAX_SCHEMA_BYTES:,} are taken")])
-    if _brackets_in(text) > MAX_SCHEMA_DEPTH and _deeper_than(parameters, MAX_SCHEMA_DEPTH):
+    if (not text or _brackets_in(text) > MAX_SCHEMA_DEPTH) and _deeper_than(parameters, MAX_SCHEMA_DEPTH):
         raise InvalidSchema([("", _TOO_DEEP)])
     declared = str(parameters.get("$schema", _NEWEST)).rstrip("#")
     validator_of = _DIALECTS.get(declared)
@@ -214,7 +214,7 @@ def compile_schema(parameters: Mapping[str, Any]) -> Schema:
         got = f"is {kind!r}"[:200] if "type" in parameters else "is missing"
         problems["type"] = f'{got}; a tool\'s arguments are one object, so write "type": "object"'
     try:
-        weighed = _weighed(parameters)
+        weighed = _weighed(parameters) if b'"pattern' in text or not text else ({}, set[str]())
         problems = _faults_by_metaschema(dict(parameters), declared) | problems
     except TooMuch as error:
         problems[""] = str(error)
@@ -222,7 +222,7 @@ def compile_schema(parameters: Mapping[str, Any]) -> Schema:
         problems[""] = f"is not JSON: {str(error)[:200]}"
     else:
         if not problems:
-            compounds = b'ef":' in text or b'"unevaluated' in text or _brackets_in(text) > MAX_CHAIN
+            compounds = not text or b'ef":' in text or b'"unevaluated' in text or _brackets_in(text) > MAX_CHAIN
             return _compiled(parameters, declared, validator_of, *weighed, compounds=compounds)
     raise InvalidSchema(list(problems.items()))
 
@@ -564,11 +564,11 @@ def _is_text(value: str) -> bool:
 
 
 def _text_of(schema: Mapping[str, Any]) -> bytes:
-    """A schema as JSON; as many brackets as matter where it is none."""
+    """A schema as JSON; empty where it is none."""
     try:
         return to_json(schema)
     except (TypeError, ValueError, RecursionError):  # it holds itself, or what only Python has
-        return b"{" * (MAX_SCHEMA_DEPTH + 1)
+        return b""
 
 
 def _brackets_in(text: bytes) -> int:

@@ -202,6 +202,9 @@ class ToolSpec:
         return hashlib.sha256(_canonical(whole).encode("utf-8", "surrogatepass")).hexdigest()
 
 
+MAX_DESCRIPTION = 50_000
+MAX_DOCUMENTATION = 500_000
+"""Characters. They are searched, compared and shown to people and models."""
 _canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode
 """Made once: ``json.dumps`` makes one for every text."""
 _RUNTIME_VIEW = tuple(f.name for f in fields(ToolSpec) if f.name not in _LLM_VIEW)
@@ -267,6 +270,13 @@ def faults_in(spec: ToolSpec) -> list[tuple[str, str]]:
         found.append(("llm.name", problem))
     if not spec.description.strip():
         found.append(("llm.description", "is empty; say in a sentence when to use the tool"))
+    for place, text, most in (
+        ("llm.description", spec.description, MAX_DESCRIPTION),
+        ("runtime.guidance", spec.guidance, MAX_DESCRIPTION),
+        ("runtime.documentation", spec.documentation, MAX_DOCUMENTATION),
+    ):
+        if len(text) > most:
+            return [*found, (place, f"has {len(text):,} characters; at most {most:,} are taken. Say less")]
     told = {"llm.description": spec.description, "llm.parameters": spec.parameters}
     told |= {f"runtime.{name}": getattr(spec, name) for name in TOLD_BESIDE}
     for place, value in told.items():

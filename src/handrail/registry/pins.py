@@ -174,6 +174,10 @@ def _definitions(tools: Mapping[str, dict[str, Any]]) -> dict[str, Definition]:
     return found
 
 
+_MAX_COMPARED = 2_000
+"""Lines of two definitions that are compared."""
+
+
 @dataclass(frozen=True, slots=True)
 class Review:
     """One tool of a foreign source that waits for a person.
@@ -197,8 +201,10 @@ class Review:
         """What changed, as the lines of a unified diff; of a new tool, all of it."""
         if self.before is None:
             return [f"+{line}" for line in self.now.lines()]
-        found = difflib.unified_diff(self.before.lines(), self.now.lines(), "approved", "now", lineterm="", n=3)
-        return list(found)
+        before, now = self.before.lines(), self.now.lines()
+        if len(before) + len(now) > _MAX_COMPARED:  # looking for the smallest difference takes quadratic time
+            return [*(f"-{line}" for line in before), *(f"+{line}" for line in now)]
+        return list(difflib.unified_diff(before, now, "approved", "now", lineterm="", n=3))
 
 
 def review(spec: ToolSpec, approved: Mapping[str, Definition]) -> Review | None:

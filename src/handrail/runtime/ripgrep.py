@@ -44,13 +44,14 @@ _GREP = (
     "--regex-size-limit=10M",
     "--dfa-size-limit=20M",
 )
-_BINARY_NOTE = re.compile(
-    rb"(.*?): (?:WARNING: stopped searching binary file after match|binary file matches)"
-    rb' \(found "\\0" byte around offset [0-9]+\)\n',
-    re.DOTALL,
+_AFTER_ITS_NAME = (
+    rb": (?:WARNING: stopped searching binary file after match|binary file matches)"
+    rb' \(found "\\0" byte around offset [0-9]+\)\n'
 )
 _CUT_NOTE = re.compile(rb" \[\.\.\. (?:omitted end of long line|[0-9]+ more match(?:es)?)\]\Z")
 _MOST_DIGITS = 18
+_BINARY_NOTE = re.compile(rb"(.*?)" + _AFTER_ITS_NAME, re.DOTALL)
+_END_OF_NOTE = re.compile(_AFTER_ITS_NAME)
 _ABOUT_THE_PATTERN = re.compile(r"regex|size limit|literal|pattern|UTF-8")
 _PLAIN_NAME = re.compile(r"[\w.*?+@, =~-]+\Z")
 
@@ -279,7 +280,8 @@ def failure(exit_code: int, said: bytes) -> ToolError | None:
 
     :param said: what it wrote that was no record
     """
-    text = _BINARY_NOTE.sub(b"", said).decode("utf-8", "replace").strip()
+    after_notes = max((note.end() for note in _END_OF_NOTE.finditer(said)), default=0)
+    text = said[after_notes:].decode("utf-8", "replace").strip()
     if exit_code in (0, 1) or (exit_code == 2 and not text):
         return None
     if exit_code == 2 and _ABOUT_THE_PATTERN.search(text):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import posixpath
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from handrail.contract.errors import ToolError
@@ -22,6 +23,7 @@ from handrail.tools.text import (
     Span,
     blocks_between,
     blocks_of_spans,
+    check_size,
     decoded,
     encoded,
     line_end,
@@ -35,8 +37,14 @@ from handrail.tools.text import (
 
 _T = TypeVar("_T")
 
-_THREAD_FROM = 256 * 1024
+_THREAD_FROM = 4 * 1024
 """From this many characters on, comparing texts is done in a thread, so that other calls go on."""
+_MANY = 1_000
+"""Occurrences from which on they are replaced in one step, and the texts compared after it."""
+_MAX_WORK = 512 * 1024 * 1024
+"""Characters that several edits may go through together."""
+_MAX_SHOWN = 512 * 1024
+"""Characters of a text in which the places of what is spelled out are looked for."""
 
 
 class Read(Tool):
@@ -140,10 +148,12 @@ class Edit(Tool):
 
         def change() -> tuple[str, list[Block], int]:
             text = decoded(before)
-            spans = spans_to_replace(path, text, args["old"], args["new"], replace_all=args.get("replace_all", False))
-            return spliced(text, spans), blocks_of_spans(text, spans), len(spans)
+            done = replaced(path, text, args["old"], args["new"], replace_all=args.get("replace_all", False))
+            if done.spans is None:
+                return done.text, blocks_between(lines_of(text), lines_of(done.text)), done.count
+            return done.text, blocks_of_spans(text, done.spans), done.count
 
-        after, blocks, count = await _aside(len(before), change)
+        after, blocks, count = await _aside(len(before) + len(args["old"]) + len(args["new"]), change)
         return {"replacements": count, **await _replace(path, before, after, blocks, runtime)}
 
 
@@ -186,20 +196,25 @@ class MultiEdit(Tool):
         def change() -> tuple[str, list[Block], list[dict[str, object]], int]:
             text = first = decoded(before)
             failed: list[dict[str, object]] = []
-            count = 0
+            count = work = 0
             for number, edit in enumerate(args["edits"], 1):
+                work += len(text)
+                if work > _MAX_WORK:
+                    raise ToolError(
+                        f"{path} is too long for so many edits at once; make them in several calls", kind="limit"
+                    )
                 try:
-                    every = edit.get("replace_all", False)
-                    spans = spans_to_replace(path, text, edit["old"], edit["new"], replace_all=every)
+                    done = replaced(path, text, edit["old"], edit["new"], replace_all=edit.get("replace_all", False))
                 except ToolError as error:
                     failed.append({"edit": number, "reason": error.text})
                     if mode == "best_effort":
                         continue
                     break
-                text, count = spliced(text, spans), count + len(spans)
+                text, count = done.text, count + done.count
             return text, blocks_between(lines_of(first), lines_of(text)), failed, count
 
-        after, blocks, failed, count = await _aside(len(before) * len(args["edits"]), change)
+        size = sum(len(edit["old"]) + len(edit["new"]) for edit in args["edits"])
+        after, blocks, failed, count = await _aside(len(before) * len(args["edits"]) + size, change)
         if failed and (mode == "strict" or not count):
             said = "; ".join(f"edit {one['edit']}: {one['reason']}" for one in failed)
             raise ToolError(f"nothing was changed: {said}", kind="invalid_input")
@@ -260,7 +275,8 @@ class FilePatch(Tool):
             blocks = blocks_of_operations(text, args["operations"])
             return patched(text, blocks), blocks
 
-        after, blocks = await _aside(len(before), change)
+        size = sum(len(operation["content"]) for operation in args["operations"])
+        after, blocks = await _aside(len(before) + size, change)
         return await _replace(path, before, after, blocks, runtime)
 
 
@@ -269,8 +285,24 @@ def check_differs(old: str, new: str) -> None:
         raise ToolError("old and new are the same text, so there is nothing to change", kind="invalid_input")
 
 
-def spans_to_replace(path: str, text: str, old: str, new: str, *, replace_all: bool) -> list[Span]:
-    """Where ``old`` is replaced. A text with ``\\r\\n`` is matched by what ``read`` showed of it, and keeps its line ends."""
+@dataclass(frozen=True, slots=True)
+class Replaced:
+    """A text after a replacement.
+
+    :param spans: what was replaced; None where that was too much to be kept one by one
+    """
+
+    text: str
+    count: int
+    spans: Sequence[Span] | None
+
+
+def replaced(path: str, text: str, old: str, new: str, *, replace_all: bool) -> Replaced:
+    """``text`` with ``new`` where ``old`` is. A text with ``\\r\\n`` is matched by what ``read`` showed of it, and keeps its
+    line ends.
+
+    :raises ToolError: ``invalid_input`` where ``old`` is not there or not there once, ``limit`` where too much would come of it
+    """
     check_differs(old, new)
     end = line_end(text)
     if end != "\n":
@@ -281,7 +313,7 @@ def spans_to_replace(path: str, text: str, old: str, new: str, *, replace_all: b
         old, new = with_line_end(old, "\r\n"), with_line_end(new, "\r\n")
     at = text.find(old)
     if at == -1 and (as_shown := _spans_as_shown(text, old, new, replace_all=replace_all)):
-        return as_shown
+        return _spliced(text, as_shown)
     if at == -1:
         raise ToolError(f"old is not in {path}: {why_missing(text, old)}", kind="invalid_input")
     if not replace_all:
@@ -293,27 +325,38 @@ def spans_to_replace(path: str, text: str, old: str, new: str, *, replace_all: b
                 "you mean, or set replace_all",
                 kind="invalid_input",
             )
-        return [Span(at, at + len(old), new)]
+        return _spliced(text, [Span(at, at + len(old), new)])
+    count = text.count(old)
+    if count > _MANY:
+        check_size(len(text) + count * (len(new) - len(old)))
+        return Replaced(text.replace(old, new), count, None)
     spans: list[Span] = []
     while at != -1:
         spans.append(Span(at, at + len(old), new))
         at = text.find(old, at + len(old))
-    return spans
+    return _spliced(text, spans)
+
+
+def _spliced(text: str, spans: Sequence[Span]) -> Replaced:
+    check_size(len(text) + sum(len(span.new) - (span.end - span.start) for span in spans))
+    return Replaced(spliced(text, spans), len(spans), spans)
 
 
 def _spans_as_shown(text: str, old: str, new: str, *, replace_all: bool) -> list[Span]:
     """Where ``old`` stands in what a model was shown of ``text``, where characters that are not seen are spelled out;
     what it copied of these into ``new`` becomes those characters again. Empty where it is not there, or several times."""
+    if len(text) > _MAX_SHOWN:
+        return []
     view = Shown(text)
     if not view.differs or old == new:
         return []
     spans: list[Span] = []
     at = view.shown.find(old)
-    while at != -1:
+    while at != -1 and len(spans) <= _MANY:
         if (span := view.span(at, at + len(old))) is not None:
             spans.append(Span(*span, view.written(new, *span)))
         at = view.shown.find(old, at + len(old))
-    return spans if replace_all or len(spans) == 1 else []
+    return spans if len(spans) == 1 or (replace_all and len(spans) <= _MANY) else []
 
 
 def _count(text: str, part: str) -> int:
@@ -331,7 +374,7 @@ async def _content(path: str, runtime: Runtime) -> bytes:
 
 async def _replace(path: str, before: bytes, after: str, blocks: list[Block], runtime: Runtime) -> dict[str, object]:
     written = await runtime.files.write(path, encoded(after), over=before)
-    diff = await _aside(len(before), lambda: unified(written.path, lines_of(decoded(before)), blocks))
+    diff = await _aside(len(before) + len(after), lambda: unified(written.path, lines_of(decoded(before)), blocks))
     return {"path": written.path, "size": written.size, **diff.fields()}
 
 

@@ -48,6 +48,10 @@ _VALUES = json.JSONDecoder(parse_constant=_no_constant, parse_float=_finite, obj
 """Gives the value, if it is one: of several under one key, and of a number without a form, nobody could say which is meant."""
 
 
+MAX_STEPS = 100
+"""Steps of a pointer; at each, what is within is read again."""
+
+
 class Place(NamedTuple):
     """Where a value stands: ``text[start:end]``.
 
@@ -78,6 +82,10 @@ def steps(pointer: str) -> list[str]:
         hint = "/" + pointer.removeprefix("$").lstrip(".").replace(".", "/")
         raise ToolError(
             f"{_short(pointer)} is no JSON Pointer; it begins with /, as in {_short(hint)}", kind="invalid_input"
+        )
+    if pointer.count("/") > MAX_STEPS:
+        raise ToolError(
+            f"the JSON Pointer has more than {MAX_STEPS} steps; address an outer value", kind="invalid_input"
         )
     return [part.replace("~1", "/").replace("~0", "~") for part in pointer.split("/")[1:]]
 

@@ -14,7 +14,7 @@ from handrail.tools.declaring import FILE, file_changing, file_reading, object_s
 from handrail.tools.json_text import put, removed, steps, value_at
 from handrail.tools.text import blocks_between, decoded, encoded, line_end, lines_of, unified, with_line_end
 
-MAX_FILE = 16 * 1024 * 1024
+MAX_FILE = 4 * 1024 * 1024
 _POINTER = {
     "type": "string",
     "maxLength": 10_000,

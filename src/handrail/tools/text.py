@@ -5,15 +5,18 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from difflib import SequenceMatcher, get_close_matches
+from difflib import SequenceMatcher
 from itertools import accumulate
 
+from handrail.contract.errors import ToolError
 from handrail.contract.excerpts import excerpt
+from handrail.contract.names import nearest
 
+MAX_TEXT = 16 * 1024 * 1024
 MAX_DIFF_LINES = 200
 _MAX_DIFF_LINE = 1_000
 _CONTEXT = 3
-_REFINED = 4_000
+_REFINED = 2_000
 """Up to how many changed lines a minimal difference is worth its quadratic search."""
 
 
@@ -67,6 +70,19 @@ class Block:
     first: int
     last: int
     new: tuple[str, ...]
+
+
+def check_size(characters: int) -> None:
+    """Check that a text that is about to be made is not larger than a file that is edited may be.
+
+    :raises ToolError: ``limit`` otherwise
+    """
+    if characters > MAX_TEXT:
+        raise ToolError(
+            f"the change makes a text of {characters:,} characters; a file of up to {MAX_TEXT:,} is edited. "
+            "Replace less at once",
+            kind="limit",
+        )
 
 
 def spliced(text: str, spans: Sequence[Span]) -> str:
@@ -255,10 +271,9 @@ def why_missing(text: str, part: str) -> str:
     at = text.lower().find(part.lower())
     if at != -1:
         return f"line {text.count(chr(10), 0, at) + 1} has it in other upper and lower case"
-    longest = max(bare, key=len)[:300]
-    near = get_close_matches(longest, [line[:300] for line in stripped[:2_000] if line], n=1, cutoff=0.6)
+    near = nearest(max(bare, key=len), dict.fromkeys(filter(None, stripped[:2_000])), 1, cutoff=0.6)
     if near:
-        index = next(i for i, line in enumerate(stripped) if line[:300] == near[0])
+        index = stripped.index(near[0])
         return f"the nearest line is {index + 1}: {_quoted(lines[index])}"
     return "nothing in the file is like it"
 

@@ -17,6 +17,7 @@ _FILES = (
     "environment",
     "own_programs",
     "model",
+    "judgements",
     "permission",
     "pinned",
     "searching",

@@ -100,3 +100,12 @@ def test_a_listing_is_no_larger_than_what_can_be_read_again() -> None:
     kept.add({"name": str(number), "description": "x" * 1_000_000} for number in range(20))
     assert 5 < len(kept.items) < 13 and len(kept.items) + kept.left_out == 20
     assert 4 * listings.MAX_LIST_BYTES < listings.MAX_BYTES
+
+
+def test_what_is_nested_too_deep_to_be_gone_through_is_left_out_of_a_listing_alone() -> None:
+    deep: Any = {}
+    for _ in range(900):
+        deep = {"not": deep}
+    kept = listings.Kept()
+    kept.add([{"name": "a", "inputSchema": deep}, {"name": "b"}])
+    assert [one["name"] for one in kept.items] == ["b"] and kept.left_out == 1

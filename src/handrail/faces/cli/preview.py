@@ -48,7 +48,7 @@ async def _content(path: str, workspace: str) -> bytes | None:
 
 
 def _difference(tool_id: str, path: str, before: bytes | None, arguments: Mapping[str, Any]) -> str:
-    from handrail.tools.files import spans_to_replace
+    from handrail.tools.files import replaced
     from handrail.tools.patching import blocks_of_operations
     from handrail.tools.text import blocks_between, blocks_of_spans, decoded, lines_of, unified
 
@@ -61,6 +61,8 @@ def _difference(tool_id: str, path: str, before: bytes | None, arguments: Mappin
     text = decoded(before)
     if tool_id == "edit":
         replace_all = bool(arguments.get("replace_all", False))
-        spans = spans_to_replace(path, text, arguments["old"], arguments["new"], replace_all=replace_all)
-        return unified(path, lines_of(text), blocks_of_spans(text, spans)).text
+        done = replaced(path, text, arguments["old"], arguments["new"], replace_all=replace_all)
+        if done.spans is None:
+            return unified(path, lines_of(text), blocks_between(lines_of(text), lines_of(done.text))).text
+        return unified(path, lines_of(text), blocks_of_spans(text, done.spans)).text
     return unified(path, lines_of(text), blocks_of_operations(text, arguments["operations"])).text

@@ -15,26 +15,38 @@ from handrail.policy.watchdogs.commands import parts
 from handrail.policy.watchdogs.exfiltration import NETWORK
 from handrail.store.encoding import encode
 
-SHAPES: Mapping[str, str] = {
-    "an AWS access key id": r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b",
-    "a GitHub token": r"\b(?:gh[pousr]_[A-Za-z0-9]{36,}|github_pat_[A-Za-z0-9_]{40,})",
-    "a GitLab token": r"\bglpat-[A-Za-z0-9_-]{20,}",
-    "an Anthropic key": r"\bsk-ant-[A-Za-z0-9_-]{24,}",
-    "an OpenAI key": r"\bsk-(?:proj-|svcacct-)?[A-Za-z0-9_-]{32,}",
-    "a Slack token": r"\bxox[abprs]-[A-Za-z0-9-]{20,}",
-    "a Google API key": r"\bAIza[0-9A-Za-z_-]{35}",
-    "a Stripe key": r"\b[rs]k_live_[A-Za-z0-9]{20,}",
-    "an npm token": r"\bnpm_[A-Za-z0-9]{36}",
-    "a PyPI token": r"\bpypi-AgE[A-Za-z0-9_-]{40,}",
-    "a Hugging Face token": r"\bhf_[A-Za-z0-9]{30,}",
-    "a SendGrid key": r"\bSG\.[A-Za-z0-9_-]{16,}\.[A-Za-z0-9_-]{30,}",
-    "a private key": r"-----BEGIN (?:[A-Z]+ )*PRIVATE KEY-----",
-    "a JSON web token": r"\beyJ[A-Za-z0-9_-]{10,}\.eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}",
+_KEY = "[A-Za-z0-9_-]"
+SHAPES: Mapping[str, tuple[str, str]] = {
+    "an AWS access key id": ("AKIA", r"[0-9A-Z]{16}\b"),
+    "a temporary AWS access key id": ("ASIA", r"[0-9A-Z]{16}\b"),
+    "a GitHub token": ("gh", r"[pousr]_[A-Za-z0-9]{36,}"),
+    "a fine-grained GitHub token": ("github_pat_", r"[A-Za-z0-9_]{40,}"),
+    "a GitLab token": ("glpat-", _KEY + "{20,}"),
+    "an Anthropic key": ("sk-ant-", _KEY + "{24,}"),
+    "an OpenAI key": ("sk-", rf"(?:proj-|svcacct-)?{_KEY}{{32,}}"),
+    "a Slack token": ("xox", r"[abprs]-[A-Za-z0-9-]{20,}"),
+    "a Google API key": ("AIza", _KEY + "{35}"),
+    "a Stripe key": ("rk_live_", r"[A-Za-z0-9]{20,}"),
+    "a secret Stripe key": ("sk_live_", r"[A-Za-z0-9]{20,}"),
+    "an npm token": ("npm_", r"[A-Za-z0-9]{36}"),
+    "a PyPI token": ("pypi-AgE", _KEY + "{40,}"),
+    "a Hugging Face token": ("hf_", r"[A-Za-z0-9]{30,}"),
+    "a SendGrid key": ("SG.", rf"{_KEY}{{16,}}\.{_KEY}{{30,}}"),
+    "a private key": ("-----BEGIN ", r"(?:[A-Z]+ )*PRIVATE KEY-----"),
+    "a JSON web token": (".eyJ", rf"(?<={_KEY}{{10}}\.eyJ){_KEY}{{10,}}\.{_KEY}{{10,}}"),
 }
+"""Kind of key to how it begins, at the beginning of a word where that is a letter, and how it goes on. The text is searched
+for the beginnings, and each is followed by few characters or by one run of them: so any text is looked through once."""
 _WHOLE = 1 << 62
 """Bytes: nothing is cut off before it is looked at."""
-_SHAPE = re.compile("|".join(f"(?P<s{number}>{shape})" for number, shape in enumerate(SHAPES.values())))
-_NAMES = tuple(SHAPES)
+
+
+def _compiled(begins: str, goes_on: str) -> re.Pattern[str]:
+    start = re.escape(begins)
+    return re.compile(start + (rf"(?<!\w{start})" if begins[0].isalpha() else "") + goes_on)
+
+
+_COMPILED = tuple((name, begins, _compiled(begins, rest)) for name, (begins, rest) in SHAPES.items())
 _PLACEHOLDER = re.compile(r"example|xxxx|your|placeholder|dummy|redacted|\.\.\.", re.IGNORECASE)
 
 
@@ -70,11 +82,12 @@ class OutgoingSecrets:
 
 def key_in(text: str) -> str | None:
     """Which well-known kind of key ``text`` has in it; None for none, or for what is only an example."""
-    for match in _SHAPE.finditer(text):
-        assert match.lastgroup is not None
-        name, shown = _NAMES[int(match.lastgroup[1:])], match[0]
-        if name == "a private key" or (not _PLACEHOLDER.search(shown) and _entropy(shown) >= 3.0):
-            return name
+    for name, begins, shape in _COMPILED:
+        if begins not in text:
+            continue
+        for match in shape.finditer(text):
+            if name == "a private key" or (not _PLACEHOLDER.search(match[0]) and _entropy(match[0]) >= 3.0):
+                return name
     return None
 
 

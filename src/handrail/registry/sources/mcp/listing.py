@@ -10,13 +10,14 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, cast
 
 import orjson
 
 from handrail.contract.errors import StartError
+from handrail.contract.jsontext import check_depth
 from handrail.store import private
 
 VERSION = 1
@@ -24,6 +25,7 @@ MAX_BYTES = 64 * 1024 * 1024
 MOST_ITEMS = 5_000
 """Tools, resources, templates or prompts of one server."""
 MAX_ITEM_BYTES = 1024 * 1024
+MAX_ITEM_DEPTH = 400
 MAX_LIST_BYTES = 12 * 1024 * 1024
 """Of all of them together, so that what is kept can be read again."""
 Item = Mapping[str, Any]
@@ -69,12 +71,15 @@ class Kept:
 
 
 def _size(one: object) -> int | None:
-    """None for what is no object, or too large."""
+    """None for what is no object, too large, or nested so deep that what goes through it could not."""
+    if not isinstance(one, dict):
+        return None
     try:
-        size = len(json.dumps(one)) if isinstance(one, dict) else None
+        text = json.dumps(one)
+        check_depth(text, MAX_ITEM_DEPTH)
     except (ValueError, RecursionError):
         return None
-    return size if size is not None and size <= MAX_ITEM_BYTES else None
+    return len(text) if len(text) <= MAX_ITEM_BYTES else None
 
 
 def read(state: Path, name: str, definition: str) -> Listing | None:
@@ -109,7 +114,12 @@ def read(state: Path, name: str, definition: str) -> Listing | None:
 def write(state: Path, name: str, definition: str, listing: Listing) -> None:
     """Keep it. A state folder that cannot be written keeps nobody from working: the server is asked again next time."""
     path = _path(state, name)
-    whole = {"version": VERSION, "name": name, "definition": definition, "listing": asdict(listing)}
+    whole = {
+        "version": VERSION,
+        "name": name,
+        "definition": definition,
+        "listing": {one.name: getattr(listing, one.name) for one in fields(listing)},
+    }
     with contextlib.suppress(OSError, StartError):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         private.write(path, json.dumps(whole, ensure_ascii=True, sort_keys=True).encode())
