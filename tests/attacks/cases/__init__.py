@@ -17,6 +17,7 @@ _FILES = (
     "model",
     "permission",
     "sandbox",
+    "floods",
 )
 
 
