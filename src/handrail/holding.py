@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import secrets as randomness
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from handrail import config as configuration
 from handrail.agents import all_agents
-from handrail.arbiter.approvals import Approvals
 from handrail.arbiter.logs import redacted_logs
 from handrail.arbiter.looking import WorkspaceView
 from handrail.arbiter.offers import judged_as
@@ -21,13 +21,14 @@ from handrail.assembly import Rooms, assemble, given_rules, parse_rules
 from handrail.catalog.interaction import Interaction
 from handrail.config import Configuration
 from handrail.contract.agent import AgentManifest
-from handrail.contract.doors import Findings
-from handrail.contract.errors import LogUnavailable, ToolError, UsageError
+from handrail.contract.doors import Findings, WorkspaceJobs
+from handrail.contract.errors import HandrailError, LogUnavailable, ToolError, UsageError
 from handrail.contract.peer import Peer
-from handrail.contract.people import Attendant
+from handrail.contract.people import ApprovalDesk, Attendant
 from handrail.contract.rule_texts import RuleEntry
 from handrail.contract.runtime import ClientContext
 from handrail.contract.sandbox import Tier
+from handrail.contract.session import Session
 from handrail.contract.tool import Tool
 from handrail.held_sessions import HeldSessions
 from handrail.joining import approvals, jobs, mirror
@@ -48,26 +49,43 @@ from handrail.session.opening import Opening
 from handrail.session.parked import Heeding, project_rules
 from handrail.session.session import ENDED, HeldSession, new_session_id
 from handrail.store.folders import locate
+from handrail.store.holder import Holder, holder_of
+from handrail.store.lease import WorkspaceHeld
 from handrail.store.opening import Store
 
 if TYPE_CHECKING:
     from handrail.policy.explain import Explanation
 
 
+logger = logging.getLogger("handrail.joining")
+
+
 class HeldKernel(Kernel):
     """Carries the calls out. Its own sessions work in one context, those of processes that joined in theirs."""
 
-    def __init__(self, rooms: Rooms, own: Context, face: str, brought: Brought) -> None:
+    def __init__(
+        self,
+        rooms: Rooms,
+        own: Context,
+        face: str,
+        brought: Brought,
+        joining: Callable[[], AbstractAsyncContextManager[Kernel]],
+    ) -> None:
+        """:param joining: joins whoever has taken the workspace over from this process"""
         self.rooms = rooms
         self.own = own
         self._brought = brought
         self._face = face
         self._others: dict[str, Context] = {}
         """Of further agents that sessions of this process name."""
+        self._joining = joining
+        self._next = AsyncExitStack()
+        self.successor: Kernel | None = None
+        """What this kernel goes on as, once another process has taken the workspace over and this one has joined it."""
         self._leaving: asyncio.Task[None] | None = None
         self.sessions = HeldSessions(rooms, self._context, face)
         self.server = Server(self)
-        Heeding(self.approvals, self.sessions.lane, self.sessions.lanes, self._judged_by)
+        Heeding(self.rooms.arbiter.approvals, self.sessions.lane, self.sessions.lanes, self._judged_by)
 
     @property
     def workdir(self) -> str:
@@ -98,11 +116,19 @@ class HeldKernel(Kernel):
         return self.own.rules
 
     @property
-    def approvals(self) -> Approvals:
+    def approvals(self) -> ApprovalDesk:
+        if self.successor is not None:
+            return self.successor.approvals
         return self.rooms.arbiter.approvals
 
     @property
-    def jobs(self) -> WorkspaceView:
+    def jobs(self) -> WorkspaceJobs:
+        if self.successor is not None:
+            return self.successor.jobs
+        return self._view_of_jobs
+
+    @property
+    def _view_of_jobs(self) -> WorkspaceView:
         return WorkspaceView(self.rooms.arbiter.jobs, self.sessions.lanes, self.rooms.arbiter.shaper)
 
     @property
@@ -119,6 +145,8 @@ class HeldKernel(Kernel):
         return self.rooms.interrupted
 
     async def reload(self, tools: Iterable[Tool] | None = None) -> Difference:
+        if self.successor is not None:
+            return await self.successor.reload(tools)
         given = None if tools is None else tuple(tools)
         for context in tuple(self._others.values()):
             await context.shelf.reload(given)
@@ -127,6 +155,8 @@ class HeldKernel(Kernel):
     async def explain(
         self, tool: str, arguments: Mapping[str, Any], *, rules: Iterable[AnyRule] = (), headless: bool = True
     ) -> Explanation:
+        if self.successor is not None:
+            return await self.successor.explain(tool, arguments, rules=rules, headless=headless)
         return await self.explain_in(self.own, tool, arguments, rules=rules, headless=headless)
 
     async def explain_in(
@@ -150,13 +180,15 @@ class HeldKernel(Kernel):
             context.authority,
             spec,
             arguments,
-            rules=context.rules.with_rules(*project_rules(self.approvals), *further),
+            rules=context.rules.with_rules(*project_rules(self.rooms.arbiter.approvals), *further),
             roots=Roots(self.workdir, (), context.further),
             headless=headless,
             origin=origin,
         )
 
     async def find(self, query: str, *, limit: int = 10, patience_s: float = 0.0, by_words: bool = False) -> Findings:
+        if self.successor is not None:
+            return await self.successor.find(query, limit=limit, patience_s=patience_s, by_words=by_words)
         return await self.find_in(self.own, query, limit=limit, patience_s=patience_s, by_words=by_words)
 
     async def find_in(self, context: Context, query: str, **how: Any) -> Findings:
@@ -175,7 +207,10 @@ class HeldKernel(Kernel):
         mode: str | None = None,
         topic: str | None = None,
         client: ClientContext | None = None,
-    ) -> HeldSession:
+    ) -> Session:
+        if self.successor is not None:
+            how: dict[str, Any] = {"agent": agent, "headless": headless, "attendant": attendant, "peer": peer}
+            return await self.successor.session(id, **how, rules=rules, mode=mode, topic=topic, client=client)
         if attendant is None and not headless:
             raise UsageError("a session that is not headless needs an attendant=… who can be asked")
         opening = Opening(
@@ -202,13 +237,18 @@ class HeldKernel(Kernel):
         return context
 
     async def fork(self, id: str) -> str:
+        if self.successor is not None:
+            return await self.successor.fork(id)
         return await self.sessions.fork(id, new_session_id())
 
     async def close_session(self, id: str) -> None:
+        if self.successor is not None:
+            await self.successor.close_session(id)
+            return
         await self.sessions.close(id)
 
     def _judged_by(self) -> tuple[Generation, Authority, RuleBook, Roots]:
-        rules = self.own.rules.with_rules(*project_rules(self.approvals))
+        rules = self.own.rules.with_rules(*project_rules(self.rooms.arbiter.approvals))
         return self.own.generation, self.own.authority, rules, Roots(self.workdir, (), self.own.further)
 
     # ── what processes that joined need of it ────────────────────────────────────────────────────
@@ -239,21 +279,50 @@ class HeldKernel(Kernel):
         self.rooms.arbiter.shaper.redactor.learn(secrets)
 
     def further_operations(self) -> Mapping[str, Callable[..., Awaitable[Any]]]:
-        of_jobs = jobs.handlers(self.rooms.arbiter.jobs, self.sessions.lane, self.jobs)
+        of_jobs = jobs.handlers(self.rooms.arbiter.jobs, self.sessions.lane, self._view_of_jobs)
         return {
-            **approvals.handlers(self.approvals),
+            **approvals.handlers(self.rooms.arbiter.approvals),
             **of_jobs,
             "fork": self.sessions.fork,
             "close-session": self.sessions.close,
         }
 
     def replaced(self) -> None:
-        """Another process has taken over: what runs here is stopped, and those who joined find the other."""
+        """Another process has taken over: what runs here is stopped, those who joined find the other, and so does this one."""
         self.server.leaving = True
         for session in tuple(self.sessions.by_id.values()):
             session.cancel("shutdown")
         self.rooms.arbiter.jobs.stop_all("shutdown")
-        self._leaving = asyncio.get_running_loop().create_task(self.server.aclose())
+        if self._leaving is None:
+            self._leaving = asyncio.get_running_loop().create_task(self._follow())
+
+    async def _follow(self) -> None:
+        """Join who has taken over, and go on there with every session of this process."""
+        others = {session.id for guest in self.server.guests for session in guest.sessions}
+        own = [one for one in self.sessions.by_id.values() if one.family.under is None and one.id not in others]
+        await self.server.aclose()
+        try:
+            kernel = await self._next.enter_async_context(self._joining())
+        except HandrailError as error:
+            logger.warning("this process was replaced, and cannot join the one that holds the workspace now: %s", error)
+            return
+        for session in own:
+            lane = session.lane
+            how: dict[str, Any] = {"attendant": session.people, "headless": session.people is None}
+            how |= {"peer": lane.around.peer, "mode": lane.rules.mode, "client": lane.around.client}
+            agent = session.family.manifest.id
+            how["agent"] = None if agent == self.own.agent else agent
+            try:
+                session.follow(await kernel.session(session.id, **how))
+            except HandrailError as error:
+                logger.warning("session %s does not go on with the next holder: %s", session.id, error)
+        self.successor = kernel
+
+    async def _leave_next(self) -> None:
+        if self._leaving is not None and not self._leaving.done():
+            self._leaving.cancel()
+            await asyncio.wait((self._leaving,))
+        await self._next.aclose()
 
     async def shut_down(self) -> None:
         """Stop what runs, wait for its answers, write what is left. Sessions are suspended, not closed.
@@ -269,12 +338,13 @@ class HeldKernel(Kernel):
                 steps.push_async_callback(context.aclose)
             steps.push_async_callback(self.rooms.arbiter.runs.settled)
             steps.push_async_callback(self.server.aclose)  # before that, which tools of others could make long
-            steps.callback(self.approvals.close)
+            steps.callback(self.rooms.arbiter.approvals.close)
             steps.push_async_callback(self._suspend_all)
             steps.push_async_callback(self.rooms.arbiter.jobs.end, "shutdown")
             steps.push_async_callback(self._end_all)
             steps.push_async_callback(self._end_own)
             steps.push_async_callback(self.sessions.arrivals.aclose)
+            steps.push_async_callback(self._leave_next)
 
     async def _end_own(self) -> None:
         """The sessions of this process. Those of others may come to their end meanwhile."""
@@ -305,7 +375,14 @@ async def hold(
 
     :raises WorkspaceHeld: when another process holds it
     """
-    folders = locate(workspace, state, allow_home=allow_home)
+    folders, given = locate(workspace, state, allow_home=allow_home), brought
+
+    def joining() -> AbstractAsyncContextManager[Kernel]:
+        from handrail.joined import join
+
+        held = WorkspaceHeld(folders, holder_of(folders) or Holder())
+        return join(held, workspace, state, config, given, allow_home=allow_home)
+
     settings = configuration.load(config, folders=folders, flags=brought.settings)
     brought = replace(
         brought,
@@ -334,7 +411,7 @@ async def hold(
         stack.enter_context(redacted_logs(rooms.arbiter.shaper.redactor))
         agent = brought.agent or settings.settings.agent
         own = rooms.context(agent, **brought.for_context())
-        kernel = HeldKernel(rooms, own, brought.face, brought)
+        kernel = HeldKernel(rooms, own, brought.face, brought, joining)
         stack.push_async_callback(kernel.shut_down)
         loop = asyncio.get_running_loop()
 

@@ -23,6 +23,9 @@ from handrail.upstreams import Ground, Upstreams
 
 PATIENCE_S = 300.0
 _MAX_HEAD = 16 * 1024
+_HEAD_S = 10.0
+"""How long a browser may take to send its request."""
+_MOST_CONNECTIONS = 32
 _DONE = b"You are signed in. You can close this page and go back to the terminal."
 
 
@@ -81,10 +84,23 @@ async def _callback(show: Callable[[str], None]) -> AsyncGenerator[Prompt]:
     """A page on this machine's loopback that the person is sent back to."""
     loop = asyncio.get_running_loop()
     came: asyncio.Future[str] = loop.create_future()
+    open_now = 0
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError):
-            head = await reader.readuntil(b"\r\n\r\n")
+        nonlocal open_now
+        open_now += 1
+        try:
+            if open_now <= _MOST_CONNECTIONS:
+                await answered(reader, writer)
+        finally:
+            open_now -= 1
+            writer.close()
+
+    async def answered(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        faults = (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError)
+        with contextlib.suppress(*faults):
+            async with asyncio.timeout(_HEAD_S):
+                head = await reader.readuntil(b"\r\n\r\n")
             method, target, _ = head.split(b"\r\n", 1)[0].decode("ascii").split(" ")
             known = method == "GET" and target.startswith("/callback?")
             body = _DONE if known else b"There is nothing here."
@@ -96,7 +112,6 @@ async def _callback(show: Callable[[str], None]) -> AsyncGenerator[Prompt]:
             await writer.drain()
             if known and not came.done():
                 came.set_result(target)
-        writer.close()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0, limit=_MAX_HEAD)
     origin = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"

@@ -24,6 +24,7 @@ OPENING: dict[str, Any] = {
     "client": None,
     "rules": [],
     "mode": None,
+    "shared": False,
     "interaction": 0,
     "brought": [],
 }

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
-from tests.kernel.members import member, members
+from tests.kernel.members import Member, member, members
 
 from handrail import tool
 from handrail.record.verification import verify
@@ -18,6 +21,15 @@ async def begun(folder: Path, name: str) -> None:
     path = folder / f"begun-{name}"
     while not path.exists():
         await asyncio.sleep(0)
+
+
+async def answered(process: Member, name: str, session: str) -> dict[str, Any]:
+    """What a call gives once the process has found its place; until then nothing runs."""
+    for number in count():
+        told = await process.call("glob", {"pattern": f"{number}*"}, session=session)
+        if told.get("result", {}).get("metadata", {}).get("error_kind") not in ("unavailable", "cancelled"):
+            break
+    return await process.call("test.pid", {"name": name}, session=session)
 
 
 @pytest.mark.proves("L-07", "G-05")
@@ -75,11 +87,23 @@ async def test_a_holder_that_was_paused_finds_itself_replaced_and_commits_nothin
         answer = await late
         assert answer["result"]["metadata"]["error_kind"] == "unavailable", answer
         assert (await one.call("read", {"path": "a.txt"}, session="ses_one"))["result"]["data"]["text"] == "by the next"
+        again = await answered(holder, "again", "ses_h")
+        assert again["result"].get("data") == holder.hello["pid"], again
+        assert (await answered(holder, "new", "ses_new"))["result"]["data"] == holder.hello["pid"], (
+            "and so does its kernel"
+        )
+        assert (await holder.call("write", {"path": "b.txt", "content": "x"}, session="ses_h"))["result"][
+            "type"
+        ] == "output"
         await one.leave()
-    assert (tmp_path / "effects").read_text() == "before\n"
+        assert (await answered(holder, "last", "ses_h"))["result"]["data"] == holder.hello["pid"], (
+            "it holds it once more"
+        )
+    assert (tmp_path / "effects").read_text() == "before\nagain\nnew\nlast\n"
     async with temporary_kernel(tmp_path) as kernel:
         assert verify(kernel.log.reader).ok
-        assert not [row for row in kernel.log.reader.calls() if row.call_id == "ses_h/2.0" and row.state == "output"]
+        proposed = [json.dumps(record.body) for record in kernel.log.reader.records(session="ses_h", kind="proposed")]
+        assert not [body for body in proposed if "late" in body] and len([b for b in proposed if "again" in b]) == 1
 
 
 @pytest.mark.proves("L-07")

@@ -28,7 +28,7 @@ from handrail.contract.native import NativeOffer
 from handrail.contract.notices import Notices
 from handrail.contract.people import Attendant
 from handrail.contract.result import Result
-from handrail.contract.session import Proposal, StopReason
+from handrail.contract.session import Proposal, Session, StopReason, Turn
 from handrail.contract.skills import Skill
 from handrail.contract.spec import ToolSpec
 from handrail.policy.modes import given, in_mode
@@ -92,6 +92,8 @@ class HeldSession:
         """Where its conversation is stored; None when it is not stored."""
         self.notices: Notices | None = None
         """The notices for its agent; None when none are kept."""
+        self.successor: Session | None = None
+        """The same session with the next holder of the workspace; set once this process was replaced and has joined it."""
         self.family = family or Family(AgentManifest())
         """The sessions of sub-agents above and below it."""
 
@@ -113,6 +115,8 @@ class HeldSession:
     @property
     def headless(self) -> bool:
         """See :attr:`handrail.contract.session.Session.headless`."""
+        if (successor := self.successor) is not None:
+            return successor.headless
         return self._lane.attendant is None
 
     @property
@@ -131,18 +135,26 @@ class HeldSession:
         :raises ValueError: for a text that is no rule, before any is added; and, after the others are added, for rules that
             can match no call of any tool
         """
+        if (successor := self.successor) is not None:
+            successor.add_rules(*texts)
+            return
         found = rules_of(texts)
         self._lane.rule_by(self._lane.rules.with_rules(*found))
         check_reach(found, self._generation())
 
     def set_mode(self, mode: str) -> None:
         """See :meth:`handrail.contract.session.Session.set_mode`."""
+        if (successor := self.successor) is not None:
+            successor.set_mode(mode)
+            return
         wanted = given(mode)
         if wanted is not None and wanted != self._lane.rules.mode:
             self._lane.rule_by(in_mode(self._lane.rules, wanted))
 
     async def call(self, tool: str, arguments: Mapping[str, Any] | str, *, key: str | None = None) -> Result:
         """See :meth:`handrail.contract.session.Session.call`."""
+        if (successor := self.successor) is not None:
+            return await successor.call(tool, arguments, key=key)
         self._check_open()
         proposed = ProposedCall(tool, arguments)
         if key is not None:
@@ -153,6 +165,8 @@ class HeldSession:
 
     async def call_all(self, calls: Iterable[Proposal]) -> list[Result]:
         """See :meth:`handrail.contract.session.Session.call_all`."""
+        if (successor := self.successor) is not None:
+            return await successor.call_all(calls)
         return [answer.result for answer in await self.turn().call_all(calls)]
 
     async def begin(self, text: str = "", number: int | None = None, *, headless: bool = False) -> None:
@@ -160,6 +174,9 @@ class HeldSession:
 
         :param number: of the interaction, when another process counts them; a number that has begun changes nothing
         """
+        if (successor := self.successor) is not None:
+            await successor.begin(text, headless=headless)
+            return
         self._check_open()
         self._lane.attendant = self._lane.around.attendant = None if headless else self._people
         if number is None or number != self._catalog.number:
@@ -169,8 +186,10 @@ class HeldSession:
         await self._catalog.keep()
 
     @property
-    def view(self) -> list[ToolSpec]:
+    def view(self) -> Sequence[ToolSpec]:
         """See :attr:`handrail.contract.session.Session.view`."""
+        if (successor := self.successor) is not None:
+            return successor.view
         return usable(self._catalog.specs(self._generation()), self._lane.delegates)
 
     @property
@@ -179,15 +198,19 @@ class HeldSession:
         return self._catalog
 
     @property
-    def native(self) -> list[NativeOffer]:
+    def native(self) -> Sequence[NativeOffer]:
         """See :attr:`handrail.contract.session.Session.native`."""
+        if (successor := self.successor) is not None:
+            return successor.turn().native
         return [
             ruled(spec, self._lane.rules, self._lane.named_hosts_of)
             for spec in self._catalog.native(self._generation())
         ]
 
-    def turn(self) -> HeldTurn:
+    def turn(self) -> Turn:
         """See :meth:`handrail.contract.session.Session.turn`."""
+        if (successor := self.successor) is not None:
+            return successor.turn()
         return self.turn_at(self._turns + 1, self._generation())
 
     def turn_at(self, number: int, generation: Generation) -> HeldTurn:
@@ -227,11 +250,15 @@ class HeldSession:
 
     async def recall(self, call_id: str) -> Answer:
         """See :meth:`handrail.contract.session.Session.recall`."""
+        if (successor := self.successor) is not None:
+            return await successor.recall(call_id)
         self._check_open()
         return (await self._earlier.answers((call_id,)))[0]
 
     async def recall_all(self, call_ids: Sequence[str]) -> list[Answer]:
         """See :meth:`handrail.contract.session.Session.recall_all`."""
+        if (successor := self.successor) is not None:
+            return await successor.recall_all(call_ids)
         self._check_open()
         return await self._earlier.answers(call_ids)
 
@@ -244,20 +271,37 @@ class HeldSession:
 
     async def resume_parked(self) -> list[Answer]:
         """See :meth:`handrail.contract.session.Session.resume_parked`."""
+        if (successor := self.successor) is not None:
+            return await successor.resume_parked()
         self._check_open()
         return await self._earlier.resume()
 
     @property
     def jobs(self) -> Jobs:
         """See :attr:`handrail.contract.session.Session.jobs`."""
+        if (successor := self.successor) is not None:
+            return successor.jobs
         return JobView(self._arbiter.jobs, self.id)
 
     async def promote(self, call_id: str) -> Job:
         """See :meth:`handrail.contract.session.Session.promote`."""
+        if (successor := self.successor) is not None:
+            return await successor.promote(call_id)
         return await self._arbiter.jobs.promote(self._lane, call_id)
+
+    def follow(self, successor: Session) -> None:
+        """Go on as ``successor``: the same session with the process that has taken the workspace over."""
+        for listener in self._lane.listeners:
+            successor.watch(listener)
+        if self._lane.delegates is not None:
+            successor.delegate_to(self._lane.delegates)
+        self.history, self.notices = successor.history, successor.notices
+        self.successor = successor
 
     def cancel(self, reason: StopReason = "user") -> int:
         """See :meth:`handrail.contract.session.Session.cancel`. Gives how many calls of its own it stopped."""
+        if self.successor is not None:
+            self.successor.cancel(reason)
         self.family.cancel()
         self._earlier.stop(reason)
         running = self._lane.in_flight
@@ -267,6 +311,8 @@ class HeldSession:
 
     def watch(self, listener: Callable[[Event], None]) -> Callable[[], None]:
         """See :meth:`handrail.contract.session.Session.watch`."""
+        if (successor := self.successor) is not None:
+            return successor.watch(listener)
         listeners = self._lane.listeners
         listeners.append(listener)
 
@@ -282,6 +328,9 @@ class HeldSession:
 
     async def close(self) -> None:
         """See :meth:`handrail.contract.session.Session.close`."""
+        if (successor := self.successor) is not None:
+            await successor.close()
+            return
         if self.closed:
             return
         await _through(self._close())
@@ -289,15 +338,21 @@ class HeldSession:
     @property
     def agents(self) -> Sequence[AgentType]:
         """See :attr:`handrail.contract.session.Session.agents`."""
+        if (successor := self.successor) is not None:
+            return successor.agents
         return self._lane.agent_types()
 
     @property
     def skills(self) -> Sequence[Skill]:
         """See :attr:`handrail.contract.session.Session.skills`."""
+        if (successor := self.successor) is not None:
+            return successor.skills
         return () if self._lane.skills is None else self._lane.skills.index
 
     async def instructions_above(self) -> Sequence[tuple[str, str]]:
         """See :meth:`handrail.contract.session.Session.instructions_above`."""
+        if (successor := self.successor) is not None:
+            return await successor.instructions_above()
         reader = self._generation().resolve("read")
         if reader is None or reader.withheld is not None:
             return ()
@@ -313,10 +368,15 @@ class HeldSession:
 
     def delegate_to(self, delegates: Delegates | None) -> None:
         """See :meth:`handrail.contract.session.Session.delegate_to`."""
+        if (successor := self.successor) is not None:
+            successor.delegate_to(delegates)
+            return
         self._lane.delegates = delegates
 
     async def child(self, call_id: str, delegation: Delegation) -> Child:
         """See :meth:`handrail.contract.session.Session.child`."""
+        if (successor := self.successor) is not None:
+            return await successor.child(call_id, delegation)
         call = self._lane.delegating.get(call_id)
         if call is None or not call.of_a_job or not self._rests:
             self._check_open()
@@ -332,6 +392,9 @@ class HeldSession:
         :param why: what later calls are refused with
         :param reason: why the calls in flight are stopped
         """
+        if (successor := self.successor) is not None:
+            await successor.suspend()
+            return
         if self.closed:
             return
         await _through(self._suspend(why, reason))

@@ -24,6 +24,7 @@ _FILES = (
     "sandbox",
     "bounds",
     "mounts",
+    "floods",
 )
 
 
