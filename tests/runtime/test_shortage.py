@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from tests.runtime.test_guard import Ground, ground
 
+from handrail.contract.errors import ToolError
+from handrail.runtime import guard
+from handrail.runtime.aftermath import Aftermath
 from handrail.sandbox import tiers
+from handrail.sandbox import tree as module
 from handrail.sandbox.tree import Tree
 
 pytestmark = pytest.mark.proves("S-07")
+__all__ = ["ground"]
 
 SCRIPT = """
 import asyncio, os, resource, sys, warnings
@@ -97,12 +105,6 @@ def test_after_every_shortage_of_descriptors_programs_start_again(tmp_path: Path
 def test_a_folder_that_could_not_be_read_for_a_moment_is_read_at_the_next_look(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import errno
-    import os
-
-    from handrail.contract.errors import ToolError
-    from handrail.sandbox import tree as module
-
     (tmp_path / "a" / "b").mkdir(parents=True)
     (tmp_path / "a" / "b" / ".envrc").write_text("x")
     real = os.scandir
@@ -126,3 +128,25 @@ def test_a_folder_that_could_not_be_read_for_a_moment_is_read_at_the_next_look(
                     assert caught.value.kind == "unavailable"
             tree.look()
             assert tree.closed() == [] and list(tree.protected()) == [str(tmp_path / "a" / "b" / ".envrc")]
+
+
+async def test_a_program_after_which_nobody_could_look_is_looked_after_before_the_next(
+    ground: Ground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guard, "_LAST_LOOKS", ())
+
+    def short(self: Aftermath) -> None:
+        raise ToolError("no descriptors", kind="unavailable")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Aftermath, "look", short)
+        with pytest.raises(ToolError, match="could not be looked at") as caught:
+            await ground.run("echo evil > .envrc")
+        assert caught.value.kind == "unavailable"
+        with pytest.raises(ToolError, match="no descriptors"):
+            await ground.run("echo not yet")
+        assert (ground.workspace / ".envrc").exists()
+    with pytest.raises(ToolError, match=r"\.envrc was moved to") as caught:
+        await ground.run("echo not yet")
+    assert caught.value.kind == "conflict" and not (ground.workspace / ".envrc").exists()
+    assert await ground.run("echo again") == (0, "again\n")

@@ -264,7 +264,9 @@ def commitish(given: str) -> str:
 def failure(words: Sequence[str], done: Completed) -> ToolError:
     """What git said, as a result."""
     said = said_by(done) or f"git {words[0]} ended with exit code {done.exit_code} and said nothing"
-    kind = "conflict" if ".lock': File exists" in said or "already exists" in said else "failed"
+    # A configuration that a running program has mounted over is busy.
+    in_the_way = (".lock': File exists", "already exists", "Device or resource busy")
+    kind = "conflict" if any(sign in said for sign in in_the_way) else "failed"
     if done.limit is not None:
         return ToolError(f"{said} ({done.limit})", kind="limit")
     return ToolError("; ".join((said, *done.notes)), kind=kind)
