@@ -301,8 +301,11 @@ class Aftermath:
         tree = place.tree
         now = tree.protected()
         fresh = [path for path in tree.repositories() if path not in before.repositories and path not in before.folders]
+        moved = self._mounted_files(place)
         for path, entry in now.items():
             prior = before.entries.get(path)
+            if prior is None and not entry.link and moved and place.originals.identify(path) in moved:
+                continue  # somebody outside renamed a folder around it; the mount went with it
             if prior is not None and not entry.link and not prior.link and path not in before.configs:
                 continue  # it was mounted over: whether it is the same is what _check_mounted says
             if prior is not None and prior.link and entry.link and _target(path) == before.links.get(path):
@@ -372,6 +375,15 @@ class Aftermath:
         except OSError as error:
             became = f"could not be put back ({error.strerror}); a person has to look at it"
         self._tell(f"{shown} {became}, since somebody replaced it while the program ran, which then could write it")
+
+    def _mounted_files(self, place: Place) -> frozenset[object]:
+        """What is mounted over, to be known again under another path. No program can move it there, or give it another name."""
+        mounted = next((mine for other, mine in zip(self._places, self._mounted, strict=True) if other is place), {})
+        return frozenset(
+            (original.identity[:3], original.born)
+            for original in mounted.values()
+            if original.born is not None and (original.folder or original.links == 1)
+        )
 
     def _take(self, tree: Tree, path: str, why: Protection | None, what: str, before: _Before) -> None:
         shown = visible(path[len(tree.root.rstrip("/")) + 1 :])

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Collection
 from contextlib import asynccontextmanager
 
 from handrail.contract.errors import ToolError
@@ -25,16 +25,18 @@ class RunningPrograms:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._holders: dict[object, Profile] = {}
+        self._holders: dict[object, tuple[str, frozenset[str]]] = {}
+        """The name of each, and what it has mounted over."""
         self._replacing: dict[str, int] = {}
         self._waiting: set[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = set()
 
     async def hold(self, holder: object, profile: Profile) -> bool:
         """Note that a program of this profile is to be started. False, after a wait, where one of its files was being replaced: then
         the profile has to be made again."""
+        paths = frozenset((*profile.pinned, *profile.masked))
         with self._lock:
-            if not any(path in profile.pinned or path in profile.masked for path in self._replacing):
-                self._holders[holder] = profile
+            if paths.isdisjoint(self._replacing):
+                self._holders[holder] = named(profile), paths
                 return True
             change = self._change()
         await self._until(change, WAIT_S)
@@ -46,12 +48,10 @@ class RunningPrograms:
             if self._holders.pop(holder, None) is not None:
                 self._ring()
 
-    def held(self, paths: Iterable[str]) -> dict[str, str]:
+    def held(self, paths: Collection[str]) -> dict[str, str]:
         """Those of ``paths`` that a running program has mounted over, each with the name of one such program."""
         with self._lock:
-            if not self._holders:
-                return {}
-            return {path: name for path in paths if (name := self._holder_of(path)) is not None}
+            return {path: name for name, mounted in self._holders.values() for path in mounted.intersection(paths)}
 
     @asynccontextmanager
     async def replacing(self, path: str, shown: str) -> AsyncGenerator[None]:
@@ -73,7 +73,7 @@ class RunningPrograms:
         deadline: float | None = None
         while True:
             with self._lock:
-                name = self._holder_of(path) if self._holders else None
+                name = self._holder_of(path)
                 if name is None:
                     self._replacing[path] = self._replacing.get(path, 0) + 1
                     return
@@ -88,10 +88,7 @@ class RunningPrograms:
                 )
 
     def _holder_of(self, path: str) -> str | None:
-        for profile in self._holders.values():
-            if path in profile.pinned or path in profile.masked:
-                return named(profile)
-        return None
+        return next((name for name, mounted in self._holders.values() if path in mounted), None)
 
     def _change(self) -> tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]:
         loop = asyncio.get_running_loop()
