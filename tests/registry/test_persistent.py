@@ -11,6 +11,7 @@ import pytest
 
 from handrail.contract.errors import ToolError
 from handrail.contract.result import Result
+from handrail.registry.sources.executables import Confinement
 from handrail.registry.sources.folders import FolderSource
 from handrail.registry.sources.persistent import PersistentTool
 from handrail.runtime.guard import Guarded
@@ -251,7 +252,11 @@ async def test_what_it_makes_between_its_calls_under_a_protected_name_stops_the_
 ) -> None:
     sandbox = Guarded(tiers.choose())
     confinement = replace(place.confinement(), sandbox=sandbox)
-    monkeypatch.setattr(Place, "confinement", lambda self: confinement)
+
+    def guarded(self: Place) -> Confinement:
+        return confinement
+
+    monkeypatch.setattr(Place, "confinement", guarded)
     tool = made(place, PLANTS, side_effect="write", requires={"fs": {"read": ["."], "write": ["."]}})
     assert await call(place, tool) == {"number": 0}
     async with asyncio.timeout(60):

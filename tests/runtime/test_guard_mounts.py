@@ -1,4 +1,4 @@
-"""Files that are mounted over stay as they were, also when somebody outside replaces them while a program runs."""
+"""Files that are mounted over stay as they were, also when a process outside replaces them while a program runs."""
 
 from __future__ import annotations
 

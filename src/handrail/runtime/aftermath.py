@@ -1,7 +1,7 @@
 """After a program has run: files that it made under protected names, and what is done with them.
 
 Names are compared with what there was when it started. So is the content of what may be changed by keys, and of every
-file that was mounted over: a mount ends when somebody outside replaces the file that it is on. A repository that was newly
+file that was mounted over: a mount ends when a process outside replaces the file that it is on. A repository that was newly
 made goes as a whole: one without its configuration and hooks is no less than half of it.
 """
 
@@ -28,10 +28,11 @@ _MOST_VOUCHED = 100_000
 _TOLD = 8
 """How many of the things that were moved away are named in one answer."""
 _TOO_MANY_HIDDEN = f"rules hide such names from programs, and with more than {protected.MOST_MOUNTS:,} of them no program could be started"
+_NOTHING: Mapping[str, Original] = {}
 _MOST_TOLD = 1_000
 _MOST_ORIGINALS = 2_000
 _UNLOOKED = (
-    f"nobody can look into it: it is closed to its owner, or more than {DEEPEST} folders deep, or its path has more than "
+    f"Handrail cannot look into it: it is closed to its owner, or more than {DEEPEST} folders deep, or its path has more than "
     f"{LONGEST:,} bytes"
 )
 
@@ -75,7 +76,7 @@ class Place:
         return (*found, *(path for path in vcs.pointed_at(self.tree) if os.path.lexists(path)))
 
     def masks(self, denials: Denials | None) -> tuple[str, ...]:
-        """What programs do not see: without ``denials``, what nobody could look into."""
+        """The paths that programs do not see. Without ``denials`` these are the folders that could not be read."""
         if denials is None:
             return tuple(self.tree.closed())
         key = ("hides", denials.key)
@@ -305,7 +306,7 @@ class Aftermath:
         for path, entry in now.items():
             prior = before.entries.get(path)
             if prior is None and not entry.link and moved and place.originals.identify(path) in moved:
-                continue  # somebody outside renamed a folder around it; the mount went with it
+                continue  # a process outside renamed a folder around it, and the mount went along
             if prior is not None and not entry.link and not prior.link and path not in before.configs:
                 continue  # it was mounted over: whether it is the same is what _check_mounted says
             if prior is not None and prior.link and entry.link and _target(path) == before.links.get(path):
@@ -374,11 +375,15 @@ class Aftermath:
             return  # the folder around is gone too
         except OSError as error:
             became = f"could not be put back ({error.strerror}); a person has to look at it"
-        self._tell(f"{shown} {became}, since somebody replaced it while the program ran, which then could write it")
+        self._tell(
+            f"{shown} {became}, since another process replaced it while the program ran, and the program could write it from then on"
+        )
 
     def _mounted_files(self, place: Place) -> frozenset[object]:
-        """What is mounted over, to be known again under another path. No program can move it there, or give it another name."""
-        mounted = next((mine for other, mine in zip(self._places, self._mounted, strict=True) if other is place), {})
+        """The identities of what is mounted over, to recognise it under another path. A program can neither move it nor link it."""
+        mounted = next(
+            (mine for other, mine in zip(self._places, self._mounted, strict=True) if other is place), _NOTHING
+        )
         return frozenset(
             (original.identity[:3], original.born)
             for original in mounted.values()

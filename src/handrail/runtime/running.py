@@ -31,8 +31,10 @@ class RunningPrograms:
         self._waiting: set[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = set()
 
     async def hold(self, holder: object, profile: Profile) -> bool:
-        """Note that a program of this profile is to be started. False, after a wait, where one of its files was being replaced: then
-        the profile has to be made again."""
+        """Register a program that is about to start.
+
+        :return: False, after a wait, if a tool was replacing one of its files; then the profile has to be made again
+        """
         paths = frozenset((*profile.pinned, *profile.masked))
         with self._lock:
             if paths.isdisjoint(self._replacing):
@@ -43,7 +45,7 @@ class RunningPrograms:
         return False
 
     def release(self, holder: object) -> None:
-        """Nobody is left in the sandbox."""
+        """Forget a program whose sandbox is empty."""
         with self._lock:
             if self._holders.pop(holder, None) is not None:
                 self._ring()
@@ -55,7 +57,7 @@ class RunningPrograms:
 
     @asynccontextmanager
     async def replacing(self, path: str, shown: str) -> AsyncGenerator[None]:
-        """Give the file's name to another file meanwhile.
+        """Reserve a file for a write that replaces it.
 
         :raises ToolError: ``conflict`` where a running program has it mounted over, and does not end in time
         """
