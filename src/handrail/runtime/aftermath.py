@@ -20,11 +20,11 @@ from handrail.runtime import private_copies, vcs
 from handrail.runtime.kept import Kept, Original, Originals, restore
 from handrail.runtime.quarantine import Quarantine, make_readable, open_parent
 from handrail.runtime.roots import visible
+from handrail.runtime.running import running_programs
 from handrail.sandbox import protected
 from handrail.sandbox.tree import DEEPEST, LONGEST, Protected, Tree
 
 _OPENED_IN_ONE_LOOK = 64
-_MOST_VOUCHED = 100_000
 _TOLD = 8
 """How many of the things that were moved away are named in one answer."""
 _TOO_MANY_HIDDEN = f"rules hide such names from programs, and with more than {protected.MOST_MOUNTS:,} of them no program could be started"
@@ -51,13 +51,9 @@ class Place:
     def __init__(self, root: str) -> None:
         self.tree = Tree(root)
         self.originals = Originals(root)
-        self.changing = 0
-        """How many programs run in it that may change version-control configuration, by keys."""
         self._known: dict[object, tuple[int, tuple[str, ...]]] = {}
         self._shared: tuple[object, Mapping[str, tuple[int, int]]] = (), {}
         self._over: dict[object, tuple[tuple[str, ...], tuple[str, ...]]] = {}
-        self.vouched: set[str] = set()
-        """What calls made under protected names that may."""
 
     @property
     def root(self) -> str:
@@ -192,7 +188,7 @@ class Aftermath:
         for place, before in zip(self._places, self._before, strict=True):
             place.look()
             now = place.tree.protected()
-            fresh = [path for path in now if path not in before.entries and path not in place.vouched]
+            fresh = [path for path in now if path not in before.entries and path not in running_programs.vouched]
             fresh += [path for path, target in before.links.items() if path in now and _target(path) != target]
             found += [visible(path[len(place.root.rstrip("/")) + 1 :]) for path in sorted(fresh)]
         self.begin()
@@ -235,8 +231,8 @@ class Aftermath:
             if tree.version != before.version or before.links or before.configs or before.missing:
                 self._settle(place, before)
                 place.look()
-                if self._vcs and len(place.vouched) < _MOST_VOUCHED:
-                    place.vouched.update(path for path in tree.protected() if path not in before.entries)
+                if self._vcs:
+                    running_programs.vouch(path for path in tree.protected() if path not in before.entries)
 
     def look_meanwhile(self) -> None:
         """Move away what is new under protected names while the program runs, as of the places' last look."""
@@ -303,6 +299,7 @@ class Aftermath:
         now = tree.protected()
         fresh = [path for path in tree.repositories() if path not in before.repositories and path not in before.folders]
         moved = self._mounted_files(place)
+        judged = self._vcs or running_programs.changes_configuration(tree.root)
         for path, entry in now.items():
             prior = before.entries.get(path)
             if prior is None and not entry.link and moved and place.originals.identify(path) in moved:
@@ -312,7 +309,7 @@ class Aftermath:
             if prior is not None and prior.link and entry.link and _target(path) == before.links.get(path):
                 continue
             kept = before.configs.get(path)
-            by_keys = self._vcs or place.changing or path in place.vouched
+            by_keys = judged or path in running_programs.vouched
             problem = vcs.fault(tree, entry, kept) if by_keys else "it is new"
             if problem is None:
                 continue

@@ -86,7 +86,7 @@ class Guarded:
         holder = object()
         while True:
             prepared = await self._run(look, (*places, *read_only))
-            if await running_programs.hold(holder, prepared.profile):
+            if await running_programs.hold(holder, prepared.profile, vcs=vcs):
                 break
         try:
             process = await self._started(capabilities, prepared.profile, program)
@@ -96,16 +96,12 @@ class Guarded:
         guarded = GuardedProcess(process, prepared, lambda work: self._run(work, places))
         if prepared.aftermath is not None:
             self._living[guarded] = prepared.aftermath, tuple(places)
-            for place in places if vcs else ():
-                place.changing += 1
             self._plan_look(PACE_S)
 
         def ended(looked: bool) -> None:
             running_programs.release(holder)
             if self._living.pop(guarded, None) is None:
                 return
-            for place in places if vcs else ():
-                place.changing -= 1
             if not looked and prepared.aftermath is not None:
                 self._owed.append(prepared.aftermath)
 
