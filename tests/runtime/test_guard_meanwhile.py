@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 
 import pytest
 from tests.runtime.test_guard import Ground, ground
 
 from handrail.contract.sandbox import Program
 from handrail.runtime import guard
-from handrail.runtime.guard import GuardedProcess, Vetoed
+from handrail.runtime.guard import Guarded, GuardedProcess, Vetoed
+from handrail.sandbox import tiers
 
 pytestmark = pytest.mark.proves("S-07")
 __all__ = ["ground"]
@@ -78,6 +80,25 @@ async def test_what_a_git_tool_makes_meanwhile_stays(ground: Ground) -> None:
     assert "One" in config.read_text()
     await job.kill()
     assert job.veto is None and "One" in config.read_text()
+
+
+async def test_what_a_git_tool_makes_stays_for_programs_under_another_guard_too(ground: Ground) -> None:
+    """Servers behind the gateway have one of their own."""
+    other = dataclasses.replace(ground, sandbox=Guarded(tiers.choose()), vcs=True)
+    server = await started(ground, "read go")
+    try:
+        making = await started(other, "git init -q new; echo made; read go; git -C new config user.name One")
+        assert await making.read_line(100) == b"made\n"
+        await ground.sandbox.look_meanwhile()
+        await making.write(b"go\n")
+        assert await making.wait() == 0
+        await ground.sandbox.look_meanwhile()
+        assert "One" in (ground.workspace / "new" / ".git" / "config").read_text()
+        assert await server.begin() == ()
+        assert await server.begin() == ()
+    finally:
+        await server.kill()
+    assert server.veto is None and "One" in (ground.workspace / "new" / ".git" / "config").read_text()
 
 
 async def test_a_program_cannot_arm_what_a_git_tool_made_meanwhile(ground: Ground) -> None:

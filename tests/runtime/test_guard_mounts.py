@@ -1,4 +1,4 @@
-"""Files that are mounted over stay as they were, also when somebody outside replaces them while a program runs."""
+"""Files that are mounted over stay as they were, also when a process outside replaces them while a program runs."""
 
 from __future__ import annotations
 
@@ -165,6 +165,24 @@ async def test_harmless_git_configuration_that_a_person_set_stays(ground: Ground
             ),
         )
         assert f"name = {value}" in config.read_text()
+
+
+async def test_a_folder_that_a_person_renames_takes_what_is_protected_in_it_along(ground: Ground) -> None:
+    for name in ("sub/.vscode/tasks.json", "sub/.envrc", "sub/.git/config", "sub/.git/HEAD", "sub/.git/objects/x"):
+        (ground.workspace / name).parent.mkdir(parents=True, exist_ok=True)
+        (ground.workspace / name).write_text("theirs")
+    (ground.workspace / "sub" / ".git" / "refs").mkdir()
+    script = (
+        "echo evil > new/.envrc; echo evil > new/.vscode/tasks.json; echo evil >> new/.git/config; echo evil > new/.mcp.json;"
+        "mkdir -p sub/.vscode; echo evil > sub/.envrc"
+    )
+    error = await while_it_runs(
+        ground, script, lambda: (ground.workspace / "sub").rename(ground.workspace / "new") and None
+    )
+    assert error is not None and "sub/.envrc" in error.text and "new/.envrc" not in error.text
+    for name in (".vscode/tasks.json", ".envrc", ".git/config"):
+        assert (ground.workspace / "new" / name).read_text() == "theirs"
+    assert not (ground.workspace / "new" / ".mcp.json").exists() and not (ground.workspace / "sub" / ".vscode").exists()
 
 
 async def test_a_stopped_program_has_what_it_wrote_put_back_too(ground: Ground) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,22 @@ async def test_what_is_beyond_the_bound_is_read_only_and_gets_its_copy_later(
         await ground.run(WRITE)
     assert untouched(store)
     assert {path.read_text() for path in ground.workspace.rglob("f")} == {""}
+
+
+async def test_the_event_loop_goes_on_while_copies_are_made(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[int] = []
+    make = private_copies.make_private
+
+    def noted(root: str, files: Iterable[tuple[str, tuple[int, int]]]) -> set[str]:
+        threads.append(threading.get_ident())
+        return make(root, files)
+
+    monkeypatch.setattr(private_copies, "make_private", noted)
+    assert (await ground.run("echo looked"))[1] == "looked\n"
+    linked(ground, "a.txt")
+    assert (await ground.run("cat a.txt"))[1] == "the store's"
+    assert (ground.workspace / "a.txt").stat().st_nlink == 1
+    assert threads and threading.get_ident() not in threads
 
 
 async def test_a_large_file_is_read_only(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:

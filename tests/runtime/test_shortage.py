@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from tests.runtime.test_guard import Ground, ground
 
+from handrail.contract.errors import ToolError
+from handrail.runtime import guard
+from handrail.runtime.aftermath import Aftermath
 from handrail.sandbox import tiers
+from handrail.sandbox import tree as module
 from handrail.sandbox.tree import Tree
 
 pytestmark = pytest.mark.proves("S-07")
+__all__ = ["ground"]
 
 SCRIPT = """
-import asyncio, os, resource, sys, warnings
+import asyncio, os, resource, sys, threading
 from pathlib import Path
 from handrail.contract.errors import ToolError
 from handrail.contract.requires import CapabilitySet, Layer, ShellRequires
@@ -29,7 +37,8 @@ from handrail.sandbox import pool, tiers
 place = Path(sys.argv[1])
 ws = place / "ws"
 program = ShellRequires.model_validate({"cmd": "*"})
-capabilities = CapabilitySet((Layer("test", (str(ws),), (str(ws),), (), (program,), frozenset()),))
+hosts = tuple(sys.argv[2:])
+capabilities = CapabilitySet((Layer("test", (str(ws),), (str(ws),), hosts, (program,), frozenset()),))
 profile = Profile(str(ws), str(place / "scratch"), denials=hidden(default_book(), str(ws)), quarantine=str(place / "q"))
 
 def lowest_free():
@@ -67,14 +76,17 @@ async def main():
         assert (ws / ".git/config").read_text() == "theirs" and (ws / ".vscode/tasks.json").read_text() == "theirs"
     await pooled.aclose()
     await asyncio.sleep(0)
-    left = [pid for pid in children() if "Z" in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]]
-    print("kinds", sorted(kinds), "worked", worked, "zombies", len(left))
+    for thread in threading.enumerate():
+        if thread.name == "handrail-reap":
+            thread.join()
+    print("kinds", sorted(kinds), "worked", worked, "children", len(children()))
 
 asyncio.run(main())
 """
 
 
-def test_after_every_shortage_of_descriptors_programs_start_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("hosts", [(), ("example.org",)])
+def test_after_every_shortage_of_descriptors_programs_start_again(tmp_path: Path, hosts: tuple[str, ...]) -> None:
     chosen = tiers.choose()
     if not chosen.tier.confines:
         pytest.skip(chosen.tier.detail)
@@ -86,23 +98,17 @@ def test_after_every_shortage_of_descriptors_programs_start_again(tmp_path: Path
     (place / "ws" / ".git" / "HEAD").write_text("ref: refs/heads/main\n")
     (place / "ws" / ".env").write_text("TOP-SECRET")
     ran = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(place)], capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, "-c", SCRIPT, str(place), *hosts], capture_output=True, text=True, timeout=300, check=False
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "UNEXPECTED" not in ran.stdout, ran.stdout
-    assert "kinds ['unavailable']" in ran.stdout and "zombies 0" in ran.stdout, ran.stdout + ran.stderr
+    assert "kinds ['unavailable']" in ran.stdout and "children 0" in ran.stdout, ran.stdout + ran.stderr
     assert "Traceback" not in ran.stderr, ran.stderr
 
 
 def test_a_folder_that_could_not_be_read_for_a_moment_is_read_at_the_next_look(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import errno
-    import os
-
-    from handrail.contract.errors import ToolError
-    from handrail.sandbox import tree as module
-
     (tmp_path / "a" / "b").mkdir(parents=True)
     (tmp_path / "a" / "b" / ".envrc").write_text("x")
     real = os.scandir
@@ -126,3 +132,25 @@ def test_a_folder_that_could_not_be_read_for_a_moment_is_read_at_the_next_look(
                     assert caught.value.kind == "unavailable"
             tree.look()
             assert tree.closed() == [] and list(tree.protected()) == [str(tmp_path / "a" / "b" / ".envrc")]
+
+
+async def test_a_program_after_which_nobody_could_look_is_looked_after_before_the_next(
+    ground: Ground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guard, "_LAST_LOOKS", ())
+
+    def short(self: Aftermath) -> None:
+        raise ToolError("no descriptors", kind="unavailable")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Aftermath, "look", short)
+        with pytest.raises(ToolError, match="could not be looked at") as caught:
+            await ground.run("echo evil > .envrc")
+        assert caught.value.kind == "unavailable"
+        with pytest.raises(ToolError, match="no descriptors"):
+            await ground.run("echo not yet")
+        assert (ground.workspace / ".envrc").exists()
+    with pytest.raises(ToolError, match=r"\.envrc was moved to") as caught:
+        await ground.run("echo not yet")
+    assert caught.value.kind == "conflict" and not (ground.workspace / ".envrc").exists()
+    assert await ground.run("echo again") == (0, "again\n")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from tests.tools.desk import Desk, refused
 from tests.tools.repositories import Repo, made
@@ -197,3 +199,20 @@ async def test_another_git_at_work_is_a_conflict(desk: Desk, repo: Repo) -> None
     repo.put("a", "1\n")
     repo.put(".git/index.lock", "")
     await refused(desk.call("git.add", all=True), "conflict", "index.lock")
+
+
+async def test_a_configuration_that_a_running_program_has_mounted_over_is_a_conflict(desk: Desk, repo: Repo) -> None:
+    repo.commit("one", a="1")
+    repo.git("branch", "other")
+    running = asyncio.ensure_future(desk.call("bash", command="touch up; while [ ! -e go ]; do sleep 0.05; done"))
+    async with asyncio.timeout(60):
+        while not (repo.folder / "up").exists():
+            await asyncio.sleep(0.01)
+    before = (repo.folder / ".git" / "config").read_text()
+    found = desk.call("git.create_branch", name="mine", start="other", track=True)
+    await refused(found, "conflict", ".git/config cannot be changed now", "a program of bash (call-")
+    assert (await desk.call("git.create_branch", name="plain", start="other"))["branch"] == "plain"
+    assert (repo.folder / ".git" / "config").read_text() == before
+    (repo.folder / "go").touch()
+    await running
+    assert (await desk.call("git.create_branch", name="mine2", start="other", track=True))["upstream"] == "other"

@@ -405,7 +405,7 @@ OPENED_BY_GIT = (
     *(".git/info/exclude", ".git/info/attributes", ".git/info/grafts", ".git/shallow", ".git/refs/heads/other"),
     *(".git/objects/info/alternates", ".git/MERGE_HEAD", ".git/refs/heads/main", ".git/info/sparse-checkout"),
     *(".gitignore", "sub/.gitignore", ".gitattributes", "sub/.gitattributes", ".gitmodules", ".mailmap"),
-    *("elsewhere.ini", "sub/excludes"),
+    *("elsewhere.ini", "sub/excludes", "sub/.git"),
 )
 
 

@@ -1,7 +1,7 @@
 """After a program has run: files that it made under protected names, and what is done with them.
 
 Names are compared with what there was when it started. So is the content of what may be changed by keys, and of every
-file that was mounted over: a mount ends when somebody outside replaces the file that it is on. A repository that was newly
+file that was mounted over: a mount ends when a process outside replaces the file that it is on. A repository that was newly
 made goes as a whole: one without its configuration and hooks is no less than half of it.
 """
 
@@ -20,18 +20,19 @@ from handrail.runtime import private_copies, vcs
 from handrail.runtime.kept import Kept, Original, Originals, restore
 from handrail.runtime.quarantine import Quarantine, make_readable, open_parent
 from handrail.runtime.roots import visible
+from handrail.runtime.running import running_programs
 from handrail.sandbox import protected
 from handrail.sandbox.tree import DEEPEST, LONGEST, Protected, Tree
 
 _OPENED_IN_ONE_LOOK = 64
-_MOST_VOUCHED = 100_000
 _TOLD = 8
 """How many of the things that were moved away are named in one answer."""
 _TOO_MANY_HIDDEN = f"rules hide such names from programs, and with more than {protected.MOST_MOUNTS:,} of them no program could be started"
+_NOTHING: Mapping[str, Original] = {}
 _MOST_TOLD = 1_000
 _MOST_ORIGINALS = 2_000
 _UNLOOKED = (
-    f"nobody can look into it: it is closed to its owner, or more than {DEEPEST} folders deep, or its path has more than "
+    f"Handrail cannot look into it: it is closed to its owner, or more than {DEEPEST} folders deep, or its path has more than "
     f"{LONGEST:,} bytes"
 )
 
@@ -50,13 +51,9 @@ class Place:
     def __init__(self, root: str) -> None:
         self.tree = Tree(root)
         self.originals = Originals(root)
-        self.changing = 0
-        """How many programs run in it that may change version-control configuration, by keys."""
         self._known: dict[object, tuple[int, tuple[str, ...]]] = {}
         self._shared: tuple[object, Mapping[str, tuple[int, int]]] = (), {}
         self._over: dict[object, tuple[tuple[str, ...], tuple[str, ...]]] = {}
-        self.vouched: set[str] = set()
-        """What calls made under protected names that may."""
 
     @property
     def root(self) -> str:
@@ -75,7 +72,7 @@ class Place:
         return (*found, *(path for path in vcs.pointed_at(self.tree) if os.path.lexists(path)))
 
     def masks(self, denials: Denials | None) -> tuple[str, ...]:
-        """What programs do not see: without ``denials``, what nobody could look into."""
+        """The paths that programs do not see. Without ``denials`` these are the folders that could not be read."""
         if denials is None:
             return tuple(self.tree.closed())
         key = ("hides", denials.key)
@@ -191,7 +188,7 @@ class Aftermath:
         for place, before in zip(self._places, self._before, strict=True):
             place.look()
             now = place.tree.protected()
-            fresh = [path for path in now if path not in before.entries and path not in place.vouched]
+            fresh = [path for path in now if path not in before.entries and path not in running_programs.vouched]
             fresh += [path for path, target in before.links.items() if path in now and _target(path) != target]
             found += [visible(path[len(place.root.rstrip("/")) + 1 :]) for path in sorted(fresh)]
         self.begin()
@@ -234,8 +231,8 @@ class Aftermath:
             if tree.version != before.version or before.links or before.configs or before.missing:
                 self._settle(place, before)
                 place.look()
-                if self._vcs and len(place.vouched) < _MOST_VOUCHED:
-                    place.vouched.update(path for path in tree.protected() if path not in before.entries)
+                if self._vcs:
+                    running_programs.vouch(path for path in tree.protected() if path not in before.entries)
 
     def look_meanwhile(self) -> None:
         """Move away what is new under protected names while the program runs, as of the places' last look."""
@@ -301,14 +298,18 @@ class Aftermath:
         tree = place.tree
         now = tree.protected()
         fresh = [path for path in tree.repositories() if path not in before.repositories and path not in before.folders]
+        moved = self._mounted_files(place)
+        judged = self._vcs or running_programs.changes_configuration(tree.root)
         for path, entry in now.items():
             prior = before.entries.get(path)
+            if prior is None and not entry.link and moved and place.originals.identify(path) in moved:
+                continue  # a process outside renamed a folder around it, and the mount went along
             if prior is not None and not entry.link and not prior.link and path not in before.configs:
                 continue  # it was mounted over: whether it is the same is what _check_mounted says
             if prior is not None and prior.link and entry.link and _target(path) == before.links.get(path):
                 continue
             kept = before.configs.get(path)
-            by_keys = self._vcs or place.changing or path in place.vouched
+            by_keys = judged or path in running_programs.vouched
             problem = vcs.fault(tree, entry, kept) if by_keys else "it is new"
             if problem is None:
                 continue
@@ -371,7 +372,20 @@ class Aftermath:
             return  # the folder around is gone too
         except OSError as error:
             became = f"could not be put back ({error.strerror}); a person has to look at it"
-        self._tell(f"{shown} {became}, since somebody replaced it while the program ran, which then could write it")
+        self._tell(
+            f"{shown} {became}, since another process replaced it while the program ran, and the program could write it from then on"
+        )
+
+    def _mounted_files(self, place: Place) -> frozenset[object]:
+        """The identities of what is mounted over, to recognise it under another path. A program can neither move it nor link it."""
+        mounted = next(
+            (mine for other, mine in zip(self._places, self._mounted, strict=True) if other is place), _NOTHING
+        )
+        return frozenset(
+            (original.identity[:3], original.born)
+            for original in mounted.values()
+            if original.born is not None and (original.folder or original.links == 1)
+        )
 
     def _take(self, tree: Tree, path: str, why: Protection | None, what: str, before: _Before) -> None:
         shown = visible(path[len(tree.root.rstrip("/")) + 1 :])

@@ -61,7 +61,7 @@ class Guarded:
         self._living: dict[GuardedProcess, tuple[Aftermath, tuple[Place, ...]]] = {}
         """Those that may write."""
         self._owed: list[Aftermath] = []
-        """Of programs that have ended, and after which nobody could look."""
+        """Of programs that have ended without a last look, because the system was short of something."""
         self._due: asyncio.TimerHandle | None = None
         """The next look, until it has been taken."""
         self._looking: asyncio.Task[None] | None = None
@@ -86,7 +86,7 @@ class Guarded:
         holder = object()
         while True:
             prepared = await self._run(look, (*places, *read_only))
-            if await running_programs.hold(holder, prepared.profile):
+            if await running_programs.hold(holder, prepared.profile, vcs=vcs):
                 break
         try:
             process = await self._started(capabilities, prepared.profile, program)
@@ -96,16 +96,12 @@ class Guarded:
         guarded = GuardedProcess(process, prepared, lambda work: self._run(work, places))
         if prepared.aftermath is not None:
             self._living[guarded] = prepared.aftermath, tuple(places)
-            for place in places if vcs else ():
-                place.changing += 1
             self._plan_look(PACE_S)
 
         def ended(looked: bool) -> None:
             running_programs.release(holder)
             if self._living.pop(guarded, None) is None:
                 return
-            for place in places if vcs else ():
-                place.changing -= 1
             if not looked and prepared.aftermath is not None:
                 self._owed.append(prepared.aftermath)
 
@@ -123,7 +119,7 @@ class Guarded:
             ) from error
 
     def _settle_owed(self) -> None:
-        """Look after the programs after which nobody could: before any other is started.
+        """Take the last looks that could not be taken, before another program starts.
 
         :raises ToolError: ``unavailable`` where that still cannot be done, ``conflict`` for what was found
         """
@@ -133,7 +129,7 @@ class Guarded:
             self._owed.pop(0)
             if (veto := aftermath.veto()) is not None:
                 raise ToolError(
-                    f"no program was started: an earlier one had not been looked after yet. Of that one, {veto.text}. "
+                    f"no program was started: the last look after an earlier program was still due. Of that program, {veto.text}. "
                     "Call again",
                     kind="conflict",
                 )
@@ -157,7 +153,7 @@ class Guarded:
         return await self._run(look, places)
 
     def _plan_look(self, pause_s: float) -> None:
-        """Have the next look taken after a pause, as long as a program runs."""
+        """Schedule the next look, as long as a program runs."""
         if self._living and self._due is None:
             self._due = asyncio.get_running_loop().call_later(pause_s, self._begin_look)
 
@@ -185,16 +181,26 @@ class Guarded:
         return place
 
     async def _run(self, work: Callable[[], _T], places: Sequence[Place]) -> _T:
-        """``work`` on its own with the places, in a thread where they are large."""
+        """``work`` on its own with the places: at once where they are small and nothing is being done with them, else in a
+        thread."""
+        folders = sum(place.size for place in places)
+        if 0 < folders < _AT_ONCE and self._turn.acquire(blocking=False):
+            try:
+                return work()
+            except _TakesLongError:
+                pass
+            finally:
+                self._turn.release()
 
         def alone() -> _T:
             with self._turn:
                 return work()
 
-        folders = sum(place.size for place in places)
-        if 0 < folders < _AT_ONCE:
-            return alone()
         return await asyncio.get_running_loop().run_in_executor(None, alone)
+
+
+class _TakesLongError(Exception):
+    """Work that is not done on an event loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,13 +209,11 @@ class _Prepared:
 
     :param profile: with everything that is to be mounted over
     :param aftermath: what will be looked at afterwards; None where the program can write nothing
-    :param shared: files with names outside of the workspace, which are read-only for it
     :param in_use: configurations that the program could change, if others that run did not have them mounted over, with these
     """
 
     profile: Profile
     aftermath: Aftermath | None
-    shared: frozenset[str]
     in_use: Mapping[str, str]
 
 
@@ -247,7 +251,7 @@ def _prepared(
     kept = replace(profile, pinned=over[0], masked=over[1])
     if aftermath is not None:
         aftermath.mounted(pinned)
-    return _Prepared(kept, aftermath, frozenset(shared), in_use)
+    return _Prepared(kept, aftermath, in_use)
 
 
 def _made_private(places: Sequence[Place], closed: Collection[str]) -> tuple[str, ...]:
@@ -259,6 +263,8 @@ def _made_private(places: Sequence[Place], closed: Collection[str]) -> tuple[str
     wanted = {path: file for path, file in found.items() if not protected.beneath_any(path, closed)}
     if not wanted:
         return ()
+    if _on_event_loop():
+        raise _TakesLongError
     in_use = running_programs.held(wanted)
     done: set[str] = set()
     for place in places:
@@ -267,6 +273,14 @@ def _made_private(places: Sequence[Place], closed: Collection[str]) -> tuple[str
         done |= private_copies.make_private(place.root, mine)
         place.look()
     return tuple(path for path in wanted if path not in done)
+
+
+def _on_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 class GuardedProcess(Delegating):
@@ -280,7 +294,6 @@ class GuardedProcess(Delegating):
     ) -> None:
         super().__init__(process)
         self.profile = prepared.profile
-        self.shared = prepared.shared
         self.in_use = prepared.in_use
         self._aftermath = prepared.aftermath
         self._run = run
@@ -394,13 +407,13 @@ def explained(process: Process, output: bytes) -> tuple[str, ...]:
             continue
         if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):  # noqa: PTH110, PTH112, PTH113
             notes.append(
-                f"{visible(shown)} is a FIFO, and opening it would wait for ever: it is kept from programs. Remove it, or put a "
+                f"{visible(shown)} is a FIFO, and opening it would wait for ever: Handrail hides it from programs. Remove it, or put a "
                 "regular file in its place"
             )
         elif profile.denials is not None and not profile.denials.hides(path) and os.path.isdir(path):  # noqa: PTH112
             notes.append(
                 f"{visible(shown)} is hidden whole from programs: it holds files that are kept from them, and there are too many "
-                "of these to hide one by one; or nobody can look into it. Allow reading those that hold no secret, or put those "
+                "of these to hide one by one; or Handrail cannot look into it. Allow reading those that hold no secret, or put those "
                 "that do into a folder of their own"
             )
         else:

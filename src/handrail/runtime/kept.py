@@ -132,6 +132,14 @@ class Originals:
         alone = status.st_nlink == original.links == 1
         return "edited" if same_file and alone and _birth(path) == original.born else "replaced"
 
+    def identify(self, path: str) -> tuple[tuple[int, ...], int | None] | None:
+        """What file or folder is at ``path``, and when it was made; None where nothing is."""
+        try:
+            status = os.lstat(path)
+        except OSError:
+            return None
+        return _identity(status)[:3], _birth(path)
+
     def _forget(self, path: str) -> None:
         known = self._known.pop(path, None)
         if known is not None and known.kept is not None:

@@ -133,7 +133,7 @@ def _copied(root: str, path: str, file: tuple[int, int], room: _Room) -> _Copy |
             finally:
                 os.close(target)
             if _state(os.fstat(source)) != _state(before):
-                return None  # somebody writes it now
+                return None  # another process writes it now
         finally:
             os.close(source)
         room.files -= 1
@@ -195,7 +195,7 @@ def _takes_name(copy: _Copy) -> bool:
     found = os.stat(copy.temporary, dir_fd=copy.parent, follow_symlinks=False)
     if _state(found) == copy.seen:
         return True
-    exchange(copy.parent, copy.temporary, copy.name)  # somebody gave the name to another file just then
+    exchange(copy.parent, copy.temporary, copy.name)  # another file took the name in between
     return False
 
 

@@ -18,7 +18,7 @@ from handrail.contract.errors import ToolError
 from handrail.runtime.beneath import FOLDER, open_root
 from handrail.runtime.openat2 import BENEATH, HANDLE, NO_MAGICLINKS, NO_SYMLINKS, openat2
 from handrail.runtime.roots import visible
-from handrail.sandbox.tree import Tree
+from handrail.sandbox.tree import Tree, check_passing
 from handrail.store.folders import remove_tree
 
 MAX_COPIED_BYTES = 64 * 1024 * 1024
@@ -42,6 +42,7 @@ class Quarantine:
         """Move ``path``, which lies beneath ``root``, here. Gives where it is now; None where it is gone already.
 
         :raises OSError: where it can neither be moved nor removed
+        :raises ToolError: ``unavailable`` where the system is short of descriptors or memory; it is still there
         """
         parent = open_parent(root, path)
         if parent is None:
@@ -73,15 +74,20 @@ class Quarantine:
 
 
 def open_parent(root: str, path: str) -> int | None:
-    """The folder that ``path`` lies in, opened beneath ``root`` without following a link; None where there is none."""
+    """The folder that ``path`` lies in, opened beneath ``root`` without following a link; None where there is none.
+
+    :raises ToolError: ``unavailable`` where the system is short of descriptors or memory
+    """
     relative = path[len(root.rstrip("/")) + 1 :].rpartition("/")[0]
     try:
         top = open_root(root)
-    except OSError:
+    except OSError as error:
+        check_passing(error, path)
         return None
     try:
         return openat2(top, relative or ".", FOLDER, _STRICT)
     except OSError as error:
+        check_passing(error, path)
         if error.errno != errno.EACCES:
             return None
         return _opened_up(top, relative)
@@ -170,7 +176,8 @@ class _Copy:
         self._files -= 1
         try:
             here = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=parent)
-        except OSError:
+        except OSError as error:
+            check_passing(error, name)  # what is not copied would be lost
             return
         try:
             mode = os.fstat(here).st_mode

@@ -1,4 +1,4 @@
-"""Which files the programs that run now have mounted over, so that no tool of this process replaces one meanwhile.
+"""What the programs that run now have mounted over and may change, whichever session started them.
 
 A mount over a file ends, in every sandbox, when the file's name is given to another file. A file tool writes by
 ``rename``, so it would take the mount away from a running program, which is then ended. So a file tool waits until
@@ -10,14 +10,30 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Collection, Iterable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 from handrail.contract.errors import ToolError
 from handrail.contract.sandbox import Profile
+from handrail.runtime.roots import is_beneath
 
+_MOST_VOUCHED = 100_000
 WAIT_S = 5.0
 """How long a write waits for the programs that have its file mounted over."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Holder:
+    """A running program.
+
+    :param mounted: the paths that it has mounted over
+    :param changes: the folders in which it may change version-control configuration
+    """
+
+    name: str
+    mounted: frozenset[str]
+    changes: tuple[str, ...]
 
 
 class RunningPrograms:
@@ -25,37 +41,53 @@ class RunningPrograms:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._holders: dict[object, Profile] = {}
+        self._holders: dict[object, _Holder] = {}
+        self.vouched: set[str] = set()
+        """What programs that may change version-control configuration made under protected names."""
         self._replacing: dict[str, int] = {}
         self._waiting: set[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = set()
 
-    async def hold(self, holder: object, profile: Profile) -> bool:
-        """Note that a program of this profile is to be started. False, after a wait, where one of its files was being replaced: then
-        the profile has to be made again."""
+    async def hold(self, holder: object, profile: Profile, *, vcs: bool = False) -> bool:
+        """Register a program that is about to start.
+
+        :param vcs: it may change version-control configuration
+        :return: False, after a wait, if a tool was replacing one of its files; then the profile has to be made again
+        """
+        paths = frozenset((*profile.pinned, *profile.masked))
         with self._lock:
-            if not any(path in profile.pinned or path in profile.masked for path in self._replacing):
-                self._holders[holder] = profile
+            if paths.isdisjoint(self._replacing):
+                roots = (profile.workspace, *profile.writable) if vcs else ()
+                self._holders[holder] = _Holder(named(profile), paths, roots)
                 return True
             change = self._change()
         await self._until(change, WAIT_S)
         return False
 
     def release(self, holder: object) -> None:
-        """Nobody is left in the sandbox."""
+        """Forget a program whose sandbox is empty."""
         with self._lock:
             if self._holders.pop(holder, None) is not None:
                 self._ring()
 
-    def held(self, paths: Iterable[str]) -> dict[str, str]:
+    def held(self, paths: Collection[str]) -> dict[str, str]:
         """Those of ``paths`` that a running program has mounted over, each with the name of one such program."""
         with self._lock:
-            if not self._holders:
-                return {}
-            return {path: name for path in paths if (name := self._holder_of(path)) is not None}
+            return {path: one.name for one in self._holders.values() for path in one.mounted.intersection(paths)}
+
+    def changes_configuration(self, root: str) -> bool:
+        """Whether a running program may change version-control configuration in this folder."""
+        with self._lock:
+            changed = [other for one in self._holders.values() for other in one.changes]
+        return any(is_beneath(root, other) or is_beneath(other, root) for other in changed)
+
+    def vouch(self, paths: Iterable[str]) -> None:
+        """Remember what such a program has made, once it has been judged."""
+        if len(self.vouched) < _MOST_VOUCHED:
+            self.vouched.update(paths)
 
     @asynccontextmanager
     async def replacing(self, path: str, shown: str) -> AsyncGenerator[None]:
-        """Give the file's name to another file meanwhile.
+        """Reserve a file for a write that replaces it.
 
         :raises ToolError: ``conflict`` where a running program has it mounted over, and does not end in time
         """
@@ -73,7 +105,7 @@ class RunningPrograms:
         deadline: float | None = None
         while True:
             with self._lock:
-                name = self._holder_of(path) if self._holders else None
+                name = self._holder_of(path)
                 if name is None:
                     self._replacing[path] = self._replacing.get(path, 0) + 1
                     return
@@ -88,10 +120,7 @@ class RunningPrograms:
                 )
 
     def _holder_of(self, path: str) -> str | None:
-        for profile in self._holders.values():
-            if path in profile.pinned or path in profile.masked:
-                return named(profile)
-        return None
+        return next((one.name for one in self._holders.values() if path in one.mounted), None)
 
     def _change(self) -> tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]:
         loop = asyncio.get_running_loop()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -31,6 +33,7 @@ from handrail.sandbox.mount_table import MountTable
 from handrail.sandbox.plans import Plan, Planning, after, start_of
 from handrail.sandbox.process import Confined, Ends
 from handrail.sandbox.spawn import spawn
+from handrail.sandbox.tree import PASSING
 
 SYSTEM_BWRAP = "/usr/bin/bwrap"
 _FIXED = (
@@ -226,7 +229,11 @@ class Bubblewrap:
             pid = _spawned(cgroups.groups_for(processes, bound), program, command, {**theirs, **given})
             if held_back is not None:
                 memory.taken_first(pid)  # root's launcher cannot: its /proc is read-only
-            confined = Confined(pid, Ends(**{"stderr": None, **ours}))  # pyright: ignore[reportArgumentType]
+            try:
+                confined = Confined(pid, Ends(**{"stderr": None, **ours}))  # pyright: ignore[reportArgumentType]
+            except OSError:  # it ends by itself, as its lifeline is cut
+                threading.Thread(target=_reap, args=(pid,), name="handrail-reap", daemon=True).start()
+                raise
             ours = {}
             return confined
         finally:
@@ -307,4 +314,10 @@ def _spawned(groups: tuple[Path, ...], binary: str, command: Sequence[str], desc
         return cgroups.started(groups, binary, command, start)
     except OSError as error:
         why = "too long a command line" if error.errno == errno.E2BIG else error.strerror
-        raise ToolError(f"the sandbox could not be started: {why}", kind="backend") from error
+        kind = "unavailable" if error.errno in PASSING else "backend"
+        raise ToolError(f"the sandbox could not be started: {why}", kind=kind) from error
+
+
+def _reap(pid: int) -> None:
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(pid, 0)

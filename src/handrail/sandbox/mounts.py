@@ -26,6 +26,7 @@ from handrail.sandbox.looks import Looks, What
 from handrail.sandbox.mount_table import MountTable
 from handrail.sandbox.public_copy import PublicCopy
 from handrail.sandbox.toolchains import SYSTEM, Toolchains
+from handrail.sandbox.tree import check_passing
 
 _PRIVATE_CONFIGURATION = ("/etc", "/usr/local/etc")
 _ALWAYS_THERE = (*SYSTEM, "/etc")
@@ -370,7 +371,7 @@ def as_they_stand(options: Sequence[str], table: MountTable) -> tuple[list[str],
 
 
 def _private_entries(top: str) -> Iterator[tuple[str, list[str]]]:
-    for folder, names, files in os.walk(top):
+    for folder, names, files in os.walk(top, onerror=_check_walk):
         for name in list(names):
             path = f"{folder}/{name}"
             mode = os.lstat(path).st_mode
@@ -387,6 +388,13 @@ def _private_entries(top: str) -> Iterator[tuple[str, list[str]]]:
                 continue
             if not stat.S_ISLNK(mode) and not mode & 0o004 and os.access(path, os.R_OK):
                 yield path, ["--ro-bind", "/dev/null", path]
+
+
+def _check_walk(error: OSError) -> None:
+    """
+    :raises ToolError: ``unavailable`` where the system is short of something: what was not seen would not be masked
+    """
+    check_passing(error, str(error.filename))
 
 
 def is_beneath(path: str, folder: str) -> bool:

@@ -28,7 +28,7 @@ DEEPEST = 128
 LONGEST = 3_800
 """Bytes of a folder's path: every entry of such a folder still has a path that the system takes (4,095). A folder that
 lies deeper is not looked into. Programs do not see it, and if a program makes one, it is moved away."""
-_PASSING = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EAGAIN, errno.EINTR))
+PASSING = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EAGAIN, errno.EINTR))
 """What the system answers when it is short of something. It says nothing about the folder."""
 RECOUNT_NS = 300_000_000_000
 """So long after a file got a second name elsewhere, without any change in this tree, that is known at the latest."""
@@ -369,7 +369,7 @@ def check_passing(error: OSError, path: str) -> None:
     """
     :raises ToolError: ``unavailable`` where ``error`` says only that the system is short of something now
     """
-    if error.errno in _PASSING:
+    if error.errno in PASSING:
         raise ToolError(
             f"{path} cannot be looked at: {error.strerror}. The system or this "
             "process has used up its descriptors or memory. Call again; if it stays so, raise the limit (ulimit -n), or "

@@ -23,6 +23,8 @@ _UNKNOWN = re.compile(
 _HALF_DONE = re.compile(rb"^error: (?:unable to|could not|cannot)", re.MULTILINE)
 """``git checkout`` ends well though it could not replace a file."""
 _SHOWN = re.compile(r"\\x([89a-f][0-9a-f])")
+_CONFIG_IN_USE = re.compile(r"config file .*: Device or resource busy")
+"""A running program has it mounted over."""
 _IDENTITY = re.compile(r"tell me who you are|no (?:name|email) was given|empty ident|auto-detect", re.IGNORECASE)
 _NO_IDENTITY = (
     "git does not know who commits: no name and address are set. A person sets them where Handrail runs, with "
@@ -266,7 +268,8 @@ def commitish(given: str) -> str:
 def failure(words: Sequence[str], done: Completed) -> ToolError:
     """What git said, as a result."""
     said = said_by(done) or f"git {words[0]} ended with exit code {done.exit_code} and said nothing"
-    kind = "conflict" if ".lock': File exists" in said or "already exists" in said else "failed"
+    in_the_way = ".lock': File exists" in said or "already exists" in said or _CONFIG_IN_USE.search(said) is not None
+    kind = "conflict" if in_the_way else "failed"
     if done.limit is not None:
         return ToolError(f"{said} ({done.limit})", kind="limit")
     return ToolError("; ".join((said, *done.notes)), kind=kind)
