@@ -24,6 +24,7 @@ from handrail.contract.patterns import (
     pattern_length,
     text_regex,
 )
+from handrail.contract.protected import protection
 from handrail.contract.requires import Capability
 from handrail.policy import read_only
 from handrail.policy.rules import READ_ONLY, STRICTNESS, WORKSPACE_VARIABLE, Rule, RuleBook, is_glob
@@ -295,6 +296,29 @@ def normal_path(pattern: str) -> str:
         pattern = pattern[len(WORKSPACE_VARIABLE) :].lstrip("/")
     parts = [part for part in pattern.split("/") if part not in ("", ".")]
     return absolute + "/".join(parts) if parts else absolute or "**"
+
+
+def names_path(rule: Rule, path: PathSubject) -> bool:
+    """Whether an allow rule names a protected path: its pattern has no wildcard, and is the path or a protected folder of it."""
+    if rule.action != "allow" or not rule.pattern:
+        return False
+    pattern = normal_path(rule.pattern)
+    if fault_in_pattern(pattern) is not None or has_wildcard(pattern):
+        return False
+    literal = literal_prefix(pattern)
+    place = path.absolute if literal.startswith("/") or path.relative is None else path.relative
+    if literal == place:
+        return True
+    if not place.startswith(f"{literal}/"):
+        return False
+    below = place[len(literal) + 1 :].count("/") + 1
+    inside = (path.relative or place).split("/")[:-below]
+    found = protection("/".join(inside[-_NAMES_OF_A_ROW:] if path.relative is None else inside))
+    return found is not None and found.asks
+
+
+_NAMES_OF_A_ROW = 3
+"""Names that a row of the protected paths has at most."""
 
 
 def _path_test(rule: Rule) -> Callable[[Any], bool]:

@@ -49,6 +49,8 @@ def _steps(verdict: Verdict) -> Iterator[Step]:
         yield from _rules(verdict, finding)
         if finding.cause == "unclear":
             yield Step("shell", "ask", f"cannot be judged: {finding.note}")
+        elif finding.cause == "protected":
+            yield Step("rule", "ask", f"protected: {finding.note}")
         elif finding.cause in ("program", "wait"):
             yield Step("program", finding.action, finding.note)
         yield Step("rule", finding.action, reason_of(finding, prepared.spec.id))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from handrail.contract.errors import ToolError
-from handrail.contract.protected import Protection
+from handrail.contract.protected import GIT, Protection, plain
 from handrail.contract.sandbox import Denials, Profile
 from handrail.runtime import vcs
 from handrail.runtime.quarantine import Quarantine, make_readable, open_parent
@@ -56,8 +56,9 @@ class Place:
     def look(self) -> None:
         self.tree.look()
 
-    def pins(self) -> tuple[str, ...]:
-        found = self._once("pins", lambda: protected.pins(self.tree))
+    def pins(self, denials: Denials | None) -> tuple[str, ...]:
+        key = ("pins", None if denials is None else denials.key)
+        found = self._once(key, lambda: protected.pins(self.tree, denials))
         return (*found, *(path for path in vcs.pointed_at(self.tree) if os.path.lexists(path)))
 
     def masks(self, denials: Denials) -> tuple[str, ...]:
@@ -111,6 +112,8 @@ class Aftermath:
         self._quarantine = Quarantine(profile.quarantine or f"{profile.scratch.rstrip('/')}.quarantine")
         self._before: list[_Before] = []
         self._told: list[str] = []
+        self._reported: dict[str, None] = {}
+        self._asked_only = True
 
     def begin(self) -> None:
         """Take what stands now for what was there, as of the last look."""
@@ -120,11 +123,19 @@ class Aftermath:
         """The same after another look; what was told is forgotten. Gives what has appeared under protected names since the
         last one, and no call that may is known to have made."""
         self._told = []
+        self._reported = {}
+        self._asked_only = True
         found: list[str] = []
         for place, before in zip(self._places, self._before, strict=True):
             place.look()
             now = place.tree.protected()
-            fresh = [path for path in now if path not in before.entries and path not in place.vouched]
+            fresh = [
+                path
+                for path, entry in now.items()
+                if path not in before.entries
+                and path not in place.vouched
+                and not protected.is_open(entry, self._denials)
+            ]
             fresh += [path for path, target in before.links.items() if path in now and _target(path) != target]
             found += [visible(path[len(place.root.rstrip("/")) + 1 :]) for path in sorted(fresh)]
         self.begin()
@@ -140,10 +151,23 @@ class Aftermath:
             return None
         more = len(self._told) - _TOLD
         told = "; ".join(self._told[:_TOLD]) + (f"; and {more} more" if more > 0 else "")
+        names = (
+            "that no program may write unless a rule of fs.write names them"
+            if self._asked_only
+            else "that no program may write, whatever rules say"
+        )
         return Vetoed(
-            "the call failed for what its program made under names that no program may write, whatever rules say: "
+            f"the call failed for what its program made under names {names}: "
             f"{told}. Everything else it did stays as it is"
         )
+
+    def notices(self) -> tuple[str, ...]:
+        """Return what the program made that stays, and from which a tool runs code; empty where there is nothing."""
+        if not self._reported:
+            return ()
+        more = len(self._reported) - _TOLD
+        made = ", ".join([*self._reported][:_TOLD]) + (f" and {more} more" if more > 0 else "")
+        return (f"this call made {made}: a tool that a person starts here runs or loads code from it. Say so to them",)
 
     def look(self) -> None:
         """Compare, and move away or put back what may not stay."""
@@ -165,7 +189,11 @@ class Aftermath:
             frozenset(folder.path for folder in tree.order),
             frozenset(tree.repositories()),
             frozenset(tree.closed()),
-            {path: _target(path) for path, entry in entries.items() if entry.link},
+            {
+                path: _target(path)
+                for path, entry in entries.items()
+                if entry.link and not protected.is_open(entry, self._denials)
+            },
             frozenset(() if self._denials is None else place.fixed(self._denials)),
             vcs.snapshot(tree) if self._vcs else {},
             tuple(path for path in vcs.pointed_at(tree) if not os.path.lexists(path)),
@@ -199,8 +227,13 @@ class Aftermath:
         tree = place.tree
         now = tree.protected()
         fresh = [path for path in tree.repositories() if path not in before.repositories and path not in before.folders]
+        cloned = self._cloned(fresh, before)
         for path, entry in now.items():
             prior = before.entries.get(path)
+            if protected.is_open(entry, self._denials) or (entry.why.asks and protected.beneath_any(path, cloned)):
+                if prior is None and not entry.why.held and not protected.beneath_any(path, cloned):
+                    self._reported[visible(path[len(tree.root.rstrip("/")) + 1 :])] = None
+                continue
             if prior is not None and not entry.link and not prior.link and path not in before.configs:
                 continue  # mounted over, so it is what it was
             if prior is not None and prior.link and entry.link and _target(path) == before.links.get(path):
@@ -224,6 +257,13 @@ class Aftermath:
                 if path not in before.fixed and not protected.beneath_any(path, before.fixed):
                     yield path, None, "a rule denies writing it"
 
+    def _cloned(self, fresh: Sequence[str], before: _Before) -> frozenset[str]:
+        """Return the work trees that are new with their repositories: a person who clones asks for the files in them."""
+        if not self._vcs:
+            return frozenset()
+        trees = (path.rpartition("/")[0] for path in fresh if plain(path.rpartition("/")[2]) == GIT)
+        return frozenset(tree for tree in trees if tree not in before.folders)
+
     def _take(self, tree: Tree, path: str, why: Protection | None, what: str, before: _Before) -> None:
         shown = visible(path[len(tree.root.rstrip("/")) + 1 :])
         is_repository = path not in before.configs and path in tree.repositories()
@@ -235,8 +275,14 @@ class Aftermath:
                 became = "was put back as it was before"
         except OSError as error:
             became = f"could not be moved away ({error.strerror}) and has to be removed by a person"
+        if why is None or not why.asks:
+            self._asked_only = False
         if why is None:
             self._told.append(f"{shown} {became}, since {what}")
+        elif why.asks:
+            self._told.append(
+                f"{shown} {became}, since it {why.what}; 'allow fs.write {shown}' is a rule that names it"
+            )
         elif is_repository:
             detail = f" ({what})" if self._vcs else ""
             self._told.append(
@@ -260,8 +306,10 @@ class Aftermath:
             finally:
                 os.close(parent)
         except OSError as error:
+            self._asked_only = False
             self._told.append(f"{shown} was a link and could not be put back ({error.strerror})")
         else:
+            self._asked_only = False
             self._told.append(f"{shown} is a link that was changed, and was put back")
 
 
