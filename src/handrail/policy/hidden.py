@@ -13,7 +13,7 @@ from functools import lru_cache
 from handrail.contract.patterns import text_regex
 from handrail.contract.protected import INSTALLED, is_key
 from handrail.contract.requires import Capability
-from handrail.policy.matching import PathSubject, Ranked, Ranking, names_path
+from handrail.policy.matching import PathSubject, Ranked, Ranking, names_path, ranking
 from handrail.policy.rules import Rule, RuleBook, is_capability_glob
 
 _ALL = frozenset(("", "*", "**", ".", "./"))
@@ -37,8 +37,8 @@ class Hidden:
         self._above = above
         self._workspace = workspace
         self._inner = workspace.rstrip("/") + "/"
-        self._own = Ranking((rule for rule in reading if rule.scope != "default"), "path")
-        self._shipped = Ranking((rule for rule in reading if rule.scope == "default"), "path")
+        self._own = ranking(tuple(rule for rule in reading if rule.scope != "default"), "path")
+        self._shipped = ranking(tuple(rule for rule in reading if rule.scope == "default"), "path")
         self._everything = Ranking(everything, "path")
         self._writing = Ranking(writing, "path")
         self.fixes_any = any(rule.action == "deny" for rule in writing) or (above is not None and above.fixes_any)

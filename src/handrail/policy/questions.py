@@ -29,6 +29,7 @@ from handrail.policy.matching import (
     Subject,
     names_path,
     ranked,
+    ranking,
     ranking_of,
 )
 from handrail.policy.rules import READ_ONLY, STRICTNESS, Rule, RuleBook, is_capability_glob, is_glob
@@ -70,7 +71,7 @@ class Prepared:
             return _is_about_tool(rule, spec, origin) and _is_held_to(rule, spec)
 
         self.tool = ranking_of(rules, lambda rule: rule.scope != "default" and about(rule), self.kind)
-        self.tool_default = Ranking((rule for rule in rules if rule.scope == "default" and about(rule)), self.kind)
+        self.tool_default = ranking(tuple(rule for rule in rules if rule.scope == "default" and about(rule)), self.kind)
         self._caps: dict[Capability, tuple[Ranking, Ranking]] = {}
         self._covered: dict[str, Callable[[str], object]] = {}
         self._reader = TargetReader(spec)
@@ -180,7 +181,7 @@ class Prepared:
                 shipped = [rule for rule in shipped if rule.action != "allow"]
             kind = KINDS[capability]
             own = ranking_of(self.rules, lambda rule: rule.scope != "default" and about(rule), kind)
-            found = (own, Ranking(shipped, kind))
+            found = (own, ranking(tuple(shipped), kind))
             self._caps[capability] = found
         return found
 
@@ -423,12 +424,12 @@ def changes_nothing(targets: Sequence[Target]) -> bool:
 
 def _is_about_tool(rule: Rule, spec: ToolSpec, origin: str | None) -> bool:
     permission, tool_id = rule.permission, spec.id
+    if permission in CAPABILITIES:  # most rules are about files
+        return False
     if rule.effect:
         return rule.effect == spec.side_effect and not is_session_internal(tool_id)
     if permission.startswith("mcp:"):
         return origin is not None and _matches_origin(permission, origin)
-    if permission in CAPABILITIES:
-        return False
     if origin is not None and rule.scope == "default":
         return False  # a shipped rule is about what ships, not about what a server gives
     if is_glob(permission):
