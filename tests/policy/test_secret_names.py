@@ -88,7 +88,7 @@ def test_an_example_is_written_in_the_mode_that_writes_without_asking(desk: Desk
 def test_a_name_with_a_folder_is_found_in_that_folder_only(desk: Desk) -> None:
     found = hidden(book(), desk.roots.workspace)
     assert found.hides(desk.path("home/.cargo/credentials")) and not found.hides(desk.path("src/credentials/x.py"))
-    assert SECRET_LIKE == tuple(name for row in ROWS for name in row.names.split())
+    assert tuple(name for row in ROWS for name in row.names.split()) == SECRET_LIKE
 
 
 _PARTS = [

@@ -249,8 +249,9 @@ class Aftermath:
         for path, kept in before.configs.items():
             if path not in now and (problem := vcs.lost(tree, path, kept)) is not None:
                 yield path, before.entries[path].why, problem
+        named = frozenset(vcs.pointed_at(tree) if before.missing else ())
         for path in before.missing:
-            if os.path.lexists(path):
+            if path in named and os.path.lexists(path):
                 yield path, Protection("hook"), "a repository's configuration names it"
         if self._denials is not None:
             for path in place.fixed(self._denials):

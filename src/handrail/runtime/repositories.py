@@ -1,9 +1,9 @@
 """Git directories that do not carry the name ``.git``: any folder with a HEAD, ``objects`` and ``refs`` is one.
 
-Whoever stands in such a folder and types ``git status`` runs what its ``config`` says. By its name such a path is
-an ordinary one, so a write is looked at together with what lies beside it: neither the configuration and hooks of a
-git directory are written, nor the piece that would make one of a folder. Nor are the hooks and included files that
-the workspace's own repository keeps under other names.
+A person who stands in such a folder and types ``git status`` runs what its ``config`` says. By its name such a path is
+an ordinary one, so a write is looked at together with what lies beside it: nothing in a git directory is written, nor
+the piece that would make one of a folder. Nor is what the settings of git name under other names: hooks, included files,
+scripts that a command of the settings runs.
 """
 
 from __future__ import annotations
@@ -28,14 +28,17 @@ def check_write(located: Located, data: bytes) -> None:
     :raises ToolError: ``denied`` where writing ``data`` there changes what git runs, or makes a git directory
     """
     assert located.root is not None
-    for path in vcs.pointed_by(located.root, f"{located.root.rstrip('/')}/.git"):
+    for path in vcs.pointed_around(located.root, located.absolute):
         if is_beneath(located.absolute, path):
             raise ToolError(Protection("hook").refusal(located.shown), kind="denied")
+    parts = beneath.relative(located).split("/")
+    for count in range(1, len(parts)):
+        if _is_git_directory(located, parts[:count]):
+            raise ToolError(Protection("state").refusal(located.shown), kind="denied")
     relative = beneath.relative(located)
     low = relative.lower() if relative.isascii() else "".join(map(plain, relative))
     if not any(name in low for name in _TELLING):
         return
-    parts = relative.split("/")
     names = [plain(part) for part in parts]
     if names[-1] == _HEAD and _REFERENCE.match(data):
         raise ToolError(
@@ -50,11 +53,14 @@ def check_write(located: Located, data: bytes) -> None:
         folder = parts[:index]
         if not _there(located, [*folder, "HEAD"]):
             continue
-        if found is None:
-            if all(_there(located, [*folder, part]) for part in _CONTENTS):
-                return  # a repository already; objects and references run nothing
-            found = Protection("vcs")
-        raise ToolError(found.refusal(located.shown), kind="denied")
+        raise ToolError((found or Protection("vcs")).refusal(located.shown), kind="denied")
+
+
+def _is_git_directory(located: Located, folder: list[str]) -> bool:
+    """Whether git takes a folder for a git directory."""
+    if not _there(located, [*folder, "HEAD"]):
+        return False
+    return all(_there(located, [*folder, part]) for part in _CONTENTS) or _there(located, [*folder, "commondir"])
 
 
 def _there(located: Located, parts: list[str]) -> bool:
