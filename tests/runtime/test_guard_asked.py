@@ -131,3 +131,52 @@ async def test_a_clone_by_a_tool_for_it_brings_its_files(hub: Ground) -> None:
     with pytest.raises(Exception, match=r"AGENTS\.md was moved"):
         await run(hub, "git clone -q hub.git again && cp again/AGENTS.md AGENTS.md")
     assert not (hub.workspace / "AGENTS.md").exists() and (hub.workspace / "again" / "AGENTS.md").exists()
+
+
+# ── what git does when a person lets it go on ────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def begun(ground: Ground) -> Ground:  # noqa: F811
+    """A repository of a person's, in which a rebase has begun that runs a test of theirs."""
+    state = ground.workspace / ".git" / "rebase-merge"
+    state.mkdir(parents=True)
+    for name in ("objects", "refs"):
+        (ground.workspace / ".git" / name).mkdir()
+    (ground.workspace / ".git" / "HEAD").write_text("ref: refs/heads/main\n")
+    (state / "git-rebase-todo").write_text("pick 1 one\nexec make test\n# exec a comment\n")
+    return ground
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "echo 'exec touch owned' >> .git/rebase-merge/git-rebase-todo",
+        "echo '   x touch owned' >> .git/rebase-merge/git-rebase-todo",
+        "printf 'pick 1 one\\nexec make test\\nof-tomorrow touch owned\\n' > .git/rebase-merge/git-rebase-todo",
+        "mkdir .git/sequencer; echo 'exec touch owned' > .git/sequencer/todo",
+        "mkdir -p .git/worktrees/w/rebase-merge; echo ../.. > x; "
+        "mkdir -p sub/m/objects sub/m/refs sub/m/rebase-merge; echo ref: > sub/m/HEAD; "
+        "echo 'exec touch owned' > sub/m/rebase-merge/git-rebase-todo",
+    ],
+)
+async def test_no_step_that_runs_a_command_is_planted_in_a_rebase(begun: Ground, script: str) -> None:
+    error = await begun.vetoed(script)
+    assert "touch owned" in error.text and "was left without that" in error.text
+    for path in begun.workspace.rglob("*todo"):
+        assert "owned" not in path.read_text()
+    kept = (begun.workspace / ".git" / "rebase-merge" / "git-rebase-todo").read_text()
+    assert kept.startswith("pick 1 one\nexec make test\n")
+
+
+@pytest.mark.parametrize("form", ["ln -sf ../../evil", "mkfifo", "ln -f evil"])
+async def test_a_list_of_steps_that_is_no_plain_file_is_moved_away(begun: Ground, form: str) -> None:
+    todo = ".git/rebase-merge/git-rebase-todo"
+    await begun.vetoed(f"echo 'exec touch owned' > evil; rm {todo}; {form} {todo}")
+    assert not os.path.lexists(begun.workspace / todo)
+
+
+async def test_a_rebase_goes_on_and_runs_what_the_person_wrote(begun: Ground) -> None:
+    code, _ = await begun.run("printf 'exec make test\\npick 2 two\\n' > .git/rebase-merge/git-rebase-todo")
+    assert code == 0
+    assert "make test" in (begun.workspace / ".git" / "rebase-merge" / "git-rebase-todo").read_text()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,6 +41,8 @@ class Place:
     def __init__(self, root: str) -> None:
         self.tree = Tree(root)
         self._known: dict[object, tuple[int, tuple[str, ...]]] = {}
+        self.named: tuple[str, ...] = ()
+        """What the settings of git named when the pins were last found."""
         self.vouched: set[str] = set()
         """What calls made under protected names that may."""
 
@@ -59,7 +61,8 @@ class Place:
     def pins(self, denials: Denials | None) -> tuple[str, ...]:
         key = ("pins", None if denials is None else denials.key)
         found = self._once(key, lambda: protected.pins(self.tree, denials))
-        return (*found, *(path for path in vcs.pointed_at(self.tree) if os.path.lexists(path)))
+        self.named = vcs.pointed_at(self.tree)
+        return (*found, *(path for path in self.named if os.path.lexists(path)))
 
     def masks(self, denials: Denials) -> tuple[str, ...]:
         key = ("hides", denials.key)
@@ -95,6 +98,8 @@ class _Before:
     links: dict[str, str]
     fixed: frozenset[str]
     configs: dict[str, vcs.Kept]
+    steps: dict[str, tuple[bytes, ...]]
+    """What begun rebases run once they go on, by the file that says so."""
     missing: tuple[str, ...]
     """What a repository's configuration names as hooks or configuration, and is not there."""
 
@@ -128,6 +133,7 @@ class Aftermath:
         found: list[str] = []
         for place, before in zip(self._places, self._before, strict=True):
             place.look()
+            place.named = vcs.pointed_at(place.tree)
             now = place.tree.protected()
             fresh = [
                 path
@@ -174,7 +180,7 @@ class Aftermath:
         for place, before in zip(self._places, self._before, strict=True):
             self._open_up(place, before)
             tree = place.tree
-            if tree.version != before.version or before.links or before.configs or before.missing:
+            if tree.version != before.version or before.links or before.configs or before.missing or before.steps:
                 self._settle(place, before)
                 place.look()
                 if self._vcs and len(place.vouched) < _MOST_VOUCHED:
@@ -196,7 +202,8 @@ class Aftermath:
             },
             frozenset(() if self._denials is None else place.fixed(self._denials)),
             vcs.snapshot(tree) if self._vcs else {},
-            tuple(path for path in vcs.pointed_at(tree) if not os.path.lexists(path)),
+            vcs.steps_that_run(tree),
+            tuple(path for path in place.named if not os.path.lexists(path)),
         )
 
     @staticmethod
@@ -221,6 +228,10 @@ class Aftermath:
         for path, target in before.links.items():
             if _target(path) != target:
                 self._relink(tree.root, path, target)
+        known = {step for steps in before.steps.values() for step in steps}
+        for path, steps in vcs.steps_that_run(tree).items():
+            if planted := [step for step in steps if step not in known]:
+                self._unplant(tree, path, planted, known)
 
     def _faults(self, place: Place, before: _Before) -> Iterator[tuple[str, Protection | None, str]]:
         """``(path, why it is protected, what is wrong)`` of all that may not stay; what is to be moved is the path."""
@@ -292,6 +303,24 @@ class Aftermath:
             )
         else:
             self._told.append(f"{shown} {became}, since {_because(why, what)}")
+
+    def _unplant(self, tree: Tree, path: str, planted: Sequence[bytes], known: Collection[bytes]) -> None:
+        """Take the steps that run a command out of a rebase that has begun."""
+        self._asked_only = False
+        shown = visible(path[len(tree.root.rstrip("/")) + 1 :])
+        what = visible(", ".join(step.decode("utf-8", "replace")[:100] for step in planted[:3]))
+        try:
+            rest = vcs.without_steps(tree, path, known)
+            if rest is None:
+                self._quarantine.take(tree.root, path)
+            else:
+                vcs.restore(tree.root, path, rest)
+        except OSError as error:
+            self._told.append(
+                f"{shown} would run {what}, could not be changed ({error.strerror}), and a person has to look"
+            )
+        else:
+            self._told.append(f"{shown} would run {what} once a person lets git go on, and was left without that")
 
     def _relink(self, root: str, path: str, target: str) -> None:
         """Put back a protected link that was changed or removed."""

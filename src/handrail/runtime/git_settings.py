@@ -142,7 +142,7 @@ def _lowered(key: str) -> str:
 def _entries(path: str, follow: bool) -> tuple[Entry, ...]:
     """Return the entries of one file; none where git could not read it, or it is no plain file of some length."""
     try:
-        status = Path(path).stat(follow_symlinks=follow)
+        status = os.stat(path, follow_symlinks=follow)  # noqa: PTH116 - on the way of each start
         key = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
         known = _files.get(path)
         if known is not None and known.key == key:

@@ -12,7 +12,7 @@ import os
 import secrets
 import stat
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from handrail.contract.protected import plain
@@ -163,6 +163,60 @@ def _resolved(root: str, named: Iterable[git_settings.Named], work_tree: str) ->
         target = os.path.realpath(Path(work_tree if base is None else base, value))
         if target.startswith(top) and not (of_command and Path(target).is_dir()):
             yield target
+
+
+def steps_that_run(tree: Tree) -> dict[str, tuple[bytes, ...]]:
+    """Return the steps of begun rebases and of sequences of commits that run a command once a person lets git go on, by
+    the path of the file that lists them."""
+    found: dict[str, tuple[bytes, ...]] = {}
+    for folder in tree.repositories():
+        for name in _STEPS:
+            path = f"{folder}/{name}"
+            if os.path.lexists(path):
+                kept = _kept(tree.root, path)
+                lines = () if kept is None else map(bytes.strip, kept.data.splitlines())
+                found[path] = (_NO_FILE,) if kept is None else tuple(filter(_runs, lines))
+    return found
+
+
+def without_steps(tree: Tree, path: str, known: Collection[bytes]) -> Kept | None:
+    """Return such a file without the steps that run a command and were not ``known``; None where it is no plain file."""
+    kept = _kept(tree.root, path)
+    if kept is None:
+        return None
+    lines = [line for line in kept.data.splitlines(keepends=True) if not _runs(line) or line.strip() in known]
+    return replace(kept, data=b"".join(lines))
+
+
+_STEPS = ("rebase-merge/git-rebase-todo", "rebase-merge/git-rebase-todo.backup", "sequencer/todo")
+_NO_FILE = b"what is no plain file of one name"
+_RUNS_NOTHING = frozenset(
+    (
+        *(
+            b"pick",
+            b"p",
+            b"reword",
+            b"r",
+            b"edit",
+            b"e",
+            b"squash",
+            b"s",
+            b"fixup",
+            b"f",
+            b"break",
+            b"b",
+            b"drop",
+            b"d",
+        ),
+        *(b"label", b"l", b"reset", b"t", b"merge", b"m", b"update-ref", b"u", b"noop", b"revert"),
+    )
+)
+"""Steps of git's own, see git-rebase(1); any other is taken for one that runs a command."""
+
+
+def _runs(line: bytes) -> bool:
+    words = line.split(None, 1)
+    return bool(words) and not words[0].startswith(b"#") and words[0] not in _RUNS_NOTHING
 
 
 def fault(tree: Tree, entry: Protected, before: Kept | None) -> str | None:
