@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+from tests import protected_names
 from tests.contract import protected_lists as lists
 
 from handrail.contract.protected import leads_on, plain, protection, suspicious, tool_protection
@@ -89,6 +90,10 @@ def test_programs_are_held_to_the_strictest_of_the_names_in_a_path() -> None:
     for path in (".github/workflows/AGENTS.md", ".storybook/CLAUDE.md", ".terraform/.npmrc"):
         found = protection(path)
         assert found is not None and found.asks and found.held
+
+
+def test_the_page_of_names_is_that_of_the_tables() -> None:
+    assert protected_names.TABLE.read_text(encoding="utf-8") == protected_names.render(), "run: make docs"
 
 
 def test_installed_packages_bring_instructions_and_settings_that_nobody_follows() -> None:
