@@ -11,7 +11,7 @@ from pathlib import Path
 
 from handrail.contract.protected_ask import ASK, FREE
 from handrail.contract.protected_never import NEVER
-from handrail.contract.protected_rows import Kind, Row
+from handrail.contract.protected_rows import Row
 from handrail.policy.secret_names import ROWS
 
 TABLE = Path(__file__).parent.parent / "docs" / "protected-names.md"
@@ -31,7 +31,7 @@ _PARTS: tuple[tuple[str, str, tuple[Row, ...]], ...] = (
         ASK,
     ),
 )
-_TITLES: Mapping[Kind, str] = {
+_TITLES: Mapping[str, str] = {
     "key": "Keys",
     "start-up": "Start-up files",
     "vcs": "Configuration of version control",

@@ -10,6 +10,7 @@ _FILES = (
     "files",
     "shell",
     "configuration",
+    "names",
     "network",
     "processes",
     "ipc",
