@@ -19,7 +19,7 @@ AGENTS_NEVER = """
 .antigravity/mcp.json .idx/dev.nix .idx/mcp.json .replit .tabnine/mcp_servers.json .sourcegraph/a.rule.md .cody/commands.json .void/mcp.json
 .plandex/config.json .serena/project.yml .pi/extensions/e.ts .letta/settings.json .devin/config.json .bolt/prompt .kimi/config.toml
 .codebuddy/mcp.json .qoder/rules/a.md .zencoder/rules/a.md .refact/integrations.d/x.yaml codebuff.json gptme.toml firebender.json
-.gitlab/duo/mcp.json .mcp/servers.json mcp_config.json .rulesync/rules/a.md conductor.json .qodo/agents/a.toml
+codex.yaml mcp-config.yaml .gitlab/duo/mcp.json .mcp/servers.json mcp_config.json .rulesync/rules/a.md conductor.json .qodo/agents/a.toml
 """
 AGENTS_ASK = """
 AGENTS.md AGENT.md AGENTS.override.md CLAUDE.md CLAUDE.local.md GEMINI.md QWEN.md CRUSH.md WARP.md JULES.md KIMI.md IFLOW.md GROK.md
@@ -28,7 +28,7 @@ CODEBUDDY.md OpenCode.md CONTEXT.md .cursorrules .windsurfrules .clinerules .cli
 .boltrules replit.md airules.md .github/copilot-instructions.md .github/instructions/a.instructions.md .github/prompts/p.prompt.md
 .github/chatmodes/c.chatmode.md .github/agents/a.agent.md .github/skills/s/SKILL.md .agents/skills/s/SKILL.md .agents/rules.md SKILL.md
 .openhands_instructions .coderabbit.yaml .pr_agent.toml .ai/rules.md memory-bank/brief.md .specify/memory/constitution.md .prompts/p.md
-docs/AGENTS.md packages/a/CLAUDE.md AmazonQ.md .junierules.agent.md sub/.cursorrules .blackboxrules .llmrules
+.clinerules.md .github/copilot-setup-steps.yml docs/AGENTS.md packages/a/CLAUDE.md AmazonQ.md .junierules.agent.md sub/.cursorrules .blackboxrules .llmrules
 """
 EDITORS = """
 .vscode/tasks.json .vscode/settings.json .vscode/launch.json .vscode/extensions.json project.code-workspace a/x.code-workspace
@@ -52,16 +52,16 @@ ENTERING = """
 .bash_profile .bashrc .bash_aliases .bash_login .bash_logout .bash_enter .profile .zshrc .zshenv .zprofile .zlogin .zsh/x.zsh .kshrc .cshrc
 .config/fish/config.fish .config/fish/conf.d/x.fish .config/powershell/profile.ps1 Microsoft.PowerShell_profile.ps1 profile.ps1
 .tmuxinator.yml .tmuxinator.yaml .tmuxp.yaml .tmuxp.json .screenrc .overmind.env .wezterm.lua kitty.conf desktop.ini autorun.inf
-.smartcd/scripts/x .inputrc .xonshrc .config/nushell/config.nu .devenv/x .oh-my-zsh/custom/x.zsh .localrc
+.profile.ps1 PSProfile.ps1 .aliases .functions .smartcd/scripts/x .inputrc .xonshrc .config/nushell/config.nu .devenv/x .oh-my-zsh/custom/x.zsh .localrc
 """
 ENTERING_ASK = """
 .tool-versions .asdfrc .prototools .sdkmanrc flake.nix shell.nix devenv.nix devenv.yaml devbox.json .env .in .out .pkgx.yaml aqua.yaml
-.pixi/config.toml .vfox.toml .foreman a/.env app.desktop
+.venv/bin/activate .venv/bin/activate.fish default.nix .pixi/config.toml .vfox.toml .foreman a/.env app.desktop
 """
 HOOKS = """
 .husky/pre-commit .huskyrc .huskyrc.json .huskyrc.js husky.config.js .husky/_/husky.sh lefthook.yml lefthook.yaml lefthook.toml lefthook.json
 .lefthook.yml .lefthook/pre-commit/x.sh lefthook-local.yml .lefthook-local.yml .config/lefthook.yml .pre-commit-config.yaml .pre-commit-config.yml
-prek.toml .overcommit.yml .git-hooks/pre_commit/x.rb .githooks/pre-commit captainhook.json grumphp.yml .lintstagedrc .lintstagedrc.json
+.captainhook.json .pre-commit.yaml prek.toml .overcommit.yml .git-hooks/pre_commit/x.rb .githooks/pre-commit captainhook.json grumphp.yml .lintstagedrc .lintstagedrc.json
 .lintstagedrc.mjs lint-staged.config.js .simple-git-hooks.json simple-git-hooks.js simple-git-hooks.cjs .cargo-husky/hooks/pre-commit
 .rusty-hook.toml hk.pkl hk.local.pkl commitlint.config.js .commitlintrc.json .commitlintrc.yml .nano-staged.json .gitlint .trunk/trunk.yaml
 .hg/hgrc .hgrc .gitconfig .config/git/config .config/git/hooks/x .pijul/config _darcs/prefs/defaults .fossil-settings/x .subversion/config

@@ -22,7 +22,7 @@ ASK: tuple[Row, ...] = (
     Row("instructions", "Jules", "jules.md .jules.md", "https://jules.google/docs/"),
     Row("instructions", "Windsurf", ".windsurfrules .windsurfrules.* windsurf.md .codeiumrules",
         "https://docs.windsurf.com/windsurf/cascade/memories"),
-    Row("instructions", "Cline", ".clinerules .clinerules-* memory-bank cline.md .clineignore", "https://docs.cline.bot/features/cline-rules"),
+    Row("instructions", "Cline", ".clinerules.* .clinerules .clinerules-* memory-bank cline.md .clineignore", "https://docs.cline.bot/features/cline-rules"),
     Row("instructions", "Roo Code", ".roomodes .roorules .roorules-* .rooprompts roo.md", "https://docs.roocode.com/features/custom-instructions"),
     Row("instructions", "Kilo Code", ".kilocoderules .kilocoderules-* .kilocodemodes", "https://kilo.ai/docs/customize/custom-rules"),
     Row("instructions", "Continue", ".continuerules", "https://docs.continue.dev/customize/deep-dives/rules"),
@@ -35,8 +35,8 @@ ASK: tuple[Row, ...] = (
         ".traerules", "https://qwenlm.github.io/qwen-code-docs/"),
     Row("instructions", "Kiro and Amazon Q", "amazonq.md kiro.md .amazonqrules", "https://docs.aws.amazon.com/amazonq/latest/qdeveloper-ug/context-project-rules.html"),
     Row("instructions", "Junie", "junie.md ", "https://junie.jetbrains.com/docs/guidelines-and-memory.html"),
-    Row("instructions", "GitHub Copilot", ".github/copilot-instructions.md copilot-instructions.md .copilot-instructions.md .github/instructions "
-        ".github/prompts .github/chatmodes .github/agents .github/skills .github/copilot-*.md .copilot-*.md *.instructions.md "
+    Row("instructions", "GitHub Copilot", "copilot-instructions.md .copilot-instructions.md .github/instructions "
+        ".github/prompts .github/chatmodes .github/agents .github/skills .github/copilot-* .copilot-*.md *.instructions.md "
         "*.prompt.md *.chatmode.md *.agent.md *.toolsets.jsonc .github/git-commit-instructions.md .git-commit-instructions.md "
         "copilot.md", "https://docs.github.com/copilot/how-tos/configure-custom-instructions/add-repository-instructions"),
     Row("instructions", "Zed", ".rules", "https://zed.dev/docs/ai/rules"),
@@ -195,14 +195,14 @@ ASK: tuple[Row, ...] = (
     Row("code", "Babel, SWC, PostCSS and bundlers", "webpack.* webpackfile.* config-overrides.js .eleventy.js .eleventy.* gatsby-*.js gatsby-*.ts .vuepress .vitepress brunch-config.js .angular-cli.json ember-cli-build.js .vuerc .craco.* .fusebox rush.json .nuxtrc .pnp.cjs .pnp.loader.mjs .pnp.js .yarn/unplugged .babelrc .babelrc.* babel.config.* .swcrc .swcrc.* .postcssrc .postcssrc.* .parcelrc .terserrc .umirc.* .fatherrc.* "
         ".dumirc.* .linaria* .esbuildrc .rolluprc* .metrorc .ember-cli .ember-cli.js .snowpackrc .microbundlerc .kktrc.* .roadhogrc*",
         "https://babeljs.io/docs/config-files, https://swc.rs/docs/configuration/swcrc"),
-    Row("code", "test runners of JavaScript", "mocha.opts cucumber.js cucumber.mjs cucumber.cjs .cucumberrc .puppeteerrc .puppeteerrc.* nightwatch.json backstop.json stryker.conf.json stryker-config.json .stryker* .mocharc .mocharc.* .nycrc .nycrc.* .c8rc .c8rc.* .taprc .jasmine.json jasmine.json .jestrc .jestrc.* jest.config.* "
+    Row("code", "test runners of JavaScript", "jest.preset.js jest.preset.cjs mocha.opts cucumber.js cucumber.mjs cucumber.cjs .cucumberrc .puppeteerrc .puppeteerrc.* nightwatch.json backstop.json stryker.conf.json stryker-config.json .stryker* .mocharc .mocharc.* .nycrc .nycrc.* .c8rc .c8rc.* .taprc .jasmine.json jasmine.json .jestrc .jestrc.* jest.config.* "
         "vitest.config.* vitest.workspace.* cypress.json cypress.env.json playwright-ct.config.* testem.js testem.json testem.cjs wallaby.* "
         ".testcaferc.* .wdio* .nightwatchrc .avarc .lostpixelrc .storybook .ladle .cosmos cosmos.config.* .percy.* .lighthouserc.* "
         "lighthouserc.* .hintrc .pa11yci .size-limit.* .intern.json", "https://mochajs.org/#configuring-mocha-nodejs, https://github.com/istanbuljs/nyc#configuration-files"),
     Row("code", "watchers and task runners", "trunk.toml dioxus.toml tauri.conf.json tauri.conf.json5 tauri.*.conf.json release.toml .tarpaulin.toml tarpaulin.toml treefmt.toml .treefmt.toml treefmt.nix dprint.json .dprint.json dprint.jsonc .dprint.jsonc precious.toml .precious.toml nfpm.yaml nfpm.yml .cargo/mutants.toml .dist.toml nodemon.json .nodemon.json .air.toml air.toml .air.conf .realize.yaml modd.conf .reflex reflex.conf bacon.toml "
         ".watchexec watchexec.toml .guard.rb .foremanrc .plop* .hygen.js .bumpversion.cfg .bumpversion.toml .versionrc .versionrc.* cliff.toml .autorc "
         ".autorc.* .changeset/config.json .syncpackrc* .ncurc .ncurc.*", "https://github.com/remy/nodemon#config-files, https://github.com/air-verse/air"),
-    Row("code", "data and code generators", ".graphqlrc .graphqlrc.* codegen.yml codegen.yaml codegen.ts .sequelizerc .kyselyrc ormconfig.* knexfile.* .orvalrc "
+    Row("code", "data, code and derivation generators", "default.nix .graphqlrc .graphqlrc.* codegen.yml codegen.yaml codegen.ts .sequelizerc .kyselyrc ormconfig.* knexfile.* .orvalrc "
         "buf.gen.yaml sqlc.yaml sqlc.yml .sqlfluff .openapi-generator* openapitools.json copier.yml copier.yaml .jsdoc.* .jsdocrc jsdoc.json jsdoc.conf "
         "typedoc.json .typedoc.json .mikro-orm.json hardhat.config.* truffle-config.js truffle.js foundry.toml brownie-config.yaml slither.config.json",
         "https://the-guild.dev/graphql/codegen/docs/config-reference/codegen-config, https://book.getfoundry.sh/reference/config/"),
@@ -214,7 +214,7 @@ ASK: tuple[Row, ...] = (
     Row("code", "test runners of Python", "pytest.ini .pytest.ini pytest.toml .pytest.toml tox.ini tox.toml setup.cfg .coveragerc .coveragerc.* nose.cfg  "
         ".nose2.cfg nose2.cfg hatch.toml .hypothesis.ini .behaverc behave.ini robot.toml .testr.conf .stestr.conf .mutmut* ward.toml",
         "https://docs.pytest.org/en/stable/reference/customize.html, https://tox.wiki/en/latest/config.html"),
-    Row("code", "other tools of Python", "invoke.yaml invoke.json invoke.py .invoke.yaml fabric.yaml asv.conf.json nextflow.config airflow.cfg luigi.cfg luigi.toml .pylama.ini pylama.ini .guild.yml .snakemake activate.d deactivate.d .dvc/config .bandit .bandit.yml .pyup.yml mkdocs.yml mkdocs.yaml pixi.toml scrapy.cfg celeryconfig.py alembic.ini .isort.cfg .style.yapf "
+    Row("code", "other tools of Python", "bin/activate bin/activate.* bin/activate_this.py scripts/activate scripts/activate.* invoke.yaml invoke.json invoke.py .invoke.yaml fabric.yaml asv.conf.json nextflow.config airflow.cfg luigi.cfg luigi.toml .pylama.ini pylama.ini .guild.yml .snakemake activate.d deactivate.d .dvc/config .bandit .bandit.yml .pyup.yml mkdocs.yml mkdocs.yaml pixi.toml scrapy.cfg celeryconfig.py alembic.ini .isort.cfg .style.yapf "
         ".yapf .pydocstyle .darglint .importlinter .dmypy.json .pyoxidizer .nuitka* cibuildwheel.toml .briefcase zest.cfg",
         "https://www.mkdocs.org/user-guide/configuration/#hooks, https://alembic.sqlalchemy.org/en/latest/tutorial.html"),
     Row("code", "paths that Python adds as it starts", "site-packages/*.pth dist-packages/*.pth", "https://docs.python.org/3/library/site.html"),
@@ -237,7 +237,7 @@ ASK: tuple[Row, ...] = (
     Row("code", "tools of Lua, Nim, Haskell and Go", ".busted .luacheckrc .luacov .luacov.* config.nims nim.cfg nimble.paths .nimble .golangci.* golangci.yml .hspec "
         ".ghc.environment.* .hlint.hs .ko.yaml .custom-gcl.yml .mockery.* ", "https://lunarmodules.github.io/busted/, "
         "https://golangci-lint.run/docs/plugins/module-plugins/"),
-    Row("code", "CMake, cross builds and desktop entries", "*.terminal *.inetloc *.fileloc *.command *.dproj *.groupproj *.desktop cmakepresets.json cmakeuserpresets.json .cmake-format.py .cmake-format .gersemirc cross.toml .cargo-make "
+    Row("code", "CMake, cross builds and desktop entries", "*.launch .qmake.conf *.terminal *.inetloc *.fileloc *.command *.dproj *.groupproj *.desktop cmakepresets.json cmakeuserpresets.json .cmake-format.py .cmake-format .gersemirc cross.toml .cargo-make "
         ".clang-tidy .clang-tidy.* xmake.conf", "https://cmake.org/cmake/help/latest/manual/cmake-presets.7.html"),
     Row("code", "tools of containers and clouds", ".terraform .ansible .kitchen.yml .kitchen.*.yml kitchen.yml terragrunt.hcl helmfile.yaml helmfile.yml helmfile.yaml.gotmpl devspace.yaml "
         "skaffold.yaml skaffold.yml garden.yml garden.yaml okteto.yml okteto.yaml tilt_config.json .molecule molecule.yml  "
@@ -253,7 +253,7 @@ FREE: tuple[Row, ...] = (
     Row("free", "what a project is and needs", "package.json pyproject.toml setup.py cargo.toml build.rs go.mod go.work composer.json gemfile pom.xml build.xml build.gradle "
         "build.gradle.kts settings.gradle settings.gradle.kts build.sbt deps.edn project.clj mix.exs package.swift cmakelists.txt meson.build configure.ac "
         "conanfile.py conanfile.txt vcpkg.json requirements.txt pipfile environment.yml dune-project pubspec.yaml build.zig module.bazel workspace.bazel "
-        "build.bazel app.config.ts project.json nx.json turbo.json angular.json lerna.json pnpm-workspace.yaml flake.lock default.nix",
+        "build.bazel app.config.ts project.json nx.json turbo.json angular.json lerna.json pnpm-workspace.yaml flake.lock",
         "it changes with every feature, and is code of the project"),
     Row("free", "tests and containers", "conftest.py dockerfile dockerfile.* *.dockerfile containerfile docker-compose.yml docker-compose.yaml compose.yml compose.yaml "
         "docker-bake.hcl chart.yaml main.tf", "the project's own code"),

@@ -15,16 +15,16 @@ NEVER: tuple[Row, ...] = (
     Row("key", "GnuPG", ".gnupg secring.gpg", "https://www.gnupg.org/documentation/manuals/gnupg/GPG-Configuration.html"),
     Row("key", "rlogin and Kerberos logins", ".rhosts .shosts .k5login .k5users", "man rhosts(5), man k5login(5)"),
     # ── shells ───────────────────────────────────────────────────────────────────────────────────
-    Row("start-up", "bash", ".bashrc .bashrc.* .bashrc.d .bash_* .profile .bash-it .bash.d",
+    Row("start-up", "bash", ".aliases .exports .functions .bashenv .bashrc .bashrc.* .bashrc.d .bash_* .profile .bash-it .bash.d",
         "https://www.gnu.org/software/bash/manual/html_node/Bash-Startup-Files.html"),
     Row("start-up", "readline", ".inputrc", "https://tiswww.case.edu/php/chet/readline/rluserman.html"),
     Row("start-up", "zsh and its frameworks", ".zsh* .zlogin .zlogout .zprofile .oh-my-zsh .antigenrc .zimrc .zim "
         ".p10k.zsh .zpreztorc .zprezto .zplug .zinit .zinit.zsh .antidote", "man zsh(1), STARTUP/SHUTDOWN FILES"),
-    Row("start-up", "ksh and mksh", ".kshrc .mkshrc .shrc .shinit", "man ksh(1), ENV"),
+    Row("start-up", "ksh and mksh", ".kshenv .kshrc .mkshrc .shrc .shinit", "man ksh(1), ENV"),
     Row("start-up", "csh and tcsh", ".cshrc .tcshrc .login .logout .cshdirs", "man tcsh(1), Startup and shutdown"),
     Row("start-up", "fish", ".config/fish config.fish .fishrc",
         "https://fishshell.com/docs/current/language.html#configuration-files"),
-    Row("start-up", "PowerShell", "profile.ps1 *_profile.ps1 .config/powershell",
+    Row("start-up", "PowerShell", "*profile.ps1 .config/powershell",
         "https://learn.microsoft.com/powershell/module/microsoft.powershell.core/about/about_profiles"),
     Row("start-up", "nushell", ".config/nushell .nu", "https://www.nushell.sh/book/configuration.html"),
     Row("start-up", "xonsh", ".xonshrc.* .xonshrc .xonsh .config/xonsh", "https://xon.sh/xonshrc.html"),
@@ -54,7 +54,7 @@ NEVER: tuple[Row, ...] = (
         "https://rvm.io/workflow/projects"),
     Row("start-up", "flox and devenv", ".flox .devenv .devenv.flake.nix devenv.local.nix devenv.local.yaml",
         "https://flox.dev/docs/concepts/environments/, https://devenv.sh/files-and-variables/"),
-    Row("start-up", "tmux, screen and what sets them up", ".tmux-sessionizer .zellij.kdl .sesh.toml .mux.yml .twm.yaml .kitty-session .tmux .tmux.conf .tmux.conf.* .tmux.*.conf tmux.conf .byobu "
+    Row("start-up", "tmux, screen and what sets them up", ".zellij tmuxp.yaml tmuxp.yml tmuxinator.yml .tmux-sessionizer .zellij.kdl .sesh.toml .mux.yml .twm.yaml .kitty-session .tmux .tmux.conf .tmux.conf.* .tmux.*.conf tmux.conf .byobu "
         ".tmuxinator .tmuxinator.* .tmuxp .tmuxp.* .tmuxifier .tmuxomatic .screenrc .teamocil .config/tmux .config/zellij "
         ".overmind.env .smug.yml .config/tmuxinator .config/tmuxp", "man tmux(1), https://github.com/tmuxinator/tmuxinator"),
     Row("start-up", "terminal emulators", ".wezterm.lua wezterm.lua .config/wezterm .config/kitty kitty.conf kitty-session "
@@ -124,7 +124,7 @@ NEVER: tuple[Row, ...] = (
     Row("hook", "Husky", ".husky .huskyrc .huskyrc.* husky.config.* .husky.*", "https://typicode.github.io/husky/"),
     Row("hook", "Lefthook", "lefthook.* .lefthook lefthook-local.* .lefthook.* .lefthook-local .lefthook-local.* "
         ".config/lefthook.* .config/lefthook-local.*", "https://lefthook.dev/configuration/"),
-    Row("hook", "pre-commit and prek", ".pre-commit-config.yaml .pre-commit-config.yml prek.toml", "https://pre-commit.com/"),
+    Row("hook", "pre-commit and prek", ".pre-commit-config.* .pre-commit.yaml .pre-commit.yml prek.toml", "https://pre-commit.com/"),
     Row("hook", "Overcommit", ".overcommit.* .overcommit_gems.rb .overcommit.yml .overcommit.yaml .local-overcommit.yml .overcommit",
         "https://github.com/sds/overcommit#configuration"),
     Row("hook", "simple-git-hooks and simple-pre-commit", ".simple-git-hooks.* simple-git-hooks.* .simple-pre-commit.*",
@@ -133,7 +133,7 @@ NEVER: tuple[Row, ...] = (
         ".nano-staged.* nano-staged.* .nanostagedrc", "https://github.com/lint-staged/lint-staged#configuration"),
     Row("hook", "commitlint", ".commitlint.* commitlint.yaml commitlint.yml commitlint.json commitlint.toml commitlint.config.* .commitlintrc .commitlintrc.*",
         "https://commitlint.js.org/reference/configuration.html"),
-    Row("hook", "CaptainHook and GrumPHP", "captainhook.json captainhook.*.json captainhook.config.json grumphp.yml grumphp.*.yml "
+    Row("hook", "CaptainHook and GrumPHP", ".captainhook.json captainhook.json captainhook.*.json captainhook.config.json grumphp.yml grumphp.*.yml "
         "grumphp.yml.dist grumphp.yaml", "https://captainhook.info/configure.html, https://github.com/phpro/grumphp"),
     Row("hook", "cargo-husky and rusty-hook", ".cargo-husky .rusty-hook.toml rusty-hook.toml",
         "https://github.com/rhysd/cargo-husky, https://github.com/swellaby/rusty-hook"),
@@ -154,13 +154,13 @@ NEVER: tuple[Row, ...] = (
     Row("editor", "Visual Studio", "cmakesettings.json *.dotsettings *.ncrunchproject *.userprefs .monodevelop .vs *.suo *.csproj.user *.vcxproj.user *.fsproj.user *.vbproj.user .vsconfig .vsvimrc "
         "tasks.vs.json launch.vs.json cppproperties.json",
         "https://learn.microsoft.com/visualstudio/ide/customize-build-and-debug-tasks-in-visual-studio"),
-    Row("editor", "Vim and Neovim", ".vimlocal .vim-project .vim.* .neovim .vimrc .vimrc.* .vimrc_* _vimrc .gvimrc _gvimrc .exrc _exrc .nexrc .exrc.lua .nvimrc "
+    Row("editor", "Vim and Neovim", "init.vim .vimlocal .vim-project .vim.* .neovim .vimrc .vimrc.* .vimrc_* _vimrc .gvimrc _gvimrc .exrc _exrc .nexrc .exrc.lua .nvimrc "
         ".nvimrc.* .nvim.lua .nvim .nvim.* .lvimrc .local.vimrc .localvimrc .local.vim .project.vim .projections.json .vim "
         ".config/nvim .config/vim .vimspector.json .vimprj .vimproject session.vim .session.vim .neoconf.json .nlsp-settings "
         ".nlsp.json coc-settings.json .ycm_extra_conf.py ycm_extra_conf.py .lazy.lua .spacevim.d .spacevim .ctrlp .neomakerc "
         ".vintrc .overseer .nvim-dap.lua .nvim-tasks .vsnip .lvim .config/lvim",
         "https://neovim.io/doc/user/options.html#'exrc', https://github.com/embear/vim-localvimrc"),
-    Row("editor", "Emacs", ".dir-locals.el .dir-locals-2.el .emacs .emacs.* .emacs-* .emacs_* .projectile .doom.d .spacemacs "
+    Row("editor", "Emacs", "early-init.el .dir-locals.el .dir-locals-2.el .emacs .emacs.* .emacs-* .emacs_* .projectile .doom.d .spacemacs "
         ".spacemacs.d .config/emacs .config/doom .eshell .emacs-project .eproject .dir-config.el .custom.el",
         "https://www.gnu.org/software/emacs/manual/html_node/emacs/Directory-Variables.html"),
     Row("editor", "Helix", ".helix .config/helix", "https://docs.helix-editor.com/configuration.html"),
@@ -185,21 +185,21 @@ NEVER: tuple[Row, ...] = (
         "*.komodoproject .komodotools .dprj", "https://builder.readthedocs.io/, https://www.geany.org/manual/#project-management"),
     Row("editor", "RStudio and Spyder", ".matlab .matlab7rc.sh *.rproj .rproj.user .spyproject .spyder-py3 .spyderproject .spyder2",
         "https://docs.posit.co/ide/user/ide/guide/environments/r/renv.html"),
-    Row("editor", "language servers", ".luarc.json .luarc.jsonc .luarc .clangd .config/clangd .ccls .cquery hie.yaml .hie-bios "
+    Row("editor", "language servers", ".clang-complete .luarc.json .luarc.jsonc .luarc .clangd .config/clangd .ccls .cquery hie.yaml .hie-bios "
         ".bloop .metals .rust-analyzer.toml rust-analyzer.toml .rust-analyzer rust-project.json .solargraph.yml .ruby-lsp "
         "omnisharp.json .omnisharp .lsp .lsp.json .tern-project .tern-config .ropeproject .phpactor.json .phpactor.yml .jedi "
         ".elixir_ls .elixir-tools .ionide .kotlin-lsp .nixd.json .typos-lsp .efm-langserver .pylsp .als.json .gopls "
         ".jdtls .config/efm-langserver .expert .lexical .zls.json zls.json .sourcekit-lsp .config/rust-analyzer",
         "https://luals.github.io/wiki/plugins/, https://build-server-protocol.github.io/docs/overview/server-discovery"),
     # ── agents: what they start by themselves ────────────────────────────────────────────────────
-    Row("editor", "MCP clients", ".mcp.json mcp.json mcp.jsonc .mcp mcp.toml mcp.yaml mcp.yml .mcp.* .mcprc mcp_config.json "
+    Row("editor", "MCP clients", "mcp-config.yaml mcp-config.yml mcp_config.yaml mcp_config.yml .mcp.json mcp.json mcp.jsonc .mcp mcp.toml mcp.yaml mcp.yml .mcp.* .mcprc mcp_config.json "
         "mcp-config.json mcp_settings.json mcp-settings.json cline_mcp_settings.json mcp.config.json mcp_servers.json "
         "mcp-servers.json mcpservers.json .mcphost.* .mcphost claude_desktop_config.json mcp.local.json mcphub.json "
         "mcporter.json .mcporter", "https://modelcontextprotocol.io/docs/develop/connect-local-servers"),
     Row("editor", "Claude Code", ".claude .claude.json .claude-plugin .claude-flow .claude.local .config/claude",
         "https://code.claude.com/docs/en/settings"),
     Row("editor", "Cursor", ".cursor .cursor-server .cursor-plugin", "https://cursor.com/docs/context/mcp"),
-    Row("editor", "Codex", ".codex .codex-plugin", "https://developers.openai.com/codex/config-basic"),
+    Row("editor", "Codex", "codex.yaml codex.json .codex.yaml .codex.json .codex .codex-plugin", "https://developers.openai.com/codex/config-basic"),
     Row("editor", "Gemini CLI, Antigravity and Jules", ".gemini .antigravity .agent .jules gemini-extension.json",
         "https://geminicli.com/docs/reference/configuration/, https://antigravity.google/docs/rules-workflows"),
     Row("editor", "Windsurf", ".windsurf .codeium", "https://docs.windsurf.com/windsurf/cascade/mcp"),
