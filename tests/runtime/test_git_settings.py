@@ -223,3 +223,42 @@ async def test_programs_are_held_to_what_the_person_s_settings_name(
     assert (ground.workspace / "build" / "out").exists()
     error = await ground.vetoed("echo x > watch")
     assert "watch" in error.text and not (ground.workspace / "watch").exists()
+
+
+async def test_what_a_link_among_the_hooks_leads_to_is_held(workspace: Path) -> None:
+    hooks = workspace / ".git" / "hooks"
+    hooks.mkdir()
+    (hooks / "pre-commit").symlink_to("../../scripts/check.sh")
+    (workspace / "team").mkdir()
+    (workspace / "team" / "commit-msg").symlink_to("../scripts/message.sh")
+    (workspace / ".git" / "config").write_text("[core]\n\thooksPath = team\n")
+    assert pointed(workspace) == {"scripts/check.sh", "scripts/message.sh", "team"}
+    for name in ("scripts/check.sh", "scripts/message.sh"):
+        with pytest.raises(ToolError, match="no rule allows it"):
+            await files(workspace).write(name, b"x")
+    assert (await files(workspace).write("scripts/other.sh", b"x")).created
+
+
+async def test_what_is_behind_a_link_with_a_protected_name_is_not_written(workspace: Path) -> None:
+    (workspace / "conf").mkdir()
+    (workspace / ".envrc").symlink_to("conf/env.sh")
+    (workspace / ".vscode").symlink_to("conf/editor")
+    (workspace / "conf" / "lefthook.yml").symlink_to("hooks.yml")
+    (workspace / "README").symlink_to("conf/readme.md")
+    for name in ("conf/env.sh", "conf/editor/tasks.json", "conf/hooks.yml"):
+        with pytest.raises(ToolError, match="no rule allows it"):
+            await files(workspace).write(name, b"x")
+    assert (await files(workspace).write("conf/readme.md", b"x")).created
+
+
+async def test_programs_are_held_to_what_a_link_among_the_hooks_leads_to(ground: Ground) -> None:  # noqa: F811
+    for name in (".git/hooks", ".git/objects", ".git/refs", "scripts"):
+        (ground.workspace / name).mkdir(parents=True)
+    (ground.workspace / ".git" / "HEAD").write_text("ref: refs/heads/main\n")
+    (ground.workspace / "scripts" / "check.sh").write_text("theirs")
+    (ground.workspace / ".git" / "hooks" / "pre-commit").symlink_to("../../scripts/check.sh")
+    (ground.workspace / ".git" / "hooks" / "post-merge").symlink_to("../../scripts/later.sh")
+    await ground.run("echo x > scripts/check.sh; mv scripts moved; true")
+    assert (ground.workspace / "scripts" / "check.sh").read_text() == "theirs"
+    await ground.vetoed("echo x > scripts/later.sh")
+    assert not (ground.workspace / "scripts" / "later.sh").exists()

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import os
 import re
+from itertools import islice
 
 from handrail.contract.errors import ToolError
-from handrail.contract.protected import GIT_NAMES, Protection, plain
+from handrail.contract.protected import GIT_NAMES, Protection, plain, protection
 from handrail.runtime import beneath, vcs
 from handrail.runtime.openat2 import HANDLE
 from handrail.runtime.roots import Located, is_beneath
@@ -20,6 +21,8 @@ from handrail.runtime.roots import Located, is_beneath
 _HEAD = "head"
 _REFERENCE = re.compile(rb"\s*(?:ref:|[0-9a-fA-F]{40})")
 _CONTENTS = frozenset(("objects", "refs"))
+_MOST_ENTRIES = 5_000
+"""Entries of a folder that are looked at for links."""
 _TELLING = ("config", "head", "hooks", "commondir", "objects", "refs")
 
 
@@ -31,6 +34,8 @@ def check_write(located: Located, data: bytes) -> None:
     for path in vcs.pointed_around(located.root, located.absolute):
         if is_beneath(located.absolute, path):
             raise ToolError(Protection("hook").refusal(located.shown), kind="denied")
+    if (found := _linked_to(located)) is not None:
+        raise ToolError(found.refusal(located.shown), kind="denied")
     parts = beneath.relative(located).split("/")
     for count in range(1, len(parts)):
         if _is_git_directory(located, parts[:count]):
@@ -54,6 +59,24 @@ def check_write(located: Located, data: bytes) -> None:
         if not _there(located, [*folder, "HEAD"]):
             continue
         raise ToolError((found or Protection("vcs")).refusal(located.shown), kind="denied")
+
+
+def _linked_to(located: Located) -> Protection | None:
+    """Return what a path is protected as for being behind a link with a protected name, which a person made in the root or
+    in the path's own folder. Writing the file behind the link writes what the name stands for."""
+    assert located.root is not None
+    for folder in dict.fromkeys((located.root, located.absolute.rpartition("/")[0] or "/")):
+        below = folder[len(located.root.rstrip("/")) + 1 :]
+        try:
+            with os.scandir(folder) as entries:
+                links = [entry for entry in islice(entries, _MOST_ENTRIES) if entry.is_symlink()]
+        except OSError:
+            continue
+        for link in links:
+            found = protection(f"{below}/{link.name}" if below else link.name)
+            if found is not None and not found.asks and is_beneath(located.absolute, os.path.realpath(link.path)):
+                return found
+    return None
 
 
 def _is_git_directory(located: Located, folder: list[str]) -> bool:

@@ -13,6 +13,7 @@ import secrets
 import stat
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 from handrail.contract.protected import plain
@@ -27,6 +28,7 @@ _CONFIGS = frozenset(("config", "config.worktree"))
 _POINTERS = frozenset((".git", "commondir"))
 _MOST_POINTED = 64
 _LONGEST_POINTER = 8_192
+_MOST_HOOKS = 1_000
 _pointed: dict[str, tuple[tuple[object, ...], tuple[str, ...]]] = {}
 """By root: what :func:`pointed_at` last found, and what it was found from."""
 
@@ -154,7 +156,25 @@ def _pointed_by(root: str, folder: str, person: Iterable[git_settings.Named], wo
     if work_tree is not None:
         trees.append(work_tree)
     for tree in dict.fromkeys(trees):
-        yield from _resolved(root, named, tree)
+        for target in _resolved(root, named, tree):
+            yield target
+            yield from _linked_from(root, target)
+    for path in dict.fromkeys(path.rpartition("/")[0] for path in _configs(folder)):
+        yield from _linked_from(root, f"{path}/hooks")
+
+
+def _linked_from(root: str, hooks: str) -> Iterator[str]:
+    """Yield what the links in a folder of hooks lead to beneath a root: git executes the file behind the link."""
+    top = root.rstrip("/") + "/"
+    try:
+        with os.scandir(hooks) as entries:
+            links = [entry.path for entry in islice(entries, _MOST_HOOKS) if entry.is_symlink()]
+    except OSError:
+        return
+    for link in links:
+        target = os.path.realpath(link)
+        if target.startswith(top):
+            yield target
 
 
 def _resolved(root: str, named: Iterable[git_settings.Named], work_tree: str) -> Iterator[str]:
