@@ -80,14 +80,18 @@ def _linked_to(located: Located) -> Protection | None:
 
 
 def _is_git_directory(located: Located, folder: list[str]) -> bool:
-    """Whether git takes a folder for a git directory."""
-    if not _there(located, [*folder, "HEAD"]):
+    """Whether git takes a folder for a git directory. Where that cannot be seen, the write fails by itself."""
+    if not _there(located, [*folder, "HEAD"], unseen=False):
         return False
-    return all(_there(located, [*folder, part]) for part in _CONTENTS) or _there(located, [*folder, "commondir"])
+    contents = all(_there(located, [*folder, part], unseen=False) for part in _CONTENTS)
+    return contents or _there(located, [*folder, "commondir"], unseen=False)
 
 
-def _there(located: Located, parts: list[str]) -> bool:
-    """Whether there is such an entry, of whatever kind; where that cannot be seen, yes."""
+def _there(located: Located, parts: list[str], *, unseen: bool = True) -> bool:
+    """Whether there is such an entry, of whatever kind.
+
+    :param unseen: the answer where that cannot be seen
+    """
     assert located.root is not None
     place = Located("/".join((located.root.rstrip("/"), *parts)), "", True, located.root)
     try:
@@ -95,5 +99,5 @@ def _there(located: Located, parts: list[str]) -> bool:
     except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError:
-        return True
+        return unseen
     return True
