@@ -1,6 +1,6 @@
 """Which test proves which requirement row: read from the tests' source, written to ``docs/conformance.md``.
 
-Run ``python -m tests.conformance`` to write the generated pages, this one and that of :mod:`tests.tool_reference`, and
+Run ``python -m tests.conformance`` to write the generated pages, this one and those of :mod:`tests.tool_reference` and :mod:`tests.protected_names`, and
 ``--check`` to compare them. For this one nothing is imported or run: marks are found in the syntax, so the answer does not depend on which tests a machine can run.
 """
 
@@ -122,9 +122,13 @@ def _sentence(test: str) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    from tests import tool_reference  # imports the tools, which the table of proofs does not
+    from tests import protected_names, tool_reference  # import the tools, which the table of proofs does not
 
-    pages = {TABLE: render(ROWS, proofs()), tool_reference.TABLE: tool_reference.render()}
+    pages = {
+        TABLE: render(ROWS, proofs()),
+        tool_reference.TABLE: tool_reference.render(),
+        protected_names.TABLE: protected_names.render(),
+    }
     if arguments == ["--check"]:
         old = [page for page, text in pages.items() if not page.exists() or page.read_text(encoding="utf-8") != text]
         for page in old:

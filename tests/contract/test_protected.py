@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.contract.protected import is_key, leads_on, plain, protected, protection, suspicious
+from handrail.contract.protected import is_key, leads_on, plain, protected, protection, suspicious, tool_protection
 
 pytestmark = pytest.mark.proves("P-15")
 
@@ -89,13 +89,47 @@ def test_what_makes_other_programs_run_something_is_protected(path: str, kind: s
 @pytest.mark.parametrize(
     "path",
     [
-        *("src/config", "hooks/useThing.ts", "config", "git/config", ".gitignore", ".gitattributes", ".gitmodules"),
-        *(".github/workflows/ci.yml", ".git/HEAD", ".git/index", ".git/refs/heads/config", ".git/objects/ab/hooks"),
+        *("src/config", "hooks/useThing.ts", "config", "git/config", ".gitignore", ".github/CODEOWNERS", ".git/HEAD"),
+        *(".git/index", ".git/refs/heads/config", ".git/objects/ab/hooks"),
         *(".git/logs/refs/heads/hooks", ".git/info/exclude", ".config/app/fish", "id_rsa.pub", "docs/ssh", "Makefile"),
         *("src/.hidden/x.py", "a.git/description", "bashrc", "..", "...", "", "a//b", ".g\u0131t/config"),
     ],
 )
 def test_ordinary_paths_are_not(path: str) -> None:
+    assert protection(path) is None
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *(
+            ".git/HEAD",
+            ".git/index",
+            ".git/refs/heads/main",
+            ".git/objects/ab/cd",
+            ".git/logs/HEAD",
+            ".git/info/exclude",
+        ),
+        *(".git/rebase-merge/git-rebase-todo", ".git/sequencer/todo", ".git/MERGE_MSG", ".git/worktrees/w/gitdir"),
+        *(
+            ".git/modules/lib/HEAD",
+            ".git/BISECT_RUN",
+            ".GIT/index",
+            "git~1/index",
+            "sub/.git/packed-refs",
+            ".hg/dirstate",
+        ),
+        *(".svn/wc.db", ".jj/repo/store/x", ".bzr/branch/y", "_darcs/inventory", ".sl/store", ".pijul/pristine"),
+    ],
+)
+def test_file_tools_write_nothing_of_what_version_control_keeps(path: str) -> None:
+    found = tool_protection(path)
+    assert found is not None and not found.asks
+    assert "no tool can write it and no rule allows it" in found.refusal(path)
+
+
+@pytest.mark.parametrize("path", [".git/objects/ab/cd", ".git/index", ".git/HEAD", ".hg/store/x", ".svn/wc.db"])
+def test_programs_of_version_control_keep_their_state(path: str) -> None:
     assert protection(path) is None
 
 
@@ -114,6 +148,14 @@ def test_public_keys_and_settings_may_be(path: str) -> None:
 
 
 _PIECES = [
+    "AGENTS.md",
+    ".github",
+    "workflows",
+    "gradle",
+    "wrapper",
+    "x.code-workspace",
+    "node_modules",
+    "mise.dev.toml",
     ".git",
     "config",
     "hooks",
@@ -149,6 +191,7 @@ def test_what_lies_in_a_protected_folder_is_protected_and_spelling_does_not_matt
     path = "/".join(names)
     found = protection(path)
     if found is not None and plain(names[-1]) != ".git" and path != "handrail.toml" and len(names) > 1:
-        assert protection(f"{path}/x/y") is not None
+        below = protection(f"{path}/x/y")
+        assert below is not None and (found.asks or not below.asks)
     spelled = "/".join(name.swapcase() if name.isascii() else name for name in names)
     assert protection(spelled) == found

@@ -12,6 +12,7 @@ from handrail.contract.modes import MODES, Mode
 from handrail.contract.spec import ToolSpec
 from handrail.policy.modes import MEANINGS, TEXTS, in_mode, read_mode
 from handrail.policy.modes import given as named
+from handrail.policy.rules import parse_rule
 from handrail.tools.git import GIT_TOOLS
 from handrail.tools.shell import Bash
 
@@ -64,6 +65,8 @@ def test_a_mode_is_its_rules_and_nothing_else(desk: Desk) -> None:
         rules = in_mode(book(), mode)
         assert tuple(rule.text for rule in rules.of_scope("mode")) == TEXTS[mode]
         assert {rule.source for rule in rules.of_scope("mode")} <= {f"mode {mode}"}
+        for rule in rules.of_scope("mode"):
+            assert parse_rule(rule.text, scope="mode", source=rule.source) == rule
         assert rules.mode == mode
     assert in_mode(in_mode(book(), "auto"), "ask").rules == book().rules
 

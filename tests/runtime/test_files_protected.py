@@ -106,7 +106,9 @@ async def test_no_folder_is_made_a_git_directory_piece_by_piece(files: RootedFil
     for name in ("config", "CONFIG", "hooks/post-checkout"):
         with pytest.raises(ToolError, match="no rule allows it"):
             await files.write(f"half/{name}", b"x")
-    assert (await files.write("half/refs/heads/main", b"0" * 40)).created
+    for name in ("refs/heads/main", "objects/ab/cd", "index", "logs/HEAD", "info/attributes", "sequencer/todo"):
+        with pytest.raises(ToolError, match="no rule allows it"):
+            await files.write(f"half/{name}", b"0" * 40)
     assert (await files.write("config", b"ordinary")).created and (await files.write("src/hooks/use.ts", b"x")).created
 
 

@@ -56,6 +56,8 @@ def pattern_length(pattern: str) -> int:
 
 def fault_in_pattern(pattern: str) -> str | None:
     """Why ``pattern`` can match nothing sensible, or None."""
+    if "[" not in pattern:
+        return None  # only a set of characters can be wrong
     try:
         path_regex(pattern)
     except ValueError as error:

@@ -74,6 +74,10 @@ class Denials(Protocol):
         """Whether it is not to be written."""
         ...
 
+    def opens(self, path: str, /) -> bool:
+        """Whether a rule names a path that is asked about always, and allows programs to write it."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Profile:

@@ -12,9 +12,10 @@ from handrail.contract.spec import ToolSpec
 from handrail.policy.capabilities import call_set, passed_on, refusal
 from handrail.policy.matching import PathSubject, Ranked
 from handrail.policy.programs import concern
-from handrail.policy.questions import Prepared, mandatory
+from handrail.policy.questions import Prepared, asked_always, mandatory
 from handrail.policy.rules import STRICTNESS, Action, Rule, RuleBook
 from handrail.policy.shell import Command, parse
+from handrail.policy.suggestions import target_pattern
 from handrail.policy.targets import PathRoots, Target, argv_script, path_subject, redirections, shown_command
 from handrail.policy.verdict import Finding, Verdict, reason_of
 from handrail.policy.words import literal_words
@@ -237,6 +238,11 @@ class _Touches:
         same_kind = prepared.kind == ("host" if capability == "net.fetch" else "path")
         tool = prepared.tool.winner(subject) if same_kind else self._tool
         action, rule = prepared.decide(tool, capability, subject)
+        if asked_always(capability, subject) is not None and (capability, value) not in self._exact:
+            # What a person or a rule allowed was another path. A deny holds as it does for any path.
+            place = Target(capability, value, self._roots.locate(value).shown, subject)
+            if action != "deny" and (question := prepared.unnamed(place, tool if same_kind else None)) is not None:
+                return self._text(Finding("ask", "protected", rule, question, target=place))
         if action == "allow" or (action == "ask" and self._is_covered(capability, value, rule)):
             return None
         shown = subject if isinstance(subject, str) else subject.relative or subject.absolute
@@ -341,11 +347,11 @@ class _Touches:
         if finding.action == "deny":
             return text
         target = finding.target
-        opens = (
-            f" A rule opens it: 'allow net.fetch {target.value}'."
-            if target and target.capability == "net.fetch"
-            else ""
-        )
+        opens = ""
+        if target is not None and target.capability == "net.fetch":
+            opens = f" A rule opens it: 'allow net.fetch {target.value}'."
+        elif target is not None and finding.cause == "protected" and (pattern := target_pattern(target)) is not None:
+            opens = f" A rule opens it: 'allow fs.write {visible(pattern)}'."
         return f"{text} A running call cannot ask, so it is denied.{opens}"
 
 

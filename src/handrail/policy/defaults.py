@@ -7,15 +7,11 @@ from collections.abc import Iterable
 from handrail.contract.names import OFFER_IDS, SESSION_INTERNAL
 from handrail.contract.patterns import escape
 from handrail.policy.rules import Rule, RuleBook
+from handrail.policy.secret_names import EXCEPT, ROWS
 
 SOURCE = "shipped with Handrail"
 
-SECRET_LIKE = (
-    *(".env*", "*.pem", "id_*", "*.key", "*.p12", "*.pfx", "*.jks", "*.keystore", "*.kdbx", "*.ppk", "*.asc", "*.gpg"),
-    *(".netrc", "_netrc", ".npmrc", ".pypirc", ".pgpass", ".my.cnf", ".htpasswd", ".git-credentials", ".vault-token"),
-    *("credentials.json", "service-account*.json", "secrets.y*ml", "secrets.json", "*.tfstate*"),
-    *(".ssh", ".gnupg", ".aws", ".azure", ".kube", ".docker/config.json", ".config/gcloud", ".config/gh"),
-)
+SECRET_LIKE: tuple[str, ...] = tuple(dict.fromkeys(name for row in ROWS for name in row.names.split()))
 """Files that tend to hold secrets; asked about, at any depth, unless a rule speaks of them."""
 
 
@@ -30,6 +26,7 @@ def default_rules(readable: Iterable[str] = ()) -> tuple[Rule, ...]:
     for root in ("", *(escape(folder.rstrip("/")) + "/" for folder in readable)):
         texts.append(f"allow fs.read {root.rstrip('/') or '**'}")  # the folder itself and all in it
         texts += [f"ask fs.read {root}**/{name}" for name in SECRET_LIKE]
+        texts += [f"allow fs.read {root}**/{name}" for name in EXCEPT]
     # Written as rules rather than read from text: a folder's name may hold what a text cannot.
     return tuple(_rule(text) for text in texts)
 

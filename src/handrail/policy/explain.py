@@ -160,6 +160,8 @@ def _decided_by(verdict: Verdict) -> str:
             return "no rule matches, and no rule means ask"
         case "capability":
             return "the capability check"
+        case "protected":
+            return f"the protected names: only a rule that names the path allows it (the rule alone would: {deciding.rule})"
         case "unclear":
             return "the shell reader: what it does not understand is asked about"
         case "program" if deciding.rule is not None and deciding.rule.action != "allow":

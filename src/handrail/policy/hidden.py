@@ -11,13 +11,10 @@ from collections.abc import Hashable
 from functools import lru_cache
 
 from handrail.contract.patterns import text_regex
-from handrail.contract.protected import is_key
+from handrail.contract.protected import INSTALLED, is_key
 from handrail.contract.requires import Capability
-from handrail.policy.matching import PathSubject, Ranked, Ranking
+from handrail.policy.matching import PathSubject, Ranked, Ranking, names_path, ranking
 from handrail.policy.rules import Rule, RuleBook, is_capability_glob
-
-_INSTALLED = frozenset(("node_modules", "site-packages", "dist-packages"))
-"""Folders of packages from a public index: what looks like a secret there is none, and programs need it."""
 
 _ALL = frozenset(("", "*", "**", ".", "./"))
 
@@ -40,8 +37,8 @@ class Hidden:
         self._above = above
         self._workspace = workspace
         self._inner = workspace.rstrip("/") + "/"
-        self._own = Ranking((rule for rule in reading if rule.scope != "default"), "path")
-        self._shipped = Ranking((rule for rule in reading if rule.scope == "default"), "path")
+        self._own = ranking(tuple(rule for rule in reading if rule.scope != "default"), "path")
+        self._shipped = ranking(tuple(rule for rule in reading if rule.scope == "default"), "path")
         self._everything = Ranking(everything, "path")
         self._writing = Ranking(writing, "path")
         self.fixes_any = any(rule.action == "deny" for rule in writing) or (above is not None and above.fixes_any)
@@ -62,7 +59,8 @@ class Hidden:
         used = self._shipped.winner(subject)
         if used is None or used.rule.action == "allow":
             return False
-        return _INSTALLED.isdisjoint((subject.relative or subject.absolute).split("/"))
+        # What looks like a secret in an installed package is none, and programs need it.
+        return INSTALLED.isdisjoint((subject.relative or subject.absolute).split("/"))
 
     def speaks_against(self, subject: PathSubject) -> bool:
         """Whether one of its rules, or of those above, denies reading a path or asks about it by its name."""
@@ -85,6 +83,21 @@ class Hidden:
             return True
         used = self._writing.winner(self._subject(path))
         return used is not None and used.rule.action == "deny"
+
+    def opens(self, path: str) -> bool:
+        """A protected path that a rule of ``fs.write`` names and allows, and that no session above speaks against."""
+        subject = self._subject(path)
+        used = self._writing.winner(subject)
+        if used is None or not names_path(used.rule, subject):
+            return False
+        return self._above is None or not self._above.speaks_against_writing(subject)
+
+    def speaks_against_writing(self, subject: PathSubject) -> bool:
+        """Whether one of its rules, or of those above, denies writing a path or asks about it."""
+        used = self._writing.winner(subject)
+        if used is not None and used.rule.action != "allow":
+            return True
+        return self._above is not None and self._above.speaks_against_writing(subject)
 
     def _subject(self, path: str) -> PathSubject:
         if path.startswith(self._inner):

@@ -10,11 +10,13 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal, NamedTuple, cast
 
 from handrail.contract.hosts import HostPattern, host_matches, read_host, read_pattern
 from handrail.contract.offering import AT_SOURCE
 from handrail.contract.patterns import (
+    WILDCARDS,
     any_path_source,
     escape,
     fault_in_pattern,
@@ -24,6 +26,7 @@ from handrail.contract.patterns import (
     pattern_length,
     text_regex,
 )
+from handrail.contract.protected import protection
 from handrail.contract.requires import Capability
 from handrail.policy import read_only
 from handrail.policy.rules import READ_ONLY, STRICTNESS, WORKSPACE_VARIABLE, Rule, RuleBook, is_glob
@@ -172,9 +175,15 @@ def _stricter(own: Ranked | None, above: Ranked | None) -> Ranked | None:
     return above if above is not None and STRICTNESS[above.rule.action] > strictness else own
 
 
+@lru_cache(maxsize=128)
+def ranking(rules: tuple[Rule, ...], kind: Kind) -> Ranking:
+    """Return the ranking of these rules, made once for every tool that they are about."""
+    return Ranking(rules, kind)
+
+
 def ranking_of(book: RuleBook, about: Callable[[Rule], bool], kind: Kind) -> Ranking:
     """The ranking of one question's rules in a book, bounded by the books of the sessions above."""
-    own = Ranking(filter(about, book), kind)
+    own = ranking(tuple(filter(about, book)), kind)
     return own if book.above is None else Bounded(own, ranking_of(book.above.binding, about, kind))
 
 
@@ -235,35 +244,104 @@ def _never(_subject: object) -> bool:
 class _PathTable:
     """Path rules down to the first that matches every path, which answers for what the others leave.
 
-    Most paths match none of the others; one expression that shares the beginnings of their patterns says so.
+    Most paths match none of the others. A pattern whose last name is no ``**`` matches only paths with such a name in
+    them, so these rules are found by name. One expression says whether any of the rest matches.
     """
 
-    __slots__ = ("_any_absolute", "_any_relative", "_rest", "_tests")
+    __slots__ = ("_any_absolute", "_any_relative", "_names", "_others", "_rest", "_split_absolute", "_tests")
 
     def __init__(self, ranked: Sequence[Ranked], *, inside: bool) -> None:
         self._rest: Ranked | None = None
         self._tests: list[Ranked] = []
+        self._others: list[int] = []
+        """Places of the rules that no name leads to."""
+        self._names = _NameIndex()
+        self._split_absolute = not inside
         patterns: dict[_Form, list[str]] = {"relative": [], "absolute": []}
         for candidate in ranked:
             form, pattern = _form(candidate.rule, inside=inside)
             if form == "every":
                 self._rest = candidate
                 break
-            if form != "none":
-                self._tests.append(candidate)
+            if form == "none":
+                continue
+            place = len(self._tests)
+            self._tests.append(candidate)
+            if (name := _last_name(pattern)) is not None:
+                self._names.add(name, place)
+                self._split_absolute = self._split_absolute or form == "absolute"
+            else:
+                self._others.append(place)
                 patterns[form].append(pattern)
         self._any_relative = _any(patterns["relative"])
         self._any_absolute = _any(patterns["absolute"])
 
     def winner(self, relative: str, absolute: str) -> Ranked | None:
+        places = self._names.places(absolute if self._split_absolute else relative)
         if (self._any_relative is not None and self._any_relative.match(relative) is not None) or (
             self._any_absolute is not None and self._any_absolute.match(absolute) is not None
         ):
+            places.update(self._others)
+        if places:
             path = PathSubject(absolute, None if relative is absolute else relative)
-            for candidate in self._tests:
-                if candidate.matches(path):
-                    return candidate
+            for place in sorted(places):
+                if self._tests[place].matches(path):
+                    return self._tests[place]
         return self._rest
+
+
+def _last_name(pattern: str) -> str | None:
+    """Return the last name of a path pattern, where every path that it matches has such a name in it; else None."""
+    if "[" in pattern and "/" in pattern[pattern.index("[") :]:
+        return None  # the ``/`` may be a character of a set
+    name = pattern.rpartition("/")[2]
+    return None if not name or "**" in name else name
+
+
+_BETWEEN = re.compile(r"\[.[^\]]*\]|[*?\[]")
+"""What parts the literal texts of a glob: a set, or a wildcard."""
+
+
+class _NameIndex:
+    """Places in a list, found by a name that a glob of the place could match. It may find more than do match."""
+
+    __slots__ = ("_exact", "_heads", "_inner", "_tails")
+
+    _KEY = 3
+
+    def __init__(self) -> None:
+        self._exact: dict[str, list[int]] = {}
+        self._heads: dict[str, list[tuple[str, int]]] = {}
+        self._tails: dict[str, list[tuple[str, int]]] = {}
+        self._inner: list[tuple[str, int]] = []
+        """Texts between wildcards, the longest of each glob that neither begins nor ends with a text of its own."""
+
+    def add(self, name: str, place: int) -> None:
+        if not has_wildcard(name):
+            self._exact.setdefault(literal_prefix(name), []).append(place)
+            return
+        first = min(at for sign in WILDCARDS if (at := name.find(sign)) >= 0)
+        last = max(name.rfind(sign) for sign in (*WILDCARDS, "]"))
+        head, tail = name[:first], name[last + 1 :]
+        if len(head) >= self._KEY:
+            self._heads.setdefault(head[: self._KEY], []).append((head, place))
+        elif len(tail) >= self._KEY:
+            self._tails.setdefault(tail[-self._KEY :], []).append((tail, place))
+        else:
+            self._inner.append((max(_BETWEEN.split(name), key=len), place))
+
+    def places(self, path: str) -> set[int]:
+        """Return the places of every glob that a name of ``path`` could match."""
+        found = {place for text, place in self._inner if text in path}
+        exact, heads, tails, key = self._exact, self._heads, self._tails, self._KEY
+        for name in path.split("/"):
+            if name in exact:
+                found.update(exact[name])
+            if (begins := heads.get(name[:key])) is not None:
+                found.update(place for head, place in begins if name.startswith(head))
+            if (ends := tails.get(name[-key:])) is not None:
+                found.update(place for tail, place in ends if name.endswith(tail))
+        return found
 
 
 _Form = Literal["every", "relative", "absolute", "none"]
@@ -298,6 +376,29 @@ def normal_path(pattern: str) -> str:
         pattern = pattern[len(WORKSPACE_VARIABLE) :].lstrip("/")
     parts = [part for part in pattern.split("/") if part not in ("", ".")]
     return absolute + "/".join(parts) if parts else absolute or "**"
+
+
+def names_path(rule: Rule, path: PathSubject) -> bool:
+    """Whether an allow rule names a protected path: its pattern has no wildcard, and is the path or a protected folder of it."""
+    if rule.action != "allow" or not rule.pattern:
+        return False
+    pattern = normal_path(rule.pattern)
+    if fault_in_pattern(pattern) is not None or has_wildcard(pattern):
+        return False
+    literal = literal_prefix(pattern)
+    place = path.absolute if literal.startswith("/") or path.relative is None else path.relative
+    if literal == place:
+        return True
+    if not place.startswith(f"{literal}/"):
+        return False
+    below = place[len(literal) + 1 :].count("/") + 1
+    inside = (path.relative or place).split("/")[:-below]
+    found = protection("/".join(inside[-_NAMES_OF_A_ROW:] if path.relative is None else inside))
+    return found is not None and found.asks
+
+
+_NAMES_OF_A_ROW = 3
+"""Names that a row of the protected paths has at most."""
 
 
 def _path_test(rule: Rule) -> Callable[[Any], bool]:

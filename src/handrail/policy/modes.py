@@ -8,18 +8,22 @@ for single programs hold in every mode.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
+from typing import cast
 
 from handrail.contract.errors import UsageError
 from handrail.contract.modes import DEFAULT_MODE, MODES, Mode
 from handrail.contract.names import nearest
 from handrail.policy.defaults import SECRET_LIKE
-from handrail.policy.rules import READ_ONLY, Rule, RuleBook, parse_rule
+from handrail.policy.rules import READ_ONLY, Action, Rule, RuleBook
+from handrail.policy.secret_names import EXCEPT
 
 _FILE_TOOLS = ("write", "edit", "multi_edit", "apply_patch", "file.patch", "json_write")
 """The built-in tools that change files of the workspace and nothing else."""
 _GIT_TOOLS = ("git.add", "git.commit", "git.create_branch", "git.checkout", "git.merge", "git.stash", "git.init")
 """Those that stay in the workspace, as the commands would that this mode lets run."""
 _SECRETS = tuple(f"ask fs.write **/{name}" for name in SECRET_LIKE)
+_EXAMPLES = tuple(f"allow fs.write **/{name}" for name in EXCEPT)
 _READING = f"allow bash {READ_ONLY}"
 
 MEANINGS: Mapping[Mode, str] = {
@@ -36,6 +40,7 @@ TEXTS: Mapping[Mode, tuple[str, ...]] = {
     "auto": (
         "allow fs.write **",
         *_SECRETS,
+        *_EXAMPLES,
         "allow bash",
         _READING,
         *(f"allow {tool}" for tool in _GIT_TOOLS),
@@ -43,6 +48,17 @@ TEXTS: Mapping[Mode, tuple[str, ...]] = {
     ),
 }
 """The rules of each mode."""
+
+
+def in_brief(mode: Mode) -> list[str]:
+    """Return the rules of a mode as lines for a person, with those about secret-like names as one."""
+    names = frozenset((*_SECRETS, *_EXAMPLES))
+    lines = [text for text in TEXTS[mode] if text not in names]
+    if not names.isdisjoint(TEXTS[mode]):
+        lines.append(
+            f"ask fs.write **/NAME, for each of {len(_SECRETS)} names that look like secrets (--json lists them)"
+        )
+    return lines
 
 
 def read_mode(text: str) -> Mode:
@@ -55,9 +71,14 @@ def read_mode(text: str) -> Mode:
     raise ValueError(f"{text[:40]!r} is no mode; there are {', '.join(MODES)}{hint}")
 
 
+@lru_cache(maxsize=len(MODES))
 def rules_of(mode: Mode) -> tuple[Rule, ...]:
     """The rules of a mode, in its scope."""
-    return tuple(parse_rule(text, scope="mode", source=f"mode {mode}") for text in TEXTS[mode])
+    found: list[Rule] = []
+    for text in TEXTS[mode]:
+        action, permission, pattern = (*text.split(" ", 2), "")[:3]
+        found.append(Rule(cast("Action", action), permission, pattern, "mode", f"mode {mode}"))
+    return tuple(found)
 
 
 def in_mode(book: RuleBook, mode: Mode) -> RuleBook:

@@ -15,11 +15,23 @@ from handrail.contract import protected
 from handrail.contract.errors import ToolError
 from handrail.contract.names import is_session_internal
 from handrail.contract.patterns import text_regex
+from handrail.contract.protected import Protection
 from handrail.contract.requires import CAPABILITIES, Capability, CapabilitySet
 from handrail.contract.spec import ToolSpec
 from handrail.policy import programs, read_only, runners, wrappers
 from handrail.policy.capabilities import refusal
-from handrail.policy.matching import KINDS, Kind, PathSubject, Ranked, Ranking, Subject, ranked, ranking_of
+from handrail.policy.matching import (
+    KINDS,
+    Kind,
+    PathSubject,
+    Ranked,
+    Ranking,
+    Subject,
+    names_path,
+    ranked,
+    ranking,
+    ranking_of,
+)
 from handrail.policy.rules import READ_ONLY, STRICTNESS, Rule, RuleBook, is_capability_glob, is_glob
 from handrail.policy.shell import Command, Script
 from handrail.policy.targets import PathRoots, Target, TargetReader, kind_of, shown_argv
@@ -62,7 +74,7 @@ class Prepared:
             return _is_about_tool(rule, spec, origin) and _is_held_to(rule, spec)
 
         self.tool = ranking_of(rules, lambda rule: rule.scope != "default" and about(rule), self.kind)
-        self.tool_default = Ranking((rule for rule in rules if rule.scope == "default" and about(rule)), self.kind)
+        self.tool_default = ranking(tuple(rule for rule in rules if rule.scope == "default" and about(rule)), self.kind)
         self._caps: dict[Capability, tuple[Ranking, Ranking]] = {}
         self._covered: dict[str, Callable[[str], object]] = {}
         self._watched: runners.Watched | None = None
@@ -173,7 +185,7 @@ class Prepared:
                 shipped = [rule for rule in shipped if rule.action != "allow"]
             kind = KINDS[capability]
             own = ranking_of(self.rules, lambda rule: rule.scope != "default" and about(rule), kind)
-            found = (own, Ranking(shipped, kind))
+            found = (own, ranking(tuple(shipped), kind))
             self._caps[capability] = found
         return found
 
@@ -202,7 +214,23 @@ class Prepared:
         if self.kind != "arguments":
             tool = self.tool.winner(subject) if self.tool.ranked else None
         action, rule = self.decide(tool, target.capability, subject)
+        if action == "allow" and (question := self.unnamed(target, tool)) is not None:
+            return Finding("ask", "protected", rule, question, None, target, tool)
         return Finding(action, "no rule" if rule is None else "rule", rule, "", None, target, tool)
+
+    def unnamed(self, target: Target, tool: Ranked | None) -> str | None:
+        """Return why a write is asked about although a rule allows it: the path is protected, and no rule names it.
+
+        :param tool: the rule about the tool that matched
+        """
+        found = asked_always(target.capability, target.subject)
+        if found is None:
+            return None
+        assert isinstance(target.subject, PathSubject)
+        own = self.capability_rules(target.capability)[0].winner(target.subject)
+        if any(one is not None and names_path(one.rule, target.subject) for one in (tool, own)):
+            return None
+        return found.question(target.shown)
 
     def redirected(self, target: Target) -> list[Finding]:
         """The answer for a file that the shell opens. Only a rule about the file itself allows it, never the tool's."""
@@ -211,6 +239,8 @@ class Prepared:
         action, rule = ("ask", None) if used is None else (used.rule.action, used.rule)
         if target.redirected == "guessed" and action != "deny":
             return []  # the whole text is asked about
+        if action == "allow" and (question := self.unnamed(target, None)) is not None:
+            return [Finding("ask", "protected", rule, question, target=target)]
         return [Finding(action, "no rule" if rule is None else "rule", rule, target=target)]
 
     def _without_targets(self, arguments: Mapping[str, Any]) -> Finding:
@@ -426,12 +456,29 @@ def mandatory(capability: Capability, subject: object, shown: str) -> str | None
     """Why a path is refused whatever the rules say: it is protected, or a private key; None for any other."""
     if not isinstance(subject, PathSubject) or subject.relative is None:
         return None
-    found = protected.protection(subject.relative)
-    if found is None:
-        return None
     if capability == "fs.write":
-        return found.refusal(shown)
+        found = protected.tool_protection(subject.relative)
+        return None if found is None or found.asks else found.refusal(shown)
     return protected.key_refusal(shown) if protected.is_key(subject.relative) else None
+
+
+_FURTHER_NAMES = 3
+"""Last names of a path outside the workspace that are compared: the names of the folder it lies in are a person's."""
+
+
+def asked_always(capability: Capability, subject: object) -> Protection | None:
+    """Return why writing a path is asked about whatever allows ``fs.write``; None for any other path."""
+    if capability != "fs.write" or not isinstance(subject, PathSubject):
+        return None
+    if subject.relative is not None:
+        found = protected.tool_protection(subject.relative)
+        return found if found is not None and found.asks else None
+    names = subject.absolute.split("/")[-_FURTHER_NAMES:]
+    for count in range(1, len(names) + 1):
+        found = protected.tool_protection("/".join(names[-count:]))
+        if found is not None and found.asks:
+            return found
+    return None
 
 
 def _only_looks(finding: Finding, replaced: Set[str]) -> bool:
@@ -495,12 +542,12 @@ def changes_nothing(targets: Sequence[Target]) -> bool:
 
 def _is_about_tool(rule: Rule, spec: ToolSpec, origin: str | None) -> bool:
     permission, tool_id = rule.permission, spec.id
+    if permission in CAPABILITIES:  # most rules are about files
+        return False
     if rule.effect:
         return rule.effect == spec.side_effect and not is_session_internal(tool_id)
     if permission.startswith("mcp:"):
         return origin is not None and _matches_origin(permission, origin)
-    if permission in CAPABILITIES:
-        return False
     if origin is not None and rule.scope == "default":
         return False  # a shipped rule is about what ships, not about what a server gives
     if is_glob(permission):

@@ -11,6 +11,8 @@ from handrail.policy.targets import Target, shown_argv
 from handrail.policy.verdict import Finding, Step, Verdict, reason_of
 
 _MAX_STEPS = 400
+_MOST_UNMATCHED = 60
+"""Rules of one question that do not match, each with a step of its own."""
 
 
 def trace(verdict: Verdict) -> tuple[Step, ...]:
@@ -49,6 +51,8 @@ def _steps(verdict: Verdict) -> Iterator[Step]:
         yield from _rules(verdict, finding)
         if finding.cause == "unclear":
             yield Step("shell", "ask", f"cannot be judged: {finding.note}")
+        elif finding.cause == "protected":
+            yield Step("rule", "ask", f"protected: {finding.note}")
         elif finding.cause in ("program", "wait"):
             yield Step("program", finding.action, finding.note)
         yield Step("rule", finding.action, reason_of(finding, prepared.spec.id))
@@ -94,13 +98,18 @@ def _rules(verdict: Verdict, finding: Finding) -> Iterator[Step]:
 
 def _candidates(question: str, ranking: Ranking, subject: Subject, *, only_matching: bool = False) -> Iterator[Step]:
     winner: Ranked | None = ranking.winner(subject)
+    unmatched = 0
     for candidate in ranking.ranked:
         if candidate is winner:
             yield Step("rule", "won", f"{question}: {candidate.rule}")
         elif candidate.matches(subject):
             yield Step("rule", "lost", f"{question}: {candidate.rule}: {why_lost(candidate, winner)}")
         elif not only_matching:
-            yield Step("rule", "no match", f"{question}: {candidate.rule}")
+            unmatched += 1
+            if unmatched <= _MOST_UNMATCHED:
+                yield Step("rule", "no match", f"{question}: {candidate.rule}")
+    if unmatched > _MOST_UNMATCHED:
+        yield Step("rule", "no match", f"{question}: {unmatched - _MOST_UNMATCHED} more rules")
     if not ranking.ranked and not only_matching:
         yield Step("rule", "none", f"{question}: no rule speaks of it")
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from handrail.policy.program_forms import Concern
     from handrail.policy.questions import Prepared
 
-Cause = Literal["rule", "no rule", "capability", "unclear", "program", "wait", "fault"]
+Cause = Literal["rule", "no rule", "capability", "protected", "unclear", "program", "wait", "fault"]
 Stage = Literal["target", "capability", "rule", "shell", "program", "watchdog"]
 
 
@@ -198,6 +198,8 @@ def reason_of(finding: Finding, tool_id: str) -> str:
             return f"{about} needs approval: {named} asks."
         case "no rule":
             return f"{about} needs approval: no rule allows it."
+        case "protected":
+            return f"{about} needs approval: {finding.note}."
         case "unclear":
             return f"{about} needs approval, because it cannot be judged: {finding.note}."
         case "program":

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from handrail.contract.errors import ToolError
-from handrail.contract.protected import Protection
+from handrail.contract.protected import GIT, Protection, plain
 from handrail.contract.sandbox import Denials, Profile
 from handrail.runtime import private_copies, vcs
 from handrail.runtime.kept import Kept, Original, Originals, restore
@@ -54,6 +54,8 @@ class Place:
         self._known: dict[object, tuple[int, tuple[str, ...]]] = {}
         self._shared: tuple[object, Mapping[str, tuple[int, int]]] = (), {}
         self._over: dict[object, tuple[tuple[str, ...], tuple[str, ...]]] = {}
+        self.named: tuple[str, ...] = ()
+        """What the settings of git named when the pins were last found."""
 
     @property
     def root(self) -> str:
@@ -67,9 +69,11 @@ class Place:
     def look(self) -> None:
         self.tree.look()
 
-    def pins(self) -> tuple[str, ...]:
-        found = self._once("pins", lambda: protected.pins(self.tree))
-        return (*found, *(path for path in vcs.pointed_at(self.tree) if os.path.lexists(path)))
+    def pins(self, denials: Denials | None) -> tuple[str, ...]:
+        key = ("pins", None if denials is None else denials.key)
+        found = self._once(key, lambda: protected.pins(self.tree, denials))
+        self.named = vcs.pointed_at(self.tree)
+        return (*found, *(path for path in self.named if os.path.lexists(path)))
 
     def masks(self, denials: Denials | None) -> tuple[str, ...]:
         """The paths that programs do not see. Without ``denials`` these are the folders that could not be read."""
@@ -136,6 +140,8 @@ class _Before:
     fixed: frozenset[str]
     hidden: tuple[str, ...]
     configs: dict[str, Kept]
+    steps: dict[str, tuple[bytes, ...]]
+    """What begun rebases run once they go on, by the file that says so."""
     missing: tuple[str, ...]
     """What a repository's configuration names as hooks or configuration, and is not there."""
 
@@ -156,6 +162,9 @@ class Aftermath:
         self._told: list[str] = []
         self._more = 0
         self._reported = 0
+        self._asked_only = True
+        self._stays: dict[str, None] = {}
+        """What the program made that stays, and from which a tool runs code."""
         self._looked_at: dict[str, int] = {}
 
     def begin(self) -> None:
@@ -185,10 +194,18 @@ class Aftermath:
         appeared under protected names since then, and no call that may is known to have made."""
         found = self._told[self._reported :]
         self._told, self._more, self._reported = [], 0, 0
+        self._asked_only, self._stays = True, {}
         for place, before in zip(self._places, self._before, strict=True):
             place.look()
+            place.named = vcs.pointed_at(place.tree)
             now = place.tree.protected()
-            fresh = [path for path in now if path not in before.entries and path not in running_programs.vouched]
+            fresh = [
+                path
+                for path, entry in now.items()
+                if path not in before.entries
+                and path not in running_programs.vouched
+                and not protected.is_open(entry, self._denials)
+            ]
             fresh += [path for path, target in before.links.items() if path in now and _target(path) != target]
             found += [visible(path[len(place.root.rstrip("/")) + 1 :]) for path in sorted(fresh)]
         self.begin()
@@ -205,8 +222,9 @@ class Aftermath:
             return None
         more = len(self._told) + self._more - _TOLD
         told = "; ".join(self._told[:_TOLD]) + (f"; and {more} more" if more > 0 else "")
+        but = "unless a rule of fs.write names the path" if self._asked_only else "whatever rules say"
         return Vetoed(
-            "the call failed for what its program made or changed where no program may write, whatever rules say: "
+            f"the call failed for what its program made or changed where no program may write, {but}: "
             f"{told}. Everything else it did stays as it is"
         )
 
@@ -214,6 +232,14 @@ class Aftermath:
         """:meth:`veto`, for a call of a process that stays up: what it says is not given again."""
         self._reported = len(self._told)
         return self.veto()
+
+    def notices(self) -> tuple[str, ...]:
+        """Return what the program made that stays, and from which a tool runs code; empty where there is nothing."""
+        if not self._stays:
+            return ()
+        more = len(self._stays) - _TOLD
+        made = ", ".join([*self._stays][:_TOLD]) + (f" and {more} more" if more > 0 else "")
+        return (f"this call made {made}: a tool that a person starts here runs or loads code from it. Say so to them",)
 
     def look(self) -> None:
         """Compare, and move away or put back what may not stay: the program has ended, or its call has.
@@ -228,7 +254,7 @@ class Aftermath:
             if len(self._told) > told:
                 place.look()
             tree = place.tree
-            if tree.version != before.version or before.links or before.configs or before.missing:
+            if tree.version != before.version or before.links or before.configs or before.missing or before.steps:
                 self._settle(place, before)
                 place.look()
                 if self._vcs:
@@ -244,7 +270,12 @@ class Aftermath:
                 self._looked_at[place.root] = version
                 self._settle(place, before, meanwhile=True)
 
-    def _tell(self, text: str) -> None:
+    def _tell(self, text: str, *, asks: bool = False) -> None:
+        """Note what was found.
+
+        :param asks: a rule could have opened it to the program
+        """
+        self._asked_only = self._asked_only and asks
         if len(self._told) < _MOST_TOLD:
             self._told.append(text)
         else:
@@ -259,11 +290,16 @@ class Aftermath:
             frozenset(folder.path for folder in tree.order),
             frozenset(tree.repositories()),
             frozenset(tree.closed()),
-            {path: _target(path) for path, entry in entries.items() if entry.link},
+            {
+                path: _target(path)
+                for path, entry in entries.items()
+                if entry.link and not protected.is_open(entry, self._denials)
+            },
             frozenset(() if self._denials is None else place.fixed(self._denials)),
             () if self._denials is None else place.masks(self._denials),
             vcs.snapshot(tree) if self._vcs else {},
-            tuple(path for path in vcs.pointed_at(tree) if not os.path.lexists(path)),
+            vcs.steps_that_run(tree),
+            tuple(path for path in place.named if not os.path.lexists(path)),
         )
 
     @staticmethod
@@ -290,6 +326,10 @@ class Aftermath:
         for path, target in before.links.items():
             if _target(path) != target:
                 self._relink(tree.root, path, target)
+        known = {step for steps in before.steps.values() for step in steps}
+        for path, steps in vcs.steps_that_run(tree).items():
+            if planted := [step for step in steps if step not in known]:
+                self._unplant(tree, path, planted, known)
 
     def _faults(
         self, place: Place, before: _Before, *, meanwhile: bool
@@ -300,10 +340,15 @@ class Aftermath:
         fresh = [path for path in tree.repositories() if path not in before.repositories and path not in before.folders]
         moved = self._mounted_files(place)
         judged = self._vcs or running_programs.changes_configuration(tree.root)
+        cloned = self._cloned(fresh, before)
         for path, entry in now.items():
             prior = before.entries.get(path)
             if prior is None and not entry.link and moved and place.originals.identify(path) in moved:
                 continue  # a process outside renamed a folder around it, and the mount went along
+            if protected.is_open(entry, self._denials) or (entry.why.asks and protected.beneath_any(path, cloned)):
+                if prior is None and not entry.why.held and not protected.beneath_any(path, cloned):
+                    self._stays[visible(path[len(tree.root.rstrip("/")) + 1 :])] = None
+                continue
             if prior is not None and not entry.link and not prior.link and path not in before.configs:
                 continue  # it was mounted over: whether it is the same is what _check_mounted says
             if prior is not None and prior.link and entry.link and _target(path) == before.links.get(path):
@@ -320,8 +365,9 @@ class Aftermath:
         for path, kept in before.configs.items():
             if path not in now and (problem := vcs.lost(tree, path, kept)) is not None:
                 yield path, before.entries[path].why, problem
+        named = frozenset(vcs.pointed_at(tree) if before.missing else ())
         for path in before.missing:
-            if os.path.lexists(path):
+            if path in named and os.path.lexists(path):
                 yield path, Protection("hook"), "a repository's configuration names it"
         for path in () if meanwhile else tree.closed():
             if path not in before.closed and os.path.lexists(path):
@@ -387,6 +433,13 @@ class Aftermath:
             if original.born is not None and (original.folder or original.links == 1)
         )
 
+    def _cloned(self, fresh: Sequence[str], before: _Before) -> frozenset[str]:
+        """Return the work trees that are new with their repositories: a person who clones asks for the files in them."""
+        if not self._vcs:
+            return frozenset()
+        trees = (path.rpartition("/")[0] for path in fresh if plain(path.rpartition("/")[2]) == GIT)
+        return frozenset(tree for tree in trees if tree not in before.folders)
+
     def _take(self, tree: Tree, path: str, why: Protection | None, what: str, before: _Before) -> None:
         shown = visible(path[len(tree.root.rstrip("/")) + 1 :])
         is_repository = path not in before.configs and path in tree.repositories()
@@ -400,6 +453,9 @@ class Aftermath:
             became = f"could not be moved away ({error.strerror}) and has to be removed by a person"
         if why is None:
             self._tell(f"{shown} {became}, since {what}")
+        elif why.asks:
+            rule = f"'allow fs.write {shown}' is a rule that names it"
+            self._tell(f"{shown} {became}, since it {why.what}; {rule}", asks=True)
         elif is_repository:
             detail = f" ({what})" if self._vcs else ""
             self._tell(
@@ -408,6 +464,21 @@ class Aftermath:
             )
         else:
             self._tell(f"{shown} {became}, since {_because(why, what)}")
+
+    def _unplant(self, tree: Tree, path: str, planted: Sequence[bytes], known: Collection[bytes]) -> None:
+        """Take the steps that run a command out of a rebase that has begun."""
+        shown = visible(path[len(tree.root.rstrip("/")) + 1 :])
+        what = visible(", ".join(step.decode("utf-8", "replace")[:100] for step in planted[:3]))
+        try:
+            rest = vcs.without_steps(tree, path, known)
+            if rest is None:
+                self._quarantine.take(tree.root, path)
+            else:
+                restore(tree.root, path, rest)
+        except OSError as error:
+            self._tell(f"{shown} would run {what}, could not be changed ({error.strerror}), and a person has to look")
+        else:
+            self._tell(f"{shown} would run {what} once a person lets git go on, and was left without that")
 
     def _relink(self, root: str, path: str, target: str) -> None:
         """Put back a protected link that was changed or removed."""

@@ -18,7 +18,7 @@ from typing import Literal, TypeVar
 
 from handrail.contract.errors import ToolError
 from handrail.contract.files import FileBytes, FileKind, FileLines, FileStat, Written
-from handrail.contract.protected import is_key, key_refusal, protection
+from handrail.contract.protected import is_key, key_refusal, tool_protection
 from handrail.contract.requires import Capability
 from handrail.runtime import beneath, lines, replace, repositories
 from handrail.runtime.openat2 import CACHED, HANDLE, openat2_works
@@ -175,11 +175,12 @@ class RootedFiles:
                 f"{located.shown} lies outside the workspace; only files in it (and the session's output) can be reached",
                 kind="denied",
             )
-        if (found := protection(beneath.relative(located))) is not None:
-            if capability == "fs.write":
+        if capability == "fs.write":
+            found = tool_protection(beneath.relative(located))
+            if found is not None and not found.asks:  # the rules ask about the others
                 raise ToolError(found.refusal(located.shown), kind="denied")
-            if is_key(beneath.relative(located)):
-                raise ToolError(key_refusal(located.shown), kind="denied")
+        elif is_key(beneath.relative(located)):
+            raise ToolError(key_refusal(located.shown), kind="denied")
         refused = self._may(capability, located.absolute)
         if refused is not None:
             if capability == "fs.read":

@@ -227,7 +227,7 @@ def _prepared(
     for place in (*places, *read_only):
         place.look()
         if writes and place in places:
-            pinned += place.pins()
+            pinned += place.pins(profile.denials)
             if profile.denials is not None:
                 pinned += place.fixed(profile.denials)
         if writes or profile.denials is not None:
@@ -336,6 +336,11 @@ class GuardedProcess(Delegating):
         """Once it has been waited for or killed: what it was found to have done."""
         return None if self._aftermath is None else self._aftermath.veto()
 
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """Once it has been waited for: what it made that stays, and that the model and the person should know of."""
+        return () if self._aftermath is None else self._aftermath.notices()
+
     async def begin(self) -> tuple[str, ...]:
         """A call begins in a process that stays up: what others did since the last one is not its doing.
 
@@ -396,11 +401,13 @@ class GuardedProcess(Delegating):
 def explained(process: Process, output: bytes) -> tuple[str, ...]:
     """Why a program could not read or write what it says it could not, where that was kept from it; for the model."""
     said = output[-_LOOKED_AT:]
-    if not isinstance(process, GuardedProcess) or not any(sign in said for sign in _REFUSED):
+    if not isinstance(process, GuardedProcess):
         return ()
+    notes = [*process.notices]
+    if not any(sign in said for sign in _REFUSED):
+        return tuple(notes)
     profile = process.profile
     top = profile.workspace.rstrip("/") + "/"
-    notes: list[str] = []
     for path in profile.masked:
         shown = path.removeprefix(top)
         if not _mentions(said, shown):

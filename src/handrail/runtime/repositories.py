@@ -1,18 +1,19 @@
 """Git directories that do not carry the name ``.git``: any folder with a HEAD, ``objects`` and ``refs`` is one.
 
-Whoever stands in such a folder and types ``git status`` runs what its ``config`` says. By its name such a path is
-an ordinary one, so a write is looked at together with what lies beside it: neither the configuration and hooks of a
-git directory are written, nor the piece that would make one of a folder. Nor are the hooks and included files that
-the workspace's own repository keeps under other names.
+A person who stands in such a folder and types ``git status`` runs what its ``config`` says. By its name such a path is
+an ordinary one, so a write is looked at together with what lies beside it: nothing in a git directory is written, nor
+the piece that would make one of a folder. Nor is what the settings of git name under other names: hooks, included files,
+scripts that a command of the settings runs.
 """
 
 from __future__ import annotations
 
 import os
 import re
+from itertools import islice
 
 from handrail.contract.errors import ToolError
-from handrail.contract.protected import GIT_NAMES, Protection, plain
+from handrail.contract.protected import GIT_NAMES, Protection, plain, protection
 from handrail.runtime import beneath, vcs
 from handrail.runtime.openat2 import HANDLE
 from handrail.runtime.roots import Located, is_beneath
@@ -20,6 +21,8 @@ from handrail.runtime.roots import Located, is_beneath
 _HEAD = "head"
 _REFERENCE = re.compile(rb"\s*(?:ref:|[0-9a-fA-F]{40})")
 _CONTENTS = frozenset(("objects", "refs"))
+_MOST_ENTRIES = 5_000
+"""Entries of a folder that are looked at for links."""
 _TELLING = ("config", "head", "hooks", "commondir", "objects", "refs")
 
 
@@ -28,14 +31,19 @@ def check_write(located: Located, data: bytes) -> None:
     :raises ToolError: ``denied`` where writing ``data`` there changes what git runs, or makes a git directory
     """
     assert located.root is not None
-    for path in vcs.pointed_by(located.root, f"{located.root.rstrip('/')}/.git"):
+    for path in vcs.pointed_around(located.root, located.absolute):
         if is_beneath(located.absolute, path):
             raise ToolError(Protection("hook").refusal(located.shown), kind="denied")
+    if (found := _linked_to(located)) is not None:
+        raise ToolError(found.refusal(located.shown), kind="denied")
+    parts = beneath.relative(located).split("/")
+    for count in range(1, len(parts)):
+        if _is_git_directory(located, parts[:count]):
+            raise ToolError(Protection("state").refusal(located.shown), kind="denied")
     relative = beneath.relative(located)
     low = relative.lower() if relative.isascii() else "".join(map(plain, relative))
     if not any(name in low for name in _TELLING):
         return
-    parts = relative.split("/")
     names = [plain(part) for part in parts]
     if names[-1] == _HEAD and _REFERENCE.match(data):
         raise ToolError(
@@ -50,15 +58,40 @@ def check_write(located: Located, data: bytes) -> None:
         folder = parts[:index]
         if not _there(located, [*folder, "HEAD"]):
             continue
-        if found is None:
-            if all(_there(located, [*folder, part]) for part in _CONTENTS):
-                return  # a repository already; objects and references run nothing
-            found = Protection("vcs")
-        raise ToolError(found.refusal(located.shown), kind="denied")
+        raise ToolError((found or Protection("vcs")).refusal(located.shown), kind="denied")
 
 
-def _there(located: Located, parts: list[str]) -> bool:
-    """Whether there is such an entry, of whatever kind; where that cannot be seen, yes."""
+def _linked_to(located: Located) -> Protection | None:
+    """Return what a path is protected as for being behind a link with a protected name, which a person made in the root or
+    in the path's own folder. Writing the file behind the link writes what the name stands for."""
+    assert located.root is not None
+    for folder in dict.fromkeys((located.root, located.absolute.rpartition("/")[0] or "/")):
+        below = folder[len(located.root.rstrip("/")) + 1 :]
+        try:
+            with os.scandir(folder) as entries:
+                links = [entry for entry in islice(entries, _MOST_ENTRIES) if entry.is_symlink()]
+        except OSError:
+            continue
+        for link in links:
+            found = protection(f"{below}/{link.name}" if below else link.name)
+            if found is not None and not found.asks and is_beneath(located.absolute, os.path.realpath(link.path)):
+                return found
+    return None
+
+
+def _is_git_directory(located: Located, folder: list[str]) -> bool:
+    """Whether git takes a folder for a git directory. Where that cannot be seen, the write fails by itself."""
+    if not _there(located, [*folder, "HEAD"], unseen=False):
+        return False
+    contents = all(_there(located, [*folder, part], unseen=False) for part in _CONTENTS)
+    return contents or _there(located, [*folder, "commondir"], unseen=False)
+
+
+def _there(located: Located, parts: list[str], *, unseen: bool = True) -> bool:
+    """Whether there is such an entry, of whatever kind.
+
+    :param unseen: the answer where that cannot be seen
+    """
     assert located.root is not None
     place = Located("/".join((located.root.rstrip("/"), *parts)), "", True, located.root)
     try:
@@ -66,5 +99,5 @@ def _there(located: Located, parts: list[str]) -> bool:
     except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError:
-        return True
+        return unseen
     return True

@@ -9,19 +9,25 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 from handrail.contract.protected import plain
-from handrail.runtime.gitconfig import MAX_CONFIG_BYTES, Unreadable, beyond_the_list, read
+from handrail.runtime import git_settings
+from handrail.runtime.beneath import READ
+from handrail.runtime.gitconfig import Unreadable, beyond_the_list, read
 from handrail.runtime.kept import Kept, read_plain
 from handrail.sandbox.tree import Protected, Tree, check_passing
 
 _CONFIGS = frozenset(("config", "config.worktree"))
 _POINTERS = frozenset((".git", "commondir"))
-_MOST_CONFIGS = 1_000
-_read_pointers: dict[str, tuple[tuple[object, ...], list[tuple[str, str]]]] = {}
-"""By path of a configuration: what it was when it was read, and what it names."""
+_MOST_POINTED = 64
+_LONGEST_POINTER = 8_192
+_MOST_HOOKS = 1_000
+_pointed: dict[str, tuple[tuple[object, ...], tuple[str, ...]]] = {}
+"""By root: what :func:`pointed_at` last found, and what it was found from."""
 
 
 def snapshot(tree: Tree) -> dict[str, Kept]:
@@ -36,64 +42,190 @@ def snapshot(tree: Tree) -> dict[str, Kept]:
 
 
 def pointed_at(tree: Tree) -> tuple[str, ...]:
-    """What the configurations of a tree's repositories make hooks and configuration, wherever it lies in the tree.
+    """Return what git executes, or takes settings from, for being named in the settings of a tree's repositories, of the
+    person or of the machine, wherever it lies in the tree.
 
-    A repository may keep its hooks in a folder of its own (``core.hooksPath``) and include a file of the work tree.
-    Absolute paths, whether there is something or not.
+    Hooks may lie in a folder of a repository's own (``core.hooksPath``), a file of the work tree may be included, and a
+    command may be a script of the work tree. Absolute paths, whether there is something or not.
     """
-    return tuple(dict.fromkeys(path for folder in tree.repositories() for path in pointed_by(tree.root, folder)))
-
-
-def pointed_by(root: str, folder: str) -> list[str]:
-    """The same of one git directory, whether there is one or not; costs two looks where it names nothing."""
-    top = root.rstrip("/") + "/"
-    targets = (
-        os.path.realpath(Path(base, value))
-        for name in ("config", "config.worktree")
-        for value, base in _pointers(f"{folder}/{name}", folder)
+    places = [*((folder, None) for folder in tree.repositories()), *_above(tree.root)]
+    person = git_settings.of_person()
+    key = (
+        tree.version,
+        person,
+        tuple(git_settings.of_file(path)[0] for folder, _ in places for path in _configs(folder)),
     )
-    return [target for target in targets if target.startswith(top)]
-
-
-def _pointers(path: str, folder: str) -> list[tuple[str, str]]:
-    """``(path as written, the folder it is relative to)`` of what one configuration names."""
-    try:
-        status = os.lstat(path)
-    except OSError:
-        return []
-    key = (path, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-    if (known := _read_pointers.get(path)) is not None and known[0] == key:
+    known = _pointed.get(tree.root)
+    if known is not None and known[0] == key:
         return known[1]
+    found: dict[str, None] = {}
+    for folder, work_tree in places:
+        found.update(dict.fromkeys(_pointed_by(tree.root, folder, person, work_tree)))
+    found.update(dict.fromkeys(_resolved(tree.root, person, tree.root)))
+    if len(_pointed) >= _MOST_POINTED:
+        _pointed.clear()
+    _pointed[tree.root] = key, tuple(found)
+    return tuple(found)
+
+
+def pointed_around(root: str, path: str) -> Iterator[str]:
+    """Yield the same for one path beneath ``root``: of the repositories whose work trees it can lie in, and of what was
+    found when a program was last started there."""
+    yield from _pointed.get(root, ((), ()))[1]
+    person = git_settings.of_person()
+    yield from _resolved(root, person, root)
+    folder = path.rpartition("/")[0]
+    while folder:
+        if (place := _git_directory(folder)) is not None:
+            yield from _pointed_by(root, place, person, folder)
+        folder = folder.rpartition("/")[0]
+
+
+def _above(root: str) -> list[tuple[str, str]]:
+    """Return the git directories whose work trees a root lies in, with these."""
     found: list[tuple[str, str]] = []
-    work_tree = folder.rpartition("/")[0] if plain(folder.rpartition("/")[2]) == ".git" else folder
-    try:
-        entries = read(_config_bytes(path)) if status.st_size <= MAX_CONFIG_BYTES else []
-    except Unreadable:
-        entries = []
-    except OSError as error:
-        check_passing(error, path)
-        return []
-    for entry in entries:
-        if not entry.value or entry.value.startswith("~"):
-            continue
-        if entry.key == "core.hookspath":
-            found.append((entry.value, work_tree))
-        elif entry.key == "include.path" or (entry.key.startswith("includeif.") and entry.key.endswith(".path")):
-            found.append((entry.value, folder))
-    if len(_read_pointers) > _MOST_CONFIGS:
-        _read_pointers.clear()
-    _read_pointers[path] = key, found
+    while root := root.rpartition("/")[0]:
+        if (place := _git_directory(root)) is not None:
+            found.append((place, root))
     return found
 
 
-def _config_bytes(path: str) -> bytes:
-    """The content of a configuration, which may have become a FIFO since it was looked at: never wait for it."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY | os.O_CLOEXEC)
+def _git_directory(work_tree: str) -> str | None:
+    """Return the git directory of a work tree; None where it has none."""
+    place = f"{work_tree}/.git"
     try:
-        plain_file = stat.S_ISREG(os.fstat(descriptor).st_mode)
-        return os.pread(descriptor, MAX_CONFIG_BYTES + 1, 0) if plain_file else b""
+        mode = Path(place).stat().st_mode
+    except OSError:
+        return None
+    if stat.S_ISDIR(mode):
+        return place
+    text = _short_text(place)
+    if not text.startswith("gitdir:"):
+        return None
+    return os.path.realpath(Path(work_tree, text.removeprefix("gitdir:").strip()))
+
+
+def _short_text(path: str) -> str:
+    """Return a file's only line; empty where it is no plain, short file."""
+    try:
+        descriptor = os.open(path, READ)
+    except OSError as error:
+        check_passing(error, path)
+        return ""
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return ""
+        return os.pread(descriptor, _LONGEST_POINTER, 0).decode("utf-8", "surrogateescape").strip()
+    except OSError:
+        return ""
     finally:
         os.close(descriptor)
+
+
+def _configs(folder: str) -> tuple[str, ...]:
+    """Return the paths of the files that a git directory's settings are in."""
+    found = (f"{folder}/config", f"{folder}/config.worktree")
+    common = _short_text(f"{folder}/commondir") if os.path.lexists(f"{folder}/commondir") else ""
+    return found if not common else (*found, f"{os.path.realpath(Path(folder, common))}/config")
+
+
+def _pointed_by(root: str, folder: str, person: Iterable[git_settings.Named], work_tree: str | None) -> Iterator[str]:
+    """Yield what the settings of one git directory, and of the person who uses it, name beneath a root.
+
+    :param work_tree: one that is known to be its own
+    """
+    named: dict[git_settings.Named, None] = dict.fromkeys(person)
+    trees = [folder.rpartition("/")[0] if plain(folder.rpartition("/")[2]) == ".git" else folder]
+    for path in _configs(folder):
+        found, entries = git_settings.of_file(path)
+        named.update(dict.fromkeys(found))
+        trees += [str(Path(folder, entry.value)) for entry in entries if entry.key == "core.worktree" and entry.value]
+    if linked := _short_text(f"{folder}/gitdir") if os.path.lexists(f"{folder}/gitdir") else "":
+        trees.append(str(Path(folder, linked).parent))
+    if work_tree is not None:
+        trees.append(work_tree)
+    for tree in dict.fromkeys(trees):
+        for target in _resolved(root, named, tree):
+            yield target
+            yield from _linked_from(root, target)
+    for path in dict.fromkeys(path.rpartition("/")[0] for path in _configs(folder)):
+        yield from _linked_from(root, f"{path}/hooks")
+
+
+def _linked_from(root: str, hooks: str) -> Iterator[str]:
+    """Yield what the links in a folder of hooks lead to beneath a root: git executes the file behind the link."""
+    top = root.rstrip("/") + "/"
+    try:
+        with os.scandir(hooks) as entries:
+            links = [entry.path for entry in islice(entries, _MOST_HOOKS) if entry.is_symlink()]
+    except OSError:
+        return
+    for link in links:
+        target = os.path.realpath(link)
+        if target.startswith(top):
+            yield target
+
+
+def _resolved(root: str, named: Iterable[git_settings.Named], work_tree: str) -> Iterator[str]:
+    top = root.rstrip("/") + "/"
+    for value, base, of_command in named:
+        target = os.path.realpath(Path(work_tree if base is None else base, value))
+        if target.startswith(top) and not (of_command and Path(target).is_dir()):
+            yield target
+
+
+def steps_that_run(tree: Tree) -> dict[str, tuple[bytes, ...]]:
+    """Return the steps of begun rebases and of sequences of commits that run a command once a person lets git go on, by
+    the path of the file that lists them."""
+    found: dict[str, tuple[bytes, ...]] = {}
+    for folder in tree.repositories():
+        for name in _STEPS:
+            path = f"{folder}/{name}"
+            if os.path.lexists(path):
+                kept = read_plain(tree.root, path)
+                lines = () if kept is None else map(bytes.strip, kept.data.splitlines())
+                found[path] = (_NO_FILE,) if kept is None else tuple(filter(_runs, lines))
+    return found
+
+
+def without_steps(tree: Tree, path: str, known: Collection[bytes]) -> Kept | None:
+    """Return such a file without the steps that run a command and were not ``known``; None where it is no plain file."""
+    kept = read_plain(tree.root, path)
+    if kept is None:
+        return None
+    lines = [line for line in kept.data.splitlines(keepends=True) if not _runs(line) or line.strip() in known]
+    return replace(kept, data=b"".join(lines))
+
+
+_STEPS = ("rebase-merge/git-rebase-todo", "rebase-merge/git-rebase-todo.backup", "sequencer/todo")
+_NO_FILE = b"what is no plain file of one name"
+_RUNS_NOTHING = frozenset(
+    (
+        *(
+            b"pick",
+            b"p",
+            b"reword",
+            b"r",
+            b"edit",
+            b"e",
+            b"squash",
+            b"s",
+            b"fixup",
+            b"f",
+            b"break",
+            b"b",
+            b"drop",
+            b"d",
+        ),
+        *(b"label", b"l", b"reset", b"t", b"merge", b"m", b"update-ref", b"u", b"noop", b"revert"),
+    )
+)
+"""Steps of git's own, see git-rebase(1); any other is taken for one that runs a command."""
+
+
+def _runs(line: bytes) -> bool:
+    words = line.split(None, 1)
+    return bool(words) and not words[0].startswith(b"#") and words[0] not in _RUNS_NOTHING
 
 
 def fault(tree: Tree, entry: Protected, before: Kept | None) -> str | None:

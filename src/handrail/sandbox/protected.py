@@ -14,9 +14,9 @@ from typing import Literal
 
 from handrail.contract.errors import ToolError
 from handrail.contract.protected import WORKSPACE_FILE
-from handrail.contract.sandbox import Profile
+from handrail.contract.sandbox import Denials, Profile
 from handrail.sandbox.looks import Looks, What
-from handrail.sandbox.tree import Folder, Tree
+from handrail.sandbox.tree import Folder, Protected, Tree
 
 EASY_MOUNTS = 400
 """Mounts of one sandbox, the folders on the way included, that are made without folding. bubblewrap takes longer for each bind
@@ -62,8 +62,13 @@ def on_the_way(path: str, roots: Iterable[str]) -> list[str]:
     return [f"{top}/{'/'.join(names[: count + 1])}" for count in range(len(names))]
 
 
-def pins(tree: Tree) -> tuple[str, ...]:
-    """The protected paths of a tree that are there, to be bound read-only.
+def is_open(entry: Protected, denials: Denials | None) -> bool:
+    """Whether programs may write a protected entry: tools load it as code, or a rule names it."""
+    return entry.why.asks and (not entry.why.held or (denials is not None and denials.opens(entry.path)))
+
+
+def pins(tree: Tree, denials: Denials | None = None) -> tuple[str, ...]:
+    """Return the protected paths of a tree that are there and that programs may not write, to be bound read-only.
 
     A link cannot be mounted over; what it leads to inside the tree can. Of a repository that one leads to, the parts
     that are protected are found as such.
@@ -72,6 +77,8 @@ def pins(tree: Tree) -> tuple[str, ...]:
     repositories = set(tree.repositories())
     for entry in tree.protected().values():
         path = entry.path
+        if is_open(entry, denials) or beneath_any(path.rpartition("/")[0], found):
+            continue
         if entry.link:
             path = os.path.realpath(path)
             if not path.startswith(tree.root.rstrip("/") + "/") or path in repositories or not os.path.lexists(path):

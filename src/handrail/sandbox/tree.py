@@ -299,7 +299,8 @@ class Tree:
         while waiting:
             folder = waiting.pop()
             order.append(folder)
-            within = {entry.path for entry in folder.protected if entry.folder}
+            # A rule may open a folder that is asked about, and what is never written in it stays protected.
+            within = {entry.path for entry in folder.protected if entry.folder and not entry.why.asks}
             for name in reversed(folder.folders):
                 path, relative = folder.child(name)
                 inside = folder.within or path in within

@@ -11,6 +11,7 @@ _FILES = (
     "shell",
     "words",
     "configuration",
+    "names",
     "network",
     "processes",
     "ipc",

@@ -18,7 +18,7 @@ def command(setting: Setting) -> int:
     scope of their own, and `handrail explain` names them like any other. Starts nothing.
     """
     from handrail.faces.cli.config import read
-    from handrail.policy.modes import MEANINGS, MODES, TEXTS
+    from handrail.policy.modes import MEANINGS, MODES, TEXTS, in_brief
 
     chosen = read(setting).settings.mode
     if setting.json:
@@ -33,6 +33,6 @@ def command(setting: Setting) -> int:
         if number:
             out()
         out(f"{mode}{' (configured)' if mode == chosen else ''}: {MEANINGS[mode]}")
-        for text in TEXTS[mode]:
+        for text in in_brief(mode):
             out(f"  {text}")
     return OUTPUT

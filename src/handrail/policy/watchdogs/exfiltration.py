@@ -7,7 +7,6 @@ no network but the hosts that were granted. This asks before data goes to those.
 
 from __future__ import annotations
 
-import fnmatch
 import math
 import re
 from collections import Counter
@@ -17,6 +16,7 @@ from typing import Any, cast
 from urllib.parse import parse_qsl, urlsplit
 
 from handrail.contract.excerpts import excerpt
+from handrail.contract.patterns import any_path_source
 from handrail.contract.spec import ToolSpec
 from handrail.policy.defaults import SECRET_LIKE
 from handrail.policy.opinions import Opinion, WatchdogCall, allow
@@ -59,7 +59,7 @@ _SECRET_FILES = re.compile(
     r"(?:^|/)(?:\.netrc|\.npmrc|\.pypirc|\.git-credentials|\.bash_history|\.zsh_history|\.pgpass|\.my\.cnf)$"
     r"|/?\.(?:ssh|gnupg|aws|kube|azure|config/gcloud|docker)(?:/|$)|^/etc/(?:shadow|sudoers)|^/proc/\w+/environ|\.tfstate"
 )
-_SECRET_NAMES = re.compile("|".join(map(fnmatch.translate, SECRET_LIKE)))
+_SECRET_NAMES = re.compile(any_path_source(f"**/{name}" for name in SECRET_LIKE) + r"\Z", re.DOTALL)
 _HARMLESS = re.compile(r"\.(?:example|sample|template|dist|pub)$")
 _SECRET_VARIABLE = re.compile(
     r"\$\{?[A-Za-z_]*(?:TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|PRIVATE_?KEY|ACCESS_KEY|CREDENTIAL)[A-Za-z_]*",
@@ -229,8 +229,7 @@ def _secret_in(words: Sequence[str]) -> str | None:
             path = piece.split(";")[0]
             if not path or "://" in path or path.startswith("-") or _HARMLESS.search(path):
                 continue
-            name = path.rsplit("/", 1)[-1]
-            if _SECRET_FILES.search(path) or _SECRET_NAMES.match(name):
+            if _SECRET_FILES.search(path) or _SECRET_NAMES.match(path):
                 return path if len(path) <= 100 else excerpt(path, 100)
     return None
 

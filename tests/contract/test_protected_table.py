@@ -1,0 +1,103 @@
+"""The table of protected names: each row is well formed and holds, and names that people know are in it."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from tests import protected_names
+from tests.contract import protected_lists as lists
+
+from handrail.contract.protected import leads_on, plain, protection, suspicious, tool_protection
+from handrail.contract.protected_ask import ASK, FREE
+from handrail.contract.protected_never import NEVER
+from handrail.contract.protected_rows import WHAT, Row
+
+pytestmark = pytest.mark.proves("P-15")
+
+_NEVER = [
+    *lists.AGENTS_NEVER.split(),
+    *lists.EDITORS.split(),
+    *lists.ENTERING.split(),
+    *lists.HOOKS.split(),
+    *lists.REPL.split(),
+]
+_ASK = [*lists.AGENTS_ASK.split(), *lists.ENTERING_ASK.split(), *lists.HOOKS_ASK.split(), *lists.TOOLS.split()]
+
+
+def answer(path: str) -> str:
+    found = tool_protection(path)
+    return "free" if found is None else "ask" if found.asks else "never"
+
+
+def examples(rows: tuple[Row, ...]) -> list[str]:
+    return [name.replace("*", "zz") for row in rows for name in row.names.split()]
+
+
+def test_each_row_has_names_a_program_and_a_source() -> None:
+    for row in (*NEVER, *ASK, *FREE):
+        assert row.program and row.names.split() and len(row.source) > 8, row
+        assert row.kind in WHAT or row.kind == "free"
+    assert all(not protection(name).asks for name in examples(NEVER))  # type: ignore[union-attr]
+
+
+def test_names_are_written_as_they_are_compared_and_once() -> None:
+    counted = Counter(name for row in (*NEVER, *ASK, *FREE) for name in row.names.split())
+    assert [name for name, count in counted.items() if count > 1] == []
+    for name in counted:
+        assert name.count("*") <= 1 and "*" not in name.rpartition("/")[0], name
+        written = name.replace("*", "zz")
+        assert [plain(part) for part in written.split("/")] == written.split("/"), name
+
+
+@pytest.mark.parametrize(("rows", "wanted"), [(NEVER, "never"), (ASK, "ask"), (FREE, "free")])
+def test_each_row_holds_at_any_depth_beneath_it_and_in_any_spelling(rows: tuple[Row, ...], wanted: str) -> None:
+    for name in examples(rows):
+        for path in (name, f"a/b/{name}", name.upper(), f"{name}. ", f"{name}::$DATA", f"{name[:1]}\u200b{name[1:]}"):
+            assert answer(path) == wanted, path
+        if wanted != "free":
+            assert answer(f"{name}/in/it") in (wanted, "never"), name
+
+
+def test_a_walk_looks_at_each_row() -> None:
+    for name in examples((*NEVER, *ASK)):
+        assert any(map(suspicious, name.split("/"))) or any(map(leads_on, name.split("/")[:-1])), name
+
+
+@pytest.mark.parametrize("path", _NEVER)
+def test_no_tool_writes_what_runs_by_itself(path: str) -> None:
+    assert answer(path) == "never" and answer(f"packages/a/{path}") == "never"
+
+
+@pytest.mark.parametrize("path", _ASK)
+def test_what_other_agents_and_tools_follow_is_asked_about(path: str) -> None:
+    assert answer(path) == "ask" and answer(f"packages/a/{path}") == "ask"
+
+
+@pytest.mark.parametrize("path", lists.ORDINARY.split())
+def test_ordinary_names_are_left_to_the_rules(path: str) -> None:
+    assert answer(path) == "free"
+
+
+@pytest.mark.parametrize(
+    "path", [".github/workflows/.envrc", ".agents/.git/config", ".clinerules/hooks/x", "gradle/wrapper/.vscode"]
+)
+def test_the_strictest_of_the_names_in_a_path_counts(path: str) -> None:
+    assert answer(path) == "never"
+
+
+def test_programs_are_held_to_the_strictest_of_the_names_in_a_path() -> None:
+    for path in (".github/workflows/AGENTS.md", ".storybook/CLAUDE.md", ".terraform/.npmrc"):
+        found = protection(path)
+        assert found is not None and found.asks and found.held
+
+
+def test_the_page_of_names_is_that_of_the_tables() -> None:
+    assert protected_names.TABLE.read_text(encoding="utf-8") == protected_names.render(), "run: make docs"
+
+
+def test_installed_packages_bring_instructions_and_settings_that_nobody_follows() -> None:
+    for folder in ("node_modules", ".venv/lib/python3.12/site-packages", "dist-packages"):
+        assert answer(f"{folder}/x/AGENTS.md") == answer(f"{folder}/x/.npmrc") == "free"
+        assert answer(f"{folder}/x/.envrc") == "never"
+    assert answer(".venv/lib/python3.12/site-packages/x.pth") == "ask"

@@ -1,0 +1,131 @@
+"""Files that look like secrets: asked about for tools, hidden from programs; sources and examples are not."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.policy.desk import READ, WRITE, Desk, book
+
+from handrail.contract.patterns import fault_in_pattern
+from handrail.policy.defaults import SECRET_LIKE
+from handrail.policy.hidden import hidden
+from handrail.policy.matching import PathSubject, Ranking
+from handrail.policy.modes import in_mode
+from handrail.policy.rules import Rule
+from handrail.policy.secret_names import EXCEPT, ROWS
+
+pytestmark = pytest.mark.proves("P-03")
+
+SECRETS = """
+.env .env.local .env.production a/.env server.pem tls.key cert.p12 cert.pfx a.jks a.keystore db.kdbx putty.ppk secret.asc secret.gpg
+id_rsa id_ed25519 id_work .netrc _netrc .pgpass .my.cnf .mylogin.cnf .npmrc .pypirc .yarnrc.yml .aws/credentials .aws/config
+.azure/accessTokens.json .config/gcloud/x my-service-account-1.json gcp_credentials.json application_default_credentials.json
+client_secret_1.json .boto .s3cfg .docker/config.json .dockercfg .kube/config kubeconfig prod.kubeconfig
+.terraform.d/credentials.tfrc.json terraform.tfstate terraform.tfstate.backup terraform.tfvars prod.auto.tfvars .vault-token
+.ansible-vault vault_pass.txt .vault_pass .htpasswd .git-credentials .gitcookies .config/gh/hosts.yml .config/hub .glab/x
+.subversion/auth/x .cargo/credentials.toml .cargo/credentials .gem/credentials .composer/auth.json auth.json .nuget/NuGet.Config
+NuGet.Config nuget.config .m2/settings.xml .gradle/gradle.properties .sbt/credentials .ivy2/.credentials wp-config.php
+config/master.key config/credentials.yml.enc secrets.yml secrets.yaml secrets.toml secrets.json .streamlit/secrets.toml
+local.settings.json appsettings.Production.json .microsoft/usersecrets/x/secrets.json .rclone.conf rclone.conf .mc/config.json
+.databrickscfg .snowflake/config.toml .snowsql/config .kaggle/kaggle.json kaggle.json .huggingface/token .cache/huggingface/token
+.openai/key .anthropic/key .config/op/config .1password/x client.ovpn wg0.conf .cloudflared/x.json cert.json .fly/config.yml
+.netlify/config.json .vercel/auth.json .heroku/x .stripe/config.toml .twilio-cli/config.json .sentryclirc keys.txt
+.password-store/x.gpg .gnupg/x .ssh/config Login?Data cookies.sqlite key4.db logins.json wallet.dat keystore/UTC--2020 .bitcoin/x
+.ethereum/x login.keychain-db a.mobileprovision a.p8 AuthKey_A1.p8 etc/shadow .bash_history .zsh_history .python_history
+.psql_history .node_repl_history .lesshst .mysql_history .sqlite_history .irb_history .viminfo x-firebase-adminsdk-abc.json
+token.json token.pickle .credentials.json oauth_creds.json .pulumi/credentials.json vault.yml .authinfo clouds.yaml openrc.sh
+.config/rclone/rclone.conf ngrok.yml .smbcredentials .terraformrc .dockerconfigjson k3s.yaml user_accessKeys.csv key.properties
+krb5.keytab .p4tickets .msmtprc .fetchmailrc .muttrc passwords.txt sftp-config.json .ftpconfig filezilla.xml pgpass.conf
+.config/glab-cli/config.yml .pg_service.conf prod.env cookies.txt .codex/auth.json .claude/.credentials.json
+"""
+ORDINARY = """
+src/secrets.py src/test_credentials.py src/tokens.ts docs/secrets.md src/token/token.go src/credentials/base.py src/auth.py src/auth.ts
+lib/keys.js id_utils.py src/id_generator.ts .env.example .env.sample .env.template .env.dist example.tfvars src/secret/manager.rs
+design/tokens.json package.json src/cookies.ts src/history.py src/vault.go src/wallet.ts README.md src/shadow/css.ts
+tests/test_tokens.py k8s/configmap.yaml appsettings.json appsettings.Development.json gradle.properties settings.xml
+src/private_key.py src/privatekey.go src/access_token.py id_map.sql config.json src/Secrets.java src/passwords.py
+src/secrets/__init__.py oauth.py src/api_key.py .gitignore src/key.ts keyboard.json monkey.py cert.py src/environment.ts src/env.d.ts
+node_modules/x/a.pem google-services.json src/oauth.ts config/database.yml docs/keys.md public/token.svg src/keystore/store.go
+"""
+
+
+def names(text: str) -> list[str]:
+    return [name.replace("?", " ") for name in text.split()]
+
+
+def test_each_row_has_a_source_and_each_name_is_a_pattern_that_is_there_once() -> None:
+    counted = Counter(name for row in ROWS for name in row.names.split())
+    assert [name for name, count in counted.items() if count > 1] == []
+    for row in ROWS:
+        assert row.program and len(row.source) > 8
+    for name in (*counted, *EXCEPT):
+        assert fault_in_pattern(f"**/{name}") is None and not name.startswith("/") and "**" not in name
+
+
+@pytest.mark.parametrize("name", names(SECRETS))
+def test_what_looks_like_a_secret_is_asked_about_and_hidden_from_programs(desk: Desk, name: str) -> None:
+    for path in (name, f"a/b/{name}"):
+        assert hidden(book(), desk.roots.workspace).hides(desk.path(path))
+        assert desk.judge(READ, {"path": path}).action in ("ask", "deny")
+        assert desk.judge(WRITE, {"path": path}, in_mode(book(), "auto")).action in ("ask", "deny")
+
+
+@pytest.mark.parametrize("name", names(ORDINARY))
+def test_sources_and_examples_are_read_and_written_as_any_file(desk: Desk, name: str) -> None:
+    assert not hidden(book(), desk.roots.workspace).hides(desk.path(name))
+    if "node_modules" not in name:  # there, programs read it, and tools ask
+        assert desk.judge(READ, {"path": name}).action == "allow"
+
+
+def test_an_example_is_written_in_the_mode_that_writes_without_asking(desk: Desk) -> None:
+    for name in ("src/id_utils.py", "src/private_key.py"):
+        assert desk.judge(WRITE, {"path": name}, in_mode(book(), "auto")).action == "allow"
+
+
+def test_a_name_with_a_folder_is_found_in_that_folder_only(desk: Desk) -> None:
+    found = hidden(book(), desk.roots.workspace)
+    assert found.hides(desk.path("home/.cargo/credentials")) and not found.hides(desk.path("src/credentials/x.py"))
+    assert tuple(name for row in ROWS for name in row.names.split()) == SECRET_LIKE
+
+
+_PARTS = [
+    "a",
+    "ab",
+    "abc",
+    "*",
+    "a*",
+    "*c",
+    "?b",
+    "[ab]",
+    "**",
+    "a[/]b",
+    "[]x]",
+    "[*]",
+    "*b*",
+    "abcd*",
+    "*abcd",
+    "a**c",
+    "x[",
+    "]",
+]
+_PATTERN = st.lists(st.sampled_from(_PARTS), min_size=1, max_size=3).map("/".join)
+_NAMES = st.lists(
+    st.sampled_from(["a", "ab", "abc", "abcd", "xabcd", "b", "*", "]", "x", "x[", "]x", "abcdx"]),
+    min_size=1,
+    max_size=4,
+)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["allow", "ask", "deny"]), _PATTERN), max_size=6), _NAMES, st.booleans())
+def test_finding_a_rule_by_a_name_finds_what_trying_each_rule_finds(
+    rules: list[tuple[str, str]], parts: list[str], inside: bool
+) -> None:
+    ranking = Ranking((Rule(action, "fs.read", pattern) for action, pattern in rules), "path")  # type: ignore[arg-type]
+    path = "/".join(parts)
+    subject = PathSubject(f"/ws/{path}", path if inside else None)
+    wanted = next((one for one in ranking.ranked if one.matches(subject)), None)
+    found = ranking.winner(subject)
+    assert (None if found is None else found.rank) == (None if wanted is None else wanted.rank)

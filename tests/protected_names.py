@@ -1,0 +1,85 @@
+"""The page of protected names and of names that look like secrets, from the tables that the code compares with.
+
+``python -m tests.conformance`` writes the page to ``docs/protected-names.md`` and compares it with ``--check``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from handrail.contract.protected_ask import ASK, FREE
+from handrail.contract.protected_never import NEVER
+from handrail.contract.protected_rows import Row
+from handrail.policy.secret_names import ROWS
+
+TABLE = Path(__file__).parent.parent / "docs" / "protected-names.md"
+
+_HEAD = """\
+# Protected names, and names that look like secrets
+
+Written by `make docs` from the tables in the code; `make lint` fails when it is out of date. [What no tool
+writes](protected.md) says what the answers mean. Names are compared without letter case and at any depth. `a/b` is an
+entry `b` of a folder `a`, and `*` stands for any characters of one name. A name covers everything beneath it.
+"""
+_PARTS: tuple[tuple[str, str, tuple[Row, ...]], ...] = (
+    ("Never", "No tool and no program writes these, whatever rules say or a person answers.", NEVER),
+    (
+        "Ask always",
+        "A tool writes these only where a person says so, or a rule that names the path.",
+        ASK,
+    ),
+)
+_TITLES: Mapping[str, str] = {
+    "key": "Keys",
+    "start-up": "Start-up files",
+    "vcs": "Configuration of version control",
+    "hook": "Hooks and their managers",
+    "editor": "Configuration of editors and agents",
+    "instructions": "Instructions for agents",
+    "settings": "Settings of tools",
+    "code": "What tools run or load as code",
+}
+
+
+def render() -> str:
+    """Return the page as Markdown."""
+    lines = [_HEAD]
+    for title, meaning, rows in _PARTS:
+        lines += [f"## {title}", "", meaning, ""]
+        for kind in dict.fromkeys(row.kind for row in rows):
+            lines += [f"### {_TITLES[kind]}", "", "| program | names | source |", "|---|---|---|"]
+            lines += [_line(row.program, row.names, row.source) for row in rows if row.kind == kind]
+            lines.append("")
+    lines += ["## Free", "", "These were considered, and rules decide about them as about any file.", ""]
+    lines += [
+        "| what | names | why |",
+        "|---|---|---|",
+        *(_line(row.program, row.names, row.source) for row in FREE),
+        "",
+    ]
+    lines += [
+        "## Names that look like secrets",
+        "",
+        "Reading these is asked about, and programs do not see them. Here, letter case counts.",
+        "",
+    ]
+    lines += [
+        "| program | names | source |",
+        "|---|---|---|",
+        *(_line(row.program, row.names, row.source) for row in ROWS),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _line(what: str, names: str, source: str) -> str:
+    return f"| {what} | {' '.join(_code(names.split()))} | {_linked(source)} |"
+
+
+def _code(names: Iterable[str]) -> Iterable[str]:
+    return (f"`{name.replace('|', '&#124;')}`" for name in names)
+
+
+def _linked(source: str) -> str:
+    return re.sub(r"(https?://[^\s,]+)", r"<\1>", source)
