@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from shutil import copy
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -44,7 +45,9 @@ def a_machine_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
             "PYTHONDONTWRITEBYTECODE", "1"
         )  # what a test starts leaves nothing where tests look for what is left
         # No public authority is asked for anything here, and to load all of them takes longer than most tests.
-        patch.setenv("SSL_CERT_FILE", str(Path(__file__).with_name("authority.pem")))
+        # It lies apart from this checkout, which some tests open: nothing in a workspace is believed about other machines.
+        authority = copy(Path(__file__).with_name("authority.pem"), place)
+        patch.setenv("SSL_CERT_FILE", str(authority))
         for name, value in _IDENTITY.items():
             patch.setenv(name, value)
         yield

@@ -168,19 +168,26 @@ _uses = 0
 
 @contextmanager
 def opened(workspace: str | os.PathLike[str]) -> Generator[None]:
-    """Keep the kernel's imports and programs out of ``workspace`` until the block ends.
+    """Keep the kernel's imports and programs out of ``workspace`` until the block ends, for calls that write in it.
 
     :raises StartError: where a variable makes this process load or trust something in it
     """
-    global _guard, _uses
     from handrail.origins.programs import variables_that_lead_inside
 
-    with places.opened(workspace):
+    with guarded(workspace):
         for name, entry in variables_that_lead_inside(os.environ):
             raise StartError(
                 f"the workspace cannot be opened: the variable {name} names {entry}, which lies in it, where a call could "
                 f"change it. Start Handrail without {name}, or with a file that is kept elsewhere"
             )
+        yield
+
+
+@contextmanager
+def guarded(workspace: str | os.PathLike[str]) -> Generator[None]:
+    """Keep the kernel's imports and programs out of ``workspace`` until the block ends."""
+    global _guard, _uses
+    with places.opened(workspace):
         with _lock:
             if _guard is None:
                 _guard = WorkspaceImportGuard()

@@ -16,7 +16,7 @@ from handrail.contract.errors import HandrailError, StartError
 from handrail.faces.cli.app import CANNOT_START, ERROR
 from handrail.faces.cli.driving import Interruption, drive
 from handrail.faces.cli.show import note
-from handrail.origins.programs import clean_path, find_program
+from handrail.origins.programs import ProgramRefused, clean_path, find_program
 
 IDENTITY = {
     "GIT_AUTHOR_NAME": "Handrail tour",
@@ -90,7 +90,10 @@ def git(workspace: Path, *arguments: str) -> str:
 
     :raises StartError: where there is none, or it fails
     """
-    git = find_program("git")
+    try:
+        git = find_program("git")
+    except ProgramRefused as error:
+        raise StartError(f"this works on a git repository: {error} (install git)") from None
     nothing = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1", "HOME": str(workspace.parent)}
     fixed = ("-c", f"core.hooksPath={os.devnull}", "-c", "core.fsmonitor=false", "-c", "init.defaultBranch=main")
     done = subprocess.run(

@@ -12,7 +12,7 @@ import click
 
 from handrail.contract.modes import MODES
 from handrail.faces.cli.completing import agents, files, folders
-from handrail.origins.imports import opened
+from handrail.origins.imports import guarded
 
 P = ParamSpec("P")
 
@@ -149,7 +149,7 @@ def _with(
         headless = given.pop("headless", False) or alone(os.environ)
         agent, mode = given.pop("agent", None), given.pop("mode", None)
         setting = Setting(workspace, state, config, rules, headless, as_json, allow_home, settings, agent, mode)
-        with opened(os.path.expanduser(workspace)):  # noqa: PTH111
+        with guarded(os.path.expanduser(workspace)):  # noqa: PTH111
             return function(setting, *args, **kwargs)
 
     wrapped: Callable[..., int] = update_wrapper(gathered, function)
