@@ -174,6 +174,8 @@ def test_no_number_of_folders_or_words_hides_a_file(workspace: Path) -> None:
     put(workspace, {f"{path}/x.sh": "x", "run.sh": "x", **{f"{n:03}.sh": "x" for n in range(200)}})
     assert f"{path}/x.sh" in found(workspace, "; ".join(f"cd d{n}" for n in range(30)) + "; ./x.sh")
     put(workspace, {"a/b/a/b/last.sh": "x"})
+    assert "a/b/a/b/last.sh" in found(workspace, "(cd a; cd b; cd a; cd b; sh last.sh)")
+    assert "a/b/a/b/last.sh" in found(workspace, "for d in a b a b; do cd $d; done; sh last.sh")
     assert "a/b/a/b/last.sh" in found(workspace, "cd a; cd b; cd a; cd b; sh last.sh")
     assert "run.sh" in found(workspace, "env " + " ".join(f"V{n}=1" for n in range(1_500)) + " ./run.sh")
     assert "199.sh" in found(workspace, "for f in *.sh; do bash $f; done")
@@ -208,6 +210,14 @@ def test_folders_within_folders_of_the_same_name_are_looked_into_in_bounded_time
         deep /= "d"
         deep.mkdir()
     assert found(workspace, "make -C d; (cd d; npm test); rm -rf d") == set()
+
+
+@pytest.mark.parametrize("command", ["bash ~/x.sh", "bash $HOME/x.sh", "cd ~ && ./x.sh", 'sh "${HOME}/x.sh"'])
+def test_a_script_in_the_home_of_programs_is_found(workspace: Path, command: str) -> None:
+    home = workspace.parent / "scratch"
+    put(home, {"x.sh": "x"})
+    target = Target("shell.run", command, command, parse(command))
+    assert list(RunFiles(Roots(workspace), str(home)).of((target,), {})) == [f"{home}/x.sh"]
 
 
 def test_a_file_outside_of_the_workspace_is_not_read(workspace: Path) -> None:

@@ -119,16 +119,15 @@ class _Search:
 
     def _look(self, step: RunStep) -> None:
         words = [one for word in step.words for one in self._expanded(word)]
-        inner: dict[str, None] = {}
+        inner: dict[str, int] = {}
         waiting = list(self._folders)
         for folder in waiting:  # which grows meanwhile
-            if not is_beneath(folder, self._folders[0]) and folder not in self._folders:
-                continue  # a session's outputs, say: nothing is started there
             for word in words:
                 there = self._take(folder, word)
                 if there is not None and there not in inner and there not in self._folders:
-                    inner[there] = None
-                    waiting.append(there)  # a folder in a folder, as after `cd a && cd b`
+                    inner[there] = level = inner.get(folder, 0) + 1
+                    if level < step.levels + 1:
+                        waiting.append(there)  # a folder in a folder, as after `cd a && cd b`
         for name in step.programs:
             for place in FOLDERS_OF_PROGRAMS:
                 self._take(self._folders[0], f"{place}/{name}")

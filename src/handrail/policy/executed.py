@@ -97,6 +97,11 @@ _IMPLIED: Mapping[str, tuple[str, ...]] = {
 
 FOLDERS_OF_PROGRAMS = (".venv/bin", "venv/bin", "node_modules/.bin")
 """Of the workspace: a bare name may be a program in one of them."""
+_MOVES = frozenset({"cd", "pushd"})
+_LOOPS = frozenset(
+    {"for", "while", "until", "select", "function", "()", "eval", "source", "xargs", "-exec", "-execdir"}
+)
+MOST_LEVELS = 4_096
 _RUNS_JAVASCRIPT = frozenset({"node", "nodejs", "bun", "deno", "tsx", "ts-node"})
 _JAVASCRIPT_ENDINGS = (".js", ".mjs", ".cjs", ".ts", ".json", "/index.js", "/package.json")
 _BARE = re.compile(r"[A-Za-z0-9][\w.+-]*")
@@ -104,7 +109,7 @@ _MODULE = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")
 _SIGNS = re.compile(r"[\s;|&()<>`{}$!,\"'\\]+")
 _PARTS = re.compile(r"[=:@,]+")
 _QUOTES = re.compile(r"['\"\\]")
-_HOME = re.compile(r"\$HOME\b|\$\{HOME\}|(?<![^\s'\"=:])~(?=/)")
+_HOME = re.compile(r"\$HOME\b|\$\{HOME\}|(?<![^\s'\"=:])~(?=/|\s|\Z)")
 _HERE = re.compile(r"\$PWD\b|\$\{PWD\}|\$\(pwd\)|`pwd`|\$OLDPWD\b")
 LONGEST = 4_095
 """Bytes of a path that the system takes: a longer word names no file."""
@@ -119,12 +124,14 @@ class RunStep:
     :param words: each may name a file that is run, or the folder that it lies in
     :param implied: names of files that are run where they are in the command's folder, or above it
     :param programs: bare names, each of which may be a program in one of :data:`FOLDERS_OF_PROGRAMS`
+    :param levels: how many folders within folders the command may change to, one after the other
     :param enters: the command changes to one of the folders among its words, for the commands after it
     """
 
     words: tuple[str, ...]
     implied: tuple[str, ...] = ()
     programs: tuple[str, ...] = ()
+    levels: int = 1
     enters: bool = False
 
 
@@ -166,17 +173,20 @@ def _programs(argv: Sequence[str]) -> Iterator[str]:
 
 def _step(argv: Sequence[str]) -> RunStep:
     step = _of_words(argv)
-    return replace(step, enters=programs.program_name(argv) in ("cd", "pushd"))
+    return replace(step, enters=programs.program_name(argv) in _MOVES)
 
 
 def _of_words(argv: Iterable[str]) -> RunStep:
     words: dict[str, None] = {}
     implied: dict[str, None] = {}
     before = ""
-    javascript = False
+    javascript = loops = False
+    moves = 0
     for word in argv:
         for part in _variants(word):
             words[part] = None
+            moves += part in _MOVES
+            loops = loops or part in _LOOPS
             name = posixpath.basename(part).lower()
             implied.update(dict.fromkeys(_implied(name)))
             javascript = javascript or name in _RUNS_JAVASCRIPT
@@ -188,7 +198,7 @@ def _of_words(argv: Iterable[str]) -> RunStep:
     bare = tuple(word for word in words if _BARE.fullmatch(word))
     if javascript:
         words.update(dict.fromkeys(word + ending for word in tuple(words) for ending in _JAVASCRIPT_ENDINGS))
-    return RunStep(tuple(words), tuple(implied), bare)
+    return RunStep(tuple(words), tuple(implied), bare, MOST_LEVELS if loops and moves else 1 + moves)
 
 
 def _implied(name: str) -> tuple[str, ...]:
