@@ -105,7 +105,7 @@ async def test_plain_state_stays_plain(tmp_path: Path) -> None:
     with pytest.raises(StartError, match="made by the store 'sqlite'"):
         await carried_out(tmp_path)
     database.rename(database.with_name("kept"))
-    with pytest.raises(StartError, match="record 6 was written.*handrail log acknowledge"):
+    with pytest.raises(StartError, match=r"record 6 was written.*handrail log acknowledge"):
         await carried_out(tmp_path)
     (database.parents[2] / "heads" / database.parent.name).unlink()
     assert page_size(await carried_out(tmp_path)) == PAGE

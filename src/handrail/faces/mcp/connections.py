@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-import anyio
 import h11
 import orjson
 from mcp.server.auth.middleware.bearer_auth import AuthorizationContext
@@ -236,5 +235,4 @@ class Sessions(StreamableHTTPSessionManager):
 
     @staticmethod
     async def _ended(transport: StreamableHTTPServerTransport) -> None:
-        with anyio.CancelScope(shield=True):
-            await transport.terminate()
+        await asyncio.shield(transport.terminate())
