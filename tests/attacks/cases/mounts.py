@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from tests.attacks.case import Case, breach, python
 from tests.attacks.victim import SECRET, Home, put, said_by
@@ -79,6 +81,9 @@ async def _swapped_in_the_background(home: Home) -> str | None:
             refused += result.error_kind == "conflict"
     finally:
         (folder / "stop").touch()
+        told: Any = job.data
+        await home.call("wait", job_id=told["job_id"])
+        shutil.rmtree(folder, ignore_errors=True)
     return None if answered + refused else "no call was answered in any way that shows that it was tried"
 
 
@@ -88,6 +93,8 @@ async def _ended(home: Home, name: str, change: Callable[[Path], object]) -> str
     call = asyncio.ensure_future(home.call("bash", command="touch ready; sleep 100", timeout_ms=110_000))
     async with asyncio.timeout(_WATCHED_S):
         while not ready.exists():
+            if call.done():
+                return f"the program did not run: {call.result()!r}"[:600]
             await asyncio.sleep(0.01)
     ready.unlink()
     change(path)
