@@ -209,11 +209,13 @@ class _Prepared:
 
     :param profile: with everything that is to be mounted over
     :param aftermath: what will be looked at afterwards; None where the program can write nothing
+    :param shared: files with names outside of the workspace, which are read-only for it
     :param in_use: configurations that the program could change, if others that run did not have them mounted over, with these
     """
 
     profile: Profile
     aftermath: Aftermath | None
+    shared: tuple[str, ...]
     in_use: Mapping[str, str]
 
 
@@ -251,7 +253,7 @@ def _prepared(
     kept = replace(profile, pinned=over[0], masked=over[1])
     if aftermath is not None:
         aftermath.mounted(pinned)
-    return _Prepared(kept, aftermath, in_use)
+    return _Prepared(kept, aftermath, shared, in_use)
 
 
 def _made_private(places: Sequence[Place], closed: Collection[str]) -> tuple[str, ...]:
@@ -294,6 +296,7 @@ class GuardedProcess(Delegating):
     ) -> None:
         super().__init__(process)
         self.profile = prepared.profile
+        self.shared = prepared.shared
         self.in_use = prepared.in_use
         self._aftermath = prepared.aftermath
         self._run = run
@@ -438,14 +441,14 @@ def explained(process: Process, output: bytes) -> tuple[str, ...]:
                     f"{visible(shown)} cannot be changed now: {process.in_use[path]} runs with it mounted over. Wait until that "
                     "has ended, or stop it, and call again"
                 )
-            elif why is None and profile.denials is not None and profile.denials.fixes(path):
-                notes.append(f"{visible(shown)} cannot be written by programs: a rule denies it")
-            elif why is None:
+            elif why is None and any(one == path or one.startswith(f"{path}/") for one in process.shared):
                 notes.append(
                     f"{visible(shown)} cannot be written by this program: it is, or it holds, files that have further names outside "
-                    "of the workspace (hard links), or too many files that no program writes. Of the former, each start gives some "
-                    "a copy of their own; 'handrail doctor' says how many are left"
+                    "of the workspace (hard links). Each start gives some of them a copy of their own; 'handrail doctor' says how "
+                    "many are left"
                 )
+            elif why is None:
+                notes.append(f"{visible(shown)} cannot be written by programs: a rule denies it")
             elif why.kind == "vcs":
                 notes.append(
                     f"{visible(shown)} {why.what}: programs change it only in tools with the capability vcs.config, "
