@@ -47,7 +47,6 @@ _MAX_APART = 20_000
 _MAX_ARGUMENTS = 5_000
 _SHORT = 2_000
 _FEW = 64
-_PLAIN: frozenset[object] = frozenset({int, bool, float, type(None)})
 _ONE_ERROR = 600.0
 """Units that one error costs."""
 _CHARACTER = 0.02
@@ -221,11 +220,10 @@ class Effort:
         if len(arguments) > _FEW or not self._is_light:
             return False
         for value in arguments.values():
-            kind: type[Any] = type(value)
-            if kind is str:
+            if isinstance(value, str):
                 if len(value) > _SHORT:
                     return False
-            elif kind not in _PLAIN:
+            elif not (value is None or isinstance(value, (int, float))):
                 return False
         return True
 

@@ -214,7 +214,7 @@ def compile_schema(parameters: Mapping[str, Any]) -> Schema:
         got = f"is {kind!r}"[:200] if "type" in parameters else "is missing"
         problems["type"] = f'{got}; a tool\'s arguments are one object, so write "type": "object"'
     try:
-        weighed = _weighed(parameters) if b'"pattern' in text or not text else ({}, set[str]())
+        costs, looking = _weighed(parameters) if b'"pattern' in text or not text else (dict[str, float](), set[str]())
         problems = _faults_by_metaschema(dict(parameters), declared) | problems
     except TooMuch as error:
         problems[""] = str(error)
@@ -223,7 +223,7 @@ def compile_schema(parameters: Mapping[str, Any]) -> Schema:
     else:
         if not problems:
             compounds = not text or b'ef":' in text or b'"unevaluated' in text or _brackets_in(text) > MAX_CHAIN
-            return _compiled(parameters, declared, validator_of, *weighed, compounds=compounds)
+            return _compiled(parameters, declared, validator_of, costs, looking, compounds=compounds)
     raise InvalidSchema(list(problems.items()))
 
 
