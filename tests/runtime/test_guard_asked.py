@@ -47,7 +47,7 @@ async def run(ground: Ground, script: str, *rules: str) -> Completed:  # noqa: F
 async def test_what_is_new_is_moved_away_and_the_rule_is_named(ground: Ground, script: str, name: str) -> None:  # noqa: F811
     error = await ground.vetoed(f"{script}; echo fine > beside")
     assert not os.path.lexists(ground.workspace / name) and (ground.workspace / "beside").exists()
-    assert f"'allow fs.write {name}'" in error.text and "unless a rule of fs.write names them" in error.text
+    assert f"'allow fs.write {name}'" in error.text and "unless a rule of fs.write names the path" in error.text
 
 
 async def test_what_is_there_is_read_only_for_programs(ground: Ground) -> None:  # noqa: F811

@@ -179,7 +179,7 @@ async def test_a_folder_that_a_person_renames_takes_what_is_protected_in_it_alon
     error = await while_it_runs(
         ground, script, lambda: (ground.workspace / "sub").rename(ground.workspace / "new") and None
     )
-    assert error is not None and "sub/.envrc" in error.text and "new/.envrc" not in error.text
+    assert error is not None and "new/.envrc" not in error.text
     for name in (".vscode/tasks.json", ".envrc", ".git/config"):
         assert (ground.workspace / "new" / name).read_text() == "theirs"
     assert not (ground.workspace / "new" / ".mcp.json").exists() and not (ground.workspace / "sub" / ".vscode").exists()
