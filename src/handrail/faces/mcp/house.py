@@ -34,9 +34,11 @@ _VISIT = "handrail"
 class House:
     """All clients of one server; see the module."""
 
-    def __init__(self, kernel: Kernel, serving: Serving) -> None:
+    def __init__(self, kernel: Kernel, serving: Serving, *, over_http: bool = False) -> None:
         self.kernel = kernel
         self.serving = serving
+        self._over_http = over_http
+        """Clients without credentials may be several then. Over stdio there is one client."""
         self._visits: dict[tuple[Any, bool], Visit] = {}
         """The clients of the stateless era, by their credential and whether they fill in forms."""
         self._used: dict[tuple[Any, bool], float] = {}
@@ -128,7 +130,7 @@ class House:
         for other in over:
             del self._used[other]
             self.spawn(self.leave(self._visits.pop(other)))
-        visit = self._visits[key] = await self._open(key[1], shared=key[0] is None)
+        visit = self._visits[key] = await self._open(key[1], shared=self._over_http and key[0] is None)
         return visit
 
     async def reopen(self, session_id: str, context: ServerRequestContext[Any]) -> Visit:
@@ -137,7 +139,8 @@ class House:
         :raises HandrailError: when somebody else has it open, or nobody can
         """
         modern = context.protocol_version in MODERN_PROTOCOL_VERSIONS
-        return await self._open(self._answers_forms(context), session_id, shared=modern and principal() is None)
+        shared = self._over_http and modern and principal() is None
+        return await self._open(self._answers_forms(context), session_id, shared=shared)
 
     async def _open(self, answers_forms: bool, session_id: str | None = None, *, shared: bool = False) -> Visit:
         if self._closed:

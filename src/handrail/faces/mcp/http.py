@@ -225,7 +225,7 @@ async def served(
     waiting = _bound(listening)
     port = waiting.getsockname()[1]
     host = f"[{listening.host}]" if ":" in listening.host else listening.host
-    house = House(kernel, serving)
+    house = House(kernel, serving, over_http=True)
     try:
         security = _security(listening, port)
         manager = Sessions(
