@@ -133,3 +133,27 @@ class Looking(RuleBasedStateMachine):
 
 TestLooking = Looking.TestCase
 TestLooking.settings = settings(max_examples=20, stateful_step_count=25, deadline=None)
+
+
+def test_a_fifo_that_is_given_the_number_of_a_file_before_is_seen(tmp_path: Path) -> None:
+    file = tmp_path / "HEAD"
+    file.write_text("x")
+    number = file.stat().st_ino
+    tree = Tree(str(tmp_path))
+    tree.look()
+    for _ in range(20):
+        file.unlink()
+        os.mkfifo(file)
+        if file.stat().st_ino == number:  # ext4 gives the lowest free number
+            break
+    tree.look()
+    assert tree.order[0].pipes == ("HEAD",)
+
+
+def test_a_link_that_is_turned_is_a_change(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("a")
+    tree = Tree(str(tmp_path))
+    before = tree.look()
+    (tmp_path / "link").unlink()
+    (tmp_path / "link").symlink_to("b")
+    assert tree.look() > before

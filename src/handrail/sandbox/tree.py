@@ -74,6 +74,7 @@ class Folder:
     """
 
     __slots__ = (
+        "_ends",
         "_entries",
         "_numbers",
         "closed",
@@ -103,6 +104,7 @@ class Folder:
         self._numbers: dict[str, int] = {}
         self.folders: tuple[str, ...] = ()
         self.links: tuple[str, ...] = ()
+        self._ends: tuple[tuple[str, str], ...] = ()
         self.protected: tuple[Protected, ...] = ()
         self.repository = False
         self.closed = False
@@ -133,6 +135,7 @@ class Folder:
         files: list[str] = []
         folders: list[str] = []
         links: list[str] = []
+        ends: list[tuple[str, str]] = []
         pipes: list[str] = []
         linked: dict[str, Linked] = {}
         numbers: dict[str, int] = {}
@@ -143,6 +146,7 @@ class Folder:
                     for entry in entries:
                         if entry.is_symlink():
                             links.append(entry.name)
+                            ends.append((entry.name, _end(entry.path)))
                         elif entry.is_dir(follow_symlinks=False):
                             folders.append(entry.name)
                         else:
@@ -150,18 +154,19 @@ class Folder:
                             files.append(name)
                             numbers[name] = number = entry.inode()
                             # A name that has the same file as before has been asked about: that takes longer than all else.
-                            if name in self.linked or self._numbers.get(name) != number:
+                            # A number is given again, and so can be a file's before and a FIFO's now.
+                            plain_file = entry.is_file(follow_symlinks=False)
+                            if name in self.linked or self._numbers.get(name) != number or not plain_file:
                                 _note_file(entry, linked, pipes)
-                            elif name in self.pipes:
-                                pipes.append(name)
             except OSError as error:
                 self.ctime = -1
                 check_passing(error, self.path)
                 self.closed = True
-                files, folders, links, pipes, linked, numbers = [], [], [], [], {}, {}
+                files, folders, links, ends, pipes, linked, numbers = [], [], [], [], [], {}, {}
         self.files, self.folders, self.links = tuple(sorted(files)), tuple(sorted(folders)), tuple(sorted(links))
         self.pipes, self.linked, self._numbers = tuple(sorted(pipes)), linked, numbers
-        self._entries = (self.files, self.folders, self.links, self.closed, self.pipes, linked)
+        self._ends = tuple(sorted(ends))
+        self._entries = (self.files, self.folders, self._ends, self.closed, self.pipes, linked)
         if self._entries == before:
             return False
         self.judged.clear()
@@ -182,7 +187,7 @@ class Folder:
         if linked == self.linked:
             return False
         self.linked = linked
-        self._entries = (self.files, self.folders, self.links, self.closed, self.pipes, linked)
+        self._entries = (self.files, self.folders, self._ends, self.closed, self.pipes, linked)
         return True
 
     def _is_repository(self) -> bool:
@@ -353,6 +358,14 @@ class Tree:
                     folder.judged.pop(next(iter(folder.judged)))
                 folder.judged[key] = found
             yield folder, found
+
+
+def _end(link: str) -> str:
+    """Return where a link leads; empty where it is gone, so that its folder has changed since, and is read again."""
+    try:
+        return os.readlink(link)  # noqa: PTH115 - for each link of a folder
+    except OSError:
+        return ""
 
 
 def _note_file(entry: os.DirEntry[str], linked: dict[str, Linked], pipes: list[str]) -> None:
