@@ -85,7 +85,7 @@ def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def pointed(workspace: Path) -> set[str]:
     tree = Tree(str(workspace))
     tree.look()
-    return {os.path.relpath(path, workspace) for path in vcs.pointed_at(tree)}
+    return {os.path.relpath(path, workspace) for path in vcs.pointed_at(tree).targets}
 
 
 def files(workspace: Path) -> RootedFiles:

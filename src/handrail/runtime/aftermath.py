@@ -54,7 +54,7 @@ class Place:
         self._known: dict[object, tuple[int, tuple[str, ...]]] = {}
         self._shared: tuple[object, Mapping[str, tuple[int, int]]] = (), {}
         self._over: dict[object, tuple[tuple[str, ...], tuple[str, ...]]] = {}
-        self.named: tuple[str, ...] = ()
+        self.pointed = vcs.Pointed()
         """What the settings of git named when the pins were last found."""
 
     @property
@@ -72,8 +72,8 @@ class Place:
     def pins(self, denials: Denials | None) -> tuple[str, ...]:
         key = ("pins", None if denials is None else denials.key)
         found = self._once(key, lambda: protected.pins(self.tree, denials))
-        self.named = vcs.pointed_at(self.tree)
-        return (*found, *(path for path in self.named if os.path.lexists(path)))
+        self.pointed = vcs.pointed_at(self.tree)
+        return (*found, *(path for path in self.pointed.targets if os.path.lexists(path)))
 
     def masks(self, denials: Denials | None) -> tuple[str, ...]:
         """The paths that programs do not see. Without ``denials`` these are the folders that could not be read."""
@@ -144,6 +144,8 @@ class _Before:
     """What begun rebases run once they go on, by the file that says so."""
     missing: tuple[str, ...]
     """What a repository's configuration names as hooks or configuration, and is not there."""
+    dangling: dict[str, Protection]
+    """What a protected link leads to, and is not there, with why the link is protected."""
 
 
 class Aftermath:
@@ -197,7 +199,7 @@ class Aftermath:
         self._asked_only, self._stays = True, {}
         for place, before in zip(self._places, self._before, strict=True):
             place.look()
-            place.named = vcs.pointed_at(place.tree)
+            place.pointed = vcs.pointed_at(place.tree)
             now = place.tree.protected()
             fresh = [
                 path
@@ -206,7 +208,11 @@ class Aftermath:
                 and path not in running_programs.vouched
                 and not protected.is_open(entry, self._denials)
             ]
-            fresh += [path for path, target in before.links.items() if path in now and _target(path) != target]
+            fresh += [
+                path
+                for path, target in before.links.items()
+                if (path in now or path not in before.entries) and _target(path) != target
+            ]
             found += [visible(path[len(place.root.rstrip("/")) + 1 :]) for path in sorted(fresh)]
         self.begin()
         self.mounted([path for mine in self._mounted for path in mine])
@@ -254,7 +260,8 @@ class Aftermath:
             if len(self._told) > told:
                 place.look()
             tree = place.tree
-            if tree.version != before.version or before.links or before.configs or before.missing or before.steps:
+            changed = tree.version != before.version
+            if changed or before.links or before.configs or before.missing or before.dangling or before.steps:
                 self._settle(place, before)
                 place.look()
                 if self._vcs:
@@ -284,23 +291,37 @@ class Aftermath:
     def _as_it_stands(self, place: Place) -> _Before:
         tree = place.tree
         entries = tree.protected()
+        links = protected.held_links(tree, self._denials)
         return _Before(
             tree.version,
             entries,
             frozenset(folder.path for folder in tree.order),
             frozenset(tree.repositories()),
             frozenset(tree.closed()),
-            {
-                path: _target(path)
-                for path, entry in entries.items()
-                if entry.link and not protected.is_open(entry, self._denials)
-            },
+            {path: _target(path) for path in self._links(place, entries, links)},
             frozenset(() if self._denials is None else place.fixed(self._denials)),
             () if self._denials is None else place.masks(self._denials),
             vcs.snapshot(tree) if self._vcs else {},
             vcs.steps_that_run(tree),
-            tuple(path for path in place.named if not os.path.lexists(path)),
+            tuple(path for path in place.pointed.targets if not os.path.lexists(path)),
+            self._dangling(place, links),
         )
+
+    def _links(self, place: Place, entries: Mapping[str, Protected], links: Mapping[str, Protection]) -> Iterator[str]:
+        """Yield the links that are to stay as they are: those with a protected name, those that lead on from ``links``, and
+        those on the way to what the settings of git name."""
+        yield from (path for path in links if path in entries)
+        folders = (entry for entry in entries.values() if entry.folder and not protected.is_open(entry, self._denials))
+        pinned = {*(entry.path for entry in folders), *place.pointed.targets}
+        ways = (way for path in links for way in protected.links_on_the_way(place.root, path))
+        yield from (path for path in (*ways, *place.pointed.links) if not protected.beneath_any(path, pinned))
+
+    @staticmethod
+    def _dangling(place: Place, links: Mapping[str, Protection]) -> dict[str, Protection]:
+        """Return what ``links`` lead to beneath the root and is not there, with why the link is protected."""
+        top = place.root.rstrip("/") + "/"
+        ends = ((os.path.realpath(path), why) for path, why in links.items())
+        return {end: why for end, why in ends if end.startswith(top) and not os.path.lexists(end)}
 
     @staticmethod
     def _open_up(place: Place, before: _Before) -> None:
@@ -365,10 +386,14 @@ class Aftermath:
         for path, kept in before.configs.items():
             if path not in now and (problem := vcs.lost(tree, path, kept)) is not None:
                 yield path, before.entries[path].why, problem
-        named = frozenset(vcs.pointed_at(tree) if before.missing else ())
+        pointed = vcs.pointed_at(tree) if before.missing else vcs.Pointed()
         for path in before.missing:
-            if path in named and os.path.lexists(path):
-                yield path, Protection("hook"), "a repository's configuration names it"
+            made = _outermost(place, path)
+            if os.path.lexists(path) and (made in pointed.targets or made in pointed.links):
+                yield made, Protection("hook"), "a repository's configuration names it"
+        for path, why in before.dangling.items():
+            if os.path.lexists(path):
+                yield _outermost(place, path), why, "a protected link leads to it"
         for path in () if meanwhile else tree.closed():
             if path not in before.closed and os.path.lexists(path):
                 yield path, None, _UNLOOKED
@@ -497,6 +522,11 @@ class Aftermath:
             self._tell(f"{shown} was a link and could not be put back ({error.strerror})")
         else:
             self._tell(f"{shown} is a link that was changed, and was put back")
+
+
+def _outermost(place: Place, path: str) -> str:
+    """Return the first link on the way to a path; the path itself where there is none."""
+    return next(iter(protected.links_on_the_way(place.root, path)), path)
 
 
 def _because(why: Protection, what: str) -> str:

@@ -13,12 +13,14 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 from handrail.contract.protected import plain
 from handrail.runtime import git_settings
 from handrail.runtime.beneath import READ
 from handrail.runtime.gitconfig import Unreadable, beyond_the_list, read
 from handrail.runtime.kept import Kept, read_plain
+from handrail.sandbox.protected import links_on_the_way
 from handrail.sandbox.tree import Protected, Tree, check_passing
 
 _CONFIGS = frozenset(("config", "config.worktree"))
@@ -26,7 +28,20 @@ _POINTERS = frozenset((".git", "commondir"))
 _MOST_POINTED = 64
 _LONGEST_POINTER = 8_192
 _MOST_HOOKS = 1_000
-_pointed: dict[str, tuple[tuple[object, ...], tuple[str, ...]]] = {}
+
+
+class Pointed(NamedTuple):
+    """What settings of git name beneath a root. Absolute paths.
+
+    :param targets: what git executes, or takes settings from, whether there is something or not
+    :param links: the symbolic links on the way there; whoever replaces one decides what git finds
+    """
+
+    targets: tuple[str, ...] = ()
+    links: tuple[str, ...] = ()
+
+
+_pointed: dict[str, tuple[tuple[object, ...], Pointed]] = {}
 """By root: what :func:`pointed_at` last found, and what it was found from."""
 
 
@@ -41,12 +56,12 @@ def snapshot(tree: Tree) -> dict[str, Kept]:
     return found
 
 
-def pointed_at(tree: Tree) -> tuple[str, ...]:
+def pointed_at(tree: Tree) -> Pointed:
     """Return what git executes, or takes settings from, for being named in the settings of a tree's repositories, of the
     person or of the machine, wherever it lies in the tree.
 
     Hooks may lie in a folder of a repository's own (``core.hooksPath``), a file of the work tree may be included, and a
-    command may be a script of the work tree. Absolute paths, whether there is something or not.
+    command may be a script of the work tree.
     """
     places = [*((folder, None) for folder in tree.repositories()), *_above(tree.root)]
     person = git_settings.of_person()
@@ -58,26 +73,29 @@ def pointed_at(tree: Tree) -> tuple[str, ...]:
     known = _pointed.get(tree.root)
     if known is not None and known[0] == key:
         return known[1]
+    links: dict[str, None] = {}
     found: dict[str, None] = {}
     for folder, work_tree in places:
-        found.update(dict.fromkeys(_pointed_by(tree.root, folder, person, work_tree)))
-    found.update(dict.fromkeys(_resolved(tree.root, person, tree.root)))
+        found.update(dict.fromkeys(_pointed_by(tree.root, folder, person, work_tree, links)))
+    found.update(dict.fromkeys(_resolved(tree.root, person, tree.root, links)))
     if len(_pointed) >= _MOST_POINTED:
         _pointed.clear()
-    _pointed[tree.root] = key, tuple(found)
-    return tuple(found)
+    pointed = Pointed(tuple(found), tuple(links))
+    _pointed[tree.root] = key, pointed
+    return pointed
 
 
 def pointed_around(root: str, path: str) -> Iterator[str]:
     """Yield the same for one path beneath ``root``: of the repositories whose work trees it can lie in, and of what was
     found when a program was last started there."""
-    yield from _pointed.get(root, ((), ()))[1]
+    if root in _pointed:
+        yield from _pointed[root][1].targets
     person = git_settings.of_person()
-    yield from _resolved(root, person, root)
+    yield from _resolved(root, person, root, {})
     folder = path.rpartition("/")[0]
     while folder:
         if (place := _git_directory(folder)) is not None:
-            yield from _pointed_by(root, place, person, folder)
+            yield from _pointed_by(root, place, person, folder, {})
         folder = folder.rpartition("/")[0]
 
 
@@ -129,10 +147,13 @@ def _configs(folder: str) -> tuple[str, ...]:
     return found if not common else (*found, f"{os.path.realpath(Path(folder, common))}/config")
 
 
-def _pointed_by(root: str, folder: str, person: Iterable[git_settings.Named], work_tree: str | None) -> Iterator[str]:
+def _pointed_by(
+    root: str, folder: str, person: Iterable[git_settings.Named], work_tree: str | None, links: dict[str, None]
+) -> Iterator[str]:
     """Yield what the settings of one git directory, and of the person who uses it, name beneath a root.
 
     :param work_tree: one that is known to be its own
+    :param links: gets the links on the way
     """
     named: dict[git_settings.Named, None] = dict.fromkeys(person)
     trees = [folder.rpartition("/")[0] if plain(folder.rpartition("/")[2]) == ".git" else folder]
@@ -145,32 +166,38 @@ def _pointed_by(root: str, folder: str, person: Iterable[git_settings.Named], wo
     if work_tree is not None:
         trees.append(work_tree)
     for tree in dict.fromkeys(trees):
-        for target in _resolved(root, named, tree):
+        for target in _resolved(root, named, tree, links):
             yield target
-            yield from _linked_from(root, target)
+            yield from _linked_from(root, target, links)
     for path in dict.fromkeys(path.rpartition("/")[0] for path in _configs(folder)):
-        yield from _linked_from(root, f"{path}/hooks")
+        yield from _linked_from(root, f"{path}/hooks", links)
 
 
-def _linked_from(root: str, hooks: str) -> Iterator[str]:
+def _linked_from(root: str, hooks: str, links: dict[str, None]) -> Iterator[str]:
     """Yield what the links in a folder of hooks lead to beneath a root: git executes the file behind the link."""
     top = root.rstrip("/") + "/"
     try:
         with os.scandir(hooks) as entries:
-            links = [entry.path for entry in islice(entries, _MOST_HOOKS) if entry.is_symlink()]
-    except OSError:
+            found = [entry.path for entry in islice(entries, _MOST_HOOKS) if entry.is_symlink()]
+    except OSError as error:
+        check_passing(error, hooks)
         return
-    for link in links:
+    for link in found:
         target = os.path.realpath(link)
+        links.update(dict.fromkeys(links_on_the_way(root, link)))
         if target.startswith(top):
             yield target
 
 
-def _resolved(root: str, named: Iterable[git_settings.Named], work_tree: str) -> Iterator[str]:
+def _resolved(root: str, named: Iterable[git_settings.Named], work_tree: str, links: dict[str, None]) -> Iterator[str]:
     top = root.rstrip("/") + "/"
     for value, base, of_command in named:
-        target = os.path.realpath(Path(work_tree if base is None else base, value))
-        if target.startswith(top) and not (of_command and Path(target).is_dir()):
+        path = Path(work_tree if base is None else base, value)
+        target = os.path.realpath(path)
+        if of_command and Path(target).is_dir():
+            continue
+        links.update(dict.fromkeys(links_on_the_way(root, str(path))))
+        if target.startswith(top):
             yield target
 
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Collection, Container, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Container, Hashable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Literal
 
 from handrail.contract.errors import ToolError
-from handrail.contract.protected import WORKSPACE_FILE
+from handrail.contract.protected import WORKSPACE_FILE, Protection, protection
 from handrail.contract.sandbox import Denials, Profile
 from handrail.sandbox.looks import Looks, What
 from handrail.sandbox.tree import Folder, Protected, Tree
@@ -21,6 +22,8 @@ from handrail.sandbox.tree import Folder, Protected, Tree
 EASY_MOUNTS = 400
 """Mounts of one sandbox, the folders on the way included, that are made without folding. bubblewrap takes longer for each bind
 than for the one before: measured, 100 take 0.1 s, 400 take 0.6 s, 1,000 take 2.4 s and 2,000 take 15 s."""
+_MOST_LINKS = 40
+"""The kernel follows no more on the way to one file."""
 MOST_MOUNTS = 1_000
 """More are refused. bubblewrap takes 9,000 words."""
 
@@ -70,8 +73,8 @@ def is_open(entry: Protected, denials: Denials | None) -> bool:
 def pins(tree: Tree, denials: Denials | None = None) -> tuple[str, ...]:
     """Return the protected paths of a tree that are there and that programs may not write, to be bound read-only.
 
-    A link cannot be mounted over; what it leads to inside the tree can. Of a repository that one leads to, the parts
-    that are protected are found as such.
+    A link cannot be mounted over; what it leads to inside the tree can, and so can a file that a link in a protected
+    folder leads to. Of a repository that one leads to, the parts that are protected are found as such.
     """
     found: dict[str, None] = {}
     repositories = set(tree.repositories())
@@ -84,6 +87,55 @@ def pins(tree: Tree, denials: Denials | None = None) -> tuple[str, ...]:
             if not path.startswith(tree.root.rstrip("/") + "/") or path in repositories or not os.path.lexists(path):
                 continue
         found[path] = None
+    for link in _inner_links(tree):
+        path = os.path.realpath(link)
+        if path.startswith(tree.root.rstrip("/") + "/") and Path(path).is_file() and not beneath_any(path, found):
+            found[path] = None
+    return tuple(found)
+
+
+def held_links(tree: Tree, denials: Denials | None = None) -> dict[str, Protection]:
+    """Return the links of a tree that programs may not change, by their names or in a protected folder, and why."""
+    found = {entry.path: entry.why for entry in tree.protected().values() if entry.link and not is_open(entry, denials)}
+    for path in _inner_links(tree):
+        if (why := protection(path[len(tree.root.rstrip("/")) + 1 :])) is not None:
+            found[path] = why
+    return found
+
+
+def _inner_links(tree: Tree) -> Iterator[str]:
+    """Yield the links in folders that are protected with all that is in them."""
+    for folder in tree.order:
+        if folder.within:
+            yield from (folder.child(name)[0] for name in folder.links)
+
+
+def links_on_the_way(root: str, path: str) -> tuple[str, ...]:
+    """Return the symbolic links beneath a root by which ``path`` leads on, each by a path without links."""
+    found: dict[str, None] = {}
+    top, done, followed = root.rstrip("/") + "/", "", 0
+    names = path.split("/")[::-1]
+    while names:
+        name = names.pop()
+        if name in ("", "."):
+            continue
+        if name == "..":
+            done = done.rpartition("/")[0]
+            continue
+        here = f"{done}/{name}"
+        try:
+            target = os.readlink(here)  # noqa: PTH115 - on the way of each start
+        except (OSError, ValueError):
+            done = here
+            continue
+        followed += 1
+        if followed > _MOST_LINKS:
+            break
+        if here.startswith(top):
+            found[here] = None
+        if target.startswith("/"):
+            done = ""
+        names += target.split("/")[::-1]
     return tuple(found)
 
 
