@@ -11,7 +11,7 @@ from tests.sandbox.conftest import Ground
 
 from handrail.contract.errors import ToolError
 from handrail.contract.sandbox import Limits
-from handrail.sandbox import launcher, memory, tiers
+from handrail.sandbox import launcher, memory, seccomp, tiers
 from handrail.sandbox.bubblewrap import Bubblewrap
 from handrail.sandbox.launcher import Launcher
 from handrail.sandbox.limits import rlimits, user_counts
@@ -38,6 +38,13 @@ held = 0
 while held < 100_000 and libc.timer_create(1, None, ctypes.byref(ctypes.c_void_p())) == 0:
     held += 1
 print(held)
+"""
+AIO = """
+import ctypes, errno
+libc = ctypes.CDLL(None, use_errno=True)
+context = ctypes.c_ulong()
+made = libc.syscall({number}, 10_000, ctypes.byref(context))
+print(made, errno.errorcode.get(ctypes.get_errno()))
 """
 
 
@@ -79,6 +86,16 @@ async def test_a_sandbox_gets_a_part_of_its_users_timers(confined: Ground) -> No
     assert 0 < int(held) <= bound
     assert int(queues) <= 256 * 1024
     assert int(locked) <= 1024
+
+
+@pytest.mark.proves("S-04")
+async def test_a_sandbox_takes_none_of_the_machines_asynchronous_requests(confined: Ground) -> None:
+    chosen = seccomp.machine()
+    if chosen is None:
+        pytest.skip("there is no filter for this machine")
+    (confined.workspace / "probe.py").write_text(AIO.format(number=seccomp.NUMBERS[chosen]["io_setup"]))
+    ran = await confined.bash("python3 probe.py")
+    assert ran.out.split() == ["-1", "ENOSYS"], ran
 
 
 @pytest.mark.proves("S-04")

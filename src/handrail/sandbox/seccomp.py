@@ -2,9 +2,10 @@
 
 What a namespace does not confine, or what opens parts of the kernel that no build or test needs, is answered with an
 error: new namespaces and mounts, tracing others, kernel keys, modules, clocks, handles, terminal injection, every
-socket family but the internet's and pairs, and kernel memory that no other bound counts (System V queues, long segments
-and large semaphore sets, longer pipes). So is each call that is newer than this table. A program for another
-architecture (32-bit or x32 on x86-64) is killed or gets ENOSYS, since its numbers mean other calls.
+socket family but the internet's and pairs, kernel memory that no other bound counts (System V queues, long segments
+and large semaphore sets, longer pipes), and Linux AIO, of whose requests the whole machine has one number. So is each
+call that is newer than this table. A program for another architecture (32-bit or x32 on x86-64) is killed or gets
+ENOSYS, since its numbers mean other calls.
 
 The filter is assembled by hand: bubblewrap takes exactly these bytes, and no library is needed.
 """
@@ -52,6 +53,8 @@ NOT_PERMITTED = (
 
 NOT_THERE = (
     *("clone3", "io_uring_setup", "io_uring_enter", "io_uring_register", "openat2"),
+    # requests of which the whole machine has one number, such as 65,536
+    "io_setup",
     # memory that no bound of a call counts
     *("msgget", "memfd_secret"),
 )
