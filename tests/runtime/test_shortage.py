@@ -6,13 +6,15 @@ import errno
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from tests.runtime.test_guard import Ground, ground
 
 from handrail.contract.errors import ToolError
-from handrail.runtime import guard
+from handrail.contract.sandbox import Program
+from handrail.runtime import aftermath, guard
 from handrail.runtime.aftermath import Aftermath
 from handrail.sandbox import tiers
 from handrail.sandbox import tree as module
@@ -33,6 +35,7 @@ from handrail.runtime.guard import Guarded
 from handrail.runtime.roots import Roots
 from handrail.runtime.shell import SandboxedShell
 from handrail.sandbox import pool, tiers
+from handrail.sandbox.process import settled
 
 place = Path(sys.argv[1])
 ws = place / "ws"
@@ -75,7 +78,7 @@ async def main():
         assert done.output == b"worked\\n", (spare, done)
         assert (ws / ".git/config").read_text() == "theirs" and (ws / ".vscode/tasks.json").read_text() == "theirs"
     await pooled.aclose()
-    await asyncio.sleep(0)
+    await settled()
     for thread in threading.enumerate():
         if thread.name == "handrail-reap":
             thread.join()
@@ -154,3 +157,68 @@ async def test_a_program_after_which_nobody_could_look_is_looked_after_before_th
         await ground.run("echo not yet")
     assert caught.value.kind == "conflict" and not (ground.workspace / ".envrc").exists()
     assert await ground.run("echo again") == (0, "again\n")
+
+
+async def test_a_call_after_which_nobody_could_look_is_looked_after_before_the_next_one(
+    ground: Ground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = "while read go; do echo evil > .envrc; echo done; done"
+    process = await ground.sandbox.start(ground.capabilities, ground.profile, Program(["/bin/bash", "-c", script]))
+    assert isinstance(process, guard.GuardedProcess)
+
+    def short(self: Aftermath) -> None:
+        raise ToolError("no descriptors", kind="unavailable")
+
+    try:
+        await process.begin()
+        await process.write(b"go\n")
+        assert await process.read_line(100) == b"done\n"
+        with monkeypatch.context() as patched:
+            patched.setattr(Aftermath, "look", short)
+            with pytest.raises(ToolError, match="no descriptors"):
+                await process.settle()
+            with pytest.raises(ToolError, match="no descriptors"):
+                await process.begin()
+        assert any(".envrc was moved to" in found for found in await process.begin())
+        assert not (ground.workspace / ".envrc").exists()
+    finally:
+        await process.kill()
+
+
+@pytest.mark.parametrize("wanting", ["a file", "a link"])
+async def test_what_could_not_be_put_back_for_a_moment_is_put_back(
+    ground: Ground, monkeypatch: pytest.MonkeyPatch, wanting: str
+) -> None:
+    (ground.workspace / ".envrc").write_text("theirs")
+    (ground.workspace / "conf").mkdir()
+    (ground.workspace / ".vscode").symlink_to("conf")
+    failed: list[str] = []
+
+    def once(real: Callable[..., object]) -> Callable[..., object]:
+        def short(*given: object, **named: object) -> object:
+            if not failed:
+                failed.append("once")
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            return real(*given, **named)
+
+        return short
+
+    process = await ground.sandbox.start(
+        ground.capabilities, ground.profile, Program(["/bin/bash", "-c", "echo up; read go; exit 0"])
+    )
+    try:
+        assert await process.read_line(100) == b"up\n"
+        name = "restore" if wanting == "a file" else "open_parent"
+        monkeypatch.setattr(aftermath, name, once(getattr(aftermath, name)))
+        if wanting == "a file":
+            (ground.workspace / "new").write_text("new")
+            (ground.workspace / "new").rename(ground.workspace / ".envrc")
+        else:
+            (ground.workspace / ".vscode").unlink()
+        await process.close_stdin()
+        with pytest.raises(ToolError, match="put back"):
+            await process.wait()
+    finally:
+        await process.kill()
+    assert failed and (ground.workspace / ".envrc").read_text() == "theirs"
+    assert (ground.workspace / ".vscode").readlink() == Path("conf")

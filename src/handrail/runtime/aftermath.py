@@ -22,7 +22,7 @@ from handrail.runtime.quarantine import Quarantine, make_readable, open_parent
 from handrail.runtime.roots import visible
 from handrail.runtime.running import running_programs
 from handrail.sandbox import protected
-from handrail.sandbox.tree import DEEPEST, LONGEST, Protected, Tree
+from handrail.sandbox.tree import DEEPEST, LONGEST, Protected, Tree, check_passing
 
 _OPENED_IN_ONE_LOOK = 64
 _TOLD = 8
@@ -442,6 +442,7 @@ class Aftermath:
         except FileNotFoundError:
             return  # the folder around is gone too
         except OSError as error:
+            check_passing(error, path)  # the next look does it
             became = f"could not be put back ({error.strerror}); a person has to look at it"
         self._tell(
             f"{shown} {became}, since another process replaced it while the program ran, and the program could write it from then on"
@@ -475,6 +476,7 @@ class Aftermath:
                 restore(tree.root, path, original)
                 became = "was put back as it was before"
         except OSError as error:
+            check_passing(error, path)  # the next look does it
             became = f"could not be moved away ({error.strerror}) and has to be removed by a person"
         if why is None:
             self._tell(f"{shown} {became}, since {what}")
@@ -501,6 +503,7 @@ class Aftermath:
             else:
                 restore(tree.root, path, rest)
         except OSError as error:
+            check_passing(error, path)  # the next look does it
             self._tell(f"{shown} would run {what}, could not be changed ({error.strerror}), and a person has to look")
         else:
             self._tell(f"{shown} would run {what} once a person lets git go on, and was left without that")
@@ -519,6 +522,7 @@ class Aftermath:
             finally:
                 os.close(parent)
         except OSError as error:
+            check_passing(error, path)  # the next look does it
             self._tell(f"{shown} was a link and could not be put back ({error.strerror})")
         else:
             self._tell(f"{shown} is a link that was changed, and was put back")

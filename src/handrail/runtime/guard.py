@@ -305,6 +305,8 @@ class GuardedProcess(Delegating):
         self._ending: asyncio.Future[None] | None = None
         self._told: list[Callable[[bool], None]] = []
         self._calls = 0
+        self._unsettled = False
+        """A call has ended, and the look after it has not."""
 
     def when_settled(self, told: Callable[[bool], None]) -> None:
         """Have ``told`` called once nobody is left in the sandbox, with whether the last look could be taken."""
@@ -354,6 +356,7 @@ class GuardedProcess(Delegating):
         appeared: list[str] = []
         aftermath = self._aftermath
         if self._calls > 1 and aftermath is not None:
+            await self._settle(aftermath)
             await self._run(lambda: appeared.extend(aftermath.begin_anew()))
         return tuple(appeared)
 
@@ -364,9 +367,16 @@ class GuardedProcess(Delegating):
         """
         if self._aftermath is None:
             return
-        await self._run(self._aftermath.look)
+        self._unsettled = True
+        await self._settle(self._aftermath)
         if (veto := self._aftermath.report()) is not None:
             raise veto
+
+    async def _settle(self, aftermath: Aftermath) -> None:
+        """Look after the last call, unless that has been done."""
+        if self._unsettled:
+            await self._run(aftermath.look)
+            self._unsettled = False
 
     async def _ended(self) -> None:
         await super().kill()

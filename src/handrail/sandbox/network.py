@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import fcntl
 import os
 import platform
@@ -29,6 +30,7 @@ from handrail.sandbox.delegating import Delegating
 from handrail.sandbox.egress import Egress, Resolver
 from handrail.sandbox.proxy import Proxy, ProxyLimits
 from handrail.sandbox.spawn import spawn
+from handrail.sandbox.tree import PASSING
 
 PROXY_PORT = 3128
 PERL = "/usr/bin/perl"
@@ -186,7 +188,7 @@ async def listener_in(child: int, parent: int) -> socket.socket:
 
     :param child: its process id
     :param parent: that of the bubblewrap which started it and which nobody has waited for yet
-    :raises ToolError: ``backend`` when it cannot be had
+    :raises ToolError: ``backend`` when it cannot be had, ``unavailable`` where the system is short of something
     """
     descriptors: list[int] = []
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -202,7 +204,8 @@ async def listener_in(child: int, parent: int) -> socket.socket:
     except ProgramRefused as error:
         raise ToolError(f"the sandbox's network cannot be set up: {error}", kind="unavailable") from None
     except OSError as error:
-        raise ToolError(f"the sandbox's network cannot be set up: {error.strerror or error}", kind="backend") from None
+        kind = "unavailable" if error.errno in PASSING else "backend"
+        raise ToolError(f"the sandbox's network cannot be set up: {error.strerror or error}", kind=kind) from None
     finally:
         here.close()
         there.close()
@@ -268,6 +271,8 @@ async def _handed_over(channel: socket.socket, pid: int) -> socket.socket:
             listener = socket.socket(fileno=received.pop())
             listener.setblocking(False)
             return listener
+        if text == b"l":  # the kernel leaves out a descriptor that there is no number for
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         raise OSError(text[1:].decode("utf-8", "replace") or "the listener said nothing")
     except TimeoutError:
         raise OSError(f"the listener did not answer within {_HANDED_OVER_S:g} s") from None
