@@ -124,3 +124,13 @@ async def test_hooks_and_configuration_that_the_repository_keeps_elsewhere_are_n
     assert (await files.write("tools/other", b"x")).created
     config.write_text("[core]\n\tbare = false\n")
     assert (await files.write("tools/hooks/pre-commit", b"x")).created
+
+
+async def test_a_file_behind_a_link_in_a_protected_folder_is_not_written(files: RootedFiles, workspace: Path) -> None:
+    for name in (".vscode", "conf"):
+        (workspace / name).mkdir()
+    (workspace / ".vscode" / "tasks.json").symlink_to("../conf/tasks.json")
+    with pytest.raises(ToolError, match="no rule allows it"):
+        await files.write("conf/tasks.json", b"evil")
+    assert not (workspace / "conf" / "tasks.json").exists()
+    await files.write("conf/other.json", b"fine")

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 from itertools import islice
 
 from handrail.contract.errors import ToolError
-from handrail.contract.protected import GIT_NAMES, Protection, plain, protection
+from handrail.contract.protected import GIT, GIT_NAMES, Protection, plain, protection
 from handrail.runtime import beneath, vcs
 from handrail.runtime.openat2 import HANDLE
 from handrail.runtime.roots import Located, is_beneath
+from handrail.sandbox.tree import check_passing
 
 _HEAD = "head"
 _REFERENCE = re.compile(rb"\s*(?:ref:|[0-9a-fA-F]{40})")
@@ -62,21 +64,41 @@ def check_write(located: Located, data: bytes) -> None:
 
 
 def _linked_to(located: Located) -> Protection | None:
-    """Return what a path is protected as for being behind a link with a protected name, which a person made in the root or
-    in the path's own folder. Writing the file behind the link writes what the name stands for."""
+    """Return what a path is protected as for being behind a link that a person made with a protected name, or in a protected
+    folder. Looked at are the root, the path's own folder and the protected folders in both. Writing the file behind the
+    link writes what the name stands for."""
     assert located.root is not None
-    for folder in dict.fromkeys((located.root, located.absolute.rpartition("/")[0] or "/")):
-        below = folder[len(located.root.rstrip("/")) + 1 :]
-        try:
-            with os.scandir(folder) as entries:
-                links = [entry for entry in islice(entries, _MOST_ENTRIES) if entry.is_symlink()]
-        except OSError:
-            continue
-        for link in links:
-            found = protection(f"{below}/{link.name}" if below else link.name)
-            if found is not None and not found.asks and is_beneath(located.absolute, os.path.realpath(link.path)):
+    own = located.absolute.rpartition("/")[0] or "/"
+    for folder in dict.fromkeys((located.root, own)):
+        for link, found in _protected_links(located.root, folder):
+            if is_beneath(located.absolute, os.path.realpath(link)):
                 return found
     return None
+
+
+def _protected_links(root: str, folder: str, *, inner: bool = True) -> Iterator[tuple[str, Protection]]:
+    """Yield the links in a folder that are never written, with why.
+
+    :param inner: those in the protected folders in it, too
+    """
+    below = folder[len(root.rstrip("/")) + 1 :]
+    try:
+        with os.scandir(folder) as entries:
+            looked_at = list(islice(entries, _MOST_ENTRIES))
+    except OSError as error:
+        check_passing(error, folder)
+        return
+    for entry in looked_at:
+        link = entry.is_symlink()
+        if not link and not (inner and entry.is_dir(follow_symlinks=False)):
+            continue
+        found = protection(f"{below}/{entry.name}" if below else entry.name)
+        if found is None or found.asks:
+            continue
+        if link:
+            yield entry.path, found
+        elif plain(entry.name) != GIT:
+            yield from _protected_links(root, entry.path, inner=False)
 
 
 def _is_git_directory(located: Located, folder: list[str]) -> bool:
