@@ -161,6 +161,58 @@ async def _switched_off(home: Home) -> str | None:
         return None
 
 
+def _links_on_the_way(workspace: Path) -> dict[str, str]:
+    """Furnish a workspace with protected ends that further links lead to. Return these links, each with its end."""
+    _repository(workspace)
+    for name in ("v1/pre-commit", "v1/hook", "v1/env", "conf/tasks.json"):
+        put(workspace / name, "theirs")
+    (workspace / "tools").mkdir()
+    (workspace / ".vscode").mkdir()
+    for name, target in (
+        ("hooks", "v1"),
+        ("tools/hook", "../v1/hook"),
+        (".git/hooks/post-merge", "../../tools/hook"),
+        ("tools/env", "../v1/env"),
+        (".envrc", "tools/env"),
+        (".vscode/tasks.json", "../conf/tasks.json"),
+        (".bashrc", "absent/bashrc"),
+    ):
+        (workspace / name).unlink(missing_ok=True)
+        (workspace / name).symlink_to(target)
+    subprocess.run([*_GIT, "config", "core.hooksPath", "hooks"], cwd=workspace, check=True)
+    return {"hooks": "hooks/pre-commit", "tools/hook": ".git/hooks/post-merge", "tools/env": ".envrc"}
+
+
+async def _turned_links(home: Home) -> str | None:
+    async with home.elsewhere() as (session, workspace):
+        links = _links_on_the_way(workspace)
+        made = "mkdir -p evil; for n in pre-commit x; do echo evil > evil/$n; done"
+        for link, end in links.items():
+            for turn in ("ln -s $PWD/evil{0} {1}", "cp -r evil{0} {1}"):
+                text = f"{made}; rm -rf {link}; {turn.format('' if link == 'hooks' else '/x', link)}"
+                put(workspace / "turn.sh", text)
+                said = said_by(await session.call("bash", {"command": "bash turn.sh; echo DONE"}))
+                if (workspace / end).read_text() != "theirs":
+                    return f"{end} is the program's by {text!r}: {said!r}"[:600]
+        return None
+
+
+async def _ends_of_links(home: Home) -> str | None:
+    async with home.elsewhere() as (session, workspace):
+        _links_on_the_way(workspace)
+        for text in (
+            "echo evil > conf/tasks.json; mv conf c; mkdir conf; echo evil > conf/tasks.json",
+            "mkdir absent; echo evil > absent/bashrc",
+            "rm -rf absent; mkdir e; echo evil > e/bashrc; ln -s e absent",
+        ):
+            put(workspace / "make.sh", text)
+            said = said_by(await session.call("bash", {"command": "bash make.sh; echo DONE"}))
+            if (workspace / ".bashrc").exists() or (workspace / ".vscode/tasks.json").read_text() != "theirs":
+                return f"{text!r}: {said!r}"[:600]
+        said = said_by(await session.call("write", {"path": "conf/tasks.json", "content": "evil"}))
+        return None if (workspace / "conf/tasks.json").read_text() == "theirs" else f"by the tool: {said!r}"
+
+
 CASES = [
     *(
         Case(f"{name} replaced while a job runs, {how}", "configuration",
@@ -182,6 +234,10 @@ CASES = [
          _too_deep),
     Case("a FIFO in the place of git's files", "files", "git waits for a writer that never comes",
          "every call ends soon", _waits_for_ever),
+    Case("links on the way to hooks and protected names", "configuration",
+         "git, a shell or an editor follows a link that a program can turn", "the link is put back", _turned_links),
+    Case("ends of protected links", "configuration", "a person links a protected name to a file of the project",
+         "the file is neither written nor made", _ends_of_links),
     Case("451 hidden files", "sandbox", "more mounts than a sandbox can have", "programs run, and see none of them",
          _switched_off),
 ]  # fmt: skip
