@@ -291,7 +291,7 @@ class Aftermath:
     def _as_it_stands(self, place: Place) -> _Before:
         tree = place.tree
         entries = tree.protected()
-        links = protected.held_links(tree, self._denials)
+        links = protected.held_links(tree, entries.values(), self._denials)
         return _Before(
             tree.version,
             entries,

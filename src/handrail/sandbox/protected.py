@@ -94,9 +94,12 @@ def pins(tree: Tree, denials: Denials | None = None) -> tuple[str, ...]:
     return tuple(found)
 
 
-def held_links(tree: Tree, denials: Denials | None = None) -> dict[str, Protection]:
-    """Return the links of a tree that programs may not change, by their names or in a protected folder, and why."""
-    found = {entry.path: entry.why for entry in tree.protected().values() if entry.link and not is_open(entry, denials)}
+def held_links(tree: Tree, entries: Iterable[Protected], denials: Denials | None = None) -> dict[str, Protection]:
+    """Return the links of a tree that programs may not change, by their names or in a protected folder, and why.
+
+    :param entries: the protected ones of the tree
+    """
+    found = {entry.path: entry.why for entry in entries if entry.link and not is_open(entry, denials)}
     for path in _inner_links(tree):
         if (why := protection(path[len(tree.root.rstrip("/")) + 1 :])) is not None:
             found[path] = why
