@@ -62,7 +62,7 @@ def render() -> str:
     lines += [
         "## Names that look like secrets",
         "",
-        "Reading these is asked about, and programs do not see them. Here, letter case counts.",
+        "Reading these is asked about, and programs do not see them. Names are compared without the case of ASCII letters.",
         "",
     ]
     lines += [

@@ -6,6 +6,7 @@ The lists were made from what editors, shells, hook managers, agents and tools a
 from __future__ import annotations
 
 AGENTS_NEVER = """
+.eca/config.json .llxprt/settings.json .omp/x.ts .emdash.json .conductor.json .forge.yaml
 .claude/settings.json .claude/settings.local.json .claude/commands/x.md .claude/agents/a.md .claude/hooks/h.sh .claude.json
 .mcp.json mcp.json .vscode/mcp.json .cursor/mcp.json .cursor/rules/a.mdc .cursor/hooks.json .roo/mcp.json .amazonq/mcp.json
 .amazonq/cli-agents/a.json .kiro/settings/mcp.json .kiro/hooks/h.kiro.hook .kiro/steering/a.md .codex/config.toml
@@ -31,6 +32,8 @@ CODEBUDDY.md OpenCode.md CONTEXT.md .cursorrules .windsurfrules .clinerules .cli
 .clinerules.md .github/copilot-setup-steps.yml docs/AGENTS.md packages/a/CLAUDE.md AmazonQ.md .junierules.agent.md sub/.cursorrules .blackboxrules .llmrules
 """
 EDITORS = """
+.obsidian/plugins/x/main.js logseq/custom.js .foam/templates/x.js dendron.yml .config/Code/User/tasks.json .config/Cursor/User/settings.json
+.config/starship.toml .config/niri/config.kdl env.nu .config/ipython/x .rbenv/rbenv.d/exec/x.bash .asdf/shims/x .gefrc .hooks.d/x
 .vscode/tasks.json .vscode/settings.json .vscode/launch.json .vscode/extensions.json project.code-workspace a/x.code-workspace
 .idea/workspace.xml .idea/runConfigurations/r.xml .run/r.run.xml app.iml .fleet/run.json .fleet/settings.json .vs/tasks.vs.json .vs/launch.vs.json
 .vs/ProjectSettings.json a.csproj.user .vimrc .exrc _vimrc .gvimrc .nvimrc .nvim.lua .lvimrc .local.vimrc .vim/plugin/x.vim .project.vim
@@ -67,7 +70,7 @@ HOOKS = """
 .hg/hgrc .hgrc .gitconfig .config/git/config .config/git/hooks/x .pijul/config _darcs/prefs/defaults .fossil-settings/x .subversion/config
 .config/jj/config.toml .bazaar/plugins/x.py .p4config .sl/config .git-templates/hooks/post-checkout
 """
-HOOKS_ASK = ".pre-commit-hooks.yaml .czrc .cz.toml .cz.json .gitattributes .gitmodules .lfsconfig .hgsub .arcconfig .gclient a/.gitattributes"
+HOOKS_ASK = "hooks/pre-commit scripts/hooks/commit-msg hooks/post-checkout git-template/hooks/x .npm-init.js .vscode-test.mjs .corepack.env hooks/hooks.json .mrconfig .config/nix/nix.conf .pre-commit-hooks.yaml .czrc .cz.toml .cz.json .gitattributes .gitmodules .lfsconfig .hgsub .arcconfig .gclient a/.gitattributes"
 REPL = """
 .pdbrc .pdbrc.py .pythonrc .pythonrc.py .ipython/profile_default/startup/x.py .jupyter/custom.js ipython_config.py .irbrc .pryrc .iex.exs
 .erlang .ghci .ghcid .ocamlinit .sbclrc .eclrc .guile .racketrc .tclshrc .wishrc .octaverc .Rprofile .Renviron .gnuplot .psysh.php .psqlrc
@@ -98,6 +101,7 @@ pants.toml .buckconfig .sequelizerc codegen.yml .graphqlrc.yml .mega-linter.yml 
 .bsp/sbt.json .devbox/x .kube/config kubeconfig .aws/config .docker/config.json .tflint.hcl terragrunt.hcl .kitchen.yml cdk.json .sqlfluff
 """
 ORDINARY = """
+hooks/useThing.ts src/hooks/index.ts src/hooks/update/index.ts app/hooks/pre_commit.py src/config.py docs/obsidian.md src/foam.ts
 README.md src/main.py src/index.ts src/app/app.config.ts lib/config.rb package.json pyproject.toml Cargo.toml go.mod Makefile GNUmakefile
 justfile Taskfile.yml Dockerfile docker-compose.yml compose.yaml Procfile Rakefile Gemfile pom.xml build.gradle settings.gradle build.gradle.kts
 tests/conftest.py conftest.py noxfile.py setup.py build.rs CMakeLists.txt tsconfig.json tsconfig.build.json jsconfig.json ruff.toml biome.json

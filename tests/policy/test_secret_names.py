@@ -39,7 +39,11 @@ local.settings.json appsettings.Production.json .microsoft/usersecrets/x/secrets
 token.json token.pickle .credentials.json oauth_creds.json .pulumi/credentials.json vault.yml .authinfo clouds.yaml openrc.sh
 .config/rclone/rclone.conf ngrok.yml .smbcredentials .terraformrc .dockerconfigjson k3s.yaml user_accessKeys.csv key.properties
 krb5.keytab .p4tickets .msmtprc .fetchmailrc .muttrc passwords.txt sftp-config.json .ftpconfig filezilla.xml pgpass.conf
-.config/glab-cli/config.yml .pg_service.conf prod.env cookies.txt .codex/auth.json .claude/.credentials.json
+.envs/.production/.django .env.d/x prod.env.bak env.local .secrets.toml .secrets.yaml secrets.prod.json secrets-dev.yaml app-secrets.json
+jwt_secret.txt db_password.txt db-credentials.yml credentials.bak api-keys.json openai_api_key.txt github_token slack-token.txt
+deploy_key github_rsa work_id_rsa host.key.bak ca.pem.old privkey .npmrc.bak .netrc~ sa-key.json vault-keys.json unseal_keys.txt
+pull-secret.json playwright/.auth/user.json storageState.json .local/share/keyrings/x.keyring .purple/accounts.xml .claude.json
+.erlang.cookie master_key.txt .config/glab-cli/config.yml .pg_service.conf prod.env cookies.txt .codex/auth.json .claude/.credentials.json
 """
 ORDINARY = """
 src/secrets.py src/test_credentials.py src/tokens.ts docs/secrets.md src/token/token.go src/credentials/base.py src/auth.py src/auth.ts
@@ -48,6 +52,8 @@ design/tokens.json package.json src/cookies.ts src/history.py src/vault.go src/w
 tests/test_tokens.py k8s/configmap.yaml appsettings.json appsettings.Development.json gradle.properties settings.xml
 src/private_key.py src/privatekey.go src/access_token.py id_map.sql config.json src/Secrets.java src/passwords.py
 src/secrets/__init__.py oauth.py src/api_key.py .gitignore src/key.ts keyboard.json monkey.py cert.py src/environment.ts src/env.d.ts
+.secrets.baseline templates/reset_password.txt src/deploy_key.rb app/deploy_keys/x.rb src/privkey.go modules/ssh-key/main.tf locales/en/cookies.json
+app/api-key/page.tsx src/envs/x.py Env.tsx src/Secret.java Token.java Cookies.tsx Vault.sol Wallet.tsx src/auth/state.ts
 node_modules/x/a.pem google-services.json src/oauth.ts config/database.yml docs/keys.md public/token.svg src/keystore/store.go
 """
 
@@ -71,6 +77,22 @@ def test_what_looks_like_a_secret_is_asked_about_and_hidden_from_programs(desk: 
         assert hidden(book(), desk.roots.workspace).hides(desk.path(path))
         assert desk.judge(READ, {"path": path}).action in ("ask", "deny")
         assert desk.judge(WRITE, {"path": path}, in_mode(book(), "auto")).action in ("ask", "deny")
+
+
+@pytest.mark.parametrize("name", names(SECRETS))
+def test_a_name_that_looks_like_a_secret_is_one_in_any_letter_case(desk: Desk, name: str) -> None:
+    for path in (name.upper(), name.title(), f"A/{name.swapcase()}"):
+        assert hidden(book(), desk.roots.workspace).hides(desk.path(path)), path
+        assert hidden(book(), desk.roots.workspace).hides(f"/elsewhere/{path}"), path
+        assert desk.judge(READ, {"path": path}).action in ("ask", "deny"), path
+        assert desk.judge(WRITE, {"path": path}, in_mode(book(), "auto")).action in ("ask", "deny"), path
+
+
+def test_an_example_is_one_in_any_letter_case_and_a_rule_of_a_person_counts_letter_case(desk: Desk) -> None:
+    assert desk.judge(READ, {"path": "ID_Utils.PY"}).action == "allow"
+    assert desk.judge(READ, {"path": ".ENV.Example"}).action == "allow"
+    assert desk.judge(READ, {"path": ".ENV"}, "allow fs.read .env").action == "ask"
+    assert desk.judge(READ, {"path": ".ENV"}, "allow fs.read .ENV").action == "allow"
 
 
 @pytest.mark.parametrize("name", names(ORDINARY))

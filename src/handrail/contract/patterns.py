@@ -66,13 +66,15 @@ def fault_in_pattern(pattern: str) -> str | None:
 
 
 @lru_cache(maxsize=4096)
-def path_regex(pattern: str, *, subtree: bool = True) -> re.Pattern[str]:
+def path_regex(pattern: str, *, subtree: bool = True, any_case: bool = False) -> re.Pattern[str]:
     """Compile a path glob.
 
     :param subtree: whether a pattern also covers everything beneath what it matches
+    :param any_case: whether the case of ASCII letters is left out of account
     :raises ValueError: for a set of characters that cannot be (``[z-a]``)
     """
-    return re.compile(path_source(pattern, subtree=subtree) + r"\Z", re.DOTALL)
+    flags = re.DOTALL | re.IGNORECASE | re.ASCII if any_case else re.DOTALL
+    return re.compile(path_source(pattern, subtree=subtree) + r"\Z", flags)
 
 
 @lru_cache(maxsize=4096)
@@ -119,8 +121,8 @@ def any_path_source(patterns: Iterable[str]) -> str:
     return f"(?:{'|'.join(rest)})" if rest else "(?!)"
 
 
-def path_matches(pattern: str, path: str) -> bool:
-    return path_regex(pattern).match(path) is not None
+def path_matches(pattern: str, path: str, *, any_case: bool = False) -> bool:
+    return path_regex(pattern, any_case=any_case).match(path) is not None
 
 
 def _pieces(pattern: str, *, paths: bool) -> list[str]:

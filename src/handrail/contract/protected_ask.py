@@ -66,24 +66,24 @@ ASK: tuple[Row, ...] = (
     Row("settings", "proto, sdkman, pkgx, aqua and others", ".prototools .sdkmanrc .pkgx.yaml pkgx.yaml pkgx.yml .pkgx.yml .tea.yaml tea.yaml "
         "aqua.yaml aqua.yml .aqua.yaml .aqua.yml .jabbarc .jenvrc .nenvrc .rtx-version .foreman .gvmrc ",
         "https://moonrepo.dev/docs/proto/config, https://sdkman.io/usage#env-command"),
-    Row("settings", "Nix, devenv, devbox and lorri", "guix.scm manifest.scm .guix-authorizations distrobox.ini spack.yaml .spackenv flake.nix shell.nix devenv.nix devenv.yaml devbox.json devbox.d .devbox devshell.toml "
+    Row("settings", "Nix, devenv, devbox and lorri", "nix.conf .config/nix .config/nixpkgs .nixpkgs .config/home-manager .config/guix guix.scm manifest.scm .guix-authorizations distrobox.ini spack.yaml .spackenv flake.nix shell.nix devenv.nix devenv.yaml devbox.json devbox.d .devbox devshell.toml "
         "devshell.nix ", "https://direnv.net/man/direnv-stdlib.1.html, https://www.jetify.com/docs/devbox/configuration/"),
-    Row("settings", "pixi and conda", ".pixi/config.toml .pixi.toml .condarc condarc .mambarc .anaconda anaconda-project.yml",
+    Row("settings", "pixi and conda", ".config/conda .pixi/config.toml .pixi.toml .condarc condarc .mambarc .anaconda anaconda-project.yml",
         "https://pixi.sh/latest/reference/pixi_manifest/#the-activation-table"),
     Row("code", "autoenv and dotenv plug-ins of shells", ".env.* .flaskenv .dev.vars .denv .env .in .out", "https://github.com/hyperupcall/autoenv, "
         "https://github.com/ohmyzsh/ohmyzsh/tree/master/plugins/dotenv"),
     # ── version control and continuous integration ───────────────────────────────────────────────
     Row("settings", "git", ".gitattributes .gitmodules .lfsconfig", "https://git-scm.com/docs/gitattributes, https://git-scm.com/docs/gitmodules"),
-    Row("settings", "Mercurial, depot_tools, repo, West and Arcanist", ".repo .west .hgsub .hgsubstate .hgeol .gclient .arcconfig .arclint .arcrc .arcunit .gitreview",
+    Row("settings", "Mercurial, depot_tools, repo, West and Arcanist", ".mrconfig .repo .west .hgsub .hgsubstate .hgeol .gclient .arcconfig .arclint .arcrc .arcunit .gitreview",
         "https://chromium.googlesource.com/chromium/tools/depot_tools.git/, https://secure.phabricator.com/book/arcanist/"),
     Row("settings", "commitizen and cocogitto", ".czrc .cz.* cz.toml cz.json cz.yaml .cz-config.* cog.toml .cog.toml .cocogitto .commitizen.* .czvrc "
         ".config/cz.json .opencommit .aicommits .gitmojirc.json", "https://commitizen-tools.github.io/commitizen/config/configuration_file/"),
-    Row("settings", "folders of hooks without a dot", "githooks git-hooks git_hooks", "https://git-scm.com/docs/git-config#Documentation/git-config.txt-corehooksPath"),
+    Row("settings", "folders of hooks without a dot", "hooks/applypatch-msg hooks/pre-applypatch hooks/post-applypatch hooks/pre-commit hooks/pre-merge-commit hooks/prepare-commit-msg hooks/commit-msg hooks/post-commit hooks/pre-rebase hooks/post-checkout hooks/post-merge hooks/pre-push hooks/pre-receive hooks/proc-receive hooks/post-receive hooks/post-update hooks/reference-transaction hooks/push-to-checkout hooks/pre-auto-gc hooks/post-rewrite hooks/sendemail-validate hooks/fsmonitor-watchman git-template git-templates githooks git-hooks git_hooks", "https://git-scm.com/docs/git-config#Documentation/git-config.txt-corehooksPath"),
     Row("code", "pre-commit, for the repositories that use this one", ".pre-commit-hooks.yaml .pre-commit-hooks.yml",
         "https://pre-commit.com/#new-hooks"),
     Row("code", "GitHub", ".github/workflows .github/actions", "https://docs.github.com/actions/reference/workflows-and-actions/workflow-syntax"),
     Row("code", "GitLab", ".gitlab-ci.yml .gitlab-ci.* .gitlab-ci .gitlab/ci", "https://docs.gitlab.com/ci/yaml/"),
-    Row("code", "other continuous integration", "codefresh.yml .codefresh .styleci.yml .deployment .gitlab-ci-local-* .argo .flux.yaml .sail .nevercode .circleci .travis.yml appveyor.yml .appveyor.yml azure-pipelines.yml azure-pipelines.yaml "
+    Row("code", "other continuous integration", ".spacelift .qlty codefresh.yml .codefresh .styleci.yml .deployment .gitlab-ci-local-* .argo .flux.yaml .sail .nevercode .circleci .travis.yml appveyor.yml .appveyor.yml azure-pipelines.yml azure-pipelines.yaml "
         "azure-pipelines-*.yml azure-pipelines.*.yml .azure-pipelines .azuredevops .pipelines bitbucket-pipelines.yml .buildkite .drone.yml .drone.yaml "
         ".drone.star .drone.jsonnet .woodpecker .woodpecker.yml .woodpecker.yaml .semaphore .cirrus.yml .cirrus.star jenkinsfile "
         "jenkinsfile.* *.jenkinsfile .jenkins .teamcity .harness cloudbuild.yaml cloudbuild.yml cloudbuild.json buildspec.yml "
@@ -101,11 +101,11 @@ ASK: tuple[Row, ...] = (
         ".releaserc.* .goreleaser.* goreleaser.yml goreleaser.yaml .release-it.* .mergify.yml .mergify .bulldozer.yml .kodiak.toml "
         ".jreleaser.* jreleaser.yml release-plz.toml .release-plz.toml", "https://docs.renovatebot.com/configuration-options/#postupgradetasks"),
     # ── settings of tools ────────────────────────────────────────────────────────────────────────
-    Row("settings", "npm and Node", ".npmrc node.config.json .nodemonrc ",
+    Row("settings", "npm and Node", ".npm-init.js .npm-global .npmrc node.config.json .nodemonrc ",
         "https://docs.npmjs.com/cli/configuring-npm/npmrc, https://nodejs.org/api/cli.html#--experimental-config-filefilepath"),
     Row("settings", "Yarn", ".yarnrc .yarnrc.yml .yarnrc.yaml .yarn/releases .yarn/plugins .yarn/sdks  ",
         "https://yarnpkg.com/configuration/yarnrc#yarnPath"),
-    Row("settings", "pnpm, Bun and Rush", ".pnpmfile.* pnpmfile.js pnpmfile.cjs bunfig.toml .bunfig.toml .bunrc common/config/rush common/git-hooks "
+    Row("settings", "pnpm, Bun and Rush", ".corepack.env .pnpmfile.* pnpmfile.js pnpmfile.cjs bunfig.toml .bunfig.toml .bunrc common/config/rush common/git-hooks "
         "common/autoinstallers", "https://pnpm.io/pnpmfile, https://bun.sh/docs/runtime/bunfig"),
     Row("settings", "pip, uv, Poetry and PDM", "pip.conf pip.ini .pip .pypirc uv.toml .config/uv poetry.toml .pdm.toml pdm.toml .pdm-python "
         ".pydistutils.cfg pydistutils.cfg distutils.cfg .easy_install .buildout buildout.cfg .config/pip .config/pypoetry",
@@ -195,11 +195,11 @@ ASK: tuple[Row, ...] = (
     Row("code", "Babel, SWC, PostCSS and bundlers", "webpack.* webpackfile.* config-overrides.js .eleventy.js .eleventy.* gatsby-*.js gatsby-*.ts .vuepress .vitepress brunch-config.js .angular-cli.json ember-cli-build.js .vuerc .craco.* .fusebox rush.json .nuxtrc .pnp.cjs .pnp.loader.mjs .pnp.js .yarn/unplugged .babelrc .babelrc.* babel.config.* .swcrc .swcrc.* .postcssrc .postcssrc.* .parcelrc .terserrc .umirc.* .fatherrc.* "
         ".dumirc.* .linaria* .esbuildrc .rolluprc* .metrorc .ember-cli .ember-cli.js .snowpackrc .microbundlerc .kktrc.* .roadhogrc*",
         "https://babeljs.io/docs/config-files, https://swc.rs/docs/configuration/swcrc"),
-    Row("code", "test runners of JavaScript", "jest.preset.js jest.preset.cjs mocha.opts cucumber.js cucumber.mjs cucumber.cjs .cucumberrc .puppeteerrc .puppeteerrc.* nightwatch.json backstop.json stryker.conf.json stryker-config.json .stryker* .mocharc .mocharc.* .nycrc .nycrc.* .c8rc .c8rc.* .taprc .jasmine.json jasmine.json .jestrc .jestrc.* jest.config.* "
+    Row("code", "test runners of JavaScript", ".vscode-test.* jest.preset.js jest.preset.cjs mocha.opts cucumber.js cucumber.mjs cucumber.cjs .cucumberrc .puppeteerrc .puppeteerrc.* nightwatch.json backstop.json stryker.conf.json stryker-config.json .stryker* .mocharc .mocharc.* .nycrc .nycrc.* .c8rc .c8rc.* .taprc .jasmine.json jasmine.json .jestrc .jestrc.* jest.config.* "
         "vitest.config.* vitest.workspace.* cypress.json cypress.env.json playwright-ct.config.* testem.js testem.json testem.cjs wallaby.* "
         ".testcaferc.* .wdio* .nightwatchrc .avarc .lostpixelrc .storybook .ladle .cosmos cosmos.config.* .percy.* .lighthouserc.* "
         "lighthouserc.* .hintrc .pa11yci .size-limit.* .intern.json", "https://mochajs.org/#configuring-mocha-nodejs, https://github.com/istanbuljs/nyc#configuration-files"),
-    Row("code", "watchers and task runners", "trunk.toml dioxus.toml tauri.conf.json tauri.conf.json5 tauri.*.conf.json release.toml .tarpaulin.toml tarpaulin.toml treefmt.toml .treefmt.toml treefmt.nix dprint.json .dprint.json dprint.jsonc .dprint.jsonc precious.toml .precious.toml nfpm.yaml nfpm.yml .cargo/mutants.toml .dist.toml nodemon.json .nodemon.json .air.toml air.toml .air.conf .realize.yaml modd.conf .reflex reflex.conf bacon.toml "
+    Row("code", "watchers and task runners", "hooks/hooks.json trunk.toml dioxus.toml tauri.conf.json tauri.conf.json5 tauri.*.conf.json release.toml .tarpaulin.toml tarpaulin.toml treefmt.toml .treefmt.toml treefmt.nix dprint.json .dprint.json dprint.jsonc .dprint.jsonc precious.toml .precious.toml nfpm.yaml nfpm.yml .cargo/mutants.toml .dist.toml nodemon.json .nodemon.json .air.toml air.toml .air.conf .realize.yaml modd.conf .reflex reflex.conf bacon.toml "
         ".watchexec watchexec.toml .guard.rb .foremanrc .plop* .hygen.js .bumpversion.cfg .bumpversion.toml .versionrc .versionrc.* cliff.toml .autorc "
         ".autorc.* .changeset/config.json .syncpackrc* .ncurc .ncurc.*", "https://github.com/remy/nodemon#config-files, https://github.com/air-verse/air"),
     Row("code", "data, code and derivation generators", "default.nix .graphqlrc .graphqlrc.* codegen.yml codegen.yaml codegen.ts .sequelizerc .kyselyrc ormconfig.* knexfile.* .orvalrc "

@@ -15,24 +15,25 @@ NEVER: tuple[Row, ...] = (
     Row("key", "GnuPG", ".gnupg secring.gpg", "https://www.gnupg.org/documentation/manuals/gnupg/GPG-Configuration.html"),
     Row("key", "rlogin and Kerberos logins", ".rhosts .shosts .k5login .k5users", "man rhosts(5), man k5login(5)"),
     # ── shells ───────────────────────────────────────────────────────────────────────────────────
-    Row("start-up", "bash", ".aliases .exports .functions .bashenv .bashrc .bashrc.* .bashrc.d .bash_* .profile .bash-it .bash.d",
+    Row("start-up", "bash", ".bash.env .config/bash .config/shell .profile.local .aliases .exports .functions .bashenv .bashrc .bashrc.* .bashrc.d .bash_* .profile .bash-it .bash.d",
         "https://www.gnu.org/software/bash/manual/html_node/Bash-Startup-Files.html"),
     Row("start-up", "readline", ".inputrc", "https://tiswww.case.edu/php/chet/readline/rluserman.html"),
-    Row("start-up", "zsh and its frameworks", ".zsh* .zlogin .zlogout .zprofile .oh-my-zsh .antigenrc .zimrc .zim "
+    Row("start-up", "zsh and its frameworks", ".zsh.local .config/zsh .zsh* .zlogin .zlogout .zprofile .oh-my-zsh .antigenrc .zimrc .zim "
         ".p10k.zsh .zpreztorc .zprezto .zplug .zinit .zinit.zsh .antidote", "man zsh(1), STARTUP/SHUTDOWN FILES"),
-    Row("start-up", "ksh and mksh", ".kshenv .kshrc .mkshrc .shrc .shinit", "man ksh(1), ENV"),
+    Row("start-up", "ksh and mksh", ".yashrc .config/yash .oshrc .oilrc .config/oils .esrc .kshenv .kshrc .mkshrc .shrc .shinit", "man ksh(1), ENV"),
     Row("start-up", "csh and tcsh", ".cshrc .tcshrc .login .logout .cshdirs", "man tcsh(1), Startup and shutdown"),
+    Row("start-up", "Starship", "starship.toml .config/starship.toml", "https://starship.rs/config/#custom-commands"),
     Row("start-up", "fish", ".config/fish config.fish .fishrc",
         "https://fishshell.com/docs/current/language.html#configuration-files"),
     Row("start-up", "PowerShell", "*profile.ps1 .config/powershell",
         "https://learn.microsoft.com/powershell/module/microsoft.powershell.core/about/about_profiles"),
-    Row("start-up", "nushell", ".config/nushell .nu", "https://www.nushell.sh/book/configuration.html"),
+    Row("start-up", "nushell", "config.nu env.nu .nushell .config/nushell .nu", "https://www.nushell.sh/book/configuration.html"),
     Row("start-up", "xonsh", ".xonshrc.* .xonshrc .xonsh .config/xonsh", "https://xon.sh/xonshrc.html"),
     Row("start-up", "elvish", ".elvish .config/elvish", "https://elv.sh/ref/command.html#rc-file"),
     Row("start-up", "login sessions", ".local/bin .local/share/applications .local/share/dbus-1 .dbus .sshrc .sshrc.d .vnc .modulerc .lmodrc.lua .modules .wayland-session .profile.d .pam_environment .config/environment.d .config/systemd .config/autostart "
         ".local/share/systemd .config/plasma-workspace library/launchagents library/launchdaemons .crontab .forward",
         "https://specifications.freedesktop.org/autostart-spec/latest/, man systemd.unit(5), man launchd.plist(5)"),
-    Row("start-up", "the X server and window managers", ".config/labwc .config/river .config/waybar .config/polybar .config/dunst .config/rofi .yabairc .skhdrc .chunkwmrc .aerospace.toml .amethyst.yml .hammerspoon .config/karabiner .phoenix.js .slate .xprofile .xinitrc .xsession .xsessionrc .xserverrc .xbindkeysrc "
+    Row("start-up", "the X server and window managers", ".config/uwsm .config/kanshi .config/niri .config/swaync .config/mako .config/eww .config/leftwm .config/herbstluftwm .config/spectrwm .dwm .config/ags .config/quickshell .config/wayfire.ini .xbindkeysrc.scm .config/labwc .config/river .config/waybar .config/polybar .config/dunst .config/rofi .yabairc .skhdrc .chunkwmrc .aerospace.toml .amethyst.yml .hammerspoon .config/karabiner .phoenix.js .slate .xprofile .xinitrc .xsession .xsessionrc .xserverrc .xbindkeysrc "
         ".xmonad .fluxbox .i3 .config/i3 .config/sway .config/openbox .config/xmonad .config/hypr .config/awesome .fvwm "
         ".fvwm2rc .icewm .wmii .sxhkdrc .config/sxhkd .config/bspwm .config/qtile .dmrc .conkyrc .config/conky",
         "man startx(1), man Xsession(5)"),
@@ -50,7 +51,7 @@ NEVER: tuple[Row, ...] = (
     Row("start-up", "shadowenv", ".shadowenv.d .shadowenv.lisp", "https://shopify.github.io/shadowenv/"),
     Row("start-up", "hermit", "bin/hermit bin/activate-hermit bin/hermit.hcl bin/activate-hermit.fish .hermit",
         "https://cashapp.github.io/hermit/usage/user-config-schema/"),
-    Row("start-up", "rvm and rbenv-vars", ".rvmrc .versions.conf .rbenv-vars .pyenv-vars .nodenv-vars .powrc .powenv",
+    Row("start-up", "rvm and rbenv-vars", ".rvm/hooks .rbenv/rbenv.d .rbenv/shims .pyenv/pyenv.d .pyenv/shims .asdf/shims .asdf/plugins .rvmrc .versions.conf .rbenv-vars .pyenv-vars .nodenv-vars .powrc .powenv",
         "https://rvm.io/workflow/projects"),
     Row("start-up", "flox and devenv", ".flox .devenv .devenv.flake.nix devenv.local.nix devenv.local.yaml",
         "https://flox.dev/docs/concepts/environments/, https://devenv.sh/files-and-variables/"),
@@ -63,9 +64,9 @@ NEVER: tuple[Row, ...] = (
     # ── interpreters, debuggers and other prompts ────────────────────────────────────────────────
     Row("start-up", "R", ".rprofile .renviron rprofile.site .rprofile.d",
         "https://stat.ethz.ch/R-manual/R-devel/library/base/html/Startup.html"),
-    Row("start-up", "Python and pdb", ".pdbrc .pdbrc.py .pythonrc .pythonrc.py .pystartup .pythonstartup .python_startup.py "
+    Row("start-up", "Python and pdb", ".config/python .pdbrc .pdbrc.py .pythonrc .pythonrc.py .pystartup .pythonstartup .python_startup.py "
         ".ptpython .config/ptpython .bpython .config/bpython", "https://docs.python.org/3/library/pdb.html"),
-    Row("start-up", "IPython and Jupyter", ".ipython .jupyter ipython_config.py ipython_*_config.py jupyter_config.py "
+    Row("start-up", "IPython and Jupyter", ".config/ipython .ipython .jupyter ipython_config.py ipython_*_config.py jupyter_config.py "
         "jupyter_config.json jupyter_*_config.py jupyter_*_config.json jupyter_*_config.d",
         "https://jupyter-server.readthedocs.io/en/latest/users/configuration.html"),
     Row("start-up", "Ruby", ".irbrc .irbrc.rb irb.rc _irbrc .pryrc .pry .rdbgrc .rdbgrc.rb .byebugrc .rdebugrc .config/irb",
@@ -90,9 +91,9 @@ NEVER: tuple[Row, ...] = (
     Row("start-up", "PHP, Perl, Node and Prolog prompts", ".psysh.php .config/psysh .boris .replyrc .perldb .perldbrc .noderc "
         ".noderepl .swiplrc .plrc .config/swi-prolog .kx .j_init.ijs .arturorc .luainit .croissantrc",
         "https://github.com/bobthecow/psysh/wiki/Configuration, man perldebug(1)"),
-    Row("start-up", "gdb", ".gdbinit .gdbinit.* .gdbearlyinit gdbinit .config/gdb .cgdb .gef.rc",
+    Row("start-up", "gdb", ".pwndbgrc .gefrc .peda .gdbinit .gdbinit.* .gdbearlyinit gdbinit .config/gdb .cgdb .gef.rc",
         "https://sourceware.org/gdb/current/onlinedocs/gdb.html/Initialization-Files.html"),
-    Row("start-up", "lldb and other debuggers", ".lldbinit .lldbinit-* lldbinit .lldb .dbxrc .jdbrc jdb.ini .radare2rc .radare2 "
+    Row("start-up", "lldb and other debuggers", ".r2rc .lldbinit .lldbinit-* lldbinit .lldb .dbxrc .jdbrc jdb.ini .radare2rc .radare2 "
         ".config/radare2 .rizinrc .delve .config/dlv .windbg .pwndbg", "https://lldb.llvm.org/man/lldb.html#configuration-files"),
     Row("start-up", "database prompts", ".psqlrc .psqlrc-* psqlrc .sqliterc .duckdbrc .mysqlrc .myclirc .config/mycli "
         ".config/pgcli .config/litecli .mongorc.js .mongoshrc.js .mongosh .cqlshrc .usqlrc .redisclirc login.sql glogin.sql",
@@ -119,7 +120,7 @@ NEVER: tuple[Row, ...] = (
     Row("vcs", "Bazaar and Breezy", ".bazaar .config/breezy .config/bazaar", "https://www.breezy-vcs.org/doc/en/user-reference/"),
     Row("vcs", "Perforce", ".p4config .p4enviro p4config.txt", "https://help.perforce.com/helix-core/server-apps/cmdref/current/"),
     # ── hooks and what manages them ──────────────────────────────────────────────────────────────
-    Row("hook", "git hooks in a folder", ".githooks.* .githooks .git-hooks .git_hooks .hooks .config/git-hooks",
+    Row("hook", "git hooks in a folder", ".githooks.d .hooks.d .git.hooks .githooks.* .githooks .git-hooks .git_hooks .hooks .config/git-hooks",
         "https://git-scm.com/docs/githooks"),
     Row("hook", "Husky", ".husky .huskyrc .huskyrc.* husky.config.* .husky.*", "https://typicode.github.io/husky/"),
     Row("hook", "Lefthook", "lefthook.* .lefthook lefthook-local.* .lefthook.* .lefthook-local .lefthook-local.* "
@@ -142,7 +143,9 @@ NEVER: tuple[Row, ...] = (
         ".git-hooks.* git-hooks.config.* git-hooks.json .mookme .mookme.json .gookme .hooky .komondor .autohooks "
         ".pre-commit.json .dotnet-husky .goodcop .rustyhook.toml .pre-commit.sh", "https://docs.trunk.io/cli/configuration/actions"),
     # ── editors ──────────────────────────────────────────────────────────────────────────────────
-    Row("editor", "Visual Studio Code", ".vscode *.code-workspace .vscode-server .vscode-insiders .vscode-oss .vscodium",
+    Row("editor", "Obsidian, Logseq, Foam and Dendron", ".obsidian logseq/custom.js logseq/config.edn .foam dendron.yml",
+        "https://help.obsidian.md/plugin-security, https://docs.logseq.com/"),
+    Row("editor", "Visual Studio Code", ".config/code .config/code-oss .config/vscodium .vscode *.code-workspace .vscode-server .vscode-insiders .vscode-oss .vscodium",
         "https://code.visualstudio.com/docs/editor/workspace-trust"),
     Row("editor", "development containers", ".devcontainer .devcontainer.json devcontainer.json",
         "https://containers.dev/implementors/json_reference/"),
@@ -198,7 +201,7 @@ NEVER: tuple[Row, ...] = (
         "mcporter.json .mcporter", "https://modelcontextprotocol.io/docs/develop/connect-local-servers"),
     Row("editor", "Claude Code", ".claude .claude.json .claude-plugin .claude-flow .claude.local .config/claude",
         "https://code.claude.com/docs/en/settings"),
-    Row("editor", "Cursor", ".cursor .cursor-server .cursor-plugin", "https://cursor.com/docs/context/mcp"),
+    Row("editor", "Cursor", ".config/cursor .cursor .cursor-server .cursor-plugin", "https://cursor.com/docs/context/mcp"),
     Row("editor", "Codex", "codex.yaml codex.json .codex.yaml .codex.json .codex .codex-plugin", "https://developers.openai.com/codex/config-basic"),
     Row("editor", "Gemini CLI, Antigravity and Jules", ".gemini .antigravity .agent .jules gemini-extension.json",
         "https://geminicli.com/docs/reference/configuration/, https://antigravity.google/docs/rules-workflows"),
@@ -232,12 +235,12 @@ NEVER: tuple[Row, ...] = (
         "https://gptme.org/docs/config.html, https://www.codebuff.com/docs"),
     Row("editor", "Void, Bolt, v0, Lovable and Firebender", ".void .bolt .v0 .lovable .firebender firebender.json",
         "https://docs.firebender.com/, https://support.bolt.new/"),
-    Row("editor", "other agents", ".codiumai .codiumate .kodu .claude-dev .eliza .aichat .config/aichat .sgptrc .config/shell_gpt .mods.yml .config/mods .config/fabric .fabric .llm .config/io.datasette.llm .probe .jetbrains-ai .swe .agent-os .agentos .augmentcode .supercode .cursorless .claudesync .ccmanager .vibe-kanban .uzi .crystal .opcode .codemcp codemcp.toml .wave .waveterm .aider-desk .qodercli .nova-agent .trae-agent trae_config.yaml .mini-swe-agent .goose-acp .acp acp.json .acp.json .zencoder .qodo .refact .blackbox .blackboxai .traycer .bito .pieces .aide .melty .pochi .pi "
+    Row("editor", "other agents", ".eca .config/eca .llxprt .omp .codiumai .codiumate .kodu .claude-dev .eliza .aichat .config/aichat .sgptrc .config/shell_gpt .mods.yml .config/mods .config/fabric .fabric .llm .config/io.datasette.llm .probe .jetbrains-ai .swe .agent-os .agentos .augmentcode .supercode .cursorless .claudesync .ccmanager .vibe-kanban .uzi .crystal .opcode .codemcp codemcp.toml .wave .waveterm .aider-desk .qodercli .nova-agent .trae-agent trae_config.yaml .mini-swe-agent .goose-acp .acp acp.json .acp.json .zencoder .qodo .refact .blackbox .blackboxai .traycer .bito .pieces .aide .melty .pochi .pi "
         ".openclaw .clawdbot .moltbot .hermes .nanocoder agents.config.json .cagent cagent.yaml .oh-my-pi .snow .codegen "
         ".codegpt .tongyi .potpie .devika .codeflow .groq .costrict .neovate .deepagents .commandcode .mux .adal .dexto "
         ".claude-server-commander .mastracode .ona-agents .bob .cortex .codemaker .stakpak .vtcode vtcode.toml",
         "https://agentskills.io/home"),
-    Row("editor", "what sets agents up", ".serena .ruler .rulesync rulesync.jsonc rulesync.json .hooks.json .swarm "
+    Row("editor", "what sets agents up", ".emdash.json .conductor.json .forge.yaml .serena .ruler .rulesync rulesync.jsonc rulesync.json .hooks.json .swarm "
         ".hive-mind .skillshare .openskills .apm apm.yml .conductor conductor.json .superset",
         "https://github.com/intellectronica/ruler, https://docs.conductor.build/core/scripts"),
 )  # fmt: skip

@@ -128,7 +128,7 @@ def catalog_options_of(data: Any) -> CatalogOptions:
 
 
 def of_rules(rules: RuleBook) -> dict[str, Any]:
-    told = [[rule.text, rule.scope, rule.source, rule.narrows] for rule in rules]
+    told = [[rule.text, rule.scope, rule.source, rule.narrows, rule.any_case] for rule in rules]
     return {"mode": rules.mode, "rules": told}
 
 
@@ -136,8 +136,8 @@ def rules_of(data: Any) -> RuleBook:
     """The inverse of :func:`of_rules`."""
     return RuleBook(
         tuple(
-            replace(parse_rule(text, scope=scope, source=source), narrows=narrows)
-            for text, scope, source, narrows in data["rules"]
+            replace(parse_rule(text, scope=scope, source=source), narrows=narrows, any_case=any_case)
+            for text, scope, source, narrows, any_case in data["rules"]
         ),
         data["mode"],
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from handrail.contract.names import OFFER_IDS, SESSION_INTERNAL
 from handrail.contract.patterns import escape
@@ -12,7 +13,7 @@ from handrail.policy.secret_names import EXCEPT, ROWS
 SOURCE = "shipped with Handrail"
 
 SECRET_LIKE: tuple[str, ...] = tuple(dict.fromkeys(name for row in ROWS for name in row.names.split()))
-"""Files that tend to hold secrets; asked about, at any depth, unless a rule speaks of them."""
+"""Files that tend to hold secrets; asked about, at any depth and in any letter case, unless a rule speaks of them."""
 
 
 def default_rules(readable: Iterable[str] = ()) -> tuple[Rule, ...]:
@@ -21,14 +22,15 @@ def default_rules(readable: Iterable[str] = ()) -> tuple[Rule, ...]:
     :param readable: absolute folders outside the workspace that the session may read, such as its saved outputs
     """
     texts = [f"allow {permission}" for permission in (*SESSION_INTERNAL, *OFFER_IDS)]
+    names: list[str] = []
     texts += [f"ask {tool} channel=shared/*" for tool in ("send_message", "wait_channel")]  # other sessions' too
     texts.append("allow terminal.send id=* keys=ctrl-c")  # to interrupt is to stop
     for root in ("", *(escape(folder.rstrip("/")) + "/" for folder in readable)):
         texts.append(f"allow fs.read {root.rstrip('/') or '**'}")  # the folder itself and all in it
-        texts += [f"ask fs.read {root}**/{name}" for name in SECRET_LIKE]
-        texts += [f"allow fs.read {root}**/{name}" for name in EXCEPT]
+        names += [f"ask fs.read {root}**/{name}" for name in SECRET_LIKE]
+        names += [f"allow fs.read {root}**/{name}" for name in EXCEPT]
     # Written as rules rather than read from text: a folder's name may hold what a text cannot.
-    return tuple(_rule(text) for text in texts)
+    return (*map(_rule, texts), *(replace(_rule(text), any_case=True) for text in names))
 
 
 def reading(folder: str) -> Rule:

@@ -258,6 +258,7 @@ class _PathTable:
         self._names = _NameIndex()
         self._split_absolute = not inside
         patterns: dict[_Form, list[str]] = {"relative": [], "absolute": []}
+        any_case = False
         for candidate in ranked:
             form, pattern = _form(candidate.rule, inside=inside)
             if form == "every":
@@ -273,8 +274,9 @@ class _PathTable:
             else:
                 self._others.append(place)
                 patterns[form].append(pattern)
-        self._any_relative = _any(patterns["relative"])
-        self._any_absolute = _any(patterns["absolute"])
+                any_case = any_case or candidate.rule.any_case
+        self._any_relative = _any(patterns["relative"], any_case=any_case)
+        self._any_absolute = _any(patterns["absolute"], any_case=any_case)
 
     def winner(self, relative: str, absolute: str) -> Ranked | None:
         places = self._names.places(absolute if self._split_absolute else relative)
@@ -303,7 +305,8 @@ _BETWEEN = re.compile(r"\[.[^\]]*\]|[*?\[]")
 
 
 class _NameIndex:
-    """Places in a list, found by a name that a glob of the place could match. It may find more than do match."""
+    """Places in a list, found by a name that a glob of the place could match. It may find more than do match: it compares
+    names without letter case."""
 
     __slots__ = ("_exact", "_heads", "_inner", "_tails")
 
@@ -317,6 +320,7 @@ class _NameIndex:
         """Texts between wildcards, the longest of each glob that neither begins nor ends with a text of its own."""
 
     def add(self, name: str, place: int) -> None:
+        name = name.casefold()
         if not has_wildcard(name):
             self._exact.setdefault(literal_prefix(name), []).append(place)
             return
@@ -332,6 +336,7 @@ class _NameIndex:
 
     def places(self, path: str) -> set[int]:
         """Return the places of every glob that a name of ``path`` could match."""
+        path = path.casefold()
         found = {place for text, place in self._inner if text in path}
         exact, heads, tails, key = self._exact, self._heads, self._tails, self._KEY
         for name in path.split("/"):
@@ -347,8 +352,10 @@ class _NameIndex:
 _Form = Literal["every", "relative", "absolute", "none"]
 
 
-def _any(patterns: Sequence[str]) -> re.Pattern[str] | None:
-    return re.compile(any_path_source(patterns) + r"\Z", re.DOTALL) if patterns else None
+def _any(patterns: Sequence[str], *, any_case: bool) -> re.Pattern[str] | None:
+    """Return an expression for any of these, which may match more: each is compared again."""
+    flags = re.DOTALL | re.IGNORECASE | re.ASCII if any_case else re.DOTALL
+    return re.compile(any_path_source(patterns) + r"\Z", flags) if patterns else None
 
 
 def _form(rule: Rule, *, inside: bool) -> tuple[_Form, str]:
@@ -407,8 +414,8 @@ def _path_test(rule: Rule) -> Callable[[Any], bool]:
     def test(path: PathSubject) -> bool:
         form, pattern = outside if path.relative is None else inside
         if form == "relative":
-            return path.relative is not None and path_matches(pattern, path.relative)
-        return form == "every" or (form == "absolute" and path_matches(pattern, path.absolute))
+            return path.relative is not None and path_matches(pattern, path.relative, any_case=rule.any_case)
+        return form == "every" or (form == "absolute" and path_matches(pattern, path.absolute, any_case=rule.any_case))
 
     return test
 

@@ -24,6 +24,7 @@ _GIT_TOOLS = ("git.add", "git.commit", "git.create_branch", "git.checkout", "git
 """Those that stay in the workspace, as the commands would that this mode lets run."""
 _SECRETS = tuple(f"ask fs.write **/{name}" for name in SECRET_LIKE)
 _EXAMPLES = tuple(f"allow fs.write **/{name}" for name in EXCEPT)
+_NAMES = frozenset((*_SECRETS, *_EXAMPLES))
 _READING = f"allow bash {READ_ONLY}"
 
 MEANINGS: Mapping[Mode, str] = {
@@ -52,9 +53,8 @@ TEXTS: Mapping[Mode, tuple[str, ...]] = {
 
 def in_brief(mode: Mode) -> list[str]:
     """Return the rules of a mode as lines for a person, with those about secret-like names as one."""
-    names = frozenset((*_SECRETS, *_EXAMPLES))
-    lines = [text for text in TEXTS[mode] if text not in names]
-    if not names.isdisjoint(TEXTS[mode]):
+    lines = [text for text in TEXTS[mode] if text not in _NAMES]
+    if not _NAMES.isdisjoint(TEXTS[mode]):
         lines.append(
             f"ask fs.write **/NAME, for each of {len(_SECRETS)} names that look like secrets (--json lists them)"
         )
@@ -77,7 +77,8 @@ def rules_of(mode: Mode) -> tuple[Rule, ...]:
     found: list[Rule] = []
     for text in TEXTS[mode]:
         action, permission, pattern = (*text.split(" ", 2), "")[:3]
-        found.append(Rule(cast("Action", action), permission, pattern, "mode", f"mode {mode}"))
+        named = text in _NAMES
+        found.append(Rule(cast("Action", action), permission, pattern, "mode", f"mode {mode}", any_case=named))
     return tuple(found)
 
 

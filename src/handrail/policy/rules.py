@@ -47,6 +47,7 @@ class Rule:
     :param pattern: ``""`` when the rule is about every call of its permission
     :param source: where an operator finds it: a file, ``--rule``, "answered for this session"
     :param narrows: it comes from content that nobody trusted, so where it asks it never stands in for a deny
+    :param any_case: its pattern of paths is compared without the case of ASCII letters
     """
 
     action: Action
@@ -55,6 +56,7 @@ class Rule:
     scope: Scope = "session"
     source: str = ""
     narrows: bool = False
+    any_case: bool = False
 
     @property
     def text(self) -> str:

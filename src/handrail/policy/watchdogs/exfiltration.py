@@ -59,7 +59,9 @@ _SECRET_FILES = re.compile(
     r"(?:^|/)(?:\.netrc|\.npmrc|\.pypirc|\.git-credentials|\.bash_history|\.zsh_history|\.pgpass|\.my\.cnf)$"
     r"|/?\.(?:ssh|gnupg|aws|kube|azure|config/gcloud|docker)(?:/|$)|^/etc/(?:shadow|sudoers)|^/proc/\w+/environ|\.tfstate"
 )
-_SECRET_NAMES = re.compile(any_path_source(f"**/{name}" for name in SECRET_LIKE) + r"\Z", re.DOTALL)
+_SECRET_NAMES = re.compile(
+    any_path_source(f"**/{name}" for name in SECRET_LIKE) + r"\Z", re.DOTALL | re.IGNORECASE | re.ASCII
+)
 _HARMLESS = re.compile(r"\.(?:example|sample|template|dist|pub)$")
 _SECRET_VARIABLE = re.compile(
     r"\$\{?[A-Za-z_]*(?:TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|PRIVATE_?KEY|ACCESS_KEY|CREDENTIAL)[A-Za-z_]*",
