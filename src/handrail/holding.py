@@ -10,6 +10,7 @@ import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from handrail import config as configuration
@@ -309,11 +310,11 @@ class HeldKernel(Kernel):
         for session in own:
             lane = session.lane
             how: dict[str, Any] = {"attendant": session.people, "headless": session.people is None}
-            how |= {"peer": lane.around.peer, "mode": lane.rules.mode, "client": lane.around.client}
+            how |= {"peer": lane.around.peer, "client": lane.around.client}
             agent = session.family.manifest.id
             how["agent"] = None if agent == self.own.agent else agent
             try:
-                session.follow(await kernel.session(session.id, **how))
+                await session.follow(partial(kernel.session, session.id, **how))
             except HandrailError as error:
                 logger.warning("session %s does not go on with the next holder: %s", session.id, error)
         self.successor = kernel
