@@ -115,6 +115,24 @@ async def test_a_request_that_never_ends_is_given_up(
         writer.close()
 
 
+@pytest.mark.parametrize("bound", ["bytes", "time"])
+async def test_a_client_that_sends_on_after_its_answer_is_cut_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bound: str
+) -> None:
+    monkeypatch.setattr(connections, "MOST_DROPPED_BYTES", 2**20 if bound == "bytes" else 2**60)
+    monkeypatch.setattr(connections, "DROPPED_S", 600.0 if bound == "bytes" else 0.05)
+    async with running(tmp_path) as rpc:
+        where = urlsplit(rpc.url)
+        reader, writer = await asyncio.open_connection(where.hostname, where.port)
+        writer.write(f"POST /mcp HTTP/1.1\r\nHost: {where.netloc}\r\nContent-Length: 999999999999\r\n\r\n".encode())
+        assert (await reader.readuntil(b"are taken")).split()[1] == b"413"
+        with pytest.raises(ConnectionError):  # as long as it is open, this goes on
+            while True:
+                writer.write(b" " * 2**16)
+                await writer.drain()
+        assert "result" in await rpc.call("todo"), "the next client is answered"
+
+
 async def test_idle_connections_keep_nobody_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def five(most: int) -> type[connections.Connection]:
         protocol = connections_within(most)

@@ -29,6 +29,9 @@ HEAD_S = 10.0
 """How long a request's first line and header fields may take, also of one that has not begun."""
 BODY_S = 60.0
 """How long its body may take: enough for the longest message at 80 KiB a second."""
+DROPPED_S = 2.0
+"""How long a client that was answered may still send its body: closing at once would lose the answer on its way."""
+MOST_DROPPED_BYTES = 16 * 1024 * 1024
 MOST_CONNECTIONS = 2_000
 MOST_HEAD_BYTES = 64 * 1024
 
@@ -75,12 +78,31 @@ class OneMeaning:
         return await self._app(scope, receive, send)
 
 
-async def refused(send: Send, status: int, text: str) -> None:
-    """Answer a request with an error of JSON-RPC, and close its connection."""
+async def refused(send: Send, status: int, text: str, receive: Receive | None = None) -> None:
+    """Answer a request with an error of JSON-RPC, and close its connection.
+
+    :param receive: gives the rest of the body, which is dropped before the connection is closed, within bounds
+    """
     error: dict[str, Any] = {"jsonrpc": "2.0", "id": None, "error": {"code": -32600, "message": text}}
-    headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
+    body = orjson.dumps(error)
+    length = b"%d" % len(body)
+    headers = [(b"content-type", b"application/json"), (b"content-length", length), (b"connection", b"close")]
     await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": orjson.dumps(error)})
+    await send({"type": "http.response.body", "body": body, "more_body": receive is not None})
+    if receive is not None:
+        await _drop_body(receive)
+        await send({"type": "http.response.body", "body": b""})
+
+
+async def _drop_body(receive: Receive) -> None:
+    left = MOST_DROPPED_BYTES
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(DROPPED_S):
+            while left > 0:
+                message = await receive()
+                if message["type"] != "http.request" or not message.get("more_body", False):
+                    return
+                left -= len(message.get("body", b""))
 
 
 class Connection(H11Protocol):
