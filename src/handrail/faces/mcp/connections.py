@@ -33,7 +33,6 @@ DROPPED_S = 2.0
 """How long a client that was answered may still send its body: closing at once would lose the answer on its way."""
 MOST_DROPPED_BYTES = 16 * 1024 * 1024
 MOST_CONNECTIONS = 2_000
-MOST_HEAD_BYTES = 64 * 1024
 
 _ONCE = frozenset(
     (
@@ -105,6 +104,18 @@ async def _drop_body(receive: Receive) -> None:
                 left -= len(message.get("body", b""))
 
 
+class _OneReading(h11.Connection):
+    """Refuses a header field that goes on in a further line, which readers join in several ways."""
+
+    def next_event(self) -> Any:
+        if self.their_state is h11.IDLE:
+            head, _ = self.trailing_data
+            end = _END_OF_HEAD.search(head)
+            if _FOLDED.search(head, 0, len(head) if end is None else end.start() + 1) is not None:
+                raise h11.RemoteProtocolError("a header field goes on in another line")
+        return super().next_event()
+
+
 class Connection(H11Protocol):
     """One connection, which is closed where a request does not come to its end in time.
 
@@ -112,9 +123,12 @@ class Connection(H11Protocol):
     """
 
     most = MOST_CONNECTIONS
-    _head = b""
     _awaited: type[h11.Request | h11.EndOfMessage] | None = None
     _timer: asyncio.TimerHandle | None = None
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.conn = _OneReading(h11.SERVER)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -134,24 +148,12 @@ class Connection(H11Protocol):
         return self._awaited is h11.Request
 
     def data_received(self, data: bytes) -> None:
-        if self._is_folded(data):
-            self.send_400_response("A header field goes on in another line; write it in one.")
-            return
         super().data_received(data)
         self._await()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
         self._await()
-
-    def _is_folded(self, data: bytes) -> bool:
-        """Whether a header field goes on in a further line, which readers join in several ways."""
-        if self.conn.their_state is not h11.IDLE:
-            return False
-        head = self._head + data
-        end = _END_OF_HEAD.search(head)
-        self._head = b"" if end is not None else head[-MOST_HEAD_BYTES:]
-        return _FOLDED.search(head, 0, len(head) if end is None else end.start() + 1) is not None
 
     def _await(self) -> None:
         """Begin to wait for what has to come next, unless it is that already."""
