@@ -127,7 +127,8 @@ async def test_rules_given_in_code_hold_after_a_takeover(tmp_path: Path) -> None
 
 async def test_what_is_set_while_the_next_holder_opens_a_session_holds_there(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path / "old") as old, temporary_kernel(tmp_path / "next") as following:
-        session = await old.session("ses_x", rules=["allow write"])
+        await old.session("ses_x", rules=["allow write"])
+        session = old.sessions.by_id["ses_x"]
 
         async def open_late(**how: Any) -> Session:
             session.add_rules("deny write a.txt", "deny bash there-is-no-such-*")
@@ -145,7 +146,8 @@ async def test_what_is_set_while_the_next_holder_opens_a_session_holds_there(tmp
 async def test_a_turn_that_asks_nobody_asks_nobody_after_a_takeover(tmp_path: Path) -> None:
     person = ScriptedPerson([ApprovalAnswer("once")])
     async with temporary_kernel(tmp_path / "old") as old, temporary_kernel(tmp_path / "next") as following:
-        session = await old.session("ses_x", attendant=person)
+        await old.session("ses_x", attendant=person, headless=False)
+        session = old.sessions.by_id["ses_x"]
         await session.begin(headless=True)
         await session.follow(partial(following.session, "ses_x", attendant=person, headless=False))
         assert not (await session.call("write", {"path": "a.txt", "content": "x"})).ok
