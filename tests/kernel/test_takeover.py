@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 from tests.kernel.members import Member, member, members
 
-from handrail import tool
+from handrail import joined, tool
+from handrail.contract.errors import StartError
 from handrail.contract.people import ApprovalAnswer
 from handrail.contract.session import Session
+from handrail.kernel import Brought
 from handrail.record.verification import verify
 from handrail.testing.kernels import ScriptedPerson, temporary_kernel
 
@@ -141,6 +143,29 @@ async def test_what_is_set_while_the_next_holder_opens_a_session_holds_there(tmp
         texts = {rule.text for rule in there}
         assert {"allow write", "deny write a.txt", "deny bash there-is-no-such-*"} <= texts
         assert there.mode == "plan"
+
+
+async def test_a_tool_that_was_taken_away_does_not_come_back_by_a_takeover(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @tool(id="test.gone", side_effect="external", locks=[])
+    async def gone() -> None:
+        """Taken away."""
+
+    brought: list[Brought] = []
+
+    def refuse(_held: object, _workspace: object, _state: object, _config: object, given: Brought, **_: object) -> None:
+        brought.append(given)
+        raise StartError("it is full")
+
+    monkeypatch.setattr(joined, "join", refuse)
+    async with temporary_kernel(tmp_path, tools=[gone]) as kernel:
+        await kernel.reload([])
+        kernel.replaced()
+        leaving = kernel._leaving  # pyright: ignore[reportPrivateUsage]
+        assert leaving is not None
+        await leaving
+    assert [one.tools for one in brought] == [()]
 
 
 async def test_a_turn_that_asks_nobody_asks_nobody_after_a_takeover(tmp_path: Path) -> None:
