@@ -10,6 +10,7 @@ import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from handrail import config as configuration
@@ -69,9 +70,9 @@ class HeldKernel(Kernel):
         own: Context,
         face: str,
         brought: Brought,
-        joining: Callable[[], AbstractAsyncContextManager[Kernel]],
+        joining: Callable[[tuple[Tool, ...]], AbstractAsyncContextManager[Kernel]],
     ) -> None:
-        """:param joining: joins whoever has taken the workspace over from this process"""
+        """:param joining: joins whoever has taken the workspace over from this process, with the tools that it brings now"""
         self.rooms = rooms
         self.own = own
         self._brought = brought
@@ -150,7 +151,10 @@ class HeldKernel(Kernel):
         given = None if tools is None else tuple(tools)
         for context in tuple(self._others.values()):
             await context.shelf.reload(given)
-        return await self.own.shelf.reload(given)
+        difference = await self.own.shelf.reload(given)
+        if given is not None:
+            self._brought = replace(self._brought, tools=given)
+        return difference
 
     async def explain(
         self, tool: str, arguments: Mapping[str, Any], *, rules: Iterable[AnyRule] = (), headless: bool = True
@@ -302,18 +306,18 @@ class HeldKernel(Kernel):
         own = [one for one in self.sessions.by_id.values() if one.family.under is None and one.id not in others]
         await self.server.aclose()
         try:
-            kernel = await self._next.enter_async_context(self._joining())
+            kernel = await self._next.enter_async_context(self._joining(self._brought.tools))
         except HandrailError as error:
             logger.warning("this process was replaced, and cannot join the one that holds the workspace now: %s", error)
             return
         for session in own:
             lane = session.lane
             how: dict[str, Any] = {"attendant": session.people, "headless": session.people is None}
-            how |= {"peer": lane.around.peer, "mode": lane.rules.mode, "client": lane.around.client}
+            how |= {"peer": lane.around.peer, "client": lane.around.client}
             agent = session.family.manifest.id
             how["agent"] = None if agent == self.own.agent else agent
             try:
-                session.follow(await kernel.session(session.id, **how))
+                await session.follow(partial(kernel.session, session.id, **how))
             except HandrailError as error:
                 logger.warning("session %s does not go on with the next holder: %s", session.id, error)
         self.successor = kernel
@@ -377,11 +381,11 @@ async def hold(
     """
     folders, given = locate(workspace, state, allow_home=allow_home), brought
 
-    def joining() -> AbstractAsyncContextManager[Kernel]:
+    def joining(tools: tuple[Tool, ...]) -> AbstractAsyncContextManager[Kernel]:
         from handrail.joined import join
 
         held = WorkspaceHeld(folders, holder_of(folders) or Holder())
-        return join(held, workspace, state, config, given, allow_home=allow_home)
+        return join(held, workspace, state, config, replace(given, tools=tools), allow_home=allow_home)
 
     settings = configuration.load(config, folders=folders, flags=brought.settings)
     brought = replace(

@@ -23,6 +23,7 @@ from handrail.session.family import above, editor_of, named_hosts_of, origin_of,
 from handrail.session.lasting import Lasting
 from handrail.session.opening import Opening
 from handrail.session.parked import project_rules
+from handrail.session.reach import GIVEN
 from handrail.session.skills import SessionSkills
 from handrail.store.sessions import SessionRow
 
@@ -57,7 +58,7 @@ def lane_of(rooms: Rooms, lasting: Lasting, opening: Opening, row: SessionRow) -
         hidden=(str(folders.state),),
         secrets=context.secrets if under is None else secrets_for(context.secrets, under),
     )
-    own = parse_rules(given_rules(rule_texts(opening.rules), "session"), context.generation)
+    own = parse_rules(given_rules(rule_texts(opening.rules), GIVEN), context.generation)
     own += [*lasting.rules(session_id), *project_rules(rooms.arbiter.approvals)]
     around.quarantine = str(output / "quarantine")
     around.home_of = folders.home_of

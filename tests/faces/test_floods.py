@@ -27,14 +27,21 @@ INITIALIZE: dict[str, Any] = {
 PING = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "ping"}).encode()
 
 
-async def raw(rpc: Rpc, *lines: str, body: bytes = PING, target: str = "/mcp", end: bool = True) -> tuple[Any, Any]:
-    """A request as it stands, sent through a connection of its own."""
+async def raw(
+    rpc: Rpc, *lines: str, body: bytes = PING, target: str = "/mcp", end: bool = True, framed: bool = False
+) -> tuple[Any, Any]:
+    """A request as it stands, sent through a connection of its own.
+
+    :param framed: whether the lines say where its body ends
+    """
     where = urlsplit(rpc.url)
     assert where.hostname is not None and where.port is not None
     reader, writer = await asyncio.open_connection(where.hostname, where.port)
     usual = ("Accept: application/json, text/event-stream", "Content-Type: application/json")
     named = "" if any(line.lower().startswith("host") for line in lines) else f"Host: {where.netloc}"
-    length = "" if any("transfer-encoding" in line.lower() for line in lines) else f"Content-Length: {len(body)}"
+    length = (
+        "" if framed or any("transfer-encoding" in line.lower() for line in lines) else f"Content-Length: {len(body)}"
+    )
     head = "\r\n".join([f"POST {target} HTTP/1.1", *filter(None, (named, length)), *usual, *lines])
     writer.write(head.encode("latin-1") + (b"\r\n\r\n" + body if end else b""))
     await writer.drain()
@@ -78,6 +85,22 @@ async def test_a_request_that_two_readers_could_read_in_two_ways_is_refused(
         assert "result" in await rpc.call("todo"), "the next client is answered"
 
 
+@pytest.mark.parametrize("first", ["answered whole", "answered before its body"])
+async def test_a_folded_field_is_refused_behind_another_request(tmp_path: Path, first: str) -> None:
+    async with running(tmp_path, tokens={ALICE: "alice"}) as rpc:
+        token = f"Authorization: Bearer {ALICE if first == 'answered whole' else 'nobody'}"
+        part = PING[: None if first == "answered whole" else 4]
+        reader, writer = await raw(rpc, f"Content-Length: {len(PING)}", token, body=part, framed=True)
+        if first == "answered before its body":
+            assert b"401" in await reader.readline()
+        where = urlsplit(rpc.url)
+        rest = PING[len(part) :]
+        folded = f"POST /mcp HTTP/1.1\r\nHost: {where.netloc}\r\nAuthorization: Bearer\r\n {ALICE}\r\nContent-Length: 0\r\n\r\n"
+        writer.write(rest + folded.encode())
+        assert b"Invalid HTTP request received" in await reader.read()
+        writer.close()
+
+
 @pytest.mark.parametrize("target", ["http://evil.example/mcp", "http://127.0.0.1/mcp", "*", "mcp", "//../mcp?x"])
 async def test_a_target_that_is_no_path_of_this_server_is_not_answered(tmp_path: Path, target: str) -> None:
     async with running(tmp_path) as rpc:
@@ -113,6 +136,24 @@ async def test_a_request_that_never_ends_is_given_up(
         except ConnectionResetError:
             pass
         writer.close()
+
+
+@pytest.mark.parametrize("bound", ["bytes", "time"])
+async def test_a_client_that_sends_on_after_its_answer_is_cut_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bound: str
+) -> None:
+    monkeypatch.setattr(connections, "MOST_DROPPED_BYTES", 2**20 if bound == "bytes" else 2**60)
+    monkeypatch.setattr(connections, "DROPPED_S", 600.0 if bound == "bytes" else 0.05)
+    async with running(tmp_path) as rpc:
+        where = urlsplit(rpc.url)
+        reader, writer = await asyncio.open_connection(where.hostname, where.port)
+        writer.write(f"POST /mcp HTTP/1.1\r\nHost: {where.netloc}\r\nContent-Length: 999999999999\r\n\r\n".encode())
+        assert (await reader.readuntil(b"are taken")).split()[1] == b"413"
+        with pytest.raises(ConnectionError):  # as long as it is open, this goes on
+            while True:
+                writer.write(b" " * 2**16)
+                await writer.drain()
+        assert "result" in await rpc.call("todo"), "the next client is answered"
 
 
 async def test_idle_connections_keep_nobody_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,6 +108,17 @@ def test_no_import_gives_a_server_the_secret_of_another(
     assert given() == {**expected, "c": {"KEY": "of the new c"}} and (kept / "C_KEY").read_text() == "of c"
 
 
+def test_an_import_answers_no_name_that_another_server_asks_for(handrail: Program, tmp_path: Path) -> None:
+    own = tmp_path / "own.toml"
+    own.write_text('[mcp.servers.other]\ncommand = "/y"\nenv = { K = { secret = "GIT_TOKEN" } }\n')
+    (file := tmp_path / "other.json").write_text(
+        json.dumps({"mcpServers": {"git": {"command": "/x", "env": {"TOKEN": "of git"}}}})
+    )
+    place = ["-C", str(handrail.workspace), "--state", str(handrail.state), "--config", str(own)]
+    assert run(["mcp", "import", str(file), "--no-install", "--yes", *place]) == 0
+    assert list(tomllib.loads(own.read_text())["secrets"]) == ["GIT_TOKEN_2"]
+
+
 def test_an_import_that_cannot_be_written_leaves_no_secret_behind(
     handrail: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

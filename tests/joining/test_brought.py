@@ -14,6 +14,7 @@ from tests.arbiter.toolbox import kinds_of
 from tests.joining.workshop import joined, workshop
 
 from handrail import LoadError, Runtime, ToolError, tool
+from handrail.contract.jsontext import MAX_ARGUMENT_BYTES
 from handrail.contract.requires import Requires
 from handrail.contract.result import Blob, Result
 from handrail.contract.runtime import Option, Question
@@ -196,13 +197,20 @@ async def test_large_and_odd_arguments_arrive_unchanged_or_not_at_all(tmp_path: 
         heard.append(value)
         return 1
 
-    values: list[Any] = [None, "x" * 3_000_000, 2**70, {"$bytes": "aGk="}, [1, [2, {"a": None}]], "\x00é😀"]
+    values: list[Any] = [
+        None,
+        "x" * (MAX_ARGUMENT_BYTES - 100),
+        2**70,
+        {"$bytes": "aGk="},
+        [1, [2, {"a": None}]],
+        "\x00é😀",
+    ]
     async with workshop(tmp_path, hear) as shop:
         for value in values:
             assert (await shop.session.call("t.hear", {"value": value})).ok
         assert heard == values
-        refused = await shop.session.call("t.hear", {"value": {1: "x"}})
-        assert refused.error_kind == "invalid_input"
+        for unfit in ({1: "x"}, "x" * MAX_ARGUMENT_BYTES):
+            assert (await shop.session.call("t.hear", {"value": unfit})).error_kind == "invalid_input"
         assert len(heard) == len(values)
 
 

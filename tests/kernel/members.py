@@ -54,8 +54,9 @@ async def main():
             number, session_id = order["number"], order.get("session")
             try:
                 if session_id not in sessions:
-                    sessions[session_id] = await kernel.session(session_id)
+                    sessions[session_id] = await kernel.session(session_id, rules=order.get("rules", ()))
                 session = sessions[session_id]
+                session.add_rules(*order.get("further", ()))
                 result = await session.call(order["tool"], order["arguments"], key=order.get("key"))
                 say(number, session=session.id, result=result.to_dict())
             except Exception as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,13 @@ from typing import Any
 import pytest
 from tests.kernel.members import Member, member, members
 
-from handrail import tool
+from handrail import joined, tool
+from handrail.contract.errors import StartError
+from handrail.contract.people import ApprovalAnswer
+from handrail.contract.session import Session
+from handrail.kernel import Brought
 from handrail.record.verification import verify
-from handrail.testing.kernels import temporary_kernel
+from handrail.testing.kernels import ScriptedPerson, temporary_kernel
 
 
 async def begun(folder: Path, name: str) -> None:
@@ -104,6 +109,77 @@ async def test_a_holder_that_was_paused_finds_itself_replaced_and_commits_nothin
         assert verify(kernel.log.reader).ok
         proposed = [json.dumps(record.body) for record in kernel.log.reader.records(session="ses_h", kind="proposed")]
         assert not [body for body in proposed if "late" in body] and len([b for b in proposed if "again" in b]) == 1
+
+
+@pytest.mark.proves("L-07")
+async def test_rules_given_in_code_hold_after_a_takeover(tmp_path: Path) -> None:
+    async with members(tmp_path, ("tools",), ()) as (holder, one):
+        denied = {"rules": ["deny write a.txt"], "further": ["deny write b.txt"]}
+        assert "result" in await holder.call("test.pid", {"name": "before"}, session="ses_h", **denied)
+        holder.pause()
+        told = await one.call("write", {"path": "c.txt", "content": "by the next"}, session="ses_one")
+        assert told["result"]["type"] == "output", told
+        holder.resume()
+        assert (await answered(holder, "again", "ses_h"))["result"]["data"] == holder.hello["pid"]
+        for path in ("a.txt", "b.txt"):
+            told = await holder.call("write", {"path": path, "content": "x"}, session="ses_h")
+            assert told["result"]["metadata"]["error_kind"] == "denied", told
+    assert sorted(path.name for path in (tmp_path / "ws").iterdir()) == ["c.txt"]
+
+
+async def test_what_is_set_while_the_next_holder_opens_a_session_holds_there(tmp_path: Path) -> None:
+    async with temporary_kernel(tmp_path / "old") as old, temporary_kernel(tmp_path / "next") as following:
+        await old.session("ses_x", rules=["allow write"])
+        session = old.sessions.by_id["ses_x"]
+
+        async def open_late(**how: Any) -> Session:
+            session.add_rules("deny write a.txt", "deny bash there-is-no-such-*")
+            session.set_mode("plan")
+            return await following.session("ses_x", **how)
+
+        await session.follow(open_late)
+        await session.call("read", {"path": "a.txt"})  # comes after what is on its way there
+        there = following.sessions.by_id["ses_x"].rules
+        texts = {rule.text for rule in there}
+        assert {"allow write", "deny write a.txt", "deny bash there-is-no-such-*"} <= texts
+        assert there.mode == "plan"
+
+
+async def test_a_tool_that_was_taken_away_does_not_come_back_by_a_takeover(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @tool(id="test.gone", side_effect="external", locks=[])
+    async def gone() -> None:
+        """Taken away."""
+
+    brought: list[Brought] = []
+
+    def refuse(_held: object, _workspace: object, _state: object, _config: object, given: Brought, **_: object) -> None:
+        brought.append(given)
+        raise StartError("it is full")
+
+    monkeypatch.setattr(joined, "join", refuse)
+    async with temporary_kernel(tmp_path, tools=[gone]) as kernel:
+        await kernel.reload([])
+        kernel.replaced()
+        leaving = kernel._leaving  # pyright: ignore[reportPrivateUsage]
+        assert leaving is not None
+        await leaving
+    assert [one.tools for one in brought] == [()]
+
+
+async def test_a_turn_that_asks_nobody_asks_nobody_after_a_takeover(tmp_path: Path) -> None:
+    person = ScriptedPerson([ApprovalAnswer("once")])
+    async with temporary_kernel(tmp_path / "old") as old, temporary_kernel(tmp_path / "next") as following:
+        await old.session("ses_x", attendant=person, headless=False)
+        session = old.sessions.by_id["ses_x"]
+        await session.begin(headless=True)
+        await session.follow(partial(following.session, "ses_x", attendant=person, headless=False))
+        assert not (await session.call("write", {"path": "a.txt", "content": "x"})).ok
+        assert not person.requests
+        assert not (tmp_path / "next" / "ws" / "a.txt").exists()
+        await session.begin()
+        assert (await session.call("write", {"path": "a.txt", "content": "x"})).ok
 
 
 @pytest.mark.proves("L-07")

@@ -395,6 +395,32 @@ def test_the_command_line_takes_the_current_folder_off_its_search_path(
     assert not marker.exists()
 
 
+@pytest.mark.parametrize(
+    "words", ["-C {workspace}", "-C{workspace}", "--workspace {workspace}", "--workspace={workspace}", ""]
+)
+@pytest.mark.parametrize("entry", ["{workspace}", "{workspace}/lib"])
+def test_no_module_is_taken_from_a_workspace_that_a_variable_names(
+    workspace: Path, marker: Path, tmp_path: Path, words: str, entry: str
+) -> None:
+    """Handrail is started elsewhere, with the workspace named; or in a folder of what the variable names."""
+    path = entry.format(workspace=workspace)
+    Path(path).mkdir(exist_ok=True)
+    for name in ("orjson", "click", "platformdirs"):
+        package(Path(path), name, evil(marker))
+    (there := tmp_path / "elsewhere" if words else Path(path) / "sub").mkdir(parents=True)
+    arguments = ["modes", "--json", *words.format(workspace=workspace).split()]
+    done = subprocess.run(
+        [sys.executable, "-m", "handrail.faces.cli", *arguments],
+        cwd=there,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert not marker.exists()
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_the_table_of_dependencies_names_every_module_that_they_install() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = {name for name in project["optional-dependencies"] if name != "all"}

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import Any, cast
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 from handrail.config.mcp import NAME
 from handrail.contract.errors import UsageError
@@ -25,8 +26,11 @@ MAX_BYTES = 16 * 1024 * 1024
 MOST_NAME = 100
 SECRET_NAME = re.compile(r"token|key|secret|passw|pwd|auth|credential|cookie|dsn|connection_?string", re.IGNORECASE)
 _SECRET_VALUE = re.compile(
-    r"^(sk-|ghp_|gho_|github_pat_|glpat-|xox[abprs]-|AKIA|ya29\.|eyJ)[\w.-]{8,}|^[A-Za-z][\w+.-]*://[^/\s:@]+:[^/\s@]+@"
+    r"^(sk-|ghp_|gho_|github_pat_|glpat-|xox[abprs]-|AKIA|ya29\.|eyJ)[\w.-]{8,}|^[A-Za-z][\w+.-]*://[^/\s:@]*:[^/\s@]+@"
+    r"|(?i:(?:^|[?&;\s])[\w.-]*(?:token|secret|key|passwo?r?d|pwd)\s*=\s*[^\s&;]"
+    r"|^(?:(?:proxy-)?authorization|cookie|[\w-]*(?:token|secret|key))\s*:\s*\S)"
 )
+"""Tokens by how they begin, and a password or key in an address, a connection string, an assignment or a header field."""
 _VARIABLE = re.compile(r"\$\{(?:env:)?([A-Za-z_][A-Za-z0-9_]*)(?::-[^}]*)?\}")
 _INPUT = re.compile(r"\$\{input:([\w.-]+)\}")
 _PLACE = re.compile(r"\$\{(workspaceFolder|userHome|pathSeparator|/)\}")
@@ -203,7 +207,8 @@ def _fill(found: Imported, given: Mapping[str, Any], workspace: Path, names: Sec
         kind = str(given.get("type", given.get("transport", "sse" if url.rstrip("/").endswith("/sse") else "http")))
         if kind not in _TRANSPORTS:
             raise ValueError(f"its type is {kind!r}; servers with a url are 'http' or 'sse'")
-        found.table["url"] = _plain(found, "url", url, workspace)
+        found.table["url"] = address = _plain(found, "url", url, workspace)
+        _refuse_secret_address(address)
         if _TRANSPORTS[kind] == "sse":
             found.table["transport"] = "sse"
         if headers := _values(found, _headers(given.get("headers")), workspace, names):
@@ -259,6 +264,20 @@ def _refuse_secrets(args: list[str]) -> None:
                 f"its argument {name if one.startswith('-') else index + 1} looks like a secret, and arguments can be read by every process here; "
                 "give it by a variable in env"
             )
+
+
+def _refuse_secret_address(url: str) -> None:
+    """:raises ValueError: for a secret in an address, which is written down and shown as it is"""
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise ValueError(f"its url is no address: {error}") from None
+    given = parse_qsl(f"{parts.query}&{parts.fragment}", keep_blank_values=True)
+    named = any(value and (SECRET_NAME.search(name) or _SECRET_VALUE.search(value)) for name, value in given)
+    if named or "@" in parts.netloc or any(_SECRET_VALUE.search(unquote(part)) for part in parts.path.split("/")):
+        raise ValueError(
+            "its url holds what looks like a secret, and a url is written down as it is; give it by a header"
+        )
 
 
 def _headers(given: object) -> object:

@@ -10,10 +10,12 @@ import sys
 
 
 def leave_out_current_folder() -> None:
-    """Take the current folder, and what a variable names in it, off ``sys.path``: for a program that is Handrail's alone.
+    """Take the current folder, and what a variable names of the project, off ``sys.path``: for a program that is Handrail's
+    alone.
 
-    ``python -m`` puts the folder there, and PYTHONPATH may name a folder of the project. What Handrail and Python are installed in
-    stays, wherever it lies.
+    ``python -m`` puts the folder there, and PYTHONPATH may name a folder of the project: one in the current folder or in
+    the workspace that the command line names, or one around them. What Handrail and Python are installed in stays,
+    wherever it lies.
     """
     try:
         here = os.path.realpath(os.getcwd())  # noqa: PTH109
@@ -21,7 +23,8 @@ def leave_out_current_folder() -> None:
         here = "/"
     beside = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # noqa: PTH100, PTH120
     own = (beside, os.path.dirname(os.__file__), f"{sys.prefix}/lib")  # noqa: PTH120
-    broad = here in ("/", os.path.realpath(os.path.expanduser("~")))  # noqa: PTH111
+    broad = ("/", os.path.realpath(os.path.expanduser("~")))  # noqa: PTH111
+    projects = [one for one in (here, *map(os.path.realpath, _workspaces_named(sys.argv[1:]))) if one not in broad]
     named = {os.path.abspath(one) for one in os.environ.get("PYTHONPATH", "").split(os.pathsep)}  # noqa: PTH100
 
     def is_kept(entry: str) -> bool:
@@ -30,7 +33,23 @@ def leave_out_current_folder() -> None:
         if any(entry == folder or entry.startswith(f"{folder}/") for folder in own):
             return True
         real = os.path.realpath(entry)
-        by_variable = os.path.abspath(entry) in named and real.startswith(f"{here}/")  # noqa: PTH100
-        return real != here and (broad or not by_variable)
+        by_variable = os.path.abspath(entry) in named  # noqa: PTH100
+        return real != here and not (by_variable and any(_meet(real, project) for project in projects))
 
     sys.path[:] = [entry for entry in sys.path if is_kept(entry)]
+
+
+def _meet(one: str, other: str) -> bool:
+    """Whether one of two folders is the other, or lies in it."""
+    return f"{one}/".startswith(f"{other}/") or f"{other}/".startswith(f"{one}/")
+
+
+def _workspaces_named(words: list[str]) -> list[str]:
+    """Return every folder that a command line may name as the workspace."""
+    found: list[str] = []
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        if word.startswith("--workspace"):
+            found.append(word.partition("=")[2] or following)
+        elif word.startswith("-") and not word.startswith("--") and "C" in word:
+            found.append(word.partition("C")[2] or following)
+    return [one for one in found if one]

@@ -8,13 +8,16 @@ from handrail.policy.checking import check_loaded, specs_of
 from handrail.policy.rules import Rule, parse_rule
 from handrail.registry.generation import Generation
 
+GIVEN = "session"
+"""The source of the rules that a program gives a session, when it opens it and later."""
+
 
 def rules_of(texts: Iterable[str]) -> list[Rule]:
     """Rules of the session scope.
 
     :raises ValueError: for a text that is no rule
     """
-    return [parse_rule(text, scope="session", source="session") for text in texts]
+    return [parse_rule(text, scope="session", source=GIVEN) for text in texts]
 
 
 def check_reach(rules: Iterable[Rule], tools: Generation) -> None:

@@ -40,7 +40,7 @@ from handrail.session.events import EventQueue, events_of
 from handrail.session.family import Family
 from handrail.session.news import News
 from handrail.session.project_files import files_above, permitting
-from handrail.session.reach import check_reach, rules_of
+from handrail.session.reach import GIVEN, check_reach, rules_of
 from handrail.session.taking_up import TakingUp
 from handrail.session.turn import HeldTurn
 
@@ -128,6 +128,11 @@ class HeldSession:
     def rules(self) -> RuleBook:
         """The rules in force now, including what was answered "for this session"."""
         return self._lane.rules
+
+    @property
+    def given_rules(self) -> tuple[str, ...]:
+        """The rules that its program gave it, which are not stored with it."""
+        return tuple(rule.text for rule in self._lane.rules if rule.scope == "session" and rule.source == GIVEN)
 
     def add_rules(self, *texts: str) -> None:
         """See :meth:`handrail.contract.session.Session.add_rules`.
@@ -289,8 +294,23 @@ class HeldSession:
             return await successor.promote(call_id)
         return await self._arbiter.jobs.promote(self._lane, call_id)
 
-    def follow(self, successor: Session) -> None:
-        """Go on as ``successor``: the same session with the process that has taken the workspace over."""
+    async def follow(self, open_again: Callable[..., Awaitable[Session]]) -> None:
+        """Go on as the same session of the process that has taken the workspace over: with its own rules, in its mode, and
+        with no person to ask where none can be asked now.
+
+        :param open_again: opens it there, given ``rules=`` and ``mode=``
+        :raises HandrailError: when it cannot be opened as it is; then it does not go on
+        """
+        rules, mode = self.given_rules, self._lane.rules.mode
+        successor = await open_again(rules=rules, mode=mode)
+        if self._people is not None and self._lane.attendant is None:
+            await successor.begin(headless=True)
+        if (now := self._lane.rules.mode) != mode:
+            successor.set_mode(now)
+        for text in self.given_rules:
+            if text not in rules:
+                with contextlib.suppress(ValueError):  # it holds there as well, though it can match no call
+                    successor.add_rules(text)
         for listener in self._lane.listeners:
             successor.watch(listener)
         if self._lane.delegates is not None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import click
 
@@ -181,10 +181,26 @@ def _configuration(setting: Setting) -> Path:
 
 
 def _secrets_taken(setting: Setting) -> set[str]:
-    """Names that stand for a secret already, or did: the file of a server that was removed may still be there."""
+    """Return the names that stand for a secret, or stood for one, or are asked for: the file of a server that was removed
+    may still be there, and a name that has no value yet would get that of the imported server.
+    """
     folder = _configuration(setting).parent / _SECRETS
     kept = {path.name for path in folder.iterdir()} if folder.is_dir() else set[str]()
-    return kept | read(setting).settings.secrets.keys()
+    settings = read(setting).settings
+    return kept | settings.secrets.keys() | set(_named_in(settings.model_dump()))
+
+
+def _named_in(value: object) -> Iterator[str]:
+    """Yield the names that ``{ secret = "NAME" }`` asks for anywhere in a configuration."""
+    if isinstance(value, Mapping):
+        table = cast("Mapping[str, object]", value)
+        if isinstance(name := table.get("secret"), str):
+            yield name
+        for inner in table.values():
+            yield from _named_in(inner)
+    elif isinstance(value, (list, tuple)):
+        for inner in cast("Sequence[object]", value):
+            yield from _named_in(inner)
 
 
 @click.command("install")

@@ -29,8 +29,10 @@ HEAD_S = 10.0
 """How long a request's first line and header fields may take, also of one that has not begun."""
 BODY_S = 60.0
 """How long its body may take: enough for the longest message at 80 KiB a second."""
+DROPPED_S = 2.0
+"""How long a client that was answered may still send its body: closing at once would lose the answer on its way."""
+MOST_DROPPED_BYTES = 16 * 1024 * 1024
 MOST_CONNECTIONS = 2_000
-MOST_HEAD_BYTES = 64 * 1024
 
 _ONCE = frozenset(
     (
@@ -75,12 +77,43 @@ class OneMeaning:
         return await self._app(scope, receive, send)
 
 
-async def refused(send: Send, status: int, text: str) -> None:
-    """Answer a request with an error of JSON-RPC, and close its connection."""
+async def refused(send: Send, status: int, text: str, receive: Receive | None = None) -> None:
+    """Answer a request with an error of JSON-RPC, and close its connection.
+
+    :param receive: gives the rest of the body, which is dropped before the connection is closed, within bounds
+    """
     error: dict[str, Any] = {"jsonrpc": "2.0", "id": None, "error": {"code": -32600, "message": text}}
-    headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
+    body = orjson.dumps(error)
+    length = b"%d" % len(body)
+    headers = [(b"content-type", b"application/json"), (b"content-length", length), (b"connection", b"close")]
     await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": orjson.dumps(error)})
+    await send({"type": "http.response.body", "body": body, "more_body": receive is not None})
+    if receive is not None:
+        await _drop_body(receive)
+        await send({"type": "http.response.body", "body": b""})
+
+
+async def _drop_body(receive: Receive) -> None:
+    left = MOST_DROPPED_BYTES
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(DROPPED_S):
+            while left > 0:
+                message = await receive()
+                if message["type"] != "http.request" or not message.get("more_body", False):
+                    return
+                left -= len(message.get("body", b""))
+
+
+class _OneReading(h11.Connection):
+    """Refuses a header field that goes on in a further line, which readers join in several ways."""
+
+    def next_event(self) -> Any:
+        if self.their_state is h11.IDLE:
+            head, _ = self.trailing_data
+            end = _END_OF_HEAD.search(head)
+            if _FOLDED.search(head, 0, len(head) if end is None else end.start() + 1) is not None:
+                raise h11.RemoteProtocolError("a header field goes on in another line")
+        return super().next_event()
 
 
 class Connection(H11Protocol):
@@ -90,9 +123,12 @@ class Connection(H11Protocol):
     """
 
     most = MOST_CONNECTIONS
-    _head = b""
     _awaited: type[h11.Request | h11.EndOfMessage] | None = None
     _timer: asyncio.TimerHandle | None = None
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.conn = _OneReading(h11.SERVER)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -112,24 +148,12 @@ class Connection(H11Protocol):
         return self._awaited is h11.Request
 
     def data_received(self, data: bytes) -> None:
-        if self._is_folded(data):
-            self.send_400_response("A header field goes on in another line; write it in one.")
-            return
         super().data_received(data)
         self._await()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
         self._await()
-
-    def _is_folded(self, data: bytes) -> bool:
-        """Whether a header field goes on in a further line, which readers join in several ways."""
-        if self.conn.their_state is not h11.IDLE:
-            return False
-        head = self._head + data
-        end = _END_OF_HEAD.search(head)
-        self._head = b"" if end is not None else head[-MOST_HEAD_BYTES:]
-        return _FOLDED.search(head, 0, len(head) if end is None else end.start() + 1) is not None
 
     def _await(self) -> None:
         """Begin to wait for what has to come next, unless it is that already."""

@@ -364,7 +364,7 @@ class Bodies:
         declared = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
         too_long = f"the message is too long; at most {MAX_MESSAGE_BYTES:,} bytes are taken"
         if declared.isdigit() and int(declared[:20]) > MAX_MESSAGE_BYTES:
-            return await refused(send, 413, too_long)
+            return await refused(send, 413, too_long, receive)
         pieces: list[bytes] = []
         size = 0
         while True:
@@ -374,7 +374,7 @@ class Bodies:
             pieces.append(message.get("body", b""))
             size += len(pieces[-1])
             if size > MAX_MESSAGE_BYTES:
-                return await refused(send, 413, too_long)
+                return await refused(send, 413, too_long, receive)
             if not message.get("more_body", False):
                 break
         body = b"".join(pieces)
