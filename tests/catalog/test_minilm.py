@@ -141,7 +141,7 @@ def test_a_file_that_is_not_the_model_is_refused(monkeypatch: pytest.MonkeyPatch
 
 
 def test_without_the_extra_the_reason_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(minilm, "find_spec", lambda name: None)  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+    monkeypatch.setattr(minilm, "is_installed", lambda name: False)  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
     assert "pip install 'handrail[search]'" in (minilm.missing() or "")
     index = Index(ALL, encoder=Encoder(MiniLM()))
     assert index.search("weather").hits[0].id == "get_weather"

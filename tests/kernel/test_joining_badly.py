@@ -97,6 +97,7 @@ async def test_a_home_folder_is_not_joined_without_the_flag_either(
     home.mkdir()
     config.touch()
     monkeypatch.setenv("HOME", str(home))
+    monkeypatch.delenv("SSL_CERT_FILE", raising=False)
     async with Kernel.open(home, state=tmp_path / "state", config=config, allow_home=True) as held:
         for workspace in (home, Path("/")):
             with pytest.raises(StartError, match="--allow-home"):

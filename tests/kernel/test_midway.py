@@ -159,8 +159,8 @@ async def test_a_program_that_asks_and_says_without_end_is_stopped(
     assert len(peer.asks) == 16 and "at most" in result.data["got"][-1]["refused"]
     result, _ = await taken(kernel, {"times": 501, "say": {"log": {"level": "info", "data": 1}}})
     assert result.error_kind == "limit"
-    large = {"log": {"level": "info", "data": "x" * 1_000_000}}
-    result, seen = await taken(kernel, {"times": 5, "say": large})
+    large = {"log": {"level": "info", "data": "x" * 400_000}}
+    result, seen = await taken(kernel, {"times": 12, "say": large})
     assert result.error_kind == "limit"
     assert all(len(str(event.data)) < 2_000 for event in seen if event.kind == "log")
 

@@ -68,6 +68,12 @@ async def test_a_conversation_goes_on_with_everything_that_was_said(tmp_path: Pa
         assert model.requests[0].messages == (*first.messages, UserMessage("and?"))
 
 
+def forget_head(folder: Path) -> None:
+    """Remove how far the log was written: the log was made shorter on purpose."""
+    for head in (folder / "state" / "heads").iterdir():
+        head.unlink()
+
+
 @pytest.mark.proves("A-10")
 async def test_call_ids_go_on_after_the_last_turn_also_where_the_log_does_not_know_it(tmp_path: Path) -> None:
     async with opened(tmp_path) as kernel:
@@ -77,6 +83,7 @@ async def test_call_ids_go_on_after_the_last_turn_also_where_the_log_does_not_kn
         connection.execute("DELETE FROM record WHERE call LIKE 'ses_1/2%'")
         connection.execute("DELETE FROM record WHERE sequence > (SELECT max(sequence) FROM record WHERE call <> '')")
         seal_anew(connection)
+    forget_head(tmp_path)
     async with opened(tmp_path) as kernel:
         session = await kernel.session("ses_1")
         agent = await talk(session, call_reply(("test.count", {"n": 5})), text_reply("six"))
@@ -231,6 +238,7 @@ async def test_a_call_left_open_in_the_parent_is_not_run_in_its_fork(tmp_path: P
         connection.execute("UPDATE meta SET value = 0 WHERE key IN ('settled', 'began')")
         at = connection.execute("SELECT count(*) FROM record").fetchone()
     assert at[0] > 0
+    forget_head(tmp_path)
     async with opened(tmp_path) as kernel:
         forked = await kernel.session(await kernel.fork("ses_1"))
         agent = await talk(forked, text_reply("so be it"))

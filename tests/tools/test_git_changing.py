@@ -73,7 +73,8 @@ async def test_commit_records_what_is_staged_by_the_repositorys_own_identity(des
 async def test_commit_without_a_name_says_how_one_is_set(
     desk: Desk, repo: Repo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("GIT_CONFIG_GLOBAL", "/dev/null")
+    monkeypatch.setenv("HOME", "/nonexistent")
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
     for who in ("AUTHOR", "COMMITTER"):
         for what in ("NAME", "EMAIL"):
             monkeypatch.delenv(f"GIT_{who}_{what}", raising=False)
