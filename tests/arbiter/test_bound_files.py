@@ -123,6 +123,11 @@ _COMMANDS = [
     ("./run.sh & wait", "run.sh"),
     ("bash ru''n.sh $UNKNOWN", "run.sh"),
     ("bash r?n.sh", "run.sh"),
+    ("D=sub; sh $D/inner.sh", "sub/inner.sh"),
+    ("D=sub; sh \"$D/inner.sh\"", "sub/inner.sh"),
+    ("pytest", "tests/conftest.py"),
+    ("go run ./cmd", "cmd/main.go"),
+    ("cargo run", "src/main.rs"),
     ("docker build .", "Dockerfile"),
     ("awk -f x.awk data", "x.awk"),
     ("sed -f x.sed data", "x.sed"),
@@ -137,7 +142,20 @@ _COMMANDS = [
 
 
 def everything(workspace: Path) -> None:
-    names = ("run.sh", "tool.py", "x.js", "index.js", "x.pl", "x.rb", "build.mk", "sub/inner.sh", "sub/deep/last.sh")
+    names = (
+        "tests/conftest.py",
+        "cmd/main.go",
+        "src/main.rs",
+        "run.sh",
+        "tool.py",
+        "x.js",
+        "index.js",
+        "x.pl",
+        "x.rb",
+        "build.mk",
+        "sub/inner.sh",
+        "sub/deep/last.sh",
+    )
     names += ("pkg/__init__.py", "pkg/__main__.py", "pkg/sub/__init__.py", "pkg/sub/mod.py", "Makefile", "sub/Makefile")
     names += ("package.json", "sub/package.json", "justfile", "conftest.py", "sub/test_a.py", "build.rs", "Dockerfile")
     names += ("x.awk", "x.sed", "data", "a.tar", "sub/setup.py", ".venv/bin/tool", "node_modules/.bin/thing")

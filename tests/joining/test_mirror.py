@@ -8,6 +8,8 @@ import pytest
 from tests.catalog.stock import BUILT_IN, built_in, entry, generation
 
 from handrail.joining import mirror
+from handrail.policy.defaults import default_book
+from handrail.policy.modes import in_mode
 from handrail.registry.generation import Entry, Foreign, Generation
 
 FROM = Foreign("github", "Our repositories.")
@@ -40,3 +42,9 @@ def test_of_a_later_generation_only_what_changed_is_made_anew() -> None:
     assert list(map(plain, second.entries.values())) == list(map(plain, later.entries.values()))
     assert list(map(plain, crossed(later).entries.values())) == list(map(plain, later.entries.values()))
     assert second.entries["a.changes"].schema is not first.entries["a.changes"].schema
+
+
+def test_rules_cross_the_wire_whole() -> None:
+    book = in_mode(default_book(), "accept-edits")
+    assert any(rule.any_case for rule in book)
+    assert mirror.rules_of(json.loads(json.dumps(mirror.of_rules(book)))).rules == book.rules

@@ -37,6 +37,7 @@ COMMANDS = [
     "npm test", "npm run build", "npm install", "npm install node-fetch", "npm install curl", "npm ci", "npm run lint -- --fix", "yarn", "yarn add curl", "yarn build", "pnpm install",
     "pnpm add node", "eslint src", "prettier --write node", "tsc -p .", "jest curl", "vitest run", "next build", "vite build", "webpack --mode production",
     # others
+    "cmake -S . -B b -DCURL_INCLUDE_DIR=/usr/include/curl", "composer require guzzle/curl", "pulumi preview", "netlify deploy", "dvc repro",
     "make", "make test", "make node", "make -j4 build", "cmake -B build", "cmake --build build", "ninja", "cargo build", "cargo test rm", "cargo add curl", "cargo run",
     "cargo clippy", "go build ./cmd", "go test ./node", "go mod tidy", "mvn package", "gradle build", "./gradlew test", "bundle install", "bundle update", "rake test",
     "rails db:migrate", "dotnet build", "composer install", "php artisan migrate", "docker ps", "docker build -t node .", "docker build -t curl .", "docker images node",

@@ -39,7 +39,17 @@ _JAVASCRIPT = (
     "bunfig.toml",
     "pnpm-workspace.yaml",
 )
-_PYTHON_TESTS = ("conftest.py", "pytest.ini", ".pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg", "noxfile.py")
+_PYTHON_TESTS = (
+    "conftest.py",
+    "tests/conftest.py",
+    "test/conftest.py",
+    "pytest.ini",
+    ".pytest.ini",
+    "pyproject.toml",
+    "tox.ini",
+    "setup.cfg",
+    "noxfile.py",
+)
 _PYTHON_BUILD = ("pyproject.toml", "setup.py", "setup.cfg", "uv.toml", "requirements.txt")
 _GRADLE = (
     *("build.gradle", "build.gradle.kts", "settings.gradle", "settings.gradle.kts", "gradle.properties"),
@@ -74,8 +84,8 @@ _IMPLIED: Mapping[str, tuple[str, ...]] = {
     "flask": ("app.py", "wsgi.py", ".flaskenv", ".env"), "django-admin": ("manage.py",), "celery": ("celeryconfig.py",),
     "gunicorn": ("gunicorn.conf.py",), "sphinx-build": ("conf.py",), "mkdocs": ("mkdocs.yml",),
     "pre-commit": (".pre-commit-config.yaml",), "lefthook": ("lefthook.yml", "lefthook.yaml"),
-    "cargo": ("Cargo.toml", "build.rs", ".cargo/config.toml", ".cargo/config", "rust-toolchain.toml", "rust-toolchain"),
-    "go": ("go.mod", "go.work"), "mage": ("magefile.go",),
+    "cargo": ("Cargo.toml", "build.rs", "src/main.rs", "src/lib.rs", ".cargo/config.toml", ".cargo/config", "rust-toolchain.toml", "rust-toolchain"),
+    "go": ("go.mod", "go.work", "main.go"), "mage": ("magefile.go",),
     **dict.fromkeys(("rake", "bundle", "bundler", "rspec", "rails"), _RUBY),
     **dict.fromkeys(("gradle", "gradlew"), _GRADLE), **dict.fromkeys(("mvn", "mvnw"), _MAVEN),
     "ant": ("build.xml",), "sbt": ("build.sbt", "project/build.properties", "project/plugins.sbt"), "lein": ("project.clj",),
@@ -111,6 +121,7 @@ _PARTS = re.compile(r"[=:@,]+")
 _QUOTES = re.compile(r"['\"\\]")
 _HOME = re.compile(r"\$HOME\b|\$\{HOME\}|(?<![^\s'\"=:])~(?=/|\s|\Z)")
 _HERE = re.compile(r"\$PWD\b|\$\{PWD\}|\$\(pwd\)|`pwd`|\$OLDPWD\b")
+_VARIABLE = re.compile(r"\$\w+")
 LONGEST = 4_095
 """Bytes of a path that the system takes: a longer word names no file."""
 HOME = "\0HOME"
@@ -220,9 +231,10 @@ def _variants(word: str) -> Iterator[str]:
 
 
 def _tokens(text: str) -> Iterator[str]:
-    """Whatever stands between the signs of a text, read with its quotes and without them."""
+    """Whatever stands between the signs of a text, read with its quotes, without them, and without its variables."""
     text = _HERE.sub(".", _HOME.sub(HOME, text))
-    for read in (text, _QUOTES.sub("", text)):
+    bare = _QUOTES.sub("", text)
+    for read in dict.fromkeys((text, bare, _VARIABLE.sub(" ", bare))):
         for token in _SIGNS.split(read):
             for part in (token, *_PARTS.split(token)):
                 if part:

@@ -44,6 +44,7 @@ RUNNERS = _names(
     # packages
     "npx pnpx bunx uvx pipx",
     # network
+    "nq tsp task-spooler pueue py-spy samply austin wgo ghostty esy",
     "proxychains proxychains4 torsocks torify tsocks trickle graftcp socat nc ncat netcat tcpserver tcpsvd udpsvd",
     "websocketd",
     # many programs in one, and the loader
@@ -59,7 +60,7 @@ MANAGERS = frozenset(
 
 REMOTE = _names(
     "ssh slogin autossh mosh rsh remsh rlogin dbclient plink et pssh parallel-ssh pdsh clush dsh cssh mussh",
-    "ansible salt salt-ssh salt-call knife bolt mco fab",
+    "ansible ansible-console salt salt-ssh salt-call knife bolt mco fab pyinfra",
 )
 """Hand their words to a shell on other machines."""
 
@@ -70,29 +71,43 @@ PLACES: Mapping[str, str] = {
     "supervise npm-run-all run-p run-s empty st op": "*",
     " ".join(sorted(MANAGERS)): "run exec x r watch shell tool activate --",
     "scp sftp sshfs": "-o -S -D -b",
-    "rsync": "-e --rsh --rsync-path",
+    "rsync": "-e -M --rsh --rsync-path --remote-option",
     "ssh-copy-id": "-o",
     "alias export declare typeset readonly local": "=",
     "jobs complete compgen mapfile readarray bind hash fc enable": "-x -C -p -e -f",
     "vagrant": "ssh winrm -c --command",
-    "multipass colima limactl lima": "exec shell ssh",
-    "docker podman nerdctl buildah finch": "run exec create debug ssh unshare -- --entrypoint --health-cmd --init-path",
+    "multipass colima limactl": "exec shell ssh",
+    "lima orb orbctl enroot condor_run jsrun aprun summon dagger": "*",
+    "flux": "run submit batch alloc exec ?",
+    "docker podman nerdctl buildah finch": "run exec create debug ssh unshare -- --entrypoint --health-cmd --init-path --args",
     "docker-compose podman-compose": "run exec -- --entrypoint",
     "kubectl oc k3s microk8s minikube kubecolor kubectl.exe": "exec run debug rsh ssh -- --command",
     "crictl ctr runc crun youki nomad cf dokku heroku fly flyctl railway kamal lxc incus": "exec run run:detached ssh task console -- -C -c --command",
     "gcloud aws az doctl eb tsh gh glab": "ssh alias extension exec command -- --command --ssh-command --scripts -c --parameters",
     "consul etcdctl": "exec lock watch -- -shell",
-    "ansible-playbook ansible-console": "--ssh-common-args --ssh-extra-args --become-exe",
+    "devspace okteto garden mirrord telepresence tilt skaffold": "exec enter run -- --command -c ?",
+    "flox": "activate run -- -c --command ?",
+    "pulumi sst sops berglas vault teleport tailscale netlify": "run shell exec exec-env exec-file dev:exec ssh -- -c --command ?",
+    "boundary cloudflared": "-- -exec --exec ?",
+    "consul-template": "-- -exec -template ?",
+    "tv television": "--source-command -s --preview-command -p ?",
+    "peco": "--exec ?",
+    "terragrunt": "exec -- --tf-path --terragrunt-tfpath --auth-provider-cmd ?",
+    "proto bundler moon vfox": "exec run e x activate -- -c ?",
+    "ansible-playbook": "--ssh-common-args --ssh-extra-args --become-exe",
     "flatpak snap": "run enter --command",
-    "nix guix nix-env nix-build lorri devenv": "run eval shell develop environment -- -c --command --run --phase",
-    "gem rustup rvm nvm fnm volta n chruby-exec stack cabal dune esy spack tox nox lerna nx": "exec run do -- --exec --override -x",
+    "nix guix nix-env nix-build lorri devenv": "run eval shell develop environment -- -c --command --run --phase "
+           "--build-hook --post-build-hook --diff-hook --pre-build-hook",
+    "gem rustup rvm nvm fnm volta n chruby-exec stack cabal dune spack tox nox lerna nx": "exec v1-exec v2-exec new-exec run do -- --exec --override -x",
+    "composer": "exec --",
+    "repo west mr gita dvc lando ddev sail drush symfony": "run add shell super exec ssh ev -- -c ?",
     "yarn bun": "run exec x dlx -- -c -e --call --eval --script-shell",
-    "npm pnpm deno": "exec x dlx eval explore -- -c -e --call --eval --shell-mode --script-shell",
+    "npm pnpm deno": "exec x dlx eval explore -- -c -e --call --eval --shell-mode --script-shell --shell --editor --viewer --git",
     "cargo": "watch -x -s --exec --shell --config",
     "go": "-exec -toolexec -vettool",
     "make gmake bmake": "= --eval -E",
     "cmake ctest": "chdir env time -E -P --test-command --build-run-dir",
-    "meson": "devenv",
+    "meson": "devenv --wrapper --ninja-args --vs-args",
     "ip": "exec",
     "task": "--",
     "corepack": "*",
@@ -106,7 +121,7 @@ PLACES: Mapping[str, str] = {
     "git": "run foreach config -c -x -O -u --exec --extcmd --upload-pack --receive-pack --tree-filter --msg-filter "
            "--index-filter --env-filter --parent-filter --commit-filter --tag-name-filter --setup --authors-prog --access-hook --httpd --open-files-in-pager "
            "--sendmail-cmd --to-cmd --cc-cmd --smtp-server --config remote-ext shell",
-    "hg svn svnadmin bzr brz jj fossil darcs": "exec -- -c --command --config --config-option --diff-cmd --diff3-cmd --editor-cmd "
+    "hg svn svnadmin bzr brz jj fossil darcs": "exec -- -c --command --config --config-toml --config-option --diff-cmd --diff3-cmd --editor-cmd "
            "--merge-cmd --posthook --prehook --ssh --remotecmd",
     "tar gtar bsdtar star dar": "-I -F -E --checkpoint-action --to-command --use-compress-program --rmt-command --rsh-command "
            "--info-script --new-volume-script --compress-program",
@@ -114,17 +129,18 @@ PLACES: Mapping[str, str] = {
     "cpio": "--rsh-command",
     "rg": "--pre --hostname-bin",
     "fd fdfind": "-x -X --exec --exec-batch",
-    "find gfind": "-exec -execdir -ok -okdir",
+    "find gfind bfs": "-exec -execdir -ok -okdir",
     "sort gsort": "--compress-program",
     "split gsplit": "--filter",
     "install ginstall": "--strip-program",
-    "fzf sk skim fzy": "--preview --bind --execute --cmd -c",
+    "fzf sk skim fzy": "--preview --bind --execute --cmd --with-shell -c",
     "man": "-P -H --pager --html",
     "bat batcat ag ack delta": "--pager --paging",
     "less more most": "code",
     "wget": "-e --execute --use-askpass",
     "aria2c": "--on-*",
-    "yt-dlp youtube-dl": "--exec --exec-before-download --downloader --external-downloader --netrc-cmd",
+    "yt-dlp youtube-dl": "--exec --exec-before-download --downloader --external-downloader --downloader-args "
+           "--external-downloader-args --postprocessor-args --ppa --netrc-cmd",
     "feh sxiv nsxiv": "-A --action",
     "gpg gpg2 gpgsm gpgconf": "--agent-program --dirmngr-program --photo-viewer --pinentry-program",
     "borg restic rclone duplicity unison rdiff-backup": "-o --rsh --password-command --sftp-ssh --ssh-options --rsync-options "
@@ -137,7 +153,7 @@ PLACES: Mapping[str, str] = {
     "openssl": "-engine",
     "logrotate incrontab fswatch": "-c",
     "mvn mvnw gradle gradlew ant sbt": "=",
-    "psql mysql mariadb sqlite3 duckdb sqlplus usql mongosh mongo cqlsh lftp ftp clickhouse-client": "code --pager",
+    "psql mysql mariadb sqlite3 duckdb sqlplus usql mongosh mongo cqlsh mycli pgcli litecli sqlcmd snowsql beeline hive redis-cli lftp ftp clickhouse-client": "code --pager",
     "rake debugfs awk gawk mawk nawk original-awk sed gsed m4 dc exiftool rename prename xmlstarlet": "code",
     "vi vim nvim view vimdiff ex ed emacs emacsclient kak nano gnuplot gs tex latex pdflatex xelatex lualatex": "code",
 }  # fmt: skip
@@ -168,6 +184,7 @@ INTERPRETERS = frozenset(
 CODE = INTERPRETERS | _names(
     "luajit rscript r julia guile racket octave ocaml elixir erl clojure clj scala raku sbcl groovy jshell ghc ghci",
     "runghc swift crystal nim v dart kotlinc janet fennel wish osascript irb ipython ipython3 jupyter bpython",
+    "iex swipl gprolog bb sage maxima gp gap matlab wolframscript scala-cli rizin",
     "tsx ts-node babel-node coffee esbuild-runner",
 )  # fmt: skip
 """Interpreters of code that their words may hold."""
@@ -271,7 +288,7 @@ DATA = _names(
     "basenc csplit shuf tsort iconv lsof fuser mount umount kill pkill killall unset wait sleep",
     # packages, whose words are names of packages
     "pip pip3 apt-cache dnf yum apk pacman zypper port choco scoop winget dpkg-query snap apt-mark apt-file",
-    "go rustc composer luarocks cpan nuget helm",
+    "go rustc luarocks cpan nuget helm",
     # compilers, checkers, tests: their words are files, names and options
     "gcc g++ cc c++ clang clang++ gfortran ld as nm objdump readelf ninja pytest py.test mypy pyright ruff black isort",
     "flake8 pylint bandit eslint prettier tsc jest vitest mocha stylelint biome rustfmt gofmt golangci-lint clippy",

@@ -486,12 +486,15 @@ def texts_of(form: Form, words: Sequence[str]) -> Iterator[str]:
         word = words[index]
         if word in form.verbs:
             first = min(first, index + 1)
+        value = _attached(form, word) if word[:1] == "-" else ""
+        if value:
+            yield value
         if _option(form, words[index - 1]) or (index >= first and _NOT_PLAIN.search(word)):
             yield word
-            if form.anywhere and word[:1] == "-" and word[:2] != "--":
+            if form.anywhere and not value and word[:1] == "-" and word[:2] != "--":
                 yield word[2:]
-        elif word[:1] == "-" and (value := _attached(form, word)):
-            yield value
+        elif value:
+            continue
         elif form.assigned and "=" in word:
             yield word.partition("=")[2]
         elif "::" in word or (word[:1] == "!" and not form.anywhere):
