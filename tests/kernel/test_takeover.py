@@ -119,7 +119,9 @@ async def test_rules_given_in_code_hold_after_a_takeover(tmp_path: Path) -> None
         holder.pause()
         told = await one.call("write", {"path": "c.txt", "content": "by the next"}, session="ses_one")
         assert told["result"]["type"] == "output", told
+        late = holder.call("test.pid", {"name": "late"}, session="ses_h")
         holder.resume()
+        assert (await late)["result"]["metadata"]["error_kind"] == "unavailable", "it finds itself replaced"
         assert (await answered(holder, "again", "ses_h"))["result"]["data"] == holder.hello["pid"]
         for path in ("a.txt", "b.txt"):
             told = await holder.call("write", {"path": path, "content": "x"}, session="ses_h")
