@@ -104,6 +104,8 @@ class Asking:
 
         :raises Refusal: where it names more than can be looked for
         """
+        if not _runs_commands(call):
+            return {}  # at once, so that calls of one reply are asked about in its order
         try:
             return await call.interruptible("authorise", lambda: asyncio.to_thread(self._run_files, call))
         except ToolError as error:
@@ -125,6 +127,8 @@ class Asking:
             if row.kind != "approval":
                 continue
             approved = row.request.files if row.changed is None else row.changed_files or {}
+            if not approved and not _runs_commands(call):
+                continue
             now = await call.interruptible("intend", lambda: asyncio.to_thread(self._run_files, call))
             if (fault := changes(approved, now)) is not None:
                 raise Refusal("intend", "conflict", fault)
@@ -467,3 +471,9 @@ class Asking:
         """Their call has its answer without having used them."""
         for row in rows:
             self.approvals.let_go(row)
+
+
+def _runs_commands(call: Call) -> bool:
+    """Return whether a call runs a command, or types one, so that files of the workspace may be run by it."""
+    assert call.verdict is not None and call.entry is not None
+    return call.entry.tool.types or any(target.capability == "shell.run" for target in call.verdict.targets)

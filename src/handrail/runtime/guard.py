@@ -323,6 +323,8 @@ class GuardedProcess(Delegating):
             error = ended
         await self._settled()
         if (veto := self.veto) is not None:
+            if error is not None and error.kind == "conflict":  # a mount ended, and the program with it
+                raise ToolError(f"{error.text}. Also, {veto.text}", kind="conflict")
             veto.exit_code = code
             raise veto
         if self._unlooked is not None:
