@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,9 +12,11 @@ from tests.policy.desk import ALL, BASH, EDIT, FETCH, READ, TODO, TRANSFER, WRIT
 from handrail.contract.errors import UsageError
 from handrail.contract.modes import MODES, Mode
 from handrail.contract.spec import ToolSpec
+from handrail.policy.defaults import SECRET_LIKE
 from handrail.policy.modes import MEANINGS, TEXTS, in_mode, read_mode
 from handrail.policy.modes import given as named
 from handrail.policy.rules import parse_rule
+from handrail.policy.secret_names import EXCEPT
 from handrail.tools.git import GIT_TOOLS
 from handrail.tools.shell import Bash
 
@@ -66,7 +70,8 @@ def test_a_mode_is_its_rules_and_nothing_else(desk: Desk) -> None:
         assert tuple(rule.text for rule in rules.of_scope("mode")) == TEXTS[mode]
         assert {rule.source for rule in rules.of_scope("mode")} <= {f"mode {mode}"}
         for rule in rules.of_scope("mode"):
-            assert parse_rule(rule.text, scope="mode", source=rule.source) == rule
+            read = parse_rule(rule.text, scope="mode", source=rule.source)
+            assert replace(read, any_case=rule.pattern.removeprefix("**/") in (*SECRET_LIKE, *EXCEPT)) == rule
         assert rules.mode == mode
     assert in_mode(in_mode(book(), "auto"), "ask").rules == book().rules
 

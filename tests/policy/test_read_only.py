@@ -153,7 +153,7 @@ SHOW_STORED_CONTENTS = [
     "git diff -- --stat", "git --no-pager diff", "timeout 5 git log -p", "git status -v", "git status -vv", "git status -sv", "git status --verbose",
     "git grep TOKEN", "git grep TOKEN HEAD", "git grep --cached TOKEN", "git grep -c TOKEN HEAD", "git blame .env", "git blame src/a.py",
     "git cat-file -p HEAD:.env", "git cat-file blob HEAD:.env", "git ls-tree -r HEAD", "git rev-list --objects --all", "git stash show",
-    "git for-each-ref '--format=%(raw)'", "git log --oneline | head && git show HEAD", "git diff 1234abcd 5678abcd",
+    "git for-each-ref '--format=%(raw)'", "git for-each-ref '--format=%(*raw)'", "git log --oneline | head && git show HEAD", "git diff 1234abcd 5678abcd",
 ]  # fmt: skip
 SHOW_NONE = [
     "git status", "git status -sb", "git status --porcelain", "git log", "git log --oneline -20", "git log --stat", "git log --name-only -5",

@@ -284,7 +284,7 @@ def _shows_contents(command: str, rest: Sequence[str]) -> bool:
         case "rev-list":
             return "--objects" in rest or _NO_CONTENTS([word for word in rest if word != "--count"]) is not None
         case "for-each-ref":
-            return any("%(raw" in word for word in rest)
+            return any("%(raw" in word or "%(*raw" in word for word in rest)
         case "stash":
             return "show" in rest
         case "blame" | "grep" | "ls-tree":  # grep reads the index for a file marked as unchanged

@@ -60,7 +60,7 @@ class Rule:
 
     @property
     def text(self) -> str:
-        """What :func:`parse_rule` reads back as the same rule."""
+        """What :func:`parse_rule` reads back as the same rule, compared by letter case."""
         bare = f"{self.action} {self.permission}"
         return f"{bare} {self.pattern}" if self.pattern else bare
 
