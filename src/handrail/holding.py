@@ -11,10 +11,11 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mappi
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from handrail import config as configuration
 from handrail.agents import all_agents
+from handrail.arbiter.approvals import Approvals
 from handrail.arbiter.logs import redacted_logs
 from handrail.arbiter.looking import WorkspaceView
 from handrail.arbiter.offers import judged_as
@@ -25,11 +26,10 @@ from handrail.contract.agent import AgentManifest
 from handrail.contract.doors import Findings, WorkspaceJobs
 from handrail.contract.errors import HandrailError, LogUnavailable, ToolError, UsageError
 from handrail.contract.peer import Peer
-from handrail.contract.people import ApprovalDesk, Attendant
+from handrail.contract.people import Attendant
 from handrail.contract.rule_texts import RuleEntry
 from handrail.contract.runtime import ClientContext
 from handrail.contract.sandbox import Tier
-from handrail.contract.session import Session
 from handrail.contract.tool import Tool
 from handrail.held_sessions import HeldSessions
 from handrail.joining import approvals, jobs, mirror
@@ -117,9 +117,10 @@ class HeldKernel(Kernel):
         return self.own.rules
 
     @property
-    def approvals(self) -> ApprovalDesk:
+    def approvals(self) -> Approvals:
+        """Those of this process. Once another has taken the workspace over, that one's, as far as :class:`ApprovalDesk` goes."""
         if self.successor is not None:
-            return self.successor.approvals
+            return cast("Approvals", self.successor.approvals)
         return self.rooms.arbiter.approvals
 
     @property
@@ -211,10 +212,13 @@ class HeldKernel(Kernel):
         mode: str | None = None,
         topic: str | None = None,
         client: ClientContext | None = None,
-    ) -> Session:
+    ) -> HeldSession:
+        """See :meth:`Kernel.session`. Once another process has taken the workspace over, the session is one of that process,
+        as far as :class:`~handrail.contract.session.Session` goes."""
         if self.successor is not None:
             how: dict[str, Any] = {"agent": agent, "headless": headless, "attendant": attendant, "peer": peer}
-            return await self.successor.session(id, **how, rules=rules, mode=mode, topic=topic, client=client)
+            session = await self.successor.session(id, **how, rules=rules, mode=mode, topic=topic, client=client)
+            return cast("HeldSession", session)
         if attendant is None and not headless:
             raise UsageError("a session that is not headless needs an attendant=… who can be asked")
         opening = Opening(

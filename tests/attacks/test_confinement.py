@@ -15,9 +15,9 @@ from tests.attacks.victim import Agreeing
 
 from handrail.doctor import of_machine
 from handrail.kernel import Kernel
+from handrail.origins.programs import ProgramRefused, find_program
 from handrail.runtime.ripgrep import installed
 from handrail.sandbox import tiers
-from handrail.sandbox.toolchains import program_outside
 from handrail.session.session import HeldSession as Session
 from handrail.store.folders import prepare
 
@@ -205,9 +205,10 @@ def test_a_program_planted_in_the_workspace_is_not_what_the_kernel_runs(
     monkeypatch.setenv("PATH", ":".join(str(folder) for folder in folders))
     monkeypatch.chdir(workspace)
     if name == "git":
-        assert program_outside(name, str(workspace)) == str(honest)
+        assert find_program(name, outside=(str(workspace),)) == str(honest)
         monkeypatch.setenv("PATH", str(planted.parent))
-        assert program_outside(name, str(workspace)) is None
+        with pytest.raises(ProgramRefused):
+            find_program(name, outside=(str(workspace),))
     else:
         assert os.path.realpath(installed(str(workspace), confined=True)) == str(honest)
 

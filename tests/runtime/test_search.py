@@ -449,6 +449,9 @@ class Hides:
     def fixes(self, path: str) -> bool:
         return False
 
+    def opens(self, path: str) -> bool:
+        return False
+
 
 Faking = Callable[[str], None]
 
