@@ -10,6 +10,7 @@ from typing import NoReturn
 from handrail.config import FILE_NAME, Configuration, default_folder
 from handrail.contract.agent import AGENT_TOOL, AgentManifest, CheckedAgent
 from handrail.contract.errors import Fault, UsageError
+from handrail.contract.native import native_id
 from handrail.contract.offering import Offering
 from handrail.contract.requires import Variables
 from handrail.contract.sandbox import Sandbox
@@ -24,6 +25,7 @@ from handrail.registry.generation import Generation
 from handrail.registry.pins import StoredPins
 from handrail.registry.sources.all import ToolSources
 from handrail.registry.sources.executables import Confinement
+from handrail.registry.sources.folders import FolderSource
 from handrail.registry.sources.offered import offered_sources
 from handrail.registry.sources.source import Source
 from handrail.runtime.further_roots import further_roots
@@ -145,7 +147,26 @@ def sources_of(
         offerings,
         _agent_tools(checked.manifest, config, folders),
         lambda: [*offered_sources(), *looked_at()],
+        lambda: tuple(_tools_elsewhere(checked.manifest, config, folders, confinement)),
     )
+
+
+def _tools_elsewhere(
+    of: AgentManifest, config: Configuration, folders: Folders, confinement: Confinement
+) -> Iterator[str]:
+    """Yield the ids of tools that other agents have by their own folders, and of all agents as tools.
+
+    A rule of the project or of a session holds for every agent, so it may name any of these.
+    """
+    for agent in find_agents(config.folder, (str(folders.workspace),)).values():
+        manifest = agent.manifest
+        yield AGENT_TOOL + manifest.id
+        if manifest.id != of.id:
+            yield from map(native_id, manifest.native)
+            folder = FolderSource(
+                config.tool_folders(manifest.id)[1][1], "agent", confinement, (str(folders.workspace),)
+            )
+            yield from (found.tool.spec.id for found in folder.load().tools)
 
 
 def _agent_tools(of: AgentManifest, config: Configuration, folders: Folders) -> tuple[AgentManifest, ...]:

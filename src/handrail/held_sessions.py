@@ -136,8 +136,8 @@ class HeldSessions:
         family.check_depth()
         try:
             return context_of(agent)
-        except HandrailError:
-            text = f"the agent {agent!r} cannot be used: its manifest or a tool of it is faulty. handrail agents says why, to its operator"
+        except HandrailError as error:
+            text = f"The agent {agent!r} cannot be used: {error}\nAsk the user to mend it, or do the work yourself."
             raise ToolError(text, kind="unavailable") from None
 
     async def fork(self, id: str, forked: str) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.kernel.test_sub_agents import WRITER, WRITES, kernel_of, models, task
+from tests.kernel.test_configured import put_tool
+from tests.kernel.test_sub_agents import WRITER, WRITES, answers, kernel_of, models, task
 
 from handrail.agent.loop import Agent
 from handrail.contract.people import ApprovalAnswer
@@ -132,3 +133,30 @@ async def test_what_is_answered_forgotten_or_added_above_counts_at_once_for_agen
         await session.notices.arrived()
         assert "deny fs.write a/**" in str(writer.requests[1].messages)
     assert not (tmp_path / "ws" / "a").exists()
+
+
+@pytest.mark.proves("K-13")
+@pytest.mark.parametrize("rule", ["allow own.tool", "deny own.tool", "allow agent.writer", "ask native.web_search"])
+async def test_a_rule_of_the_project_may_name_a_tool_that_only_one_agent_has(tmp_path: Path, rule: str) -> None:
+    put_tool(tmp_path / "config" / "agents" / "writer" / "tools", "own.tool")
+    agents = {
+        "writer": f"{WRITES}\n[native.web_search]",
+        "other": 'role = "all"\ntools = ["read"]\nmodel = "played:other"',
+    }
+    async with kernel_of(tmp_path, agents, rules=[rule], settings=f"rules = [{rule!r}]") as kernel:
+        writer = PlayedModel(call_reply(("write", {"path": "a", "content": "a"})), text_reply("."))
+        top = PlayedModel(call_reply(task("writer")), call_reply(task("other")), text_reply("."))
+        session = await kernel.session()
+        session.add_rules(rule)
+        other = PlayedModel(text_reply("."))
+        await Agent(session, top, models=models(writer=writer, other=other)).complete("Go.")
+        assert len(other.requests) == 1
+    assert (tmp_path / "ws" / "a").read_text() == "a"
+
+
+async def test_an_agent_that_cannot_be_used_says_why(tmp_path: Path) -> None:
+    agents = {"writer": WRITES, "broken": 'role = "all"\ntools = ["raed"]'}
+    async with kernel_of(tmp_path, agents) as kernel:
+        top = PlayedModel(call_reply(task("broken")), text_reply("."))
+        (answer,) = await answers(Agent(await kernel.session(), top))
+        assert "there is no tool 'raed'; did you mean read" in str(answer.error_text)

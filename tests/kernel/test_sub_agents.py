@@ -32,7 +32,7 @@ Agents = dict[str, str]
 async def kernel_of(folder: Path, agents: Agents, **given: Any) -> AsyncGenerator[HeldKernel]:
     for agent, text in agents.items():
         place = folder / "config" / "agents" / agent
-        place.mkdir(parents=True, mode=0o755)
+        place.mkdir(parents=True, mode=0o755, exist_ok=True)
         (place / "agent.toml").write_text(f'id = "{agent}"\n{text}')
     async with temporary_kernel(folder, **given) as kernel:
         yield kernel

@@ -7,7 +7,7 @@ being used.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -101,20 +101,27 @@ def faults_in_names(agent: AgentManifest, everything: Generation) -> Iterator[tu
 
 
 def generation_of(
-    agent: AgentManifest, everything: Generation, tier: Tier, secrets: SecretStore = NO_SECRETS
+    agent: AgentManifest,
+    everything: Generation,
+    tier: Tier,
+    secrets: SecretStore = NO_SECRETS,
+    elsewhere: Collection[str] = (),
 ) -> Generation:
-    """The part of ``everything`` that an agent without faults has, under its aliases too.
+    """Return the part of ``everything`` that an agent without faults has, under its aliases too.
 
     A tool that it gives hosts to requires them here, and is withheld where they cannot be enforced.
+
+    :param elsewhere: ids of tools that only other agents have
     """
-    if "*" in agent.tools and not agent.aliases and not agent.requires.tools:
+    if "*" in agent.tools and not agent.aliases and not agent.requires.tools and not elsewhere:
         return everything
     entries = [
         _with_additions(agent, entry, tier, secrets)
         for tool_id, entry in everything.entries.items()
         if agent.has_tool(tool_id)
     ]
-    beyond = (tool_id for tool_id in everything.entries if not agent.has_tool(tool_id))
+    lacking = (tool_id for tool_id in everything.entries if not agent.has_tool(tool_id))
+    beyond = {*lacking, *elsewhere}.difference(entry.tool.spec.id for entry in entries)
     shipped = {alias: tool_id for alias, tool_id in everything.aliases.items() if agent.has_tool(tool_id)}
     names = {**shipped, **agent.aliases}
     more = everything.offerings, everything.unheard

@@ -57,6 +57,7 @@ class ToolSources:
     :param disabled: ids that the operator has put out
     :param agents: which of them can be tools of this one
     :param further: sources that are not the operator's own
+    :param elsewhere: gives the ids of tools that other agents have, which rules may name
     """
 
     everybody: Path
@@ -71,6 +72,7 @@ class ToolSources:
     offerings: tuple[Offering, ...] = ()
     agents: tuple[AgentManifest, ...] = ()
     further: Callable[[], Sequence[Source]] = offered_sources
+    elsewhere: Callable[[], Collection[str]] = tuple
     memory: Memory = field(default_factory=Memory, compare=False, repr=False)
 
     def load(self, number: int, only: Collection[Source] | None = None) -> Generation:
@@ -94,7 +96,8 @@ class ToolSources:
         checked = checked.with_faults(faults_in_names(checked.manifest, everything))
         if checked.faults:
             return Looked(None, frozenset(everything.entries), frozenset(), checked.faults)
-        generation = generation_of(checked.manifest, everything, self.confinement.sandbox.tier, self.secrets)
+        tier = self.confinement.sandbox.tier
+        generation = generation_of(checked.manifest, everything, tier, self.secrets, self.elsewhere())
         return Looked(generation, frozenset(generation.entries), generation.beyond, ())
 
     def _everything(self, number: int, only: Collection[Source] | None) -> Generation:
