@@ -47,7 +47,7 @@ def _meet(one: str, other: str) -> bool:
 def _workspaces_named(words: list[str]) -> list[str]:
     """Return every folder that a command line may name as the workspace."""
     found: list[str] = []
-    for word, following in zip(words, [*words[1:], ""], strict=True):
+    for word, following in zip(words, (*words[1:], ""), strict=False):  # there may be no words
         if word.startswith("--workspace"):
             found.append(word.partition("=")[2] or following)
         elif word.startswith("-") and not word.startswith("--") and "C" in word:
