@@ -6,7 +6,6 @@ further one of the same user *joins* it over a socket. Both are a :class:`Kernel
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -151,8 +150,10 @@ class Kernel(ABC):
             several("settings", settings),
             given(mode),
         )
+        from handrail.store.folders import workspace_folder
+
         async with AsyncExitStack() as stack:
-            stack.enter_context(opened(os.path.expanduser(workspace)))  # noqa: PTH111
+            stack.enter_context(opened(workspace_folder(Path(workspace), allow_home=allow_home)))
             for one in brought.watchdogs:
                 if isinstance(one, ExternalWatchdog):
                     one.find()

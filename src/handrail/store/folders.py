@@ -147,7 +147,7 @@ def locate(workspace: str | Path, state: str | Path | None = None, *, allow_home
         the system, the whole file system
     :raises StartError: when the workspace or the state folder is unfit, with what to do
     """
-    real = _workspace(Path(workspace), allow_home=allow_home)
+    real = workspace_folder(Path(workspace), allow_home=allow_home)
     root = state_root(state)
     _check_apart(real, root)
     return Folders(real, root, key_of(real))
@@ -212,7 +212,11 @@ def _state_root(state: str | Path | None) -> Path:
     return Path(chosen).expanduser()
 
 
-def _workspace(path: Path, *, allow_home: bool) -> Path:
+def workspace_folder(path: Path, *, allow_home: bool) -> Path:
+    """Return the real path of a workspace.
+
+    :raises StartError: for what is not an existing folder, and without ``allow_home`` for what is not a project
+    """
     try:
         real = path.expanduser().resolve(strict=True)
         is_folder = real.is_dir()
