@@ -258,11 +258,15 @@ async def test_what_it_makes_between_its_calls_under_a_protected_name_stops_the_
 
     monkeypatch.setattr(Place, "confinement", guarded)
     tool = made(place, PLANTS, side_effect="write", requires={"fs": {"read": ["."], "write": ["."]}})
-    assert await call(place, tool) == {"number": 0}
-    async with asyncio.timeout(60):
-        while not (place.workspace / "planted").exists():
-            await asyncio.sleep(0.01)
-    error = await failure(place, tool)
-    assert error.kind == "conflict" and ".envrc" in error.text
+    try:
+        assert await call(place, tool) == {"number": 0}
+    except ToolError as error:  # the program was quicker than the look at the end of its call
+        assert error.kind == "denied" and ".envrc" in error.text
+    else:
+        async with asyncio.timeout(60):
+            while not (place.workspace / "planted").exists():
+                await asyncio.sleep(0.01)
+        error = await failure(place, tool)
+        assert error.kind == "conflict" and ".envrc" in error.text
     assert await call(place, tool) == {"number": 1}
     await tool.aclose()
