@@ -21,7 +21,7 @@ from handrail.sandbox import launcher, mount_table
 from handrail.sandbox.bubblewrap import Bubblewrap, binaries
 from handrail.sandbox.launcher import Launcher
 from handrail.sandbox.looks import Looks
-from handrail.sandbox.mount_table import ExpectedMount
+from handrail.sandbox.mount_table import ExpectedMount, MountTable
 from handrail.sandbox.pool import Pooled
 from handrail.sandbox.process import Confined
 
@@ -463,16 +463,22 @@ def test_a_source_that_is_swapped_while_it_is_looked_at_is_not_what_is_expected(
 
 def test_a_mount_is_on_the_innermost_one_that_nothing_covers() -> None:
     points = ["/", "/w", "/w/m", "/w/m/n", "/w/m", "/w/m/n/key", "/w/m"]
-    found = mount_table.described(tuple(ExpectedMount(point, read_only=False, content="1:2") for point in points))
-    assert dict(zip(found[::2], found[1::2], strict=True)) == {
-        "/": "-  1:2",
-        "/w": "/  1:2",
-        "/w/m": "/w  -",
-        "/w/m/n": "/w/m  -",
-        "/w/m\n": "/w/m  -",
-        "/w/m/n/key": "/w/m\n  -",
-        "/w/m\n\n": "/w/m\n  1:2",
-    }
+    parents = [0, 1, 2, 3, 3, 5, 5]
+    table = MountTable(tuple(ExpectedMount(point, read_only=False, content="1:2") for point in points))
+    looked = ["/", "/w", "/w/m"]
+    assert mount_table.looked_at(table) == tuple(looked)
+
+    def described(parents: list[int]) -> bytes:
+        lines = [
+            f"{n} {on} 0:9 /r {at} rw - t d rw\n" for n, (on, at) in enumerate(zip(parents, points, strict=True), 1)
+        ]
+        items = ["".join(lines), *("1:2" for _ in looked)]
+        return b"".join(len(item).to_bytes(4, "big") + item.encode() for item in items)
+
+    assert mount_table.misplaced(table, described(parents)) is None
+    for number in range(1, len(points)):
+        elsewhere = [*parents[:number], 99 if parents[number] == 1 else 1, *parents[number + 1 :]]
+        assert mount_table.misplaced(table, described(elsewhere)) == points[number]
 
 
 def test_a_path_is_written_as_the_kernel_writes_it() -> None:

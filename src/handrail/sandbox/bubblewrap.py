@@ -230,7 +230,7 @@ class Bubblewrap:
             if held_back is not None:
                 memory.taken_first(pid)  # root's launcher cannot: its /proc is read-only
             try:
-                confined = Confined(pid, Ends(**{"stderr": None, **ours}))  # pyright: ignore[reportArgumentType]
+                confined = Confined(pid, Ends(**{"stderr": None, **ours}), table)  # pyright: ignore[reportArgumentType]
             except OSError:  # it ends by itself, as its lifeline is cut
                 threading.Thread(target=_reap, args=(pid,), name="handrail-reap", daemon=True).start()
                 raise

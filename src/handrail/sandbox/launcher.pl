@@ -1,8 +1,9 @@
 # The first process of a sandbox, in perl because every distribution has it and it starts in a millisecond.
-# handrail.sandbox.launcher says what it reads and answers; launcher_python.py does the same where there is no perl. Its
-# first arguments are comparer.pl and watcher.pl, which the process that stays the sandbox's first evaluates.
-# No module is loaded, and nothing is read but the descriptors that it is given and what /proc says of itself.
-my ($comparer, $watcher, $channel, $letter, $lifeline, $spare, @others) = @ARGV;
+# handrail.sandbox.launcher says what it reads and answers; launcher_python.py does the same where there is no perl.
+# No module is loaded, and nothing is read but the descriptors that it is given and what /proc says of itself. Each
+# statement takes microseconds to compile. So the first arguments are watcher.pl, which is compiled while the program's
+# process restricts itself, and mount_changes.pl, which is seldom needed.
+my ($watcher, $changes, $channel, $letter, $lifeline, $spare, @others) = @ARGV;
 open(my $host, "+<&=", $channel);
 open(my $mail, "<&=", $letter);
 open(my $life, "+<&=", $lifeline);
@@ -31,11 +32,11 @@ my @limits = splice(@rest, 0, $count);    # resource and its struct rlimit64, by
 $count = shift @rest;
 my @rules = splice(@rest, 0, $count);     # kind, path or port, and rights, by turns
 $count = shift @rest;
-my %mounts = splice(@rest, 0, $count);    # mount point, and by it parent, access and content as one text
+my @looked = splice(@rest, 0, $count);    # paths whose device and inode the holder compares
 $count = shift @rest;
 my @kept = splice(@rest, 0, $count);      # paths that must keep their names
 $count = shift @rest;
-my %passed = splice(@rest, 0, $count);    # folder on the way to a mount, and by it device and inode
+my @folders = splice(@rest, 0, $count);   # those that they are in
 
 for my $space (split(/ /, $namespaces)) {
     my ($kind) = $space =~ /^(\w+):/;
@@ -52,15 +53,34 @@ while (my ($setting, $number) = splice(@counts, 0, 2)) {
 my ($version, $none) = (pack("L l", 0x20080522, 0), pack("L6", (0) x 6));
 syscall($capset + 0, $version, $none) == 0 or fail("its capability cannot be given up: $!");
 
-# Of the mounts, for comparer.pl and watcher.pl.
-my ($table, $tables, $first, $moves, $names, %folders, %names, %kept) = (undef, "", "", undef, "");
+my $table;
+
+sub table {
+    my $text = "";
+    sysseek($table, 0, 0);
+    1 while sysread($table, $text, 65536, length($text));
+    return $text;
+}
+
 pipe(my $checked, my $checking) or fail("it has no pipe: $!");
 $SIG{CHLD} = sub { };
 my $program = fork;
 defined($program) or fail("no process could be made: $!");
 if ($program) {
-    # Compiled only now, while the program's process restricts itself, and what is not needed to let it go on after that.
-    eval($_) // fail("it cannot be watched: $@") for (qq{#line 1 "comparer.pl"\n$comparer;1}, qq{#line 1 "watcher.pl"\n$watcher});
+    # bubblewrap mounts by path, and a path can lead elsewhere a moment later. So the holder compares the mounts with those
+    # that were asked for. From before that on the kernel tells of each change: of the table, and of names moved away.
+    my ($tables, $moves, $first, @numbers) = ("", -1);
+    if (@looked) {
+        sysopen($table, "/proc/self/mountinfo", 0x80000) or fail("its mounts cannot be read: $!");
+        vec($tables, fileno($table), 1) = 1;
+        my ($start, $add) = split(/ /, $inotify);
+        $moves = syscall($start + 0, 0x80800) if @folders && $start;              # IN_NONBLOCK | IN_CLOEXEC
+        @numbers = map { syscall($add + 0, $moves, $_, 0x01000040) } @folders;    # IN_ONLYDIR | IN_MOVED_FROM
+        $first = table();
+        syswrite($host, "T" . pack("N/a*", pack("(N/a*)*", $first, map { join(":", (stat)[0, 1]) } @looked)));
+    }
+    syswrite($checking, "c");
+    eval(qq{#line 1 "watcher.pl"\n$watcher}) // fail("it cannot be watched: $@");
 }
 close($_) for ($life, $checking);
 

@@ -6,9 +6,10 @@ descriptors besides the program's own:
 - the *letter*, a file in memory. Its first part says how to restrict (Landlock, limits) and in which namespaces it
   must not find itself; that is known before the call is. Its second part is the call.
 - the *channel*, a socket. One byte from here means that the letter's second part is written: ``e`` that it is nothing
-  but a text to be evaluated, ``g`` that it is any other. Back come ``r`` (ready,
-  waiting for that byte), ``x`` (the program is about to be started), ``E`` and a text (it cannot be), ``M`` and a mount
-  point (there is not what was to be mounted there), or ``L`` after ``x`` (its arguments are longer than the system takes).
+  but a text to be evaluated, ``g`` that it is any other. Back come ``T`` and a part
+  (its mount table, and the device and inode of each path that it was asked to look at, as one text ``DEVICE:INODE``),
+  ``r`` (ready, waiting for that byte), ``x`` (the program is about to be started), ``E`` and a text (it cannot be), or
+  ``L`` after ``x`` (its arguments are longer than the system takes). The byte from here comes once the table is right.
 - the *lifeline*, a socket whose other end only the holder has: when it hangs up, the first process ends and the kernel
   ends all others with it. So nothing outlives a killed holder, whichever moment it dies at. When the program has ended,
   the first process kills and waits for all that is left, and then says the exit code here, in one byte: nobody is left
@@ -42,6 +43,7 @@ Mode = Literal["exec", "shell"]
 """``exec``: the launcher starts a program. ``shell``: it is bash already, and reads a text."""
 
 PERL = "/usr/bin/perl"
+_EVALUATED = ("watcher.pl", "mount_changes.pl")
 LONGEST_ARGUMENT = 32 * 4096 - 1
 """Bytes of one argument that execve(2) takes."""
 LONGEST_TEXT = LONGEST_ARGUMENT - 4096
@@ -71,6 +73,8 @@ _CAPSET = {"x86_64": 126, "aarch64": 91, "riscv64": 91, "loongarch64": 91, "ppc6
 """capset(2) by machine."""
 _NO_BOUND = (1 << 64) - 1
 _NAMESPACES = ("mnt", "net", "pid", "user")
+_HEAD = 5
+"""Bytes of a ``T`` and the length of its part."""
 _CHANNEL, _LETTER = 3, 4
 """The numbers that a waiting shell has them under."""
 
@@ -114,9 +118,7 @@ def find() -> Launcher | None:
 def perl() -> Launcher | None:
     if platform.machine() not in _PRLIMIT or not os.access(PERL, os.X_OK):
         return None
-    return Launcher(
-        "perl", (PERL, "-f", "-e", _source("launcher.pl"), "--", _source("comparer.pl"), _source("watcher.pl"))
-    )
+    return Launcher("perl", (PERL, "-f", "-e", _source("launcher.pl"), "--", *map(_source, _EVALUATED)))
 
 
 def python() -> Launcher | None:
@@ -167,8 +169,8 @@ def preparation(
             for item in ("port", struct.pack("=Q", port), struct.pack("=Q", rights))
         )
     table = table or MountTable()
-    mounts = mount_table.described(table.mounts)
-    passed = [item for pair in table.passed for item in pair]
+    looked = mount_table.looked_at(table)
+    folders = dict.fromkeys(path[: path.rindex("/") + 1] for path in table.kept)
     items: list[str | bytes] = [
         mode,
         _own_namespaces(),
@@ -181,9 +183,9 @@ def preparation(
         *(str(2 * len(counts)), *(str(item) for pair in counts for item in pair)),
         *(str(len(bounds)), *bounds),
         *(str(len(rules)), *rules),
-        *(str(len(mounts)), *mounts),
+        *(str(len(looked)), *looked),
         *(str(len(table.kept)), *table.kept),
-        *(str(len(passed)), *passed),
+        *(str(len(folders)), *folders),
     ]
     if mode == "shell":
         items += (_BOOT, *_pairs(environment))
@@ -243,6 +245,14 @@ def is_plain(text: str) -> bool:
 
 def _pairs(environment: Mapping[str, str]) -> Iterable[str]:
     return (item for pair in environment.items() for item in pair)
+
+
+def described_mounts(said: bytes) -> tuple[bytes, bytes] | None:
+    """Split what a launcher has said into the part of its first ``T`` and the rest; None until all of it is there."""
+    if not said.startswith(b"T") or len(said) < _HEAD:
+        return None
+    end = _HEAD + int.from_bytes(said[1:_HEAD], "big")
+    return None if len(said) < end else (said[_HEAD:end], said[end:])
 
 
 def _part(items: Iterable[str | bytes]) -> bytes:

@@ -57,34 +57,31 @@ def taken(items: list[bytes]) -> list[bytes]:
 
 
 class Mounts:
-    """The mounts of this sandbox, compared with those that were asked for, and watched from before that on.
+    """The mounts of this sandbox, described for the holder, and watched from before that on.
 
-    bubblewrap mounts by path, and a path can lead elsewhere a moment later. The kernel tells of each change: of the table,
-    and of a name that is moved away.
+    bubblewrap mounts by path, and a path can lead elsewhere a moment later, so the holder compares the mounts with those
+    that were asked for. The kernel tells of each change: of the table, and of a name that is moved away.
 
-    :param wanted: parent, access and content of each as one text, by its place
-    :param kept: paths that must keep their names, the outer first
-    :param passed: folders on the way to a mount, each with its device and inode
+    :param kept: paths that must keep their names
+    :param folders: those that they are in
     """
 
-    def __init__(self, wanted: list[bytes], kept: list[bytes], passed: list[bytes]) -> None:
-        self.wanted = dict(zip(wanted[::2], wanted[1::2], strict=True))
+    def __init__(self, kept: list[bytes], folders: list[bytes]) -> None:
         self.kept = frozenset(kept)
-        self.passed = zip(passed[::2], passed[1::2], strict=True)
         self.table = os.open("/proc/self/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
         self.changed = select.poll()
         self.changed.register(self.table, select.POLLPRI)
         self.folders: dict[int, list[bytes]] = {}
-        self.moves = self.watched(kept) if kept else -1
-        self.first = self.lines()
+        self.moves = self.watched(folders) if folders else -1
+        self.first = self.text()
 
-    def watched(self, kept: list[bytes]) -> int:
+    def watched(self, folders: list[bytes]) -> int:
         """An inotify descriptor for names that are moved away; -1 where none is to be had."""
         library = ctypes.CDLL(None, use_errno=True)
         descriptor = int(library.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
         if descriptor < 0:
             return -1
-        for folder in dict.fromkeys(path.rpartition(b"/")[0] + b"/" for path in kept):
+        for folder in folders:
             number = int(library.inotify_add_watch(descriptor, folder, IN_ONLYDIR | IN_MOVED_FROM))
             if number < 0:
                 os.close(descriptor)
@@ -97,55 +94,17 @@ class Mounts:
         """How long to wait until :meth:`lost` looks again; None where it is told of everything."""
         return 0.05 if self.kept and self.moves < 0 else None
 
-    def lines(self) -> list[list[bytes]]:
-        """Of each mount: id, parent, device, root, point, options, the rest."""
+    def text(self) -> bytes:
         text, place = b"", 0
         while piece := os.pread(self.table, 65536, place):
             text += piece
             place += len(piece)
-        return [line.split(b" ", 6) for line in text.rstrip(b"\n").split(b"\n")]
+        return text
 
-    def misplaced(self) -> bytes | None:
-        """The first mount point at which there is not what was asked for."""
-        wanted = dict(self.wanted)
-        places: dict[bytes, bytes] = {}
-        for number, parent, device, root, point, options, _rest in self.first:
-            place = point
-            while place not in wanted and place + b"\n" in wanted:
-                place += b"\n"
-            if place not in wanted:
-                if point.startswith((b"/proc/", b"/dev/")):
-                    continue  # which bubblewrap fills itself, where nobody else can
-                return point
-            on, access, content = wanted.pop(place).split(b" ", 2)
-            places[number] = place
-            held = options.startswith(access) and on in (b"-", places.get(parent))
-            if not held or not self.shows(plain(point), device, root, content):
-                return point
-        for folder, content in self.passed:
-            if not self.shows(folder, b"", b"", content):
-                return folder
-        left = (
-            place
-            for place, what in wanted.items()
-            # What is in /proc is mounted and unmounted as it is used.
-            if not (place.startswith(b"/proc/") and b" =" in what)
-        )
-        return next(left, None)
-
-    @staticmethod
-    def shows(point: bytes, device: bytes, root: bytes, content: bytes) -> bool:
-        if content.startswith(b"="):
-            return content[1:] == device + b" " + root
-        if content == b"-":
-            return True
-        try:
-            about = os.stat(point)  # noqa: PTH116 - no more is imported than is needed
-        except OSError:
-            return False
-        if content == b"+":  # a file system that was made for this sandbox
-            return device == b"%d:%d" % (os.major(about.st_dev), os.minor(about.st_dev))
-        return content == b"%d:%d" % (about.st_dev, about.st_ino)
+    def described(self, looked: list[bytes]) -> bytes:
+        """The table, and the device and inode of each of these paths, as the holder reads it."""
+        message = b"".join(len(item).to_bytes(4, "big") + item for item in (self.first, *map(identity, looked)))
+        return b"T" + len(message).to_bytes(4, "big") + message
 
     def lost(self, told: bool) -> bytes | None:
         """The mount point of a mount that is not there any more as it was.
@@ -168,20 +127,29 @@ class Mounts:
                     return folder + name
         if not look:
             return None
-        was, now = self.facts(self.first), self.facts(self.lines())
+        was, now = self.facts(self.first), self.facts(self.text())
         for number, facts in was.items():
             if now.pop(number, None) != facts:
                 return plain(facts[0])
         return next((plain(facts[0]) for facts in now.values()), None)
 
     @staticmethod
-    def facts(lines: list[list[bytes]]) -> dict[bytes, tuple[bytes, ...]]:
+    def facts(text: bytes) -> dict[bytes, tuple[bytes, ...]]:
         """What must stay as it was of each mount outside of /proc, by its id."""
+        lines = (line.split(b" ", 6) for line in text.rstrip(b"\n").split(b"\n"))
         return {
             number: (point, parent, device, options)
             for number, parent, device, _root, point, options, _rest in lines
             if not point.startswith(b"/proc/")
         }
+
+
+def identity(path: bytes) -> bytes:
+    try:
+        found = os.stat(path)  # noqa: PTH116 - no more is imported than is needed
+    except OSError:
+        return b""
+    return b"%d:%d" % (found.st_dev, found.st_ino)
 
 
 def plain(path: bytes) -> bytes:
@@ -290,17 +258,16 @@ def main(channel: int, letter: int, lifeline: int, spare: int, *others: int) -> 
     items = part(channel, letter)
     mode, namespaces, ruleset, file_rights, _prlimit, terminal, _capset, _inotify = items[:8]
     del items[:8]
-    counts, limits, rules, table, kept, passed = (taken(items) for _ in range(6))
+    counts, limits, rules, looked, kept, folders = (taken(items) for _ in range(6))
     for space in namespaces.split():
         kind = space.partition(b":")[0]
         if os.readlink(b"/proc/self/ns/" + kind) == space:  # noqa: PTH115 - no more is imported than is needed
             fail(channel, f"it shares the {kind.decode()} namespace of this machine")
     if (why := bound_counts(counts)) is not None:
         fail(channel, why)
-    mounts = Mounts(table, kept, passed) if table else None
-    if mounts is not None and (wrong := mounts.misplaced()) is not None:
-        os.write(channel, b"M" + plain(wrong.rstrip(b"\n")))
-        os._exit(125)
+    mounts = Mounts(kept, folders) if looked else None
+    if mounts is not None:
+        os.write(channel, mounts.described(looked))
     child_ended, telling = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(telling, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda number, frame: None)

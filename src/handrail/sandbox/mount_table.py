@@ -243,27 +243,101 @@ def _brought_along(inner: Sequence[HostMount], top: int) -> Iterator[HostMount]:
         rest = [mount for mount in rest if mount.id not in above]
 
 
-@lru_cache(maxsize=64)
-def described(table: tuple[ExpectedMount, ...]) -> tuple[str, ...]:
-    """Write mounts for the launcher: of each mount its place, and ``PARENT ACCESS CONTENT`` as the next item.
+class _Wanted(NamedTuple):
+    """What the mount at one place must be.
 
-    A place is a mount point as mountinfo(5) writes it, followed by a newline for each earlier mount at that point. The
-    parent is the place of the mount that it is on, or ``-`` for a mount that came from this machine with a folder. If a
-    later mount covers one, its content is ``-``, for it cannot be looked at.
+    :param parent: the place of the mount that it is on; None for a mount that came from this machine with a folder
+    :param access: how its options begin
+    :param number: of the identity that the launcher tells for it; -1 where a later mount covers it, or for ``=``
     """
-    parents, covered = _stacked(table)
+
+    parent: str | None
+    access: str
+    content: str
+    number: int
+
+
+@lru_cache(maxsize=64)
+def _prepared(table: MountTable) -> tuple[dict[str, _Wanted], tuple[str, ...]]:
+    """The mounts by their places, and the paths that the launcher has to look at.
+
+    A place is a mount point as mountinfo(5) writes it, followed by a newline for each earlier mount at that point.
+    """
+    parents, covered = _stacked(table.mounts)
     places: list[str] = []
-    found: list[str] = []
-    for number, mount in enumerate(table):
+    wanted: dict[str, _Wanted] = {}
+    looked: list[str] = []
+    for number, mount in enumerate(table.mounts):
         place = escaped(mount.point)
-        while place in places:
+        while place in wanted:
             place += "\n"
         places.append(place)
         ours = not mount.content.startswith("=")
-        parent = places[parents[number]] if number and ours else "-"
-        content = "-" if number in covered and ours else mount.content
-        found += (place, f"{parent} {'ro' if mount.read_only else ''} {content}")
-    return tuple(found)
+        shown = ours and number not in covered
+        parent = (places[parents[number]] if number else "-") if ours else None
+        wanted[place] = _Wanted(parent, "ro" if mount.read_only else "", mount.content, len(looked) if shown else -1)
+        if shown:
+            looked.append(mount.point)
+    return wanted, (*looked, *(folder for folder, _ in table.passed))
+
+
+def looked_at(table: MountTable) -> tuple[str, ...]:
+    """The paths in the sandbox whose device and inode :func:`misplaced` needs."""
+    return _prepared(table)[1]
+
+
+@lru_cache(maxsize=64)  # the kernel gives the same numbers again once they are free
+def misplaced(table: MountTable, described: bytes) -> str | None:
+    """Return the first path in a sandbox at which there is not what was to be mounted there; None where all is right.
+
+    :param described: items, each after its length in 4 bytes: the sandbox's own mountinfo(5), and ``DEVICE:INODE`` of each
+        path of :func:`looked_at`, empty for one that is not there
+    """
+    wanted, looked = _prepared(table)
+    text, *identities = _items(described)
+    left = dict(wanted)
+    places: dict[str, str] = {}
+    for line in os.fsdecode(text).rstrip("\n").split("\n"):
+        number, parent, device, root, point, options, _ = line.split(" ", 6)
+        place = point
+        while place not in left and f"{place}\n" in wanted:
+            place += "\n"
+        mount = left.pop(place, None)
+        if mount is None:
+            if point.startswith(("/proc/", "/dev/")):
+                continue  # which bubblewrap fills itself, where nobody else can
+            return _unescaped(point)
+        places[number] = place
+        on = mount.parent is None or mount.parent == places.get(parent, "-")
+        if not on or not options.startswith(mount.access) or not _is_shown(mount, device, root, identities):
+            return _unescaped(point)
+    for (folder, content), found in zip(table.passed, identities[len(looked) - len(table.passed) :], strict=True):
+        if found != content.encode():
+            return folder
+    # What is in /proc is mounted and unmounted as it is used.
+    gone = (place for place, mount in left.items() if mount.parent is not None or not place.startswith("/proc/"))
+    return next((_unescaped(place.rstrip("\n")) for place in gone), None)
+
+
+def _items(part: bytes) -> Iterator[bytes]:
+    at = 0
+    while at < len(part):
+        start = at + 4
+        at = start + int.from_bytes(part[at:start], "big")
+        yield part[start:at]
+
+
+def _is_shown(mount: _Wanted, device: str, root: str, identities: Sequence[bytes]) -> bool:
+    if mount.content.startswith("="):
+        return mount.content == f"={device} {root}"
+    if mount.number < 0:
+        return True
+    found = identities[mount.number].decode()
+    if mount.content != "+":
+        return found == mount.content
+    # A file system that was made for this sandbox: it has no device, and is the one that is seen there.
+    shown = int(found.partition(":")[0] or -1)
+    return shown >= 0 and os.major(shown) == 0 and device == f"0:{os.minor(shown)}"
 
 
 def _names_kept(table: Sequence[ExpectedMount], sources: Mapping[str, str]) -> tuple[tuple[str, ...], dict[str, str]]:

@@ -21,10 +21,13 @@ from pathlib import Path
 import orjson
 
 from handrail.contract.errors import ToolError
-from handrail.sandbox import mount_table
+from handrail.sandbox import launcher, mount_table
+from handrail.sandbox.mount_table import MountTable
 from handrail.sandbox.pipes import Piped
 
 _READ = 1 << 16
+_SHORT_READ = 1 << 13
+"""Of the launcher, which says little: room for more would be fresh memory each time."""
 _SMALL = 1 << 16
 """A letter up to so long is kept until its program has ended: who closes it last takes its memory down, which is as long
 as a good part of what a short program does."""
@@ -79,9 +82,11 @@ class Confined(Piped):
     """Implements :class:`handrail.contract.sandbox.Process` on a started bubblewrap.
 
     Its program begins with :meth:`begin`; until then the sandbox waits. Owns the descriptors of ``ends``.
+
+    :param table: what its mounts must be, which is compared before its program begins
     """
 
-    def __init__(self, pid: int, ends: Ends) -> None:
+    def __init__(self, pid: int, ends: Ends, table: MountTable) -> None:
         loop = asyncio.get_running_loop()
         self._pid = pid
         self._pidfd = os.pidfd_open(pid)  # first: where that fails, the ends are still the caller's
@@ -94,8 +99,10 @@ class Confined(Piped):
         self._status = b""
         self._channel = ends.channel
         self._answer = b""
+        self._table: MountTable | None = table
         self._letter = ends.letter
         self._begun = False
+        self._go = b""
         self._lifeline = ends.lifeline
         _lifelines.add(ends.lifeline)
         self._secrets = ends.secrets
@@ -109,6 +116,7 @@ class Confined(Piped):
         self._watch(self._pidfd, self._exited)
         self._watch(self._status_fd, self._read_status)
         self._watch(self._lifeline, self._ended)
+        self._watch(self._channel, self._heard)
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
@@ -146,7 +154,7 @@ class Confined(Piped):
         return self._ready.done() and self._ready.result() and not self._gone.done()
 
     def begin(self, call: bytes, secrets: bytes = b"") -> None:
-        """Let the program begin.
+        """Let the program begin, once the mounts have been compared.
 
         :param call: the byte for the channel, and then the letter's second part
         :param secrets: what to put into the file for them
@@ -159,8 +167,9 @@ class Confined(Piped):
             os.close(self._secrets)
             self._secrets = None
         _written(self._letter, call[1:])
-        with contextlib.suppress(OSError):  # it has ended: that is told when it is waited for
-            os.write(self._channel, call[:1])
+        self._go = call[:1]
+        if self._table is None:
+            self._let_begin()
         if len(call) > _SMALL:
             os.close(self._letter)
             self._letter = -1
@@ -217,16 +226,41 @@ class Confined(Piped):
             self._loop.remove_reader(descriptor)
 
     def _heard(self) -> None:
-        """What the launcher says while nobody has begun its program."""
+        """Take what the launcher says while its program has not begun."""
+        over = False
         try:
-            self._answer += (part := os.read(self._channel, _READ))
+            self._answer += (part := os.read(self._channel, _SHORT_READ))
+            over = not part
         except BlockingIOError:
-            return
+            pass
         except OSError:
-            part = b""
-        self._unwatch(self._channel)
-        if self._ready is not None and not self._ready.done():
-            self._ready.set_result(part.startswith(b"r"))
+            over = True
+        if self._table is not None:
+            self._compare(self._table)
+        if over or (self._table is None and (self._answer or self._ready is None)):
+            self._unwatch(self._channel)
+            if self._ready is not None and not self._ready.done():
+                self._ready.set_result(self._answer.startswith(b"r"))
+
+    def _compare(self, table: MountTable) -> None:
+        """Compare the mounts with the table, once the launcher has described them, and let the program begin."""
+        described = launcher.described_mounts(self._answer)
+        if described is None:
+            return
+        mounts, self._answer = described
+        wrong = mount_table.misplaced(table, mounts)
+        if wrong is not None:
+            mount_table.host_mounts.forget()
+            self._read_status()
+            self.end_beyond(mount_table.replaced(wrong))
+            return
+        self._table = None
+        if self._begun:
+            self._let_begin()
+
+    def _let_begin(self) -> None:
+        with contextlib.suppress(OSError):  # it has ended: that is told when it is waited for
+            os.write(self._channel, self._go)
 
     def _read_status(self) -> None:
         """Take what bubblewrap has said, and hold on to the inner process as soon as it is known."""
@@ -348,16 +382,16 @@ class Confined(Piped):
 
     def _failure(self, code: int) -> ToolError | None:
         """What went wrong before the program ran, should it not have run."""
-        said = self._answer.removeprefix(b"r")
+        described = launcher.described_mounts(self._answer)
+        said = (self._answer if described is None else described[1]).removeprefix(b"r")
         if said.startswith(b"xL"):
             return ToolError(
                 "the arguments are too long for the system; put the data in a file or on stdin", kind="limit"
             )
         if said.startswith(b"x"):
             return None
-        if said.startswith(b"M"):
-            mount_table.host_mounts.forget()
-            return mount_table.replaced(os.fsdecode(said[1:]))
+        if self._exceeded is not None:
+            return self._exceeded
         text = said.removeprefix(b"E").decode("utf-8", "replace")
         if not text:
             output = self._stdout if self._stderr is None else self._stderr

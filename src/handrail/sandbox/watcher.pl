@@ -1,51 +1,28 @@
-# What the first process of a sandbox does once the mounts have been compared: it watches the program, the mounts and the
+# What the first process of a sandbox does once its mounts have been described: it watches the program, the mounts and the
 # lifeline until one ends. launcher.pl evaluates this, so its variables are here.
-
-sub facts {
-    return map { my @is = split(/ /, $_, 7); $is[4] =~ m{^/proc/} ? () : ($is[0], "@is[4,1,2,5]") } split(/\n/, $_[0]);
-}
-
-# The mount point of a mount that is not there any more as it was; undef where all are. The kernel tells of a changed table
-# only once, to whichever select asks first.
-sub lost {
-    my ($look) = @_;
-    $look ||= @kept && !$moves;
-    select(my $moved = $names, undef, my $altered = $tables, 0) > 0 or $look or return undef;
-    while ($moves && sysread($moves, my $events, 65536)) {
-        while (length($events)) {
-            my ($number, undef, undef, $length) = unpack("lLLL", $events);
-            my $name = unpack("x16 Z*", substr($events, 0, 16 + $length, ""));
-            $look = 1 if $number < 0;    # there were too many of them
-            for (@{$folders{$number} || []}) { return "$_$name" if $kept{"$_$name"}; }
-        }
-    }
-    $look || vec($altered, fileno($table), 1) or return undef;
-    my (%was, %is) = facts($first);
-    %is = facts(table());
-    for my $id (keys(%was)) {
-        my $now = delete($is{$id}) // "";
-        return plain($was{$id} =~ /^(\S+)/) if $now ne $was{$id};
-    }
-    return (map { plain(/^(\S+)/) } values(%is))[0];
-}
 
 my $ended = syscall(434, $program, 0);
 $ended >= 0 or fail("the program cannot be watched: $!");
 # The sandbox lives as long as its program, and no longer than whoever holds the other end of the lifeline.
 close($_) for (*STDIN, *STDOUT, *STDERR, $host, $mail, $checked, $checking);
 open(my $other, "<&=", $_) && close($other) for @others;
-my $watched = $names;
-vec($watched, $_, 1) = 1 for ($lifeline, $ended);
+my $watched = "";
+vec($watched, $_, 1) = 1 for ($lifeline, $ended, $moves >= 0 ? $moves : ());
+my $polled = @folders && grep { $_ < 0 } ($moves, @numbers);
 kill("CHLD", $$);    # goes once through what it will do later, so that the memory for it is there by then
-my $told = 0;
 for (;;) {
     my ($code, $lost);
     while ((my $gone = waitpid(-1, 1)) > 0) {
-        next if $gone != $program;
-        $code = ($? & 127) ? 128 + ($? & 127) : $? >> 8;
-        last;
+        $code = ($? & 127) ? 128 + ($? & 127) : $? >> 8 if $gone == $program;
     }
-    $lost = lost($told) if $table;
+    # An orphan that ends just before this is seen the next time. Without word of moved names, they are looked for.
+    my $patience = defined($code) ? 0 : $polled ? 0.05 : 1;
+    my $count = select(my $ready = $watched, undef, my $altered = $tables, $patience);
+    my $told = $count > 0 && $table && vec($altered, fileno($table), 1);    # only once, to whichever select asks first
+    if ($told || $polled || $count > 0 && $moves >= 0 && vec($ready, $moves, 1)) {
+        defined(&lost) || eval(qq{#line 1 "mount_changes.pl"\n$changes}) || exit(125);
+        $lost = lost($told || $polled);
+    }
     if (defined($code) || defined($lost)) {
         # Whoever lives here is a child of this process, or of somebody's who is: without one, nobody is left.
         if (waitpid(-1, 0x40000001) != -1) {    # __WALL | WNOHANG
@@ -56,9 +33,5 @@ for (;;) {
         syswrite($life, chr($code) . ($lost // ""));
         exit $code;
     }
-    # An orphan that ends just before this is seen the next time. Without word of moved names, they are looked for.
-    my $patience = $moves || !@kept ? 1 : 0.05;
-    my $count = select(my $ready = $watched, undef, my $altered = $tables, $patience);
-    $told = $count > 0 && $table && vec($altered, fileno($table), 1);
     exit 129 if $count > 0 && vec($ready, $lifeline, 1);
 }
