@@ -121,11 +121,11 @@ async def test_what_there_is_not_is_answered_with_what_there_is() -> None:
 async def test_categories_are_counted_live() -> None:
     of = interaction()
     first = await of.door(generation(CORE, many(30), many(2, "git"))).categories()
-    assert [(one.name, one.tool_count) for one in first] == [("git", 2), ("reports", 30)]
+    assert [(one.name, one.tool_count) for one in first if one.tool_count] == [("git", 2), ("reports", 30)]
     second = await of.door(
         generation(CORE, many(30), many(5, "git"), many(1, "zoo", withheld="x"), number=2)
     ).categories()
-    assert [(one.name, one.tool_count) for one in second] == [("git", 5), ("reports", 30)]
+    assert [(one.name, one.tool_count) for one in second if one.tool_count] == [("git", 5), ("reports", 30)]
 
 
 @pytest.mark.proves("D-03")

@@ -18,7 +18,7 @@ from handrail.catalog.manuals import ManualsRead, Values, manual_of
 from handrail.catalog.prompt import index_of
 from handrail.catalog.tokens import of_spec
 from handrail.catalog.view import MOST_GIVEN, CatalogOptions, View, view_of
-from handrail.contract.doors import BroughtIn, Category, Findings, Manual
+from handrail.contract.doors import NOT_HEARD, BroughtIn, Category, Findings, Manual
 from handrail.contract.errors import HandrailError, ToolError
 from handrail.contract.names import nearest
 from handrail.contract.spec import ToolSpec
@@ -275,7 +275,7 @@ class InteractionCatalog:
         return [spec.id for spec in self._of.specs(self._generation)]
 
     async def categories(self) -> Sequence[Category]:
-        unheard = [Category(f"mcp:{one.name}", f"{one.standing()}.", 0) for one in self._generation.unheard]
+        unheard = [Category(f"{NOT_HEARD}{one.name}", f"{one.standing()}.", 0) for one in self._generation.unheard]
         return [*self._of.look(self._generation).categories(), *unheard]
 
     async def load(self, name: str, *, kind: _Kind | None = None) -> BroughtIn:

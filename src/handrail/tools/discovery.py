@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from handrail.contract.doors import BroughtIn, Findings, Hit, Manual
+from handrail.contract.doors import NOT_HEARD, BroughtIn, Findings, Hit, Manual
 from handrail.contract.errors import ToolError
 from handrail.contract.requires import Requires
 from handrail.contract.result import Result
@@ -86,7 +86,11 @@ class LoadTools(Tool):
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         kind = "category" if "category" in args else "tool"
         brought = await runtime.catalog.load(args[kind], kind=kind)
-        told = {"loaded": brought.name, "tools_added": list(brought.added), "message": _message(brought)}
+        message = _message(brought)
+        if not brought.tools:
+            about = (one.description for one in await runtime.catalog.categories() if one.name == brought.name)
+            message = " ".join([message, *about])
+        told = {"loaded": brought.name, "tools_added": list(brought.added), "message": message}
         return told | _room_made(brought.left)
 
 
@@ -173,9 +177,7 @@ class ToolSearch(Tool):
 class Info(Tool):
     spec = _finder(
         id="info",
-        description=(
-            "Read the manual of one tool: what it does and takes in full, an example, its side effect, what it requires."
-        ),
+        description=("Read the manual of one tool: its full documentation, its parameters and an example call."),
         parameters=object_schema(
             {"tool": {"type": "string", "minLength": 1, "maxLength": 128, "description": "The id of the tool"}},
             ["tool"],
@@ -196,16 +198,9 @@ def manual_data(manual: Manual) -> dict[str, Any]:
         "category": manual.category,
         "description": manual.description,
         "parameters": dict(manual.parameters),
-        "side_effect": manual.side_effect,
     }
     told |= {
-        key: value
-        for key, value in (
-            ("documentation", manual.documentation),
-            ("guidance", manual.guidance),
-            ("requires", list(manual.requires)),
-        )
-        if value
+        key: value for key, value in (("documentation", manual.documentation), ("guidance", manual.guidance)) if value
     }
     if manual.example is not None:
         told["example"] = dict(manual.example)
@@ -234,7 +229,7 @@ def _message(brought: BroughtIn) -> str:
     if brought.kind == "tool":
         return f"{name} is now available." if brought.added else f"{name} was in view already."
     if not count:
-        return f"There are no {name} tools here."
+        return f"No {name} tools were loaded."
     if not brought.added:
         return f"All {count} {name} tools were in view already."
     return f"{count} {name} tools are now available." if count > 1 else f"1 {name} tool is now available."
@@ -301,7 +296,7 @@ def _advice(found: Sequence[Findings], hits: int, missed: int) -> str:
 
 async def _unheard(runtime: Runtime) -> dict[str, Any]:
     """The sources that may have what was not found, and have not said yet what they have."""
-    names = {one.name: one.description for one in await runtime.catalog.categories() if not one.tool_count}
+    names = {one.name: one.description for one in await runtime.catalog.categories() if one.name.startswith(NOT_HEARD)}
     return {"not_looked_through": names} if names else {}
 
 
