@@ -64,6 +64,12 @@ def test_tools_says_of_each_its_category_and_whether_it_is_in_view(here: Here) -
 
 
 @pytest.mark.proves("D-05")
+def test_a_search_compares_meanings_without_being_told_to_wait(here: Here) -> None:
+    assert here("find", "undo my last commit", "--wait", "60").code == 0  # which keeps the vectors of the tools
+    assert "by words and meaning" in here("find", "undo my last commit").err
+
+
+@pytest.mark.proves("D-05")
 def test_the_ways_to_tools_are_not_offered_as_tools(here: Here) -> None:
     found = json.loads(
         here("find", "find and load tools, browse their categories", "--words", "--limit", "50", "--json").out

@@ -164,8 +164,8 @@ class ToolSearch(Tool):
         hits = () if findings.nothing_fits else findings.hits[:MAX_HITS]
         told: dict[str, Any] = {"tools": [{"id": hit.tool_id, "description": _short(hit.description)} for hit in hits]}
         told |= _room_made(findings.left)
-        if hits and findings.means.startswith("words only"):
-            told["message"] = "Compared by words only, not by meaning."
+        if hits and (went := _compared([findings])):
+            told["message"] = went
         if not hits:
             message = _STRANGE if findings.unread else _NOT_FROM_OUTSIDE
             message = message.format(by=f" (compared by {findings.means})", why=findings.unread, then=_THROUGH_ALL)
@@ -289,9 +289,19 @@ def _advice(found: Sequence[Findings], hits: int, missed: int) -> str:
     rest = (
         f" For {missed} of the needs nothing fits{by}: {strange or 'there is no tool for it here'}." if missed else ""
     )
-    words = any(one.means.startswith("words only") for one in found if not one.nothing_fits)
-    went = " Compared by words only, not by meaning: what says it in other words was not found." if words else ""
-    return f"{brought} in view from your next reply on.{rest}{went}"
+    went = _compared([one for one in found if not one.nothing_fits])
+    return f"{brought} in view from your next reply on.{rest}{went and ' '}{went}"
+
+
+def _compared(found: Iterable[Findings]) -> str:
+    """What a search did not compare, and why; empty where it compared all by words and meaning."""
+    for means, colon, why in (one.means.partition(": ") for one in found):
+        if means == "words only":
+            reason = f" ({why})" if why else ""
+            return f"Compared by words only, not by meaning{reason}: a tool that says it in other words was not found."
+        if colon:
+            return f"Compared by meaning in part only ({why})."
+    return ""
 
 
 async def _unheard(runtime: Runtime) -> dict[str, Any]:
