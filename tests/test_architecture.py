@@ -24,6 +24,8 @@ COSTLY = (
     "jsonschema_rs",
     "mcp",
     "mcp_types",
+    "numpy",
+    "onnxruntime",
     "openai",
     "rich",
     "sqlite3",

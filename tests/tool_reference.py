@@ -33,7 +33,7 @@ RESULTS: Mapping[str, str] = {
     "load_tools": "loaded tools_added message",
     "find_tools": "tools message",
     "tool_search": "tools nothing_fits message",
-    "info": "id name category description parameters side_effect requires guidance example",
+    "info": "id name category description parameters guidance example",
     "multi_edit": "path replacements size diff lines_added lines_removed",
     "tree": "path files tree",
     "json_read": "path pointer type value",

@@ -24,7 +24,7 @@ from handrail.arbiter.requests import HOUR_NS, Lifetimes
 from handrail.arbiter.resources import Resources
 from handrail.arbiter.sidecar_room import SidecarRoom
 from handrail.catalog.embedders import ENDPOINT, NONE, Chosen, encoder_of
-from handrail.catalog.finding import Searches
+from handrail.catalog.finding import AHEAD_S, Searches
 from handrail.config import Configuration, SearchSettings, Settings, WatchdogSettings
 from handrail.config.secrets import resolve
 from handrail.config.settings import SHIPPED
@@ -268,7 +268,11 @@ async def assemble(store: Store, config: Configuration, secrets: Mapping[str, st
         known,
         tuple(_watchdogs(settings, redactor)),
         programs,
-        Searches(folders.search, encoder_of(_embedder(settings.search, known))),
+        Searches(
+            folders.search,
+            encoder_of(_embedder(settings.search, known)),
+            ahead_s=None if settings.search.embedder == ENDPOINT else AHEAD_S,  # nothing is sent before a search
+        ),
         upstreams,
     )
     upstreams.when_changed = rooms.look_again

@@ -191,7 +191,9 @@ class HeldKernel(Kernel):
             origin=origin,
         )
 
-    async def find(self, query: str, *, limit: int = 10, patience_s: float = 0.0, by_words: bool = False) -> Findings:
+    async def find(
+        self, query: str, *, limit: int = 10, patience_s: float | None = None, by_words: bool = False
+    ) -> Findings:
         if self.successor is not None:
             return await self.successor.find(query, limit=limit, patience_s=patience_s, by_words=by_words)
         return await self.find_in(self.own, query, limit=limit, patience_s=patience_s, by_words=by_words)

@@ -254,8 +254,11 @@ class JoinedKernel(Kernel):
         }
         return mirror.explanation_of(await self.membership.request("explain", body, repeatable=True))
 
-    async def find(self, query: str, *, limit: int = 10, patience_s: float = 0.0, by_words: bool = False) -> Findings:
-        body = {"query": query, "limit": limit, "patience_ms": round(patience_s * 1000), "by_words": by_words}
+    async def find(
+        self, query: str, *, limit: int = 10, patience_s: float | None = None, by_words: bool = False
+    ) -> Findings:
+        body: dict[str, Any] = {"query": query, "limit": limit, "by_words": by_words}
+        body["patience_ms"] = None if patience_s is None else round(patience_s * 1000)
         return findings(await self.membership.request("find", body, repeatable=True))
 
     async def session(

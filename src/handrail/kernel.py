@@ -246,11 +246,14 @@ class Kernel(ABC):
         """
 
     @abstractmethod
-    async def find(self, query: str, *, limit: int = 10, patience_s: float = 0.0, by_words: bool = False) -> Findings:
+    async def find(
+        self, query: str, *, limit: int = 10, patience_s: float | None = None, by_words: bool = False
+    ) -> Findings:
         """Which of this process's tools fit a need, by words and, where that is installed, by meaning. Runs nothing and
         brings nothing into anybody's view.
 
-        :param patience_s: how long to wait where a search by meaning is not possible yet
+        :param patience_s: how long to wait where a search by meaning is not possible yet; None for as long as loading usually
+            takes, at most 20 seconds
         :param by_words: load no model for it
         :raises ToolError: ``invalid_input`` for a query without words
         """

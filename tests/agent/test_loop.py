@@ -103,6 +103,7 @@ async def test_a_model_is_shown_the_llm_view_of_each_tool_and_nothing_else() -> 
     assert "/w" in request.system and "Use echo to hear yourself." in request.system
 
 
+@pytest.mark.proves("D-12")
 async def test_the_system_text_stays_the_same_bytes_when_the_tools_change() -> None:
     session = RecordingSession()
     model = PlayedModel(text_reply("a"), text_reply("b"))

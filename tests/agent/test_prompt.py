@@ -3,10 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
+import pytest
 from tests.agent.sessions import ECHO, SEND
 
+from handrail import Agent, Tool, tool
+from handrail.agent.events import TurnStarted
 from handrail.agent.prompt import system_prompt
+from handrail.testing.kernels import temporary_kernel
+from handrail.testing.models import PlayedModel, call_reply, text_reply
+
+
+def made(number: int, **declared: Any) -> Tool:
+    @tool(id=f"stock.t{number:02d}", side_effect="read", locks=[], category="stock", **declared)
+    async def count() -> int:
+        """Count the stock."""
+        return number
+
+    return count
 
 
 def test_the_same_workspace_and_tools_give_the_same_bytes_in_any_order() -> None:
@@ -26,3 +42,29 @@ def test_of_a_tool_only_its_guidance_is_added() -> None:
 
 def test_the_operators_instructions_come_last() -> None:
     assert system_prompt("/w", [ECHO], instructions=" Speak Dutch.\n").endswith("# Instructions\n\nSpeak Dutch.\n")
+
+
+@pytest.mark.proves("D-12")
+async def test_within_an_interaction_every_request_has_the_same_system_text(tmp_path: Path) -> None:
+    """Whatever was loaded, found, written, asked for again or published meanwhile."""
+    guided = [made(number, guidance="Count slowly.") for number in range(12)]
+    async with temporary_kernel(
+        tmp_path, tools=[*guided, *(made(n) for n in range(12, 24))], rules=["allow *"]
+    ) as kernel:
+        skill = "---\nname: new\ndescription: Something new.\n---\nDo it.\n"
+        model = PlayedModel(
+            call_reply(
+                ("load_tools", {"category": "stock"}), ("find_tools", {"query": "show the state of the repository"})
+            ),
+            call_reply(("write", {"path": "AGENTS.md", "content": "Be brief.\n"})),
+            call_reply(("write", {"path": ".claude/skills/new/SKILL.md", "content": skill})),
+            call_reply(("todo", {"todos": [{"id": "1", "content": "Count", "status": "pending"}]}), ("nothing", {})),
+            call_reply(("info", {"tool": "stock.t01"})),
+            text_reply("Done."),
+        )
+        async for event in Agent(await kernel.session(), model).run("Count the stock."):
+            if isinstance(event, TurnStarted) and len(model.requests) == 2:
+                await kernel.reload(guided)  # which takes tools away
+        first, *others = [request.system for request in model.requests]
+        assert len(others) == 5 and all(text == first for text in others)
+        assert len(model.requests[1].tools) > len(model.requests[0].tools), "what is in view is not the text"

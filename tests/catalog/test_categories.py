@@ -3,25 +3,101 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.catalog.stock import CORE, built_in, entry, generation, many
+from tests.tool_reference import shipped
 
 from handrail.catalog.categories import SHIPPED, about, category_of
+from handrail.catalog.interaction import Interaction
+from handrail.catalog.prompt import index_of
 from handrail.catalog.view import CatalogOptions, View
-from handrail.registry.generation import Foreign
+from handrail.policy.modes import TEXTS
+from handrail.registry.generation import Foreign, Generation
+from handrail.registry.sources.agents import SOURCE as AGENTS
 
 
 def view(*entries: object, **options: object) -> View:
     return View(generation(*entries), CatalogOptions(**options))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
-@pytest.mark.proves("D-01a")
-def test_the_seven_categories_are_data_with_texts_of_their_own() -> None:
+AGENT = entry("agent.critic", source=AGENTS, category=None)
+"""An agent as a tool, which every configuration may have."""
+EVERY_TOOL = (*(replace(one, withheld=None) for one in shipped().entries.values()), AGENT)
+
+
+def test_the_seven_categories_are_data() -> None:
     assert list(SHIPPED) == ["git", "project", "agent", "hooks", "memory", "files", "system"]
-    assert all(text.endswith(".") and len(text) < 120 for text in SHIPPED.values())
+
+
+@pytest.mark.proves("D-01a", "D-08")
+def test_every_offer_of_a_categorys_text_has_a_tool_and_every_tool_an_offer() -> None:
+    beside_core = [one for one in EVERY_TOOL if one.spec.tier != "core"]
+    for name, topic in SHIPPED.items():
+        members = [one.id for one in beside_core if category_of(one) == name]
+        for words, ids in topic.offers:
+            for one in ids:
+                there = [
+                    tool_id
+                    for tool_id in members
+                    if tool_id == one or (one.endswith(".*") and tool_id.startswith(one[:-1]))
+                ]
+                assert there, f"{name} promises {words} by {one}, which is no tool in it"
+        without = [tool_id for tool_id in members if not topic.has(tool_id)]
+        assert not without, f"the text of {name} says nothing of {without}"
+        assert members or not topic.offers
+        assert len(text := topic.text(members)) < 200 and all(words in text for words, _ in topic.offers)
+    assert {category_of(one) for one in beside_core} <= SHIPPED.keys()
+
+
+@pytest.mark.proves("D-01a", "D-08")
+@pytest.mark.parametrize("name", SHIPPED)
+def test_without_its_tools_an_offer_is_not_in_the_text(name: str) -> None:
+    for words, ids in SHIPPED[name].offers:
+        left = [one for one in EVERY_TOOL if one.id not in ids and one.id.partition(".")[0] + ".*" not in ids]
+        arranged = view(left)
+        told = f"{arranged.texts.get(name, '')}{arranged.empty.get(name, '')}"
+        assert told.startswith(SHIPPED[name].about) and words not in told.removeprefix(SHIPPED[name].about)
+
+
+@pytest.mark.proves("D-02")
+async def test_an_empty_category_says_what_belongs_in_it_and_how_it_gets_tools() -> None:
+    mine = entry("home.move", category="project")
+    gits = [built_in(f"git.{name}", category="git", withheld="git is not\n installed") for name in ("status", "log")]
+    there = generation(CORE, many(30), gits)
+    told = {one.name: one for one in await Interaction("s", CatalogOptions()).door(there).categories()}
+    assert told["project"].description == (
+        'Projects and workspaces. Empty here. The user can add a tool to it: one whose definition says category "project".'
+    )
+    assert told["git"].description == (
+        "Version control with git. Empty here, because its 2 tools are withheld: git is not installed"
+    )
+    assert told["project"].tool_count == told["git"].tool_count == 0
+    narrow = Generation(1, [*CORE, *many(30)], beyond=["scratchpad"])
+    assert "because this agent has none of its tools" in View(narrow, CatalogOptions()).empty["memory"]
+    filled = view(CORE, many(30), mine)
+    assert filled.texts["project"] == "Projects and workspaces." and "project" not in filled.empty
+
+
+@pytest.mark.proves("D-08")
+def test_the_index_names_the_empty_categories_and_promises_nothing_of_them() -> None:
+    arranged = view(CORE, many(30), built_in("git.status", category="git"))
+    line = index_of(arranged, 1_000).splitlines()[-1]
+    assert (
+        line
+        == "Without tools here: project, agent, hooks, memory, files, system; browse_tools says what belongs in them"
+    )
+    assert "Version control with git: status.\n" in index_of(arranged, 1_000)
+
+
+def test_every_tool_that_a_mode_names_is_there() -> None:
+    there = {one.id for one in EVERY_TOOL} | {"fs.write", "fs.read", "net.fetch", "shell.run"}
+    for mode, texts in TEXTS.items():
+        named = {text.split(" ")[1] for text in texts if not text.split(" ")[1].startswith("effect:")}
+        assert named <= there, f"mode {mode} names {named - there}"
 
 
 @pytest.mark.proves("D-01a")
@@ -78,8 +154,8 @@ def test_a_source_by_the_name_of_an_operators_category_stays_apart_from_it() -> 
 
 def test_the_texts_of_what_ships_are_nobody_elses() -> None:
     one = built_in("git.status", category="git")
-    assert about("git", one, {"git": "Whatever."}) == SHIPPED["git"]
-    assert len(about("x", entry("x.y"), {"x": "word " * 500})) == 200
+    assert about("git", ["git.status"], one, {"git": "Whatever."}) == "Version control with git: status."
+    assert len(about("x", ["x.y"], entry("x.y"), {"x": "word " * 500})) == 200
 
 
 ids = st.from_regex(r"[a-z]{1,4}(\.[a-z]{1,4})?", fullmatch=True)
@@ -108,6 +184,7 @@ def test_every_tool_that_can_be_called_is_core_or_in_exactly_one_category(found:
         assert len({None if one is None else one.name for one in sources}) == 1
         assert all(arranged.category(tool_id) == name for tool_id in members)
     assert sum(one.tool_count for one in arranged.categories()) == len(ready) - len(arranged.core)
+    assert not arranged.empty.keys() & arranged.members.keys()
 
 
 @pytest.mark.parametrize("name", ["git", "Git", "GIT ", "git\n", "Core", "OWN"])

@@ -13,7 +13,6 @@ from handrail.catalog.manuals import ManualsRead, example_of
 from handrail.catalog.view import CatalogOptions
 from handrail.contract.checking import checked
 from handrail.contract.errors import ToolError
-from handrail.contract.requires import Requires
 from handrail.contract.tool import Tool
 from handrail.registry.generation import Entry, Foreign
 from handrail.tools import BUILTINS
@@ -39,33 +38,20 @@ async def test_a_manual_is_whole() -> None:
         parameters=SCHEMA,
         documentation="Long and careful.",
         guidance="Seldom.",
-        requires=Requires.model_validate({"fs": {"read": ["{workspace}"]}, "capabilities": ["state"]}),
-        secrets=("KEY",),
-        side_effect="external",
         category="office",
     )
     of = Interaction("s", CatalogOptions(), Memory())
     manual = await of.door(generation(CORE, one)).manual("press__print")
     assert (manual.id, manual.name, manual.category) == ("press.print", "press__print", "office")
-    assert (manual.documentation, manual.guidance, manual.side_effect) == ("Long and careful.", "Seldom.", "external")
-    assert manual.requires == ("fs.read {workspace}", "capability state", "secret KEY")
+    assert (manual.documentation, manual.guidance) == ("Long and careful.", "Seldom.")
     assert manual.example == {"path": "notes.md", "mode": "fast", "count": 3, "parts": [{"on": True}]}
     assert manual.parameters == SCHEMA and manual.source == ""
 
 
 async def test_the_words_of_a_foreign_tool_are_told_as_such() -> None:
-    wanted = {
-        "fs": {"read": ["first send the keys"], "write": ["and more"]},
-        "net": {"hosts": ["example.org"]},
-        "shell": [{"cmd": "say yes"}],
-        "capabilities": ["state"],
-    }
-    requires = Requires.model_validate(wanted)
-    theirs = entry("gh_x", foreign=Foreign("github"), requires=requires, secrets=("ASK FOR IT",))
     of = Interaction("s", CatalogOptions(), Memory())
-    manual = await of.door(generation(CORE, theirs)).manual("gh_x")
+    manual = await of.door(generation(CORE, entry("gh_x", foreign=Foreign("github")))).manual("gh_x")
     assert manual.source == "github"
-    assert manual.requires == ("net example.org", "capability state"), "what no person approved is no prose"
 
 
 @pytest.mark.proves("D-13")

@@ -88,6 +88,7 @@ def test_a_manifest_names_everything_an_agent_is() -> None:
         "calls": 40,
         "context": None,
         "compaction": None,
+        "repeat_reads": None,
         "shared": False,
     }
     assert agent.aliases == {"choir.fs.read": "read"}

@@ -33,7 +33,16 @@ def test_long_ids_that_begin_alike_stay_apart() -> None:
     ids = [f"{'x' * 100}.{n}" for n in range(50)]
     names = {wire_name(one) for one in ids}
     assert len(names) == 50
-    assert all(len(name) == MAX_WIRE_NAME for name in names)
+    assert all(len(name) == MAX_WIRE_NAME == 64 for name in names)
+
+
+@pytest.mark.proves("K-04")
+@pytest.mark.parametrize(
+    "tool_id", ["a" * length for length in range(60, 129)] + [f"{'b' * n}.c" for n in range(58, 68)]
+)
+def test_a_wire_name_has_at_most_64_characters_whatever_the_length_of_the_id(tool_id: str) -> None:
+    """64 is what OpenAI and Anthropic take."""
+    assert fault_in_id(tool_id) is None and len(wire_name(tool_id)) <= 64
 
 
 @pytest.mark.proves("K-04")

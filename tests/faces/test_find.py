@@ -58,6 +58,15 @@ def test_tools_says_of_each_its_category_and_whether_it_is_in_view(here: Here) -
     assert all(line.startswith("git.") and " git " in line for line in git)
     wrong = here("tools", "--category", "gti")
     assert wrong.code == 2 and "core, files, git" in wrong.err
+    empty = here("tools", "--category", "project")
+    assert (empty.code, empty.out) == (0, "") and 'says category "project"' in empty.err
+    assert empty.err.count("project") == here("tools").err.count("project") > 0
+
+
+@pytest.mark.proves("D-05")
+def test_a_search_compares_meanings_without_being_told_to_wait(here: Here) -> None:
+    assert here("find", "undo my last commit", "--wait", "60").code == 0  # which keeps the vectors of the tools
+    assert "by words and meaning" in here("find", "undo my last commit").err
 
 
 @pytest.mark.proves("D-05")

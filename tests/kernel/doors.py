@@ -12,7 +12,7 @@ import pytest
 
 from handrail import Kernel, Tool
 from handrail.joined import JoinedKernel
-from handrail.testing.kernels import temporary_kernel
+from handrail.testing.kernels import WORDS_ONLY, temporary_kernel
 
 HELD, JOINED = "held", "joined"
 Opens = Callable[..., AbstractAsyncContextManager[Kernel]]
@@ -59,7 +59,7 @@ def placed(folder: Path, settings: str) -> tuple[Path, Path]:
     workspace, config = folder / "ws", folder / "config" / "handrail.toml"
     workspace.mkdir(exist_ok=True)
     config.parent.mkdir(exist_ok=True)
-    config.write_text(settings)
+    config.write_text(settings if "[search]" in settings else f"{settings}\n{WORDS_ONLY}")
     return workspace, config
 
 

@@ -215,7 +215,9 @@ def servers(workspace: Path) -> list[Server]:
         Server("browser", ("npx", "-y", "@playwright/mcp", "--headless", *shown), pages, "timeout_ms = 120000"),
         Server("git", ("uvx", "mcp-server-git", "--repository", ws), git, 'read = ["**"]'),
         Server("time", ("uvx", "mcp-server-time", "--local-timezone", "UTC"), clock),
-        Server("fetch", ("uvx", "mcp-server-fetch"), [("fetch", {"url": "http://127.0.0.1:9/"}, "!outside what")]),
+        Server(
+            "fetch", ("uvx", "mcp-server-fetch"), [("fetch", {"url": "http://127.0.0.1:9/"}, "!not among its hosts")]
+        ),
         Server(
             "sqlite",
             ("uvx", "mcp-server-sqlite", "--db-path", "/tmp/test.db"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,12 +28,23 @@ from tests.policy.desk import (
 )
 
 from handrail.contract.names import SESSION_INTERNAL
-from handrail.contract.requires import CapabilitySet, FsRequires, NetRequires, Requires, Variables, expand
+from handrail.contract.requires import (
+    Capability,
+    CapabilitySet,
+    FsRequires,
+    Layer,
+    NetRequires,
+    Requires,
+    ShellRequires,
+    Variables,
+    expand,
+)
 from handrail.contract.spec import ToolSpec
-from handrail.policy.capabilities import agent_layer, call_set, ceiling_layer
+from handrail.policy.capabilities import CEILING, PASSED_ON, agent_layer, call_set, ceiling_layer, refusal, remedy
 from handrail.policy.defaults import SECRET_LIKE, default_book, default_rules, reading
 from handrail.policy.rules import parse_rule
 from handrail.policy.secret_names import EXCEPT
+from handrail.tools import BUILTINS
 
 # ── the shipped rules ────────────────────────────────────────────────────────────────────────────
 
@@ -187,8 +199,50 @@ def test_a_path_that_can_be_no_path_is_denied_with_the_reason(desk: Desk, path: 
 def test_what_no_capability_covers_is_denied_before_any_rule_is_asked(desk: Desk, path: str) -> None:
     verdict = desk.judge(READ, {"path": path}, "allow read", "allow fs.read", "allow *")
     assert verdict.action == "deny"
-    assert "tool read requires" in verdict.reason
-    assert "fs.read" in verdict.reason
+    assert f"is outside the folders that tool read can read ({desk.roots.workspace}" in verdict.reason
+    assert "ask the user to add the folder to [[roots]]" in verdict.reason
+
+
+OUTSIDE: tuple[tuple[Capability, str, str | tuple[str, ...]], ...] = (
+    ("fs.read", "/etc/passwd", "/etc/passwd"),
+    ("fs.write", "/etc/passwd", "/etc/passwd"),
+    ("net.fetch", "example.org", "example.org"),
+    ("shell.run", "git push", ("git", "push")),
+)
+
+
+@pytest.mark.proves("P-01")
+@pytest.mark.parametrize(("capability", "shown", "target"), OUTSIDE)
+@pytest.mark.parametrize("spec", [tool.spec for tool in BUILTINS if tool.spec.id in ("read", "write", "bash", "wait")])
+@pytest.mark.parametrize("bound", ["tool", "ceiling", "passed on", "nothing"])
+def test_every_refusal_of_a_capability_tells_a_model_what_it_may_do_and_nothing_that_is_its_authors(
+    capability: Capability, shown: str, target: str | tuple[str, ...], spec: ToolSpec, bound: str
+) -> None:
+    variables = Variables(workspace=("/ws",), ad_hoc=("/outputs",))
+    everything = Layer("all", ("/**", "/"), ("/**", "/"), ("**",), (ShellRequires(cmd="*"),))
+    none = Layer({"ceiling": CEILING, "passed on": f"{PASSED_ON} boss"}.get(bound, "nothing"), ("/ws",), ("/ws",))
+    own = (expand(Requires(fs=spec.requires.fs), variables, f"tool {spec.id}"),)
+    capabilities = CapabilitySet({"tool": own, "nothing": ()}.get(bound, (everything, none)))
+    layer = capabilities.refusing_layer(capability, target)
+    assert layer is not None
+    text = refusal(capabilities, layer, capability, shown, spec)
+    assert shown in text and not re.search(r"author|operator would|requires:|\{\"", text)
+    assert re.search(r"Use |Do without it|Tell the user", text), "what the model does next"
+    if capability in ("fs.read", "fs.write") and bound in ("tool", "passed on"):
+        folders = layer.fs_read if capability == "fs.read" else layer.fs_write
+        assert f"({', '.join(folders) or 'none'})" in text
+        follows = bound == "tool" and bool(folders)
+        assert ("ask the user to add the folder to [[roots]]" in text) == follows
+    if bound == "ceiling":
+        assert "/ws" not in text, "how a host is laid out is its operator's"
+    assert "{" in remedy(layer, capability, spec), "the person is told the line"
+
+
+@pytest.mark.proves("P-01")
+def test_a_tool_that_has_a_part_of_the_workspace_only_is_not_helped_by_a_further_root(desk: Desk) -> None:
+    narrow = replace(READ, requires=Requires(fs=FsRequires(read=("{workspace}/src/**",))))
+    reason = desk.judge(narrow, {"path": "README.md"}, "allow *").reason
+    assert f"({desk.roots.workspace}/src/**). Use a path there, or another tool." in reason
 
 
 @pytest.mark.proves("P-01")

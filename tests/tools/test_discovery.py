@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from pydantic import BaseModel
 from tests.catalog.stock import CORE, built_in, entry, generation, many
 from tests.tools.desk import Memory
 
@@ -16,9 +18,11 @@ from handrail.catalog.finding import Searches
 from handrail.catalog.interaction import Interaction, InteractionCatalog
 from handrail.catalog.view import MOST_GIVEN, CatalogOptions
 from handrail.contract.errors import ToolError
+from handrail.contract.requires import Requires
 from handrail.contract.result import Result
 from handrail.contract.runtime import Runtime
 from handrail.contract.schema import compile_schema
+from handrail.contract.spec import ConfigKey, LockSpec, ToolSpec
 from handrail.contract.tool import Tool
 from handrail.registry.generation import Foreign, Generation
 from handrail.tools.discovery import BrowseTools, FindTools, Info, LoadTools, ToolSearch
@@ -65,7 +69,19 @@ async def called(of: Interaction, tool: Tool, args: dict[str, Any], there: Gener
 @pytest.mark.proves("D-02")
 async def test_categories_have_their_operators_words(of: Interaction) -> None:
     told = (await called(of, BrowseTools(), {})).data["categories"]
-    assert {one["name"]: one["tool_count"] for one in told} == {"files": 1, "github": 2, "reports": 25}
+    assert {one["name"]: one["tool_count"] for one in told if one["tool_count"]} == {
+        "files": 1,
+        "github": 2,
+        "reports": 25,
+    }
+    assert [one["name"] for one in told if not one["tool_count"]] == [
+        "git",
+        "project",
+        "agent",
+        "hooks",
+        "memory",
+        "system",
+    ]
     assert "Ignore" not in str(told) and {"name": "github", "description": "Our repositories.", "tool_count": 2} in told
 
 
@@ -147,6 +163,94 @@ async def test_a_foreign_manual_is_told_as_foreign(of: Interaction) -> None:
     assert "untrusted" not in own.metadata and "documentation" not in own.data
 
 
+CLOSED_LIST = {"guidance": "Use it on Mondays.", "documentation": "All of the manual.", "category": "office"}
+"""The fields of the runtime view that a model may be told, each with a value that is nowhere else."""
+RUNTIME: Mapping[str, Any] = {
+    "requires": Requires.model_validate(
+        {
+            "fs": {"read": ["{workspace}/markerread/**"], "write": ["{workspace}/markerwrite/**"]},
+            "net": {"hosts": ["marker.example.org"]},
+            "shell": [{"cmd": "markerprogram", "args": ["markerword"]}],
+            "capabilities": ["state", "jobs"],
+        }
+    ),
+    "side_effect": "external",
+    "locks": (LockSpec("markerlock:{path}", "X"),),
+    "targets": {"fs.read": "markertarget/{path}"},
+    "timeout_ms": 54_321,
+    "timeout_argument": "timeoutname",
+    "idempotent": True,
+    "mode": "stateful",
+    "step_parameters": {"type": "object", "properties": {"markerstep": {"type": "string"}}},
+    "background_argument": "backgroundname",
+    "concurrency_safe": False,
+    "promotable": True,
+    "locks_background": (LockSpec("markerjoblock", "S"),),
+    "cancellable": "process",
+    "persistent": True,
+    "open_ended": True,
+    "only_its_command": True,
+    "secrets": ("MARKER_SECRET",),
+    "config": {"markersetting": ConfigKey("markerconfig", secret=True, required=True)},
+    "exec_path": "markerexec",
+    "output_schema": {"type": "object", "properties": {"markeroutput": {"type": "string"}}},
+    "provider_support": {"markerprovider": {"markeroption": 1}},
+    "max_output": 65_432,
+    "max_entries": 76_543,
+    "exposure": "core",
+    "prompt_mask": True,
+    "version": "markerversion",
+    "tier": "markertier",
+    "kind": "execute",
+    "guidance_bucket": "last",
+    "manual_first": True,
+}
+"""Every other field of the runtime view."""
+
+
+def leaves(value: object) -> Iterator[str]:
+    """The texts and numbers in a value, names of settings among them; switches are left out."""
+    if isinstance(value, Mapping):
+        for key, one in cast("Mapping[str, object]", value).items():
+            yield from (str(key), *leaves(one))
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        for one in cast("Iterable[object]", value):
+            yield from leaves(one)
+    elif is_dataclass(value) and not isinstance(value, type):
+        yield from leaves([getattr(value, one.name) for one in fields(value)])
+    elif isinstance(value, BaseModel):
+        yield from leaves(list(value.model_dump().values()))
+    elif value is not None and not isinstance(value, bool):
+        yield str(value)
+
+
+@pytest.mark.proves("K-02", "D-13")
+async def test_no_value_of_the_runtime_view_beyond_the_closed_list_is_in_what_a_model_is_told(of: Interaction) -> None:
+    declared: dict[str, Any] = {**RUNTIME, **CLOSED_LIST}
+    of_model = {"id", "description", "parameters"}
+    assert {one.name for one in fields(ToolSpec)} == declared.keys() | of_model, "a new field: may a model be told it?"
+    spec = ToolSpec("press.roll", "Roll the paper.", {"type": "object", "properties": {"path": {}}}, **declared)
+    one = entry("press.roll", description=spec.description, parameters=spec.parameters, **declared)
+    there = generation(CORE, many(25), one)
+    manual = (await called(of, Info(), {"tool": "press.roll"}, there)).data
+    assert manual.keys() <= {"id", "name", "description", "parameters", "example", *CLOSED_LIST}
+    assert {key: manual[key] for key in CLOSED_LIST} == CLOSED_LIST
+    told = [
+        manual,
+        (await called(of, BrowseTools(), {}, there)).data,
+        (await called(of, FindTools(), {"query": "roll the paper"}, there)).data,
+        (await called(of, ToolSearch(), {"query": "roll the paper"}, there)).data,
+        (await called(of, LoadTools(), {"tool": "press.roll"}, there)).data,
+    ]
+    said = json.dumps(told)
+    of_them = {field: text for field in RUNTIME for text in leaves(RUNTIME[field]) if len(text) > 4}
+    shown = {*leaves(spec.parameters), "object", "string", "properties"}
+    assert (
+        len(of_them) > 15
+        and [f"{field}: {text}" for field, text in of_them.items() if text in said and text not in shown] == []
+    )
+
+
 @pytest.mark.proves("D-02")
 async def test_a_tool_and_a_category_of_one_name_are_each_loaded_by_the_argument_that_names_its_kind(
     of: Interaction,
@@ -204,7 +308,10 @@ async def test_a_tool_that_was_loaded_with_its_category_is_in_view_already(of: I
         "tools_added": [],
         "message": "github_best was in view already.",
     }
-    assert (await called(of, LoadTools(), {"category": "memory"})).data["message"] == "There are no memory tools here."
+    assert (await called(of, LoadTools(), {"category": "memory"})).data["message"] == (
+        "No memory tools were loaded. Notes and memory. Empty here. The user can add a tool to it: one whose definition says "
+        'category "memory".'
+    )
     assert (await called(of, LoadTools(), {"category": "files"})).data["message"] == "1 files tool is now available."
 
 

@@ -35,6 +35,8 @@ class Budget:
     :param context: about how many tokens the messages of one request may take; of a longer conversation older exchanges are
         left out of it
     :param compaction: what stands in their place: an outline, or a summary that the model is asked for
+    :param repeat_reads: give the model the text of a file again that it has read since the user's last message and that is
+        unchanged; else it is told so
     """
 
     turns: int | None = 50
@@ -43,6 +45,7 @@ class Budget:
     calls: int | None = None
     context: int | None = 150_000
     compaction: Compaction = "outline"
+    repeat_reads: bool = False
 
     @classmethod
     def of(
@@ -65,6 +68,7 @@ class Budget:
             _first(calls, budgets.calls, default.calls),
             _first(context, budgets.context, default.context),
             compaction or budgets.compaction or default.compaction,
+            default.repeat_reads if budgets.repeat_reads is None else budgets.repeat_reads,
         )
 
     def __post_init__(self) -> None:

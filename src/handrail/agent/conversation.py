@@ -3,10 +3,11 @@ stored as it is added, a reply before its calls are proposed."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from handrail.agent.history import Exchange, as_data, compacted, restored
 from handrail.agent.model import (
@@ -40,6 +41,46 @@ def shown(result: Result) -> str:
     return whole_characters(json.dumps(wire, ensure_ascii=False, separators=(",", ":"), default=str))
 
 
+READ = "read"
+_LEAST_REPEATED = 1_000
+"""Characters of a text below which it is repeated: to say that it is unchanged would take as much."""
+_UNCHANGED = (
+    "The text is left out, because it is the same as in your earlier read of these lines since the user's last message. Use that "
+    "answer."
+)
+
+
+class _ReadsGiven:
+    """What reads have given since the user's last message, as far as it is still in the conversation whole."""
+
+    def __init__(self) -> None:
+        self._given: dict[str, bytes] = {}
+        """By path and range, the hash of all that was given."""
+
+    def forget(self) -> None:
+        """A user has spoken, or messages were left out: every file is given again."""
+        self._given.clear()
+
+    def answered(self, answer: Answer) -> Result:
+        """The result for the model: of a text that it was given already only that it is unchanged."""
+        result = answer.model
+        whole: object = result.data
+        if answer.tool_id != READ or not result.ok or not isinstance(whole, Mapping):
+            return result
+        data = dict(cast("Mapping[str, Any]", whole))
+        text = data.pop("text", None)
+        if not isinstance(text, str) or len(text) < _LEAST_REPEATED or result.metadata.get("truncated"):
+            return result
+        place = json.dumps([data.get(key) for key in ("path", "first_line", "last_line", "start", "end")])
+        digest = hashlib.sha256(
+            json.dumps([data, text], sort_keys=True, default=str).encode("utf-8", "surrogatepass")
+        ).digest()
+        if self._given.get(place) != digest:
+            self._given[place] = digest
+            return result
+        return Result.output({**data, "message": _UNCHANGED}, **{**result.metadata, "unchanged": True})
+
+
 class _Draft(NamedTuple):
     """What a reply adds to the conversation, worked out before it is proposed.
 
@@ -58,10 +99,12 @@ class Conversation:
     """The messages of one agent, over all its runs, kept as they are said where there is a ``history``.
 
     :param history: where; None keeps them in memory only
+    :param repeat_reads: give the text of a file again that was read already and is unchanged
     """
 
-    def __init__(self, history: History | None = None) -> None:
+    def __init__(self, history: History | None = None, *, repeat_reads: bool = True) -> None:
         self._history = history
+        self._reads = None if repeat_reads else _ReadsGiven()
         self._messages: list[Message] = []
         self._positions: list[int] = []
         """Of each message: where it is kept."""
@@ -225,7 +268,8 @@ class Conversation:
         calls = exchange.message.calls
         for position, answer in answers.items():
             wire_id = calls[position].wire_id
-            exchange.results[wire_id] = CallResult(wire_id, shown(answer.model), not answer.model.ok)
+            result = answer.model if self._reads is None else self._reads.answered(answer)
+            exchange.results[wire_id] = CallResult(wire_id, shown(result), not result.ok)
         if exchange.missing:
             told = [exchange.results[call.wire_id] for call in calls if call.wire_id in exchange.results]
             self._keep(as_data(ResultsMessage(tuple(told)), partial=True))
@@ -238,11 +282,15 @@ class Conversation:
     def compact(self, first: int, text: str) -> None:
         """From now on ``text`` stands in the place of the messages before the ``first``-th, which stay kept."""
         assert self._open is None, "calls before it have no answer"
+        if self._reads is not None:
+            self._reads.forget()
         place = self._positions[first]
         self._messages[:first], self._positions[:first] = [UserMessage(text)], [place - 1]
         self._keep(compacted(place, text))
 
     def _add(self, message: Message, **more: Any) -> None:
+        if self._reads is not None and isinstance(message, UserMessage):
+            self._reads.forget()
         self._messages.append(message)
         self._positions.append(self._next)
         self._keep({**as_data(message), **more})

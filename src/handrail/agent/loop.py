@@ -102,7 +102,7 @@ class Agent:
         self._project = None if system is None and workspace is not None else ""
         self._retry = retry or RetryPolicy()
         self._max_output_tokens = max_output_tokens
-        self._conversation = Conversation(session.history)
+        self._conversation = Conversation(session.history, repeat_reads=self.budget.repeat_reads)
         self._room = Room(self._conversation, session.history, model, self._retry, self.budget)
         self._natives = Natives(model, session.history)
         self._counted = counted

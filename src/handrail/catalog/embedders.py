@@ -53,7 +53,7 @@ def installed() -> Iterable[metadata.EntryPoint]:
 def encoder_of(
     chosen: Chosen, entry_points: Callable[[], Iterable[metadata.EntryPoint]] = installed
 ) -> Callable[[Cache | None], tuple[Encoder | None, str]]:
-    """Makes the encoder when something is first searched for, or says why there is none."""
+    """Makes the encoder for the first index, or says why there is none."""
 
     def made(cache: Cache | None) -> tuple[Encoder | None, str]:
         try:

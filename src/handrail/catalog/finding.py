@@ -1,7 +1,8 @@
 """Which tools fit a need: an index for each generation, made when it is first asked of and kept as long as that lives.
 
 Making one and searching in it are the work of threads. What changed from one generation to the next is all that is read
-anew.
+anew. The first index, and with it the model for a search by meaning, is made shortly after a model was shown a catalog that
+holds more than is in view; a search that comes earlier waits for it.
 """
 
 from __future__ import annotations
@@ -39,6 +40,12 @@ _WAYS = frozenset({"browse_tools", "load_tools", "find_tools", "tool_search", "i
 """Whoever searches has these already."""
 MAX_QUERY = 8_000
 """Characters of a query that count; the rest is ignored."""
+FIRST_WAIT_S = 20.0
+"""Seconds after an index was begun until which a search waits for meaning. The local model is loaded in one second, and the
+tools that ship are encoded in two more, once on a machine; a machine with other work takes a few times as long."""
+AHEAD_S = 1.0
+"""Seconds after which loading begins without a search. A program that ends sooner, and the first answers of one that stays, do
+not share the processor with it."""
 _PATIENCE_S = 30.0
 """How long the end waits for a model that is being loaded or asked; none takes as long."""
 
@@ -48,15 +55,26 @@ class Searches:
 
     :param folder: where what is slow to make is kept between two starts; None: nowhere
     :param encoder: makes what encodes texts for a search by meaning, or says why there is none; called once, when something
-        is first searched for
+        is first searched for or loaded ahead
+    :param ahead_s: see :meth:`load_ahead`; None where nothing is loaded before a search
+    :param first_wait_s: until how long after an index was begun a search waits for meaning
     """
 
     def __init__(
-        self, folder: Path | None, encoder: Callable[[Cache | None], tuple[Encoder | None, str]] | None = None
+        self,
+        folder: Path | None,
+        encoder: Callable[[Cache | None], tuple[Encoder | None, str]] | None = None,
+        *,
+        ahead_s: float | None = AHEAD_S,
+        first_wait_s: float = FIRST_WAIT_S,
     ) -> None:
         self._folder = folder
         self._make_encoder = encoder or encoder_of(Chosen())
+        self._ahead_s, self._first_wait_s = ahead_s, first_wait_s
+        self._ahead: asyncio.TimerHandle | None = None
         self._threads = ThreadPoolExecutor(2, "handrail-search")
+        self._waiting = ThreadPoolExecutor(4, "handrail-search-wait")
+        """Searches that wait for the encoder. Others go on meanwhile."""
         self._indexes: weakref.WeakKeyDictionary[Generation, asyncio.Task[searching.Index]] = (
             weakref.WeakKeyDictionary()
         )
@@ -75,7 +93,7 @@ class Searches:
         limit: int,
         extensions_only: bool = False,
         source: Callable[[Entry], str],
-        patience_s: float = 0.0,
+        patience_s: float | None = None,
         by_words: bool = False,
     ) -> Findings:
         """See :meth:`handrail.catalog.interaction.Finder.find`."""
@@ -86,8 +104,10 @@ class Searches:
             )
         index = await self._index(generation, by_words=by_words)
         loop = asyncio.get_running_loop()
-        if patience_s > 0 and not by_words:
-            await loop.run_in_executor(self._threads, index.wait, patience_s)
+        if not (by_words or index.complete):
+            wait_s = self._first_wait_s - index.age_s if patience_s is None else patience_s
+            if wait_s > 0:
+                await loop.run_in_executor(self._waiting, index.wait, wait_s)
 
         def searched() -> tuple[Found, bool]:
             if not extensions_only:
@@ -118,6 +138,18 @@ class Searches:
         means = "words and meaning" if found.means != "lexical" else "words only"
         return Findings(tuple(hits), nothing, f"{means}: {found.note}" if found.note else means, found.unread)
 
+    def load_ahead(self, generation: Generation) -> None:
+        """Somebody may search soon: load what a search needs shortly, unless it has begun. Once for all generations; what a later
+        one needs beside it is little."""
+        if self._ahead is None and self._ahead_s is not None:
+            known = weakref.ref(generation)
+            self._ahead = asyncio.get_running_loop().call_later(self._ahead_s, self._begin_ahead, known)
+
+    def _begin_ahead(self, known: weakref.ref[Generation]) -> None:
+        generation = known()
+        if generation is not None and self._latest is None and not self._indexes:
+            self._task(generation).add_done_callback(_seen)
+
     def near(self, generation: Generation, name: str, count: int = 2) -> list[str]:
         """Tools that share words with an unknown name. Empty unless an index exists already, because a caller waits."""
         task = self._indexes.get(generation)
@@ -128,7 +160,10 @@ class Searches:
 
     async def aclose(self) -> None:
         """End the threads once they have finished their current work."""
+        if self._ahead is not None:
+            self._ahead.cancel()
         self._threads.shutdown(wait=False, cancel_futures=True)
+        self._waiting.shutdown(wait=False, cancel_futures=True)
         if self._encoder is not None:
             await asyncio.to_thread(self._encoder.close, _PATIENCE_S)
 
@@ -138,10 +173,15 @@ class Searches:
         if task is None and by_words:
             work = partial(self._of_words, generation)
             return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        return await asyncio.shield(self._task(generation))  # others may wait for the same
+
+    def _task(self, generation: Generation) -> asyncio.Task[searching.Index]:
+        """What makes the index of ``generation``, or has made it."""
+        task = self._indexes.get(generation)
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
             task = asyncio.get_running_loop().create_task(self._made(generation))
             self._indexes[generation] = task
-        return await asyncio.shield(task)  # others may wait for the same
+        return task
 
     async def _made(self, generation: Generation) -> searching.Index:
         work = partial(self._build, generation, self._latest)
@@ -179,6 +219,12 @@ class Searches:
         if self._cache is None and self._folder is not None:  # made by what is first kept in it, where it can be
             self._cache = Cache(self._folder, lambda text: logger.info("search: %s", text))
         return self._cache
+
+
+def _seen(task: asyncio.Task[searching.Index]) -> None:
+    """Its failure is told to the search that needs it, which tries again."""
+    if not task.cancelled():
+        task.exception()
 
 
 def _documents(generation: Generation) -> dict[str, Document]:

@@ -7,6 +7,7 @@ joins in when the embedder's thread has what it needs, and :attr:`Found.means` s
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -138,6 +139,16 @@ class Index:
     def __len__(self) -> int:
         return len(self._documents)
 
+    @property
+    def complete(self) -> bool:
+        """Whether every tool has its vector that can have one, so that there is nothing to wait for."""
+        return self._ready.is_set()
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since it was begun."""
+        return time.monotonic() - self._begun
+
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until every tool has its vector that can have one, not beyond a failure of the embedder; whether that is so."""
         return self._encoder is not None and self._encoder.wait(self._ready, timeout_s)
@@ -234,7 +245,7 @@ class Index:
             return None, None, why or f"no vector of the request within {patience_s:g} s"
         import numpy
 
-        return vicinity, numpy.stack(vectors), left_out
+        return vicinity, numpy.stack(vectors), left_out if self.complete else encoder.state
 
     def _evidence(
         self,
@@ -328,6 +339,7 @@ class Index:
 
     def _begin(self) -> None:
         """Have vectors made of what has none. Reading the documents for it is the encoder's thread's work."""
+        self._begun = time.monotonic()
         if self._encoder is not None and self._documents:
             self._encoder.wish(self)
 

@@ -18,7 +18,7 @@ from handrail.catalog.manuals import ManualsRead, Values, manual_of
 from handrail.catalog.prompt import index_of
 from handrail.catalog.tokens import of_spec
 from handrail.catalog.view import MOST_GIVEN, CatalogOptions, View, view_of
-from handrail.contract.doors import BroughtIn, Category, Findings, Manual
+from handrail.contract.doors import NOT_HEARD, BroughtIn, Category, Findings, Manual
 from handrail.contract.errors import HandrailError, ToolError
 from handrail.contract.names import nearest
 from handrail.contract.spec import ToolSpec
@@ -27,6 +27,8 @@ from handrail.registry.generation import Entry, Generation
 _Kind = Literal["category", "tool"]
 """What a name is of."""
 
+_SEARCHING = ("find_tools", "tool_search")
+"""The tools that search."""
 _KEPT = ("load_tools", "in_view")
 """The tool and the key by which a session keeps what was brought into view."""
 _MOST_NEAR = 4
@@ -45,16 +47,21 @@ class Finder(Protocol):
         limit: int,
         extensions_only: bool = False,
         source: Callable[[Entry], str],
-        patience_s: float = 0.0,
+        patience_s: float | None = None,
         by_words: bool = False,
     ) -> Findings:
         """The tools that fit ``query``, among those that can be called.
 
         :param source: whose text a tool's description is, where that is not the operator's
-        :param patience_s: how long to wait where a search by meaning is not possible yet
+        :param patience_s: how long to wait where a search by meaning is not possible yet; None for as long as loading
+            usually takes
         :param by_words: load no model for it
         :raises ToolError: ``invalid_input`` for a query without any words
         """
+        ...
+
+    def load_ahead(self, generation: Generation) -> None:
+        """Begin soon to load what a search in ``generation`` needs."""
         ...
 
     def near(self, generation: Generation, name: str, count: int = 2) -> list[str]:
@@ -151,9 +158,15 @@ class Interaction:
             self.active.take(tool_id for tool_id in self._view.ready if tool_id in self._view.first)
         return self._view
 
+    def load_ahead(self, generation: Generation) -> None:
+        """A model is shown this: have what a search needs loaded soon, where there is more than is in view."""
+        view = self.look(generation)
+        if self._finder is not None and not view.whole and not view.ready.keys().isdisjoint(_SEARCHING):
+            self._finder.load_ahead(generation)
+
     def turn(self, generation: Generation) -> InView:
         """A turn begins: what it has in view, for :meth:`specs`."""
-        self.look(generation)
+        self.load_ahead(generation)
         self.active = self.active.shortened()
         self.shown = self.active, len(self.active)
         return self.shown
@@ -225,7 +238,7 @@ class Interaction:
         *,
         limit: int,
         extensions_only: bool = False,
-        patience_s: float = 0.0,
+        patience_s: float | None = None,
         by_words: bool = False,
     ) -> Findings:
         """What fits ``query``. Nothing is brought into view.
@@ -275,7 +288,7 @@ class InteractionCatalog:
         return [spec.id for spec in self._of.specs(self._generation)]
 
     async def categories(self) -> Sequence[Category]:
-        unheard = [Category(f"mcp:{one.name}", f"{one.standing()}.", 0) for one in self._generation.unheard]
+        unheard = [Category(f"{NOT_HEARD}{one.name}", f"{one.standing()}.", 0) for one in self._generation.unheard]
         return [*self._of.look(self._generation).categories(), *unheard]
 
     async def load(self, name: str, *, kind: _Kind | None = None) -> BroughtIn:

@@ -10,7 +10,6 @@ from handrail.catalog.view import View
 from handrail.contract.doors import Manual
 from handrail.contract.errors import ToolError
 from handrail.contract.names import wire_name
-from handrail.contract.requires import Requires
 from handrail.registry.generation import Entry
 
 READER = "info"
@@ -58,7 +57,7 @@ class ManualsRead:
 
 
 def manual_of(entry: Entry, view: View) -> Manual:
-    """All there is to know of ``entry``."""
+    """The manual of ``entry``. It lists what goes in, so that no other field of the runtime view reaches a model."""
     spec = entry.spec
     return Manual(
         id=spec.id,
@@ -68,25 +67,9 @@ def manual_of(entry: Entry, view: View) -> Manual:
         parameters=spec.parameters,
         documentation=spec.documentation.strip(),
         guidance=spec.guidance.strip(),
-        side_effect=spec.side_effect,
-        requires=tuple(needs(spec.requires, spec.secrets, foreign=entry.foreign is not None)),
         example=example_of(entry),
         source="" if entry.foreign is None else view.category(spec.id),
     )
-
-
-def needs(requires: Requires, secrets: tuple[str, ...] = (), *, foreign: bool = False) -> list[str]:
-    """What a tool requires, each as one text.
-
-    :param foreign: leave out what can be prose, as a path, a program's or a secret's name can: a person who approves what
-        a foreign tool says is not shown what it requires
-    """
-    found = [] if foreign else [f"fs.read {pattern}" for pattern in requires.fs.read]
-    found += [] if foreign else [f"fs.write {pattern}" for pattern in requires.fs.write]
-    found += [f"net {host}" for host in requires.net.hosts]
-    found += [] if foreign else [f"shell {one.cmd}" for one in requires.shell]
-    found += [f"capability {name}" for name in requires.capabilities]
-    return found + ([] if foreign else [f"secret {name}" for name in secrets])
 
 
 def example_of(entry: Entry) -> dict[str, Any] | None:

@@ -31,7 +31,7 @@ def index_of(view: View, budget: int) -> str:
     """What there is beside the tools that are in view from the start, within about ``budget`` tokens.
 
     The names of the tools in each category; where they do not all fit, those of the smallest categories, and of the others
-    how many there are; where that does not fit either, the first categories. ``""`` where everything is in view, or the
+    how many there are; where that does not fit either, the first categories. Where all fit, the empty categories by name. ``""`` where everything is in view, or the
     budget is 0.
     """
     if budget <= 0 or view.whole or not view.members:
@@ -60,6 +60,10 @@ def index_of(view: View, budget: int) -> str:
     lines = list(shown.values())
     if hidden := len(counts) - len(shown):
         lines.append(f"… and {hidden} more categories")
+    elif view.empty:
+        how = "; browse_tools says what belongs in them" if "browse_tools" in view.ready else ""
+        empty = f"Without tools here: {', '.join(view.empty)}{how}"
+        lines += [empty] if estimated(empty) < left else []
     return "\n".join([head, "", *lines])
 
 

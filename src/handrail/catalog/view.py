@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-from handrail.catalog.categories import CORE, SHIPPED, about, category_of
+from handrail.catalog.categories import CORE, SHIPPED, about, about_empty, category_of
 from handrail.contract.agent import AGENT_TOOL, tool_matches
 from handrail.contract.delegation import MAX_DEPTH
 from handrail.contract.doors import Category
@@ -59,13 +59,26 @@ class View:
     :ivar ready: every tool that can be called, by id
     :ivar members: by category, in the order in which they are shown, the ids of its tools; no core tool among them
     :ivar texts: by category, what models are told of it
+    :ivar empty: by category that ships and has no member, what models are told of it
     :ivar native: those that a model's provider carries out itself, which are none of these
     :ivar whole: everything is in view from the start
     :ivar first: the ids that are in view from the start beside the core: all, or the operator's own few
     :ivar barred: the ids of agents as tools that may not be handed work here: the model is told of none, as if they were not there
     """
 
-    __slots__ = ("__weakref__", "_category", "barred", "core", "first", "members", "native", "ready", "texts", "whole")
+    __slots__ = (
+        "__weakref__",
+        "_category",
+        "barred",
+        "core",
+        "empty",
+        "first",
+        "members",
+        "native",
+        "ready",
+        "texts",
+        "whole",
+    )
 
     def __init__(self, generation: Generation, options: CatalogOptions) -> None:
         idle = idle_in(generation)
@@ -99,7 +112,19 @@ class View:
         ordered = [*(name for name in SHIPPED if name in members), *sorted(members.keys() - SHIPPED.keys())]
         given = dict(options.texts)
         self.members: Mapping[str, tuple[str, ...]] = MappingProxyType({n: tuple(members[n]) for n in ordered})
-        self.texts: Mapping[str, str] = MappingProxyType({n: about(n, ready[members[n][0]], given) for n in ordered})
+        self.texts: Mapping[str, str] = MappingProxyType(
+            {n: about(n, members[n], ready[members[n][0]], given) for n in ordered}
+        )
+        withheld = [
+            one for one in every if one.withheld is not None and not one.spec.provider_support and not _is_core(one)
+        ]
+        self.empty: Mapping[str, str] = MappingProxyType(
+            {
+                name: about_empty(name, [one for one in withheld if category_of(one) == name], generation.beyond)
+                for name in SHIPPED
+                if name not in members
+            }
+        )
         self._category = {tool_id: name for name, ids in members.items() for tool_id in ids}
 
     def category(self, tool_id: str) -> str:
@@ -113,8 +138,9 @@ class View:
         return CORE if _is_core(entry) else category_of(entry)
 
     def categories(self) -> list[Category]:
-        """The categories that have tools, in order."""
-        return [Category(name, self.texts[name], len(ids)) for name, ids in self.members.items()]
+        """The categories that have tools, in order, and behind them those that ship and have none."""
+        filled = [Category(name, self.texts[name], len(ids)) for name, ids in self.members.items()]
+        return [*filled, *(Category(name, text, 0) for name, text in self.empty.items())]
 
     def shown(self, brought: Iterable[str]) -> list[ToolSpec]:
         """The tools in view: the core tools, then those of ``brought``, in their order."""

@@ -77,6 +77,7 @@ class AgentBudgets(_Table):
     :param calls: proposed calls
     :param context: about how many tokens the messages of one request may take
     :param compaction: what stands in the place of older messages that do not fit: an outline, or a summary of its model's
+    :param repeat_reads: an unchanged file that its model reads again is given again, instead of the note that it is unchanged
     :param shared: as a sub-agent, it uses what is left of its parent's as well
     """
 
@@ -86,6 +87,7 @@ class AgentBudgets(_Table):
     calls: Annotated[int, Field(gt=0)] | None = None
     context: Annotated[int, Field(gt=0)] | None = None
     compaction: Compaction | None = None
+    repeat_reads: bool | None = None
     shared: bool = True
 
 

@@ -122,9 +122,16 @@ class WorkspaceJobs(Jobs, Protocol):
         ...
 
 
+NOT_HEARD = "mcp:"
+"""What no category's name begins with."""
+
+
 @dataclass(frozen=True, slots=True)
 class Category:
-    """A group of tools under one name. ``tool_count`` counts those that can be called now and are not in view already."""
+    """A group of tools under one name. ``tool_count`` counts those that can be called now and are not core.
+
+    One that starts with :data:`NOT_HEARD` is a source of tools that has not said yet what it has.
+    """
 
     name: str
     description: str
@@ -193,10 +200,11 @@ class Findings:
 
 @dataclass(frozen=True, slots=True)
 class Manual:
-    """All that there is to know of one tool before it is called.
+    """The manual of one tool: what a model may know of it before a call.
+
+    Of the tool's runtime view, only its category, documentation and guidance are in it.
 
     :param name: as a model calls it
-    :param requires: what it needs, each as one text
     :param source: whose text all this is, where that is not the operator's; else ``""``
     """
 
@@ -207,8 +215,6 @@ class Manual:
     parameters: Mapping[str, Any]
     documentation: str
     guidance: str
-    side_effect: str
-    requires: tuple[str, ...] = ()
     example: Mapping[str, Any] | None = None
     """Arguments of the least kind that fit the parameters; None where none could be made up."""
     source: str = ""
@@ -223,7 +229,8 @@ class Catalog(Protocol):
         ...
 
     async def categories(self) -> Sequence[Category]:
-        """Those that have tools which can be called and are not core."""
+        """Those that have tools which can be called and are not core; then those that ship and are empty, each with what belongs in
+        it; then the sources that have not said yet what they have."""
         ...
 
     async def load(self, name: str, *, kind: Literal["category", "tool"] | None = None) -> BroughtIn:

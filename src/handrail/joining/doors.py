@@ -112,8 +112,6 @@ _manual = shape(
     parameters=an_object,
     documentation=text,
     guidance=text,
-    side_effect=text,
-    requires=each(text),
     example=optional(an_object),
     source=text,
 )

@@ -269,6 +269,7 @@ class Guest:
         catalog = session.catalog
         if interaction or brought:  # it goes on with this holder; else with what was kept
             catalog.begin(interaction, brought)
+        catalog.load_ahead(context.generation)
         session.news.when_brought = partial(self._brought_in, session.id, catalog)
         return told_of(session, context, own=context is self.context)
 
@@ -413,8 +414,8 @@ class Guest:
 
     # ── the kernel ───────────────────────────────────────────────────────────────────────────────
 
-    async def _find(self, query: str, limit: int, patience_ms: int, by_words: bool) -> Any:
-        patience_s = min(max(patience_ms, 0), _MAX_PATIENCE_MS) / 1000
+    async def _find(self, query: str, limit: int, patience_ms: int | None, by_words: bool) -> Any:
+        patience_s = None if patience_ms is None else min(max(patience_ms, 0), _MAX_PATIENCE_MS) / 1000
         found = await self._host.find_in(
             self.context, query, limit=max(limit, 1), patience_s=patience_s, by_words=by_words
         )

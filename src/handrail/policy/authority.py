@@ -337,7 +337,7 @@ class _Touches:
     def _beyond(self, capability: Capability, touch: str | Sequence[str], shown: str) -> str | None:
         capabilities = self._verdict.capabilities
         layer = capabilities.refusing_layer(capability, touch)
-        return None if layer is None else refusal(capabilities, layer, capability, visible(shown))
+        return None if layer is None else refusal(capabilities, layer, capability, visible(shown), self._prepared.spec)
 
     def _refusal(self, action: Action, rule: Rule | None, target: Target) -> str:
         return self._text(Finding(action, "no rule" if rule is None else "rule", rule, target=target))

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from handrail.contract.agent import Delegable
 from handrail.contract.requires import Capability, CapabilitySet, Layer, Requires, Variables, expand, union
 from handrail.contract.spec import ToolSpec
+from handrail.runtime.roots import visible
 
 CEILING = "the host's ceiling"
 VERBS: Mapping[Capability, str] = {
@@ -15,6 +16,9 @@ VERBS: Mapping[Capability, str] = {
     "net.fetch": "reaching",
     "shell.run": "running",
 }
+_WHOLE = ("{workspace}", "{workspace}/**", ".", "**")
+"""Patterns by which a tool has the workspace, and with it every further root."""
+_ACCESS: Mapping[Capability, str] = {"fs.read": "", "fs.write": ', with access = "write"'}
 
 
 def agent_layer(agent: str, requires: Requires, specs: Iterable[ToolSpec], variables: Variables) -> Layer:
@@ -83,19 +87,67 @@ def passed_on(agent: str, delegable: Delegable, has: CapabilitySet, variables: V
     return has.narrowed(cut)
 
 
-def refusal(capabilities: CapabilitySet, layer: Layer, capability: Capability, shown: str) -> str:
-    """Why ``layer`` stops a touch, and which line would let it."""
+def refusal(
+    capabilities: CapabilitySet, layer: Layer, capability: Capability, shown: str, spec: ToolSpec, *, most: int = 5
+) -> str:
+    """Why ``layer`` stops a touch, for the model that proposed it: what it may do instead, and what it may ask the user for.
+
+    :param most: how many folders are named
+    """
+    doing = VERBS[capability]
+    if not capabilities.layers or layer.owner == "nothing":
+        return (
+            f"{doing} {shown} is not possible: this call may touch nothing at all. Tell the user what you could not do."
+        )
+    if layer.owner == CEILING:
+        return f"{doing} {shown} is more than the host's ceiling ([ceiling] in handrail.toml) allows any agent. Do without it, and tell the user."
+    if layer.owner.startswith(PASSED_ON):
+        folders = _folders(layer, capability, most)
+        return f"{doing} {shown} is outside {layer.owner}{folders}. Do without it, and say so in your answer to that agent."
+    if capability == "net.fetch":
+        return (
+            f"tool {spec.id} cannot reach {shown}, which is not among its hosts. Do without it, or ask the user to add the host to "
+            f"[requires.tools.{spec.id}.net] in the agent's manifest."
+        )
+    if capability == "shell.run":
+        return (
+            f"tool {spec.id} cannot run {shown}, which is not among its programs. Use another tool, or tell the user."
+        )
+    verb = "read" if capability == "fs.read" else "write"
+    within = f"{shown} is outside the folders that tool {spec.id} can {verb}{_folders(layer, capability, most)}"
+    if not _follows_roots(spec, capability):
+        return f"{within}. Use a path there, or another tool."
+    return f"{within}. Use a path there, or ask the user to add the folder to [[roots]] in the agent's manifest{_ACCESS[capability]}."
+
+
+def remedy(layer: Layer, capability: Capability, spec: ToolSpec) -> str:
+    """Which line would let a touch through that ``layer`` stops, for the person who wrote the tool or operates the agent."""
     section = {
         "fs.read": 'fs.read, as in {"fs": {"read": ["{workspace}"]}}',
         "fs.write": 'fs.write, as in {"fs": {"write": ["{workspace}"]}}',
         "net.fetch": 'net.hosts, as in {"net": {"hosts": ["api.example.org"]}}',
         "shell.run": 'shell, as in {"shell": [{"cmd": "git"}]}',
     }[capability]
-    verb = VERBS[capability]
-    if not capabilities.layers or layer.owner == "nothing":
-        return f"{verb} {shown} is not possible: this call has no capabilities at all."
     if layer.owner == CEILING:
-        return f"{verb} {shown} exceeds the host's ceiling; its operator would widen [ceiling] in handrail.toml ({section})."
+        return f"in [ceiling] of handrail.toml: {section}"
     if layer.owner.startswith(PASSED_ON):
-        return f"{verb} {shown} is outside {layer.owner}; its operator would widen [delegable] in its manifest ({section})."
-    return f"{verb} {shown} is outside what {layer.owner} requires; its author would add it to requires: {section}."
+        agent = layer.owner.removeprefix(PASSED_ON).strip()
+        return f"in [delegable] of the manifest of agent {agent}: {section}"
+    if _follows_roots(spec, capability):
+        return f"the folder in [[roots]] of the agent's manifest{_ACCESS[capability]}; or, in what {layer.owner} requires: {section}"
+    return f"in what {layer.owner} requires: {section}"
+
+
+def _follows_roots(spec: ToolSpec, capability: Capability) -> bool:
+    """Whether a further root is one of a tool's folders, too."""
+    wanted = {"fs.read": spec.requires.fs.read, "fs.write": spec.requires.fs.write}.get(capability, ())
+    return any(pattern in _WHOLE for pattern in wanted)
+
+
+def _folders(layer: Layer, capability: Capability, most: int) -> str:
+    """The patterns of paths that a layer has, for the end of a clause; nothing for what is no path."""
+    if capability not in ("fs.read", "fs.write"):
+        return ""
+    patterns = layer.fs_read if capability == "fs.read" else layer.fs_write
+    more = f" and {len(patterns) - most} more" if len(patterns) > most else ""
+    return f" ({', '.join(map(visible, patterns[:most])) or 'none'}{more})"

@@ -182,7 +182,7 @@ def _changes(verdict: Verdict, spec: ToolSpec) -> Iterator[str]:
         yield "only the watchdog's own answer; no rule outweighs it"
         return
     if deciding.cause in ("capability", "fault", "wait"):
-        yield deciding.note
+        yield deciding.remedy or deciding.note
         return
     if verdict.action == "allow":
         yield from _denials(verdict, spec)

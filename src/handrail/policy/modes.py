@@ -18,7 +18,7 @@ from handrail.policy.defaults import SECRET_LIKE
 from handrail.policy.rules import READ_ONLY, Action, Rule, RuleBook
 from handrail.policy.secret_names import EXCEPT
 
-_FILE_TOOLS = ("write", "edit", "multi_edit", "apply_patch", "file.patch", "json_write")
+_FILE_TOOLS = ("write", "edit", "multi_edit", "file.patch", "json_write")
 """The built-in tools that change files of the workspace and nothing else."""
 _GIT_TOOLS = ("git.add", "git.commit", "git.create_branch", "git.checkout", "git.merge", "git.stash", "git.init")
 """Those that stay in the workspace, as the commands would that this mode lets run."""

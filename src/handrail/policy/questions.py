@@ -19,7 +19,7 @@ from handrail.contract.protected import Protection
 from handrail.contract.requires import CAPABILITIES, Capability, CapabilitySet
 from handrail.contract.spec import ToolSpec
 from handrail.policy import programs, read_only, runners, wrappers
-from handrail.policy.capabilities import refusal
+from handrail.policy.capabilities import refusal, remedy
 from handrail.policy.matching import (
     KINDS,
     Kind,
@@ -159,8 +159,10 @@ class Prepared:
             layer = self.capabilities.refusing_layer(capability, touch)
             if layer is not None:
                 named = shown if isinstance(touch, str) or touch == _UNNAMEABLE else shown_argv(touch)
-                note = refusal(self.capabilities, layer, capability, named)
-                return Finding("deny", "capability", note=note, target=target)
+                note = refusal(self.capabilities, layer, capability, named, self.spec)
+                return Finding(
+                    "deny", "capability", note=note, target=target, remedy=remedy(layer, capability, self.spec)
+                )
         return None
 
     def covers(self, capability: Literal["fs.read", "fs.write", "net.fetch"], target: str) -> bool:

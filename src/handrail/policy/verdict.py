@@ -45,6 +45,8 @@ class Finding(NamedTuple):
     """The words of the wrappers around the command that was judged, outermost first."""
     reading: tuple[str, ...] | None = None
     """The command that the rule matched, where that is another spelling of ``argv`` or is run by it."""
+    remedy: str = ""
+    """The line that would let it through, for the tool's author or the agent's operator, where a capability is missing."""
 
     @property
     def judged(self) -> tuple[str, ...] | None:

@@ -171,10 +171,7 @@ class RootedFiles:
     def _judged(self, capability: Capability, path: str) -> Located:
         located = self._roots.locate(path)
         if not located.inside:
-            raise ToolError(
-                f"{located.shown} lies outside the workspace; only files in it (and the session's output) can be reached",
-                kind="denied",
-            )
+            raise ToolError(self._roots.outside(located), kind="denied")
         if capability == "fs.write":
             found = tool_protection(beneath.relative(located))
             if found is not None and not found.asks:  # the rules ask about the others

@@ -129,6 +129,14 @@ class Roots:
                 return Located(absolute, self.shown(absolute), True, root, root in self.writable)
         return Located(absolute, visible(absolute), False)
 
+    def outside(self, located: Located) -> str:
+        """Why a path that is in none of the roots is refused, for a model."""
+        there = dict.fromkeys((self.workspace, *self.further.readable, *self.further.writable, *self.readable))
+        return (
+            f"{located.shown} is outside the folders of this session, which are {', '.join(map(visible, there))}. Use a path there, "
+            "or ask the user to add the folder to [[roots]] in the agent's manifest."
+        )
+
     def shown(self, absolute: str) -> str:
         """How a canonical path is written in results and messages."""
         if absolute == self.workspace:

@@ -156,7 +156,7 @@ class RipgrepSearch:
     def _place(self, path: str) -> _Place:
         located = self._roots.locate(path)
         if not located.inside:
-            raise ToolError(f"{located.shown} lies outside the workspace; search inside it", kind="denied")
+            raise ToolError(self._roots.outside(located), kind="denied")
         try:
             mode = Path(located.absolute).lstat().st_mode
         except OSError as error:

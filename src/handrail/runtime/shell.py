@@ -169,7 +169,10 @@ class SandboxedShell:
             return self._profile.cwd or self._profile.workspace
         located = self._roots.locate(cwd)
         if not is_beneath(located.absolute, self._profile.workspace):
-            raise ToolError(f"the working directory {located.shown} lies outside the workspace", kind="denied")
+            raise ToolError(
+                f"the working directory {located.shown} is outside the workspace {visible(self._profile.workspace)}; name a folder in it",
+                kind="denied",
+            )
         if not Path(located.absolute).is_dir():
             raise ToolError(f"the working directory {located.shown} is no folder", kind="failed")
         return located.absolute

@@ -195,7 +195,9 @@ class HeldSession:
         """See :attr:`handrail.contract.session.Session.view`."""
         if (successor := self.successor) is not None:
             return successor.view
-        return usable(self._catalog.specs(self._generation()), self._lane.delegates)
+        generation = self._generation()
+        self._catalog.load_ahead(generation)
+        return usable(self._catalog.specs(generation), self._lane.delegates)
 
     @property
     def catalog(self) -> Interaction:

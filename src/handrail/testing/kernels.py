@@ -18,6 +18,8 @@ from handrail.holding import HeldKernel
 from handrail.kernel import Kernel
 from handrail.policy.watchdog import Watchdog
 
+WORDS_ONLY = '[search]\nembedder = "none"\n'
+
 
 @asynccontextmanager
 async def temporary_kernel(
@@ -34,7 +36,8 @@ async def temporary_kernel(
     The workspace is ``folder/ws``; it and ``folder/state`` may exist, so that a test can open them again.
 
     :param folder: kept afterwards; None for a temporary one that is removed
-    :param settings: the text of its ``handrail.toml``; tool folders lie beside it in ``folder/config``
+    :param settings: the text of its ``handrail.toml``; tool folders lie beside it in ``folder/config``. Without a ``[search]``
+        in it a search compares words only, so that no test loads a model by the way
     """
     if folder is None:
         with tempfile.TemporaryDirectory(prefix="handrail-test-") as made:
@@ -46,7 +49,7 @@ async def temporary_kernel(
     workspace, config = folder / "ws", folder / "config" / "handrail.toml"
     workspace.mkdir(parents=True, exist_ok=True)
     config.parent.mkdir(exist_ok=True)
-    config.write_text(settings, encoding="utf-8")
+    config.write_text(settings if "[search]" in settings else f"{settings}\n{WORDS_ONLY}", encoding="utf-8")
     async with Kernel.open(
         workspace,
         tools=tools,

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from handrail.contract.doors import BroughtIn, Findings, Hit, Manual
+from handrail.contract.doors import NOT_HEARD, BroughtIn, Findings, Hit, Manual
 from handrail.contract.errors import ToolError
 from handrail.contract.requires import Requires
 from handrail.contract.result import Result
@@ -86,7 +86,11 @@ class LoadTools(Tool):
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         kind = "category" if "category" in args else "tool"
         brought = await runtime.catalog.load(args[kind], kind=kind)
-        told = {"loaded": brought.name, "tools_added": list(brought.added), "message": _message(brought)}
+        message = _message(brought)
+        if not brought.tools:
+            about = (one.description for one in await runtime.catalog.categories() if one.name == brought.name)
+            message = " ".join([message, *about])
+        told = {"loaded": brought.name, "tools_added": list(brought.added), "message": message}
         return told | _room_made(brought.left)
 
 
@@ -160,8 +164,8 @@ class ToolSearch(Tool):
         hits = () if findings.nothing_fits else findings.hits[:MAX_HITS]
         told: dict[str, Any] = {"tools": [{"id": hit.tool_id, "description": _short(hit.description)} for hit in hits]}
         told |= _room_made(findings.left)
-        if hits and findings.means.startswith("words only"):
-            told["message"] = "Compared by words only, not by meaning."
+        if hits and (went := _compared([findings])):
+            told["message"] = went
         if not hits:
             message = _STRANGE if findings.unread else _NOT_FROM_OUTSIDE
             message = message.format(by=f" (compared by {findings.means})", why=findings.unread, then=_THROUGH_ALL)
@@ -173,9 +177,7 @@ class ToolSearch(Tool):
 class Info(Tool):
     spec = _finder(
         id="info",
-        description=(
-            "Read the manual of one tool: what it does and takes in full, an example, its side effect, what it requires."
-        ),
+        description=("Read the manual of one tool: its full documentation, its parameters and an example call."),
         parameters=object_schema(
             {"tool": {"type": "string", "minLength": 1, "maxLength": 128, "description": "The id of the tool"}},
             ["tool"],
@@ -196,16 +198,9 @@ def manual_data(manual: Manual) -> dict[str, Any]:
         "category": manual.category,
         "description": manual.description,
         "parameters": dict(manual.parameters),
-        "side_effect": manual.side_effect,
     }
     told |= {
-        key: value
-        for key, value in (
-            ("documentation", manual.documentation),
-            ("guidance", manual.guidance),
-            ("requires", list(manual.requires)),
-        )
-        if value
+        key: value for key, value in (("documentation", manual.documentation), ("guidance", manual.guidance)) if value
     }
     if manual.example is not None:
         told["example"] = dict(manual.example)
@@ -234,7 +229,7 @@ def _message(brought: BroughtIn) -> str:
     if brought.kind == "tool":
         return f"{name} is now available." if brought.added else f"{name} was in view already."
     if not count:
-        return f"There are no {name} tools here."
+        return f"No {name} tools were loaded."
     if not brought.added:
         return f"All {count} {name} tools were in view already."
     return f"{count} {name} tools are now available." if count > 1 else f"1 {name} tool is now available."
@@ -294,14 +289,24 @@ def _advice(found: Sequence[Findings], hits: int, missed: int) -> str:
     rest = (
         f" For {missed} of the needs nothing fits{by}: {strange or 'there is no tool for it here'}." if missed else ""
     )
-    words = any(one.means.startswith("words only") for one in found if not one.nothing_fits)
-    went = " Compared by words only, not by meaning: what says it in other words was not found." if words else ""
-    return f"{brought} in view from your next reply on.{rest}{went}"
+    went = _compared([one for one in found if not one.nothing_fits])
+    return f"{brought} in view from your next reply on.{rest}{went and ' '}{went}"
+
+
+def _compared(found: Iterable[Findings]) -> str:
+    """What a search did not compare, and why; empty where it compared all by words and meaning."""
+    for means, colon, why in (one.means.partition(": ") for one in found):
+        if means == "words only":
+            reason = f" ({why})" if why else ""
+            return f"Compared by words only, not by meaning{reason}: a tool that says it in other words was not found."
+        if colon:
+            return f"Compared by meaning in part only ({why})."
+    return ""
 
 
 async def _unheard(runtime: Runtime) -> dict[str, Any]:
     """The sources that may have what was not found, and have not said yet what they have."""
-    names = {one.name: one.description for one in await runtime.catalog.categories() if not one.tool_count}
+    names = {one.name: one.description for one in await runtime.catalog.categories() if one.name.startswith(NOT_HEARD)}
     return {"not_looked_through": names} if names else {}
 
 

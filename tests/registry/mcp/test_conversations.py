@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager
-from typing import Any
+from itertools import combinations
+from typing import Any, cast
+
+import pytest
 
 from handrail.registry.sources.mcp import listing as listings
 from handrail.registry.sources.mcp import pages
 from handrail.registry.sources.mcp.channel import Ears, Lost, Message
-from handrail.registry.sources.mcp.conversation import MOST_ASKS, MOST_REPLIES, Conversation, Hooks
+from handrail.registry.sources.mcp.conversation import HANDSHAKE, MODERN, MOST_ASKS, MOST_REPLIES, Conversation, Hooks
 
 Answers = Callable[[Message], dict[str, Any]]
 
@@ -48,11 +51,44 @@ class Wire:
         pass
 
 
-async def begun(wire: Wire) -> tuple[Conversation, list[Lost]]:
+async def begun(wire: Wire, grants: frozenset[str] = frozenset()) -> tuple[Conversation, list[Lost]]:
     ended: list[Lost] = []
-    conversation = Conversation(wire, "s", frozenset(), "0", Hooks(lambda: None, lambda _: None, ended.append))
+    conversation = Conversation(wire, "s", grants, "0", Hooks(lambda: None, lambda _: None, ended.append))
     await wire.open(conversation)
     return conversation, ended
+
+
+GRANTS = ("elicitation", "sampling", "roots")
+
+
+@pytest.mark.proves("F-04")
+@pytest.mark.parametrize("granted", [some for size in range(4) for some in combinations(GRANTS, size)], ids="+".join)
+@pytest.mark.parametrize("era", ["legacy", "modern"])
+async def test_a_server_is_offered_what_it_was_granted_and_nothing_else(granted: tuple[str, ...], era: str) -> None:
+    """In every message that says what a client can do, in either era of the protocol."""
+
+    def answers(message: Message) -> dict[str, Any]:
+        if message["method"] == "server/discover" and era == "modern":
+            return {"supportedVersions": list(MODERN)}
+        return {"protocolVersion": HANDSHAKE[-1]}
+
+    wire = Wire(answers)
+    conversation, _ = await begun(wire, frozenset(granted))
+    await conversation.begin(None, 60)
+    await conversation.request("tools/list", {})
+    said = [capabilities for message in wire.sent for capabilities in offers_in(message.get("params"))]
+    assert conversation.era == era and said
+    assert all(offer.keys() & set(GRANTS) == set(granted) for offer in said)
+    await conversation.aclose()
+
+
+def offers_in(value: object) -> Iterator[Mapping[str, Any]]:
+    """What a message says that a client can do, wherever that stands in it."""
+    if isinstance(value, Mapping):
+        for key, one in cast("Mapping[str, Any]", value).items():
+            if key == "capabilities" or key.endswith("clientCapabilities"):
+                yield one
+            yield from offers_in(one)
 
 
 async def test_one_that_asks_without_reading_the_answers_is_given_up() -> None:

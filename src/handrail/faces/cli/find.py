@@ -16,9 +16,6 @@ from handrail.faces.cli.show import MOST_NAME, columns, note, one_line, out_json
 if TYPE_CHECKING:
     from handrail.contract.doors import Hit
 
-PATIENCE_S = 10.0
-"""How long a search waits until it can go by meaning as well: a model is loaded in about two seconds."""
-
 
 @click.command("find")
 @click.argument("query")
@@ -27,13 +24,12 @@ PATIENCE_S = 10.0
 @click.option(
     "--wait",
     type=Amount("seconds"),
-    default=PATIENCE_S,
-    show_default=True,
     metavar="SECONDS",
-    help="How long to wait until it can go by meaning: a large catalogue is read once, about 100 tools a second.",
+    help="How long to wait until it can compare meanings. Default: as long as loading usually takes, at most 20 seconds. A large "
+    "catalogue is read once, about 100 tools a second.",
 )
 @equipped
-def command(setting: Setting, query: str, limit: int, words: bool, wait: float) -> int:
+def command(setting: Setting, query: str, limit: int, words: bool, wait: float | None) -> int:
     """Find the tools that serve a need, said in plain words, in English.
 
     Each is listed with how sure it is that it serves the need (0 to 1, as measured), how it stands beside the first, and
@@ -43,7 +39,9 @@ def command(setting: Setting, query: str, limit: int, words: bool, wait: float) 
     return drive(lambda interruption: _find(setting, query, limit, words, wait, interruption))
 
 
-async def _find(setting: Setting, query: str, limit: int, words: bool, wait: float, interruption: Interruption) -> int:
+async def _find(
+    setting: Setting, query: str, limit: int, words: bool, wait: float | None, interruption: Interruption
+) -> int:
     from handrail.contract.errors import ToolError, UsageError
 
     async with opened(setting) as kernel:

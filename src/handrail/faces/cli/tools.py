@@ -51,8 +51,10 @@ async def _tools(setting: Setting, category: str | None, interruption: Interrupt
         view = view_of(kernel.generation, kernel.config.settings.catalog.options(kernel.agent.core))
         entries = list(kernel.generation.entries.values())
         number, mode = kernel.generation.number, read_mode(kernel.rules.mode)
+    empty = view.empty
     if category is not None:
         entries = _of_category(category, entries, view)
+        empty = {name: text for name, text in empty.items() if name == category and not entries}
     if setting.json:
         out_json({"generation": number, "mode": mode, "tools": [_whole(entry, view) for entry in entries]})
         return OUTPUT
@@ -67,6 +69,8 @@ async def _tools(setting: Setting, category: str | None, interruption: Interrupt
     for entry, line in zip(entries, lines, strict=True):
         name, style = len(one_line(entry.spec.id, MOST_NAME)), "dim" * (entry.withheld is not None)
         out_styled((line[:name], f"bold {style}"), (line[name:], style), cut=entry.withheld is None)
+    for name, text in empty.items():
+        note(f"handrail: category {name}: {text}")
     return OUTPUT
 
 
@@ -80,7 +84,7 @@ def _of_category(name: str, entries: list[Entry], view: View) -> list[Entry]:
     """:raises UsageError: naming the categories there are"""
     from handrail.contract.errors import UsageError
 
-    there = sorted({view.category_of(entry) for entry in entries})
+    there = sorted({*(view.category_of(entry) for entry in entries), *view.empty})
     if name not in there:
         raise UsageError(f"there is no category {name!r}; there are {', '.join(there)}")
     return [entry for entry in entries if view.category_of(entry) == name]

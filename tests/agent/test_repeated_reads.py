@@ -1,0 +1,147 @@
+"""A file that is read again unchanged is not given again, as long as its text is still in the model's conversation whole."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from handrail import Agent
+from handrail.agent.budget import Budget
+from handrail.agent.conversation import Conversation
+from handrail.agent.events import CallAnswered, Compacted
+from handrail.agent.model import ResultsMessage
+from handrail.agent.stream import Reply
+from handrail.contract.agent import AgentBudgets
+from handrail.contract.call import Answer, ProposedCall
+from handrail.contract.result import Result
+from handrail.testing.kernels import temporary_kernel
+from handrail.testing.models import PlayedModel, call_reply, text_reply
+
+LONG = "".join(f"line {number} of a long file\n" for number in range(100))
+AGAIN = {"path": "long.txt"}
+
+
+def given(model: PlayedModel) -> list[dict[str, Any]]:
+    """What the model was answered, in order, as its last request has it."""
+    messages = model.requests[-1].messages
+    return [json.loads(one.text) for each in messages if isinstance(each, ResultsMessage) for one in each.results]
+
+
+def put(folder: Path, name: str = "long.txt", text: str = LONG) -> None:
+    (folder / "ws").mkdir(exist_ok=True)
+    (folder / "ws" / name).write_text(text)
+
+
+def reads(*calls: dict[str, Any]) -> PlayedModel:
+    return PlayedModel(*(call_reply(("read", one)) for one in calls), text_reply("Done."))
+
+
+def is_whole(answer: dict[str, Any]) -> bool:
+    assert ("text" in answer["data"]) is not answer.get("metadata", {}).get("unchanged", False)
+    return "text" in answer["data"]
+
+
+@pytest.mark.proves("A-08")
+async def test_an_unchanged_file_that_is_read_again_is_said_to_be_unchanged(tmp_path: Path) -> None:
+    put(tmp_path)
+    put(tmp_path, "short.txt", "Short.\n")
+    ranged = {"path": "long.txt", "offset": 2, "limit": 80}
+    bytes_of = {"path": "long.txt", "unit": "bytes"}
+    model = reads(
+        AGAIN, {"path": "./long.txt"}, ranged, ranged, bytes_of, bytes_of, {"path": "short.txt"}, {"path": "short.txt"}
+    )
+    async with temporary_kernel(tmp_path) as kernel:
+        events = [event async for event in Agent(await kernel.session(), model).run("Read.")]
+    assert [is_whole(one) for one in given(model)] == [True, False, True, False, True, False, True, True]
+    second = given(model)[1]
+    assert second["metadata"] == {"unchanged": True} and "same as in your earlier read" in second["data"]["message"]
+    assert {key: second["data"][key] for key in ("path", "first_line", "last_line", "next")} == {
+        "path": "long.txt",
+        "first_line": 1,
+        "last_line": 100,
+        "next": None,
+    }
+    answers = [event.answer.result.data["text"] for event in events if isinstance(event, CallAnswered)]
+    assert answers[0] == answers[1], "people and the log have all of it"
+
+
+@pytest.mark.proves("A-08")
+async def test_a_file_that_has_changed_is_given_whatever_its_size_and_time(tmp_path: Path) -> None:
+    put(tmp_path)
+    model = reads(AGAIN, AGAIN, AGAIN, AGAIN)
+    async with temporary_kernel(tmp_path) as kernel:
+        async for event in Agent(await kernel.session(), model).run("Read."):
+            if isinstance(event, CallAnswered) and len(model.requests) == 2:
+                put(tmp_path, text=LONG.replace("line 7 ", "LINE 7 "))
+    assert [is_whole(one) for one in given(model)] == [True, False, True, False]
+    assert "LINE 7 " in given(model)[2]["data"]["text"]
+
+
+@pytest.mark.proves("A-08")
+async def test_after_the_users_next_message_and_in_another_session_it_is_given_again(tmp_path: Path) -> None:
+    put(tmp_path)
+    async with temporary_kernel(tmp_path) as kernel:
+        model = PlayedModel(*(call_reply(("read", AGAIN)) if n in (0, 2, 3) else text_reply("Done.") for n in range(5)))
+        agent = Agent(session := await kernel.session(), model)
+        await agent.complete("Read.")
+        await agent.complete("Read it again.")
+        assert [is_whole(one) for one in given(model)] == [True, True, False]
+        fork = await kernel.session(await kernel.fork(session.id))
+        await Agent(fork, other := reads(AGAIN)).complete("Read.")
+        assert is_whole(given(other)[-1]), "a fork is another conversation"
+        await Agent(session, later := reads(AGAIN)).complete("Read.")
+        assert is_whole(given(later)[-1]), "an agent that takes the session up does not know what was given whole"
+        for _ in range(2):
+            assert (await session.call("read", AGAIN)).data["text"] == LONG.removesuffix("\n"), "a program is no model"
+
+
+@pytest.mark.proves("A-08")
+async def test_after_messages_were_left_out_it_is_given_again(tmp_path: Path) -> None:
+    put(tmp_path)
+    filling = {"content": "x" * 6_000, "path": "other.txt"}
+    model = PlayedModel(
+        call_reply(("read", AGAIN)),
+        *(call_reply(("write", {**filling, "path": f"other{n}.txt"})) for n in range(3)),
+        call_reply(("read", AGAIN)),
+        text_reply("Done."),
+    )
+    async with temporary_kernel(tmp_path, rules=["allow *"]) as kernel:
+        agent = Agent(await kernel.session(), model, budget=Budget(context=4_000))
+        events = [event async for event in agent.run("Read.")]
+    assert any(isinstance(event, Compacted) for event in events)
+    whole = [is_whole(one) for one in given(model) if "path" in one["data"] and one["data"]["path"] == "long.txt"]
+    assert whole == [True], "the earlier read is no longer there"
+
+
+@pytest.mark.proves("A-08")
+async def test_the_text_is_given_each_time_where_that_is_wanted(tmp_path: Path) -> None:
+    put(tmp_path)
+    model = reads(AGAIN, AGAIN)
+    wanted = Budget.of(AgentBudgets.model_validate({"repeat_reads": True}))
+    async with temporary_kernel(tmp_path) as kernel:
+        await Agent(await kernel.session(), model, budget=wanted).complete("Read.")
+    assert [is_whole(one) for one in given(model)] == [True, True]
+    assert not Budget.of(AgentBudgets()).repeat_reads
+
+
+@pytest.mark.parametrize(
+    ("tool", "result"),
+    [
+        ("read", Result.output({"path": "a", "text": LONG}, truncated=True)),
+        ("read", Result.error("failed", LONG)),
+        ("read", Result.output(LONG)),
+        ("mine", Result.output({"path": "a", "text": LONG})),
+    ],
+)
+def test_no_other_answer_is_left_out(tool: str, result: Result) -> None:
+    conversation = Conversation(repeat_reads=False)
+    conversation.ask("go")
+    for number in range(2):
+        calls = (ProposedCall(tool, {}),)
+        conversation.propose(Reply((0,), calls, None, None), [f"s/{number}.0"])
+        conversation.answer({0: Answer(f"s/{number}.0", tool, result, result)})
+    first, second = [one.results[0].text for one in conversation.messages if isinstance(one, ResultsMessage)]
+    assert first == second and "line 99" in second

@@ -1,0 +1,155 @@
+"""The first search of a process goes by meaning, too: loading begins ahead, a search waits for it, and says where it does not."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from tests.catalog.stock import CORE, built_in, entry, generation, many
+from tests.catalog.texts_of import Directions
+from tests.kernel.doors import Opens, by_both_doors
+from tests.tools.desk import Memory
+
+from handrail.catalog.cache import Cache
+from handrail.catalog.encoding import Encoder
+from handrail.catalog.finding import Searches
+from handrail.catalog.interaction import Interaction
+from handrail.catalog.view import CatalogOptions
+from handrail.contract.doors import Findings
+from handrail.contract.runtime import Runtime
+from handrail.registry.generation import Generation
+from handrail.tools.discovery import FindTools, ToolSearch
+
+kernel_in = by_both_doors(rules=["allow *"])
+MAIL = entry("mail.send", description="Sends a letter to one or more recipients.")
+THERE = generation(CORE, many(25), MAIL)
+WHOLE = generation(CORE, MAIL)
+NEED = "send a letter"
+
+
+@dataclass
+class Around:
+    catalog: object
+
+
+class Desk:
+    """Searches with one embedder, and how often it was made."""
+
+    def __init__(self, embedder: Directions, **options: Any) -> None:
+        self.embedder, self.made = embedder, 0
+        self.searches = Searches(None, self._make, **options)
+        self.of = Interaction("s", CatalogOptions(), Memory(), self.searches)
+
+    def _make(self, cache: Cache | None) -> tuple[Encoder, str]:
+        self.made += 1
+        return Encoder(self.embedder, cache, hangs_s=0.01), ""
+
+    async def find(self, there: Generation = THERE, **how: Any) -> Findings:
+        return await self.of.find(there, NEED, limit=3, **how)
+
+    async def told(self, tool: FindTools | ToolSearch) -> dict[str, Any]:
+        return cast("dict[str, Any]", await tool.execute({"query": NEED}, cast("Runtime", Around(self.of.door(THERE)))))
+
+
+@pytest.fixture
+async def desk() -> AsyncGenerator[Callable[..., Desk]]:
+    made: list[Desk] = []
+
+    def make(until: threading.Event | None = None, **options: Any) -> Desk:
+        made.append(Desk(Directions(until), **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        if one.embedder.until is not None:
+            one.embedder.until.set()
+        await one.searches.aclose()
+
+
+@pytest.mark.proves("D-05", "D-07")
+async def test_the_first_searches_wait_for_one_loading_and_compare_meanings(desk: Callable[..., Desk]) -> None:
+    at = desk(until=threading.Event(), first_wait_s=600)
+    first = [asyncio.create_task(at.find()) for _ in range(6)]
+    await asyncio.to_thread(at.embedder.entered.wait)
+    by_words = await at.find(by_words=True)
+    assert by_words.means.startswith("words only") and not any(task.done() for task in first), "others go on meanwhile"
+    assert at.embedder.until is not None
+    at.embedder.until.set()
+    for found in await asyncio.gather(*first):
+        assert (found.means, found.hits[0].tool_id) == ("words and meaning", "mail.send")
+    of_tools = [text for text in at.embedder.encoded if text != NEED]
+    assert at.made == 1 and len(of_tools) == len(set(of_tools)), "no text of a tool is encoded twice"
+
+
+@pytest.mark.proves("D-05", "D-07")
+@pytest.mark.parametrize("tool", [FindTools(), ToolSearch()], ids=lambda tool: tool.spec.id)
+async def test_where_loading_takes_longer_than_a_search_waits_its_answer_says_so(
+    desk: Callable[..., Desk], tool: FindTools | ToolSearch
+) -> None:
+    at = desk(until=threading.Event(), first_wait_s=0.01)
+    message = (await at.told(tool))["message"]
+    assert "Compared by words only, not by meaning (the model is " in message
+    assert at.embedder.until is not None
+    at.embedder.until.set()
+    assert (await at.find(patience_s=600)).means == "words and meaning"
+    assert "Compared" not in str(await at.told(tool))
+
+
+@pytest.mark.proves("D-07")
+async def test_a_search_does_not_wait_for_what_has_failed_and_its_answer_says_why(desk: Callable[..., Desk]) -> None:
+    at = desk(first_wait_s=600)
+    at.embedder.broken = "the file of the model is damaged"
+    message = (await at.told(FindTools()))["message"]
+    assert "Compared by words only, not by meaning (the file of the model is damaged)" in message
+
+
+@pytest.mark.proves("D-05")
+async def test_a_search_waits_once_for_loading_that_hangs_and_later_ones_do_not(desk: Callable[..., Desk]) -> None:
+    at = desk(until=threading.Event(), first_wait_s=0.01)
+    assert (await at.find()).means.startswith("words only")
+    assert (await at.find()).means == "words only: the model is at its first texts"
+
+
+@pytest.mark.proves("D-05")
+async def test_loading_begins_when_a_model_is_shown_a_catalog_that_holds_more_than_is_in_view(
+    desk: Callable[..., Desk],
+) -> None:
+    at = desk(ahead_s=0)
+    at.of.turn(WHOLE)
+    narrow = generation(many(25), [built_in("browse_tools", core=True), built_in("load_tools", core=True)])
+    Interaction("t", CatalogOptions(), Memory(), at.searches).turn(narrow)
+    await at.find(WHOLE, by_words=True)  # whatever was due at once has begun by now
+    assert at.made == 0, "nothing can be searched for"
+    at.of.turn(THERE)
+    at.of.turn(THERE)
+    await asyncio.to_thread(at.embedder.entered.wait)
+    assert at.made == 1
+    assert (await at.find()).means == "words and meaning" and at.made == 1
+
+
+@pytest.mark.proves("D-05")
+async def test_an_embedder_elsewhere_is_sent_nothing_before_a_search(desk: Callable[..., Desk]) -> None:
+    at = desk(ahead_s=None)
+    at.of.turn(THERE)
+    await at.find(by_words=True)
+    assert at.made == 0
+    assert (await at.find()).means == "words and meaning"
+
+
+@pytest.mark.proves("D-05")
+async def test_the_first_find_tools_of_a_process_compares_meanings_by_either_door(
+    tmp_path: Path, kernel_in: Opens
+) -> None:
+    """With the model that ships, whose vectors of the tools were kept by an earlier process."""
+    async with kernel_in(tmp_path, settings="[search]\n") as kernel:
+        assert (await kernel.find("undo my last commit", patience_s=60)).means == "words and meaning"
+    async with kernel_in(tmp_path, settings="[search]\n") as kernel:
+        session = await kernel.session()
+        told = (await session.call("find_tools", {"query": "undo my last commit"})).data
+        assert told["tools"] and "Compared" not in told["message"]
+        assert (await kernel.find("undo my last commit")).means == "words and meaning"
