@@ -31,6 +31,7 @@ from handrail.contract.rule_texts import RuleEntry
 from handrail.contract.runtime import ClientContext
 from handrail.contract.sandbox import Tier
 from handrail.contract.tool import Tool
+from handrail.contract.tool_settings import ToolConfig
 from handrail.held_sessions import HeldSessions
 from handrail.joining import approvals, jobs, mirror
 from handrail.joining.handshake import PROTOCOL
@@ -272,8 +273,10 @@ class HeldKernel(Kernel):
         rules: Iterable[str | RuleEntry],
         mode: Mode | None,
         configured: Mode | None,
+        tool_config: ToolConfig,
     ) -> Context:
-        return self.rooms.context(agent, tools=tools, rules=rules, mode=mode, configured=configured)
+        how: dict[str, Any] = {"mode": mode, "configured": configured, "tool_config": tool_config}
+        return self.rooms.context(agent, tools=tools, rules=rules, **how)
 
     async def open_session(self, opening: Opening, id: str | None = None) -> HeldSession:
         return await self.sessions.open(opening, id)

@@ -17,6 +17,7 @@ from handrail.contract.result import Result
 from handrail.contract.rule_texts import RuleEntry
 from handrail.contract.runtime import ClientContext
 from handrail.contract.session import StopReason
+from handrail.contract.tool_settings import ToolConfig
 from handrail.joining import mirror, notices
 from handrail.joining.brought import BroughtTools
 from handrail.joining.delegating import RemoteDelegates, a_delegation
@@ -97,6 +98,7 @@ class Guest:
         self._rules: Sequence[str | RuleEntry] = told["rules"]
         self._mode: Mode | None = told["mode"]
         self._configured_mode: Mode | None = told["configured_mode"]
+        self._tool_config: ToolConfig = told["tool_config"]
         try:
             self._brought = BroughtTools(connection, told["tools"], told["secrets"])
             self._host.learn(told["secrets"])
@@ -186,7 +188,8 @@ class Guest:
         return context
 
     def _fresh(self, agent: str) -> Context:
-        return self._host.context_of(agent, self._brought.tools, self._rules, self._mode, self._configured_mode)
+        tools, rules, config = self._brought.tools, self._rules, self._tool_config
+        return self._host.context_of(agent, tools, rules, self._mode, self._configured_mode, config)
 
     def _part(self) -> Difference:
         """Its first own tools: from here on its generations are no one else's."""

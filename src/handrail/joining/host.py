@@ -9,6 +9,7 @@ from handrail.contract.doors import Findings
 from handrail.contract.modes import Mode
 from handrail.contract.rule_texts import RuleEntry
 from handrail.contract.tool import Tool
+from handrail.contract.tool_settings import ToolConfig
 from handrail.joining.framing import Message
 from handrail.policy.explain import Explanation
 from handrail.record.log import CommitLog
@@ -38,6 +39,7 @@ class Host(Protocol):
         rules: Iterable[str | RuleEntry],
         mode: Mode | None,
         configured: Mode | None,
+        tool_config: ToolConfig,
     ) -> Context:
         """:raises LoadError: with every fault"""
         ...

@@ -87,6 +87,7 @@ def faults_in_names(agent: AgentManifest, everything: Generation) -> Iterator[tu
     named = [
         *((f"core[{index}]", tool_id) for index, tool_id in enumerate(agent.core)),
         *((path_text(("requires", "tools", tool_id)), tool_id) for tool_id in agent.requires.tools),
+        *((path_text(("tool_config", tool_id)), tool_id) for tool_id in agent.tool_config),
         *((path_text(("aliases", alias)), tool_id) for alias, tool_id in agent.aliases.items()),
     ]
     for place, tool_id in named:

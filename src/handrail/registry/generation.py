@@ -55,6 +55,7 @@ class Entry:
     :param untrusted: where what it gives comes from, where that is not the operator's: a foreign source, the network
     :param blocking: its code holds a thread, which a cancellation does not end
     :param foreign: whose words its description and schema are, where those are not the operator's
+    :param declared: the declaration that ``spec`` was made of, with what the operator set; None where only ``spec`` is known
     :ivar inline: its code is short enough to be awaited in its caller's own task: a read that is stopped where it waits
     """
 
@@ -69,6 +70,7 @@ class Entry:
     untrusted: str = ""
     foreign: Foreign | None = None
     status: Status = "system"
+    declared: ToolSpec | None = None
     id: str = field(init=False)
     wire_name: str = field(init=False)
     asks_first: bool = field(init=False)

@@ -16,6 +16,7 @@ from handrail.contract.names import FACE_IDS, LOCKED_IDS, fault_in_id, is_sessio
 from handrail.contract.sandbox import Tier
 from handrail.contract.spec import ToolSpec
 from handrail.contract.tool import Tool
+from handrail.contract.tool_settings import SettingsLayer, in_force
 from handrail.registry.generation import Entry, Foreign, Generation, foreign_origin
 from handrail.registry.pins import NO_PINS, Definition, Pins, review
 from handrail.registry.sources.native import NativeTool
@@ -32,12 +33,16 @@ class Conditions:
 
     :param tier: what this machine can enforce; what it cannot confine is withheld with the reason
     :param secrets: what tools may be given; one that declares another is withheld
-    :param disabled: ids that the operator has put out
+    :param settings: what the operator sets for single tools, the weakest layer first
     """
 
     tier: Tier
     secrets: SecretStore = NO_SECRETS
-    disabled: frozenset[str] = frozenset()
+    settings: tuple[SettingsLayer, ...] = ()
+
+    def of(self, tool_id: str) -> tuple[SettingsLayer, ...]:
+        """The layers that set anything for a tool."""
+        return tuple(layer for layer in self.settings if tool_id in layer.tools) if self.settings else ()
 
 
 @dataclass(slots=True)
@@ -64,13 +69,13 @@ def load_generation(
     strict: bool = False,
     secrets: SecretStore = NO_SECRETS,
     pins: Pins = NO_PINS,
-    disabled: Collection[str] = (),
+    settings: Sequence[SettingsLayer] = (),
     memory: Memory | None = None,
     only: Collection[Source] | None = None,
 ) -> Generation:
     """Build a generation of what ``sources`` have, in their order: built-ins, global, agent, code, packages.
 
-    :param tier: see :class:`Conditions`, as for ``secrets`` and ``disabled``
+    :param tier: see :class:`Conditions`, as for ``secrets`` and ``settings``
     :param aliases: an operator's further names, alias to id
     :param strict: whether faults of foreign sources are fatal too
     :param pins: which definitions of foreign tools a person has approved; the others are off until one has
@@ -78,7 +83,7 @@ def load_generation(
     :param only: the sources among ``sources`` that are looked through anew, where the others are those of the last time
     :raises LoadError: with all faults of the operator's own sources; the memory stays as it was
     """
-    table = _Table(Conditions(tier, secrets, frozenset(disabled)), pins, memory or Memory())
+    table = _Table(Conditions(tier, secrets, tuple(settings)), pins, memory or Memory())
     known = {} if only is None else {id(source): loaded for source, loaded in table.before.found}
     fresh = None if only is None else {id(source) for source in only}
     every: list[tuple[Source, Loaded]] = []
@@ -152,7 +157,7 @@ class _Table:
             if (
                 entry is None
                 or entry.tool is not tool
-                or entry.spec is not tool.spec
+                or entry.declared is not tool.spec
                 or entry.source != found.place
                 or entry.foreign != foreign
             ):
@@ -174,6 +179,10 @@ class _Table:
         problems += [Fault(place, where, problem, tool=about) for where, problem in faults]
         if faults or known.schema is None:
             return None
+        spec, unfit = in_force(spec, self.conditions.of(spec.id))
+        if unfit:
+            problems += [replace(fault, tool=about) for fault in unfit]
+            return None
         if spec.only_its_command and spec.id in tier.unconfined:
             spec = replace(spec, only_its_command=False)  # nothing holds its programs to what was proved of the command
         withheld, status = verdict(spec, foreign, self._reasons(tool, spec, foreign))
@@ -189,12 +198,14 @@ class _Table:
             untrusted=foreign_origin(spec, place, foreign=foreign is not None),
             foreign=foreign,
             status=status,
+            declared=tool.spec,
         )
 
     def _reasons(self, tool: Tool, spec: ToolSpec, foreign: Foreign | None) -> list[Reason]:
         """The reasons why it is withheld; empty if it is not."""
-        reasons = reasons_to_withhold(tool, self.conditions.tier, secrets=self.conditions.secrets)
-        if spec.id in self.conditions.disabled:
+        reasons = reasons_to_withhold(tool, self.conditions.tier, spec, secrets=self.conditions.secrets)
+        enabled = [layer.tools[spec.id].enabled for layer in self.conditions.of(spec.id)]
+        if not all(enabled):
             reasons.append(Reason("disabled", f'its operator has put it out: [tools."{spec.id}"] enabled = false'))
         if foreign is not None and (found := review(spec, self.approved[foreign.name])) is not None:
             how = f"look at it with: handrail sources review {foreign.name}"
