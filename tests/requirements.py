@@ -128,6 +128,7 @@ ROWS: dict[str, str] = {
     "F-05": "An editor that speaks ACP has the agent: calls with kinds, places and diffs, permission requests with the rule they store, plans, modes, models to choose from, skills as commands, terminals, unsaved files, and sessions that load again.",
     "F-11": "Settings come from defaults, two files, variables and flags, each with its origin and all faults at once; of a workspace's file denies and asks always count, the rest only from content that a person has trusted.",
     "F-12": "No telemetry; what is kept where is written down and can be listed and removed, the log still verifies; newer state is refused with the version it needs.",
+    "T-01b": "A tool that the operator names answers web_search or web_fetch in the fixed shape of that id: its arguments are checked at the start, rules speak of the id, the log names both, and no tool or workspace takes the id by itself.",
     "T-01a": "read, write, edit, glob, grep, bash, todo and question have their locked ids and shapes.",
     "T-02a": "file.patch replaces ranges, inserts and appends by line; a repository's status and commits are git.status and git.commit.",
     "T-03a": "python in the sandbox, multi_edit, tree, json_read and json_write.",

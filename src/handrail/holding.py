@@ -190,6 +190,7 @@ class HeldKernel(Kernel):
             roots=Roots(self.workdir, (), context.further),
             headless=headless,
             origin=origin,
+            behind=entry.behind,
         )
 
     async def find(self, query: str, *, limit: int = 10, patience_s: float = 0.0, by_words: bool = False) -> Findings:

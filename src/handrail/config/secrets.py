@@ -17,6 +17,7 @@ from typing import Any, cast
 
 from handrail.config.settings import SecretReference
 from handrail.contract.checked import faults_of
+from handrail.contract.locked_shapes import LOCKED_SHAPES
 from handrail.contract.schema import path_text
 from handrail.contract.tool_settings import ToolSettings
 from handrail.origins.programs import ProgramRefused, find_command, program_environment
@@ -72,6 +73,9 @@ def faults_in_tools(given: Any) -> Iterator[tuple[str, str]]:
         for place, problem in faults_of(ToolSettings, limits, ("tools", tool)).items():
             dotted = any(isinstance(value, Mapping) for value in limits.values())
             yield place, problem + ". An id with a dot in it is written in quotes" * dotted
+        if "answered_by" in own and tool not in LOCKED_SHAPES:
+            known = " and ".join(LOCKED_SHAPES)
+            yield path_text(("tools", tool, "answered_by")), f"only {known} are answered by another tool; leave it out"
         config: Any = own.get("config", dict[str, Any]())
         if not isinstance(config, Mapping):
             yield path_text(("tools", tool, "config")), f"is no table; expected {form}"

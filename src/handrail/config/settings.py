@@ -320,7 +320,7 @@ class Settings(_Table):
     tools: Annotated[
         dict[str, ToolSettings],
         Field(
-            description="Tools one by one, by the tool's id: whether agents have it (enabled), values for its settings (config), its time-out (timeout_ms), and how much of an output a model reads (max_output in bytes, max_entries in entries of a list). Each setting of each tool is overridden by itself. Not in a workspace's file."
+            description="Tools one by one, by the tool's id: whether agents have it (enabled), values for its settings (config), its time-out (timeout_ms), and how much of an output a model reads (max_output in bytes, max_entries in entries of a list). For web_search and web_fetch, which no built-in tool answers, also the tool that does (answered_by). Each setting of each tool is overridden by itself. Not in a workspace's file."
         ),
     ] = {}
     limits: Annotated[LimitSettings, Field(description="Budgets of every call.")] = LimitSettings()

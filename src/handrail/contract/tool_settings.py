@@ -6,10 +6,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Annotated, Any, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from handrail.contract.checked import unknown_key
 from handrail.contract.errors import Fault
+from handrail.contract.names import LOCKED_IDS, fault_in_id
 from handrail.contract.schema import path_text
 from handrail.contract.spec import ToolSpec
 
@@ -64,6 +65,21 @@ class ToolSettings(_Table):
             description="How many entries of a list a model reads, instead of the tool's own limit.",
         ),
     ] = None
+    answered_by: Annotated[
+        str | None,
+        Field(
+            description="Only for web_search and web_fetch, which no built-in tool answers: the id of the tool that does."
+        ),
+    ] = None
+
+    @field_validator("answered_by")
+    @classmethod
+    def _is_no_locked_id(cls, tool: str | None) -> str | None:
+        if tool in LOCKED_IDS:
+            raise ValueError("is a locked id itself; expected the id of another tool, of yours or of a server")
+        if tool is not None and (problem := fault_in_id(tool)) is not None:
+            raise ValueError(problem)
+        return tool
 
 
 ToolConfig = Mapping[str, Mapping[str, str]]

@@ -21,6 +21,7 @@ from handrail.contract.agent import (
     tool_matches,
 )
 from handrail.contract.errors import Fault, LoadError, UsageError
+from handrail.contract.locked_shapes import LOCKED_SHAPES, definition_of
 from handrail.contract.names import nearest, wire_name
 from handrail.contract.patterns import has_wildcard
 from handrail.contract.sandbox import Tier
@@ -147,21 +148,23 @@ def _read(folder: Path, workspaces: tuple[str, ...]) -> CheckedAgent:
 
 def _with_additions(agent: AgentManifest, entry: Entry, tier: Tier, secrets: SecretStore) -> Entry:
     addition = agent.requires.tools.get(entry.id)
-    if addition is None or not addition.net.hosts:
+    if addition is None or not addition.net.hosts or (entry.id in LOCKED_SHAPES and entry.withheld is not None):
         return entry
-    requires = entry.spec.requires
+    requires, behind = entry.spec.requires, entry.answered_by
     hosts = tuple(dict.fromkeys((*requires.net.hosts, *addition.net.hosts)))
-    spec = replace(
-        entry.spec, requires=requires.model_copy(update={"net": addition.net.model_copy(update={"hosts": hosts})})
-    )
-    reasons = reasons_to_withhold(entry.tool, tier, spec, secrets=secrets)
+    more = requires.model_copy(update={"net": addition.net.model_copy(update={"hosts": hosts})})
+    spec = replace(entry.spec, requires=more)
+    if behind is not None:
+        behind = replace(behind, spec=replace(behind.spec, requires=more))
+    reasons = reasons_to_withhold(entry.tool, tier, spec if behind is None else behind.spec, secrets=secrets)
     if entry.withheld is not None and entry.status in ("disabled", "quarantined", "offline"):
         reasons.append(Reason(entry.status, entry.withheld))
     withheld, status = verdict(spec, entry.foreign, reasons)
     return replace(
         entry,
         spec=spec,
-        definition_hash=spec.definition_hash,
+        definition_hash=spec.definition_hash if behind is None else definition_of(spec, behind.definition_hash),
+        answered_by=behind,
         untrusted=foreign_origin(spec, entry.source, foreign=entry.foreign is not None),
         withheld=withheld,
         status=status,

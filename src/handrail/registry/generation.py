@@ -56,6 +56,7 @@ class Entry:
     :param blocking: its code holds a thread, which a cancellation does not end
     :param foreign: whose words its description and schema are, where those are not the operator's
     :param declared: the declaration that ``spec`` was made of, with what the operator set; None where only ``spec`` is known
+    :param answered_by: of a locked id that no built-in tool answers, the tool that its operator named; it runs as itself
     :ivar inline: its code is short enough to be awaited in its caller's own task: a read that is stopped where it waits
     """
 
@@ -71,6 +72,7 @@ class Entry:
     foreign: Foreign | None = None
     status: Status = "system"
     declared: ToolSpec | None = None
+    answered_by: Entry | None = None
     id: str = field(init=False)
     wire_name: str = field(init=False)
     asks_first: bool = field(init=False)
@@ -86,6 +88,11 @@ class Entry:
         reads = spec.side_effect == "read" and not spec.promotable and spec.mode != "stateful"
         object.__setattr__(self, "inline", reads and not self.blocking)
 
+    @property
+    def behind(self) -> ToolSpec | None:
+        """The declaration of the tool that answers for a locked id, with whose settings, secrets and state a call runs."""
+        return None if self.answered_by is None else self.answered_by.spec
+
     def admitted(self, arguments: dict[str, Any], *, parsed: bool = False) -> dict[str, Any]:
         """``arguments`` as the tool gets them: they fit its schema, with whole numbers as integers, and have passed its
         own look at them.
@@ -97,6 +104,8 @@ class Entry:
             raise ToolError(f"{self.spec.id}: {'; '.join(problems)}", kind="invalid_input")
         whole = self.schema.whole(arguments)
         try:
+            if self.answered_by is not None:
+                return self.answered_by.admitted(whole)
             self.tool.check(whole)
         except ToolError as error:
             raise ToolError(f"{self.spec.id}: {error.text}", kind=error.kind) from None

@@ -8,19 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from handrail.contract.checking import checked
 from handrail.contract.decorator import yields
-from handrail.contract.errors import Fault, LoadError
+from handrail.contract.errors import Fault, LoadError, ToolError
+from handrail.contract.locked_shapes import LOCKED_SHAPES, definition_of
 from handrail.contract.names import FACE_IDS, LOCKED_IDS, fault_in_id, is_session_internal, nearest, wire_name
+from handrail.contract.runtime import Runtime
 from handrail.contract.sandbox import Tier
 from handrail.contract.spec import ToolSpec
 from handrail.contract.tool import Tool
 from handrail.contract.tool_settings import SettingsLayer, in_force
-from handrail.registry.generation import Entry, Foreign, Generation, foreign_origin
+from handrail.registry.generation import IN_PROCESS, Entry, Foreign, Generation, foreign_origin
 from handrail.registry.pins import NO_PINS, Definition, Pins, review
 from handrail.registry.sources.native import NativeTool
-from handrail.registry.sources.source import Found, Loaded, Rank, Source
+from handrail.registry.sources.source import Found, Loaded, Rank, Source, Unheard
 from handrail.registry.withholding import Reason, confinement_of, reasons_to_withhold, verdict
 from handrail.runtime.secrets import NO_SECRETS, SecretStore
 
@@ -98,6 +101,7 @@ def load_generation(
         if source.foreign:
             problems = tuple(replace(fault, foreign=loaded.name) for fault in problems)
         (table.faults if fatal else table.quarantined).extend(problems)
+    table.answer_locked_ids([loaded.unheard for _, loaded in every if loaded.unheard is not None])
     table.faults += table.faults_in_aliases(aliases or {})
     if table.faults:
         raise LoadError(table.faults)
@@ -212,6 +216,67 @@ class _Table:
             reasons.append(Reason("quarantined", f"{found.reason}; {how}"))
         return reasons
 
+    def answer_locked_ids(self, unheard: Sequence[Unheard]) -> None:
+        """Add the locked ids for which the operator has named a tool that answers.
+
+        A tool of the operator's own that cannot answer is a fault. A foreign one, or one that is not there, withholds
+        the locked id with the reason.
+
+        :param unheard: the sources that have not said yet what they have
+        """
+        for layer in self.conditions.settings:
+            for tool_id, settings in layer.tools.items():
+                if settings.answered_by is not None and tool_id in LOCKED_SHAPES and tool_id not in self.rows:
+                    self._answer(tool_id, settings.answered_by, layer, unheard)
+
+    def _answer(self, tool_id: str, by: str, layer: SettingsLayer, unheard: Sequence[Unheard]) -> None:
+        shape, entry = LOCKED_SHAPES[tool_id], self.rows.get(by)
+        answering: Tool
+        if entry is None:
+            known = Generation(0, (), unheard=unheard).awaited(by)
+            close = nearest(by, self.rows, 1)
+            hint = known or (f"did you mean {close[0]}?" if close else "handrail tools lists the ids")
+            reasons = [
+                Reason("offline" if known else "error", f"{by} is to answer for it, and there is no such tool; {hint}")
+            ]
+            answering = _Absent(tool_id)
+        else:
+            problems = list(shape.problems(tool_id, entry.spec, entry.schema))
+            text = f"{by} cannot answer for {tool_id}: {'; '.join(problems)}"
+            if problems and entry.foreign is None:
+                self.faults.append(layer.fault(tool_id, text))
+                return
+            reasons = [Reason("error", text)] if problems else []
+            if entry.withheld is not None:
+                reasons.append(
+                    Reason(entry.status, f"{by} answers for it, and that tool is withheld: {entry.withheld}")
+                )
+            answering = entry.tool
+        declared = answering.spec if entry is None else shape.declared(tool_id, entry.spec)
+        layers = self.conditions.of(tool_id)
+        spec, unfit = in_force(replace(declared, config={}), layers)
+        self.faults += unfit
+        if not all(one.tools[tool_id].enabled for one in layers):
+            reasons.append(Reason("disabled", f'its operator has put it out: [tools."{tool_id}"] enabled = false'))
+        withheld, status = verdict(spec, None, reasons)
+        known = checked(spec)
+        assert known.schema is not None, "the shape of a locked id is sound"
+        self.rows[tool_id] = Entry(
+            spec,
+            answering,
+            known.schema,
+            layer.source if entry is None else f"{by} ({entry.source})",
+            known.definition_hash if entry is None else definition_of(spec, entry.definition_hash),
+            withheld,
+            confined_by=IN_PROCESS if entry is None else entry.confined_by,
+            blocking=entry is not None and entry.blocking,
+            untrusted="" if entry is None else entry.untrusted,
+            status="connected" if withheld is None else status,
+            declared=answering.spec,
+            answered_by=None if entry is None else replace(entry, spec=replace(entry.spec, max_output=spec.max_output)),
+        )
+        self.ids_by_wire[tool_id] = tool_id
+
     def _clash(self, tool_id: str, wire: str, rank: Rank, *, foreign: bool) -> str | None:
         if foreign and (tool_id in FACE_IDS or wire in FACE_IDS):
             return (
@@ -248,6 +313,17 @@ class _Table:
                 hint = f"; did you mean {' or '.join(close)}?" if close else ""
                 found.append(Fault("aliases", alias, f"there is no tool {tool_id!r}{hint}"))
         return found
+
+
+class _Absent(Tool):
+    """Stands behind a locked id for which a tool is to answer that is not there. It is withheld, so it is never run."""
+
+    def __init__(self, tool_id: str) -> None:
+        shape = LOCKED_SHAPES[tool_id]
+        self.spec = ToolSpec(tool_id, shape.description, shape.parameters, kind=shape.kind, targets=shape.targets)
+
+    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
+        raise ToolError(f"no tool answers for {self.spec.id} here", kind="unavailable")
 
 
 def _faults_in_tool(tool: Tool) -> list[tuple[str, str]]:

@@ -101,15 +101,17 @@ def _of_agents(config: Configuration, agents: Iterable[Surveyed]) -> Iterator[Fa
 
 
 def _not_set_up(config: Configuration, agents: Sequence[Surveyed]) -> Iterator[Finding]:
-    """The tools that need configuration, with what to add, and settings of tools that no agent has."""
+    """The tools that need configuration, with what to add, locked ids that nothing answers, and settings of tools that no
+    agent has."""
     from handrail.authoring.linting import Finding
+    from handrail.contract.locked_shapes import LOCKED_SHAPES
 
     known: set[str] = set()
     for agent in agents:
         for entry in () if agent.generation is None else agent.generation.entries.values():
             known.add(entry.id)
-            if entry.status == "available" and entry.withheld is not None:
-                yield Finding("warning", entry.source, "", f"is {entry.withheld}", entry.id)
+            if entry.withheld is not None and (entry.status == "available" or entry.id in LOCKED_SHAPES):
+                yield Finding("warning", entry.source, "", f"{entry.id} is withheld: {entry.withheld}", entry.id)
     if all(agent.generation is not None for agent in agents):
         for layer in config.tool_settings:
             for tool in layer.tools.keys() - known:
