@@ -33,7 +33,7 @@ ROWS: dict[str, str] = {
     "R-13": "handrail new tool writes a working tool of each kind with its test.",
     "R-15": "handrail build freezes an agent with its tools, overrides resolved and everything checked, by hash into a folder that starts anywhere, and what differs from it stops the start.",
     "R-07": "What is faulty of a foreign source is quarantined with the reason, a source that breaks keeps nobody from starting, and the rest works.",
-    "R-11": "Each tool has a status with its reason: system, connected, available, disabled, offline, error or quarantined.",
+    "R-11": "Each tool has a status with its reason, and handrail tools shows it, in a process that joined too: system, available (needs configuration), connected; also disabled, offline, error or quarantined.",
     "R-12": "A foreign tool's name, description, schema, guidance and manual count as a person approved them; a change turns it off until the difference was looked at.",
     "R-09": "Installed packages add tools, sources of tools, classes of triggers, what encodes texts for the search, sandboxes and stores by entry point; of the last three an operator chooses one by name.",
     "R-10": "A tool that a model's provider carries out itself stands in the registry by an agent's manifest, is offered to that provider in its own form and never run here; what it gives is kept as artifacts, on record and in a history that is taken, and who cannot have it is told why.",

@@ -42,7 +42,7 @@ from handrail.policy.authority import Authority
 from handrail.policy.modes import Mode
 from handrail.policy.rules import RuleBook
 from handrail.record.log import CommitLog, Interrupted
-from handrail.registry.generation import Difference, Generation
+from handrail.registry.generation import Difference, Generation, ToolStatus
 from handrail.runtime.roots import Roots
 from handrail.session.arrivals import Arrivals
 from handrail.session.context import Context
@@ -201,6 +201,16 @@ class HeldKernel(Kernel):
     async def find_in(self, context: Context, query: str, **how: Any) -> Findings:
         """As :meth:`Kernel.find`, among the tools of ``context``."""
         return await Interaction("", context.catalog, finder=self.rooms.finder).find(context.generation, query, **how)
+
+    async def tool_statuses(self) -> Sequence[ToolStatus]:
+        if self.successor is not None:
+            return await self.successor.tool_statuses()
+        return self.statuses_in(self.own)
+
+    def statuses_in(self, context: Context) -> Sequence[ToolStatus]:
+        """As :meth:`Kernel.tool_statuses`, of the tools of ``context``."""
+        found = {source.name: source.unreachable() for source in self.rooms.upstreams.sources}
+        return context.generation.statuses({name: reason for name, reason in found.items() if reason})
 
     async def session(
         self,

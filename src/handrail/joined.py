@@ -47,7 +47,7 @@ from handrail.policy.modes import given
 from handrail.policy.rules import RuleBook
 from handrail.record.log import Interrupted
 from handrail.record.reading import LogReader
-from handrail.registry.generation import Difference, Generation
+from handrail.registry.generation import Difference, Generation, ToolStatus
 from handrail.runtime.secrets import SecretStore
 from handrail.runtime.session_doors import NOBODY_TO_ASK
 from handrail.session.session import new_session_id
@@ -259,6 +259,9 @@ class JoinedKernel(Kernel):
     async def find(self, query: str, *, limit: int = 10, patience_s: float = 0.0, by_words: bool = False) -> Findings:
         body = {"query": query, "limit": limit, "patience_ms": round(patience_s * 1000), "by_words": by_words}
         return findings(await self.membership.request("find", body, repeatable=True))
+
+    async def tool_statuses(self) -> Sequence[ToolStatus]:
+        return mirror.statuses_of(await self.membership.request("statuses", {}, repeatable=True))
 
     async def session(
         self,

@@ -34,7 +34,7 @@ from handrail.policy.rules import RuleBook
 from handrail.policy.watchdog import Watchdog
 from handrail.record.log import Interrupted
 from handrail.record.reading import LogReader
-from handrail.registry.generation import Difference, Generation
+from handrail.registry.generation import Difference, Generation, ToolStatus
 
 if TYPE_CHECKING:
     from handrail.doctor import Check
@@ -260,6 +260,11 @@ class Kernel(ABC):
         :param by_words: load no model for it
         :raises ToolError: ``invalid_input`` for a query without words
         """
+
+    @abstractmethod
+    async def tool_statuses(self) -> Sequence[ToolStatus]:
+        """The status of each tool of :attr:`generation` with the reason why it is not ready, and of what foreign sources offer
+        beside them: tools that could not be taken, and servers that nobody can reach."""
 
     @abstractmethod
     async def session(

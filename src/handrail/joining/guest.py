@@ -150,6 +150,7 @@ class Guest:
             "suspend": self._suspend,
             "close": self._close,
             "explain": self._explain,
+            "statuses": self._statuses,
             "find": self._find,
             "reload": self._reload,
             "flush": self._host.log.flush,
@@ -415,6 +416,9 @@ class Guest:
             peer.told(call, kinds)
 
     # ── the kernel ───────────────────────────────────────────────────────────────────────────────
+
+    async def _statuses(self) -> Any:
+        return [list(one) for one in self._host.statuses_in(self.context)]
 
     async def _find(self, query: str, limit: int, patience_ms: int, by_words: bool) -> Any:
         patience_s = min(max(patience_ms, 0), _MAX_PATIENCE_MS) / 1000

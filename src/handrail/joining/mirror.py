@@ -24,7 +24,7 @@ from handrail.joining.offerings import of_offerings, offerings_of
 from handrail.joining.operations import Refused
 from handrail.policy.explain import Explanation
 from handrail.policy.rules import RuleBook, parse_rule
-from handrail.registry.generation import Difference, Entry, Foreign, Generation
+from handrail.registry.generation import Difference, Entry, Foreign, Generation, ToolStatus
 
 _dumped: OfSpecs[dict[str, Any]] = OfSpecs(lambda spec: adapter(ToolSpec).dump_python(spec, mode="json"))
 """Specs as data, kept by spec, since most tools of a generation were in the one before."""
@@ -230,6 +230,11 @@ def of_difference(difference: Difference) -> Any:
 
 def difference_of(data: Any) -> Difference:
     return adapter(Difference).validate_python(data)
+
+
+def statuses_of(data: Any) -> list[ToolStatus]:
+    """What the holder tells of the status of each tool."""
+    return adapter(list[ToolStatus]).validate_python(data)
 
 
 def refusal_of(error: HandrailError) -> Refused:

@@ -151,6 +151,7 @@ REQUESTS: Mapping[str, Shape] = {
     "notices.awaited": {**_of_session, "idle": flag},
     "provided": {**_of_session, "about": an_object, "content": anything},
     "explain": {"tool": text, "arguments": an_object, "rules": each(a_rule), "headless": flag},
+    "statuses": {},
     "find": {"query": text, "limit": whole, "patience_ms": whole, "by_words": flag},
     "reload": {"tools": optional(anything)},
     "flush": {},

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from handrail.contract.errors import Fault, ToolError
 from handrail.contract.names import nearest, wire_name
@@ -43,6 +43,20 @@ class Foreign:
 
     name: str
     about: str = ""
+
+
+class ToolStatus(NamedTuple):
+    """The status of one tool, or of a source as a whole.
+
+    :param tool: its id; empty where the row is about all that the source has
+    :param reason: why it is not ready; empty where it is
+    :param source: where it comes from
+    """
+
+    tool: str
+    status: Status
+    reason: str
+    source: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +203,25 @@ class Generation:
 
     def __repr__(self) -> str:
         return f"<generation {self.number}: {len(self.entries)} tools>"
+
+    def statuses(self, unreachable: Mapping[str, str]) -> list[ToolStatus]:
+        """The status of each tool, then of what foreign sources offer and is not among them.
+
+        :param unreachable: the foreign sources that cannot be reached now, by name, each with the reason
+        """
+        found: list[ToolStatus] = []
+        for entry in self.entries.values():
+            status, reason = entry.status, entry.withheld or ""
+            of = entry.answered_by or entry
+            if entry.withheld is None and of.foreign is not None and of.foreign.name in unreachable:
+                status, reason = "offline", unreachable[of.foreign.name]
+            found.append(ToolStatus(entry.id, status, reason, entry.source))
+        found += [ToolStatus(one.tool, "quarantined", one.problem, one.foreign) for one in self.quarantined if one.tool]
+        at_all = {one.foreign or one.source: one.problem for one in self.quarantined if not one.tool}
+        unheard = {one.name: one.standing() for one in self.unheard}
+        for name, reason in {**at_all, **unheard}.items():
+            found.append(ToolStatus("", "offline" if name in unheard or name in unreachable else "error", reason, name))
+        return found
 
     def resolve(self, name: str) -> Entry | None:
         """The tool of that id, alias or wire name, withheld or not."""
