@@ -350,6 +350,10 @@ def values_of_tools(given: Mapping[str, Mapping[str, str]] | None) -> ToolConfig
                 raise UsageError(
                     f"tool_config[{tool!r:.80}][{key!r:.80}] is {kind}, and every value is text; {expected}"
                 )
+            try:
+                f"{tool}{key}{value}".encode()
+            except UnicodeEncodeError:
+                raise UsageError(f"tool_config[{tool!r:.80}][{key!r:.80}] holds half a character; {expected}") from None
     return {tool: dict(config) for tool, config in (given or {}).items()}
 
 

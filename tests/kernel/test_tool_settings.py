@@ -175,6 +175,7 @@ async def test_a_value_that_the_tool_does_not_take_stops_the_start_at_its_line(
         ({"weather.tody": {"units": "metric"}}, r"there is no tool 'weather.tody'; did you mean 'weather.today'"),
         ({"weather.today": {"token": "hunter2-of-the-test"}}, r"is secret, so its value is never written here"),
         ({"read": {"units": "metric"}}, r"the tool declares no settings"),
+        ({"weather.wind": {"units": "m" * 70_000}}, r"have 70,013 bytes together; at most 65,536"),
     ],
 )
 async def test_what_a_program_gives_is_checked_by_the_tools_that_there_are(
@@ -186,7 +187,16 @@ async def test_what_a_program_gives_is_checked_by_the_tools_that_there_are(
     assert "hunter2" not in str(refused.value)
 
 
-@pytest.mark.parametrize("given", [{"weather.today": {"units": 5}}, {"weather.today": "metric"}, ["units"], {5: {}}])
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"weather.today": {"units": 5}},
+        {"weather.today": "metric"},
+        ["units"],
+        {5: {}},
+        {"weather.wind": {"units": "\ud800"}},
+    ],
+)
 async def test_what_a_program_gives_is_texts_by_their_keys(tmp_path: Path, given: Any) -> None:
     with pytest.raises(UsageError, match=r"expected \{\"TOOL ID\""):
         async with Kernel.open(tmp_path, tools=TOOLS, tool_config=given, state=tmp_path / "state"):
@@ -212,6 +222,12 @@ def long_text() -> str:
     return "x" * 50_000
 
 
+@tool(id="long.limit", side_effect="read", locks=[], max_output=9_000)
+def long_limit(runtime: Runtime) -> int:
+    """Say the limit on its output."""
+    return runtime.max_output
+
+
 @tool(id="long.list", side_effect="read", locks=[])
 def long_list() -> list[int]:
     """A long list."""
@@ -224,10 +240,12 @@ async def long_wait(runtime: Runtime) -> None:
     await asyncio.Event().wait()
 
 
-LONG = (long_text, long_list, long_wait)
+LONG = (long_text, long_limit, long_list, long_wait)
 LIMITS = """
 [tools."long.text"]
 max_output = 2000
+[tools."long.limit"]
+max_output = 3000
 [tools."long.list"]
 max_entries = 7
 [tools."long.wait"]
@@ -252,6 +270,7 @@ async def test_the_operator_sets_the_limits_and_the_time_out_of_each_tool(tmp_pa
         session = await kernel.session()
         text = await session.call("long.text", {})
         assert text.metadata["truncated"] is True and len(json.dumps(text.data)) < 2_100
+        assert (await session.call("long.limit", {})).data == 3_000
         assert (await session.call("long.list", {})).data["head"] == list(range(7))
         stopped = await session.call("long.wait", {})
         assert stopped.error_kind == "timeout" and "time-out of 100 ms" in (stopped.error_text or "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Annotated, Any, NamedTuple
@@ -17,6 +18,8 @@ from handrail.contract.spec import ToolSpec
 SHORTEST_TIMEOUT_MS, LONGEST_TIMEOUT_MS = 100, 7 * 24 * 3_600_000
 LEAST_OUTPUT, MOST_OUTPUT = 1_024, 16 * 1024 * 1024
 MOST_ENTRIES = 100_000
+MOST_CONFIG = 64 * 1024
+"""Bytes of a tool's values as JSON: a program gets them in one variable, which the system bounds."""
 LIMITS = ("timeout_ms", "max_output", "max_entries")
 """The fields of a declaration that an operator may set otherwise."""
 
@@ -138,6 +141,9 @@ def in_force(spec: ToolSpec, layers: Iterable[SettingsLayer]) -> tuple[ToolSpec,
                 faults.append(layer.fault(spec.id, problem, key=key))
             elif isinstance(given, str):
                 values[key] = given
+        if (size := len(json.dumps(values))) > MOST_CONFIG:
+            problem = f"the values of its settings have {size:,} bytes together; at most {MOST_CONFIG:,} are handed to a program. Put the rest into a file, and its path here"
+            return spec, [*faults, layer.fault(spec.id, problem)]
     if values:
         changes["config"] = {
             key: replace(one, default=values[key]) if key in values else one for key, one in spec.config.items()
