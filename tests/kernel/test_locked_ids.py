@@ -246,8 +246,8 @@ async def test_another_tool_behind_a_locked_id_is_another_definition(tmp_path: P
         return url
 
     hashes: set[str] = set()
-    for by in ("acme.fetch", "other.fetch"):
-        settings = f'[tools.web_fetch]\nanswered_by = "{by}"\n'
+    for by, more in (("acme.fetch", ""), ("acme.fetch", "max_output = 5000\ntimeout_ms = 900\n"), ("other.fetch", "")):
+        settings = f'[tools.web_fetch]\nanswered_by = "{by}"\n{more}'
         async with temporary_kernel(tmp_path, tools=[fetch, other], settings=settings) as kernel:
             hashes.add(kernel.generation.entries["web_fetch"].definition_hash)
     assert len(hashes) == 2
@@ -257,3 +257,28 @@ def test_every_locked_id_has_a_built_in_tool_or_a_shape() -> None:
     built = {one.spec.id for one in BUILTINS}
     assert set(LOCKED_IDS) == {tool_id for tool_id in LOCKED_IDS if tool_id in built} | set(LOCKED_SHAPES)
     assert not built & set(LOCKED_SHAPES)
+
+
+@tool(id="near.fetch", side_effect="read", locks=[], requires={"net": {"hosts": ["example.org"]}})
+def near(url: str) -> str:
+    """Fetch it."""
+    return f"text of {url}"
+
+
+@pytest.mark.proves("T-01b", "K-10")
+async def test_an_agent_gives_hosts_to_a_locked_id_by_its_name(tmp_path: Path) -> None:
+    folder = tmp_path / "config" / "agents" / "far"
+    folder.mkdir(parents=True)
+    manifest = 'id = "far"\ntools = ["web_fetch"]\n[requires.tools.web_fetch.net]\nhosts = ["other.example"]\n'
+    (folder / "agent.toml").write_text(manifest)
+    settings = '[tools.web_fetch]\nanswered_by = "near.fetch"\n'
+    async with temporary_kernel(tmp_path, tools=[near], settings=settings, rules=["allow web_fetch"]) as kernel:
+        far = await kernel.session(agent="far")
+        for url, ok in (
+            ("https://example.org/", True),
+            ("https://other.example/", True),
+            ("https://third.example/", False),
+        ):
+            assert (await far.call("web_fetch", {"url": url})).ok is ok
+        assert not (await call(kernel, "web_fetch", {"url": "https://other.example/"})).ok
+        assert (await call(kernel, "web_fetch", {"url": "https://example.org/"})).ok

@@ -51,6 +51,14 @@ class LockedShape:
             manual_first=False,
         )
 
+    def definition_of(self, tool_id: str, answering: ToolSpec) -> str:
+        """The definition hash of the locked id: another tool that answers, or another declaration of it, is another hash.
+
+        :param answering: as its author declared it
+        """
+        both = f"{self.declared(tool_id, answering).definition_hash} {answering.definition_hash}"
+        return hashlib.sha256(both.encode()).hexdigest()
+
     def problems(self, tool_id: str, answering: ToolSpec, schema: Schema) -> Iterator[str]:
         """Why a tool cannot answer for the locked id; nothing where it can.
 
@@ -124,11 +132,3 @@ LOCKED_SHAPES: Mapping[str, LockedShape] = MappingProxyType(
     }
 )
 """By id. A built-in tool that gets one of these ids takes it out of here."""
-
-
-def definition_of(locked: ToolSpec, answering: str) -> str:
-    """The definition hash of a locked id: another tool that answers, or another definition of that tool, is another hash.
-
-    :param answering: the definition hash of the tool that answers
-    """
-    return hashlib.sha256(f"{locked.definition_hash} {answering}".encode()).hexdigest()

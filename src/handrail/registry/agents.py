@@ -21,7 +21,7 @@ from handrail.contract.agent import (
     tool_matches,
 )
 from handrail.contract.errors import Fault, LoadError, UsageError
-from handrail.contract.locked_shapes import LOCKED_SHAPES, definition_of
+from handrail.contract.locked_shapes import LOCKED_SHAPES
 from handrail.contract.names import nearest, wire_name
 from handrail.contract.patterns import has_wildcard
 from handrail.contract.sandbox import Tier
@@ -160,14 +160,17 @@ def _with_additions(agent: AgentManifest, entry: Entry, tier: Tier, secrets: Sec
     if entry.withheld is not None and entry.status in ("disabled", "quarantined", "offline"):
         reasons.append(Reason(entry.status, entry.withheld))
     withheld, status = verdict(spec, entry.foreign, reasons)
+    declared = replace(entry.declared or entry.spec, requires=more)
     return replace(
         entry,
         spec=spec,
-        definition_hash=spec.definition_hash if behind is None else definition_of(spec, behind.definition_hash),
+        definition_hash=declared.definition_hash
+        if behind is None
+        else LOCKED_SHAPES[entry.id].definition_of(entry.id, declared),
         answered_by=behind,
         untrusted=foreign_origin(spec, entry.source, foreign=entry.foreign is not None),
         withheld=withheld,
-        status=status,
+        status=entry.status if behind is not None and withheld is None else status,
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from handrail.contract.checking import checked
 from handrail.contract.decorator import yields
 from handrail.contract.errors import Fault, LoadError, ToolError
-from handrail.contract.locked_shapes import LOCKED_SHAPES, definition_of
+from handrail.contract.locked_shapes import LOCKED_SHAPES
 from handrail.contract.names import FACE_IDS, LOCKED_IDS, fault_in_id, is_session_internal, nearest, wire_name
 from handrail.contract.runtime import Runtime
 from handrail.contract.sandbox import Tier
@@ -266,7 +266,7 @@ class _Table:
             answering,
             known.schema,
             layer.source if entry is None else f"{by} ({entry.source})",
-            known.definition_hash if entry is None else definition_of(spec, entry.definition_hash),
+            known.definition_hash if entry is None else shape.definition_of(tool_id, entry.declared or entry.spec),
             withheld,
             confined_by=IN_PROCESS if entry is None else entry.confined_by,
             blocking=entry is not None and entry.blocking,
