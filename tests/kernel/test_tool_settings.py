@@ -213,6 +213,37 @@ async def test_a_workspaces_own_file_sets_nothing_for_a_tool(tmp_path: Path) -> 
                 pass
 
 
+@pytest.mark.proves("R-04", "K-03")
+async def test_the_values_for_an_id_are_checked_by_the_tool_that_overrides_the_global_one(tmp_path: Path) -> None:
+    put_programs(tmp_path / "config" / "tools")
+    own = tmp_path / "config" / "agents" / "abroad"
+    put_programs(own / "tools")
+    (own / "agent.toml").write_text('id = "abroad"\n[tool_config.once]\nplace = "us"\n')
+    manifest = json.loads((own / "tools" / "once.json").read_text())
+    manifest["runtime"]["config"] = {"place": {"description": "Where", "default": "eu"}}
+    (own / "tools" / "once.json").write_text(json.dumps(manifest))
+    async with temporary_kernel(tmp_path, rules=["allow once"]) as kernel:
+        for _ in range(2):  # the second look finds what the first has judged
+            session = await kernel.session(agent="abroad")
+            assert (await session.call("once", {})).data == {"said": {"place": "us"}}
+            await kernel.reload()
+        assert await said(kernel, "once") == {"said": {"region": "eu"}}
+
+
+@pytest.mark.proves("K-11e")
+async def test_a_process_that_joined_brings_the_values_for_its_own_tools_and_no_limits(tmp_path: Path) -> None:
+    other = tmp_path / "other.toml"
+    other.write_text('[tools."weather.wind"]\ntimeout_ms = 900\n[tools."weather.wind".config]\nunits = "knots"\n')
+    state, rules = tmp_path / "state", ["allow weather.*"]
+    async with (
+        temporary_kernel(tmp_path, tools=TOOLS, rules=rules) as holder,
+        Kernel.open(tmp_path / "ws", tools=TOOLS, rules=rules, state=state, config=other) as joined,
+    ):
+        assert await said(joined, "weather.wind") == {"units": "knots"}
+        assert joined.generation.entries["weather.wind"].spec.timeout_ms == 60_000
+        assert await said(holder, "weather.wind") == {"units": "metric"}
+
+
 # ── limits ───────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -101,6 +101,10 @@ def load_generation(
         if source.foreign:
             problems = tuple(replace(fault, foreign=loaded.name) for fault in problems)
         (table.faults if fatal else table.quarantined).extend(problems)
+    for tool_id, (tool, unfit) in table.unfit.items():
+        row = table.rows.get(tool_id)
+        if row is not None and row.tool is tool:  # not where an agent's overrides it
+            table.faults += unfit
     table.answer_locked_ids([loaded.unheard for _, loaded in every if loaded.unheard is not None])
     table.faults += table.faults_in_aliases(aliases or {})
     if table.faults:
@@ -142,6 +146,8 @@ class _Table:
         self.approved: dict[str, Mapping[str, Definition]] = {}
         self.shipped: dict[str, str] = {}
         """Aliases of built-in tools."""
+        self.unfit: dict[str, tuple[Tool, list[Fault]]] = {}
+        """Of the operator's own tools, by id, what is set for each and that it does not take."""
         self.faults: list[Fault] = []
         self.quarantined: list[Fault] = []
 
@@ -184,9 +190,11 @@ class _Table:
         if faults or known.schema is None:
             return None
         spec, unfit = in_force(spec, self.conditions.of(spec.id))
-        if unfit:
+        if unfit and foreign is not None:
             problems += [replace(fault, tool=about) for fault in unfit]
             return None
+        if unfit:
+            self.unfit[spec.id] = (tool, unfit)
         if spec.only_its_command and spec.id in tier.unconfined:
             spec = replace(spec, only_its_command=False)  # nothing holds its programs to what was proved of the command
         withheld, status = verdict(spec, foreign, self._reasons(tool, spec, foreign))
