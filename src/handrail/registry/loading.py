@@ -242,7 +242,7 @@ class _Table:
         answering: Tool
         if entry is None:
             known = Generation(0, (), unheard=unheard).awaited(by)
-            close = nearest(by, self.rows, 1)
+            close = nearest(by, [one for one in self.rows if one not in _LOCKED], 1)
             hint = known or (f"did you mean {close[0]}?" if close else "handrail tools lists the ids")
             reasons = [
                 Reason("offline" if known else "error", f"{by} is to answer for it, and there is no such tool; {hint}")
