@@ -15,6 +15,7 @@ from handrail.contract.offering import Offering
 from handrail.contract.requires import Variables
 from handrail.contract.sandbox import Sandbox
 from handrail.contract.tool import Tool
+from handrail.contract.tool_settings import NamedSecret, ToolConfig, given_layer
 from handrail.origins import places
 from handrail.policy.agent_rules import rules_of_agent
 from handrail.policy.checking import specs_of
@@ -125,12 +126,14 @@ def sources_of(
     given: tuple[Tool, ...] = (),
     offerings: tuple[Offering, ...] = (),
     upstreams: Callable[[], Iterable[Source]] | None = None,
+    tool_config: ToolConfig | None = None,
 ) -> ToolSources:
     """Where an agent's tools come from.
 
     :param secrets: what they may be given
     :param given: tools given in code, as are ``offerings``
     :param upstreams: the MCP servers; None for what each listed the last time, to be looked at only
+    :param tool_config: values of tools' settings given in code; they are stronger than those of the agent and of files
     """
     looked_at = upstreams or (lambda: listed_sources(config, folders))
     (_, everybody), (_, of_agent) = config.tool_folders(checked.manifest.id)
@@ -143,7 +146,11 @@ def sources_of(
         checked,
         secrets,
         StoredPins(folders.state),
-        config.disabled,
+        (
+            *config.tool_settings,
+            given_layer(checked.source, checked.manifest.tool_config),
+            given_layer("Kernel.open", tool_config or {}, known=True),
+        ),
         offerings,
         _agent_tools(checked.manifest, config, folders),
         lambda: [*offered_sources(), *looked_at()],
@@ -188,7 +195,15 @@ def equipped(
 
 def as_configured(config: Configuration) -> SecretStore:
     """The names that are configured, for looking tools through: whether their values are to be had is not tried."""
-    return SecretStore(dict.fromkeys(config.settings.secrets, ""))
+    return SecretStore(dict.fromkeys(config.settings.secrets, "")).with_settings(named_secrets(config))
+
+
+def named_secrets(config: Configuration) -> dict[str, dict[str, str]]:
+    """By tool id, the secret that the configuration names for each setting."""
+    return {
+        tool: {key: given.secret for key, given in own.config.items() if isinstance(given, NamedSecret)}
+        for tool, own in config.settings.tools.items()
+    }
 
 
 def _nothing_runs(_: object) -> NoReturn:

@@ -15,7 +15,7 @@ from functools import partial
 from importlib.metadata import version
 from typing import Any, NamedTuple
 
-from handrail.agents import Appointed, appoint, equipped, sources_of
+from handrail.agents import Appointed, appoint, equipped, named_secrets, sources_of
 from handrail.arbiter.arbiter import Arbiter, Limits
 from handrail.arbiter.locks import LockTable
 from handrail.arbiter.output import Shaper
@@ -38,6 +38,7 @@ from handrail.contract.runtime import Runtime
 from handrail.contract.sandbox import Profile, Sandbox
 from handrail.contract.spec import ToolSpec
 from handrail.contract.tool import Tool
+from handrail.contract.tool_settings import ToolConfig
 from handrail.policy.authority import Authority
 from handrail.policy.capabilities import agent_layer, call_set, ceiling_layer
 from handrail.policy.checking import check_loaded, contradictions, specs_of
@@ -106,6 +107,7 @@ class Rooms:
         rules: Iterable[str | RuleEntry] = (),
         watchdogs: Iterable[Watchdog] = (),
         secrets: Mapping[str, str] | None = None,
+        tool_config: ToolConfig | None = None,
         mode: Mode | None = None,
         configured: Mode | None = None,
     ) -> Context:
@@ -114,6 +116,7 @@ class Rooms:
         :param tools: that it brings, as ``offerings``; without any it shares its agent's generations with others
         :param rules: session rules of all its sessions
         :param secrets: that it gave; without any it shares its agent's generations with others
+        :param tool_config: values of tools' settings that it gave; without any it shares its agent's generations with others
         :param mode: that its sessions begin in; None for its agent's, or ``configured``
         :param configured: by files; None for those of this process
         :raises LoadError: with every fault of the agent's manifest, of tools and rules
@@ -121,7 +124,7 @@ class Rooms:
         """
         given = (tuple(tools), tuple(offerings))
         texts = configured_rules(self.config, rules)
-        shared = given == ((), ()) and not secrets
+        shared = given == ((), ()) and not secrets and not tool_config
         store = self.secrets.with_values(secrets or {})
         appointed = appoint(self.config, agent, self.store.folders)
         before, shelf = self.shelves.get(agent, (None, None)) if shared else (None, None)
@@ -129,7 +132,7 @@ class Rooms:
             current = shelf.succession.current
             parsed = _together(*appointed.rules(current.entries, current.beyond, current), texts, current)
         else:
-            fresh, parsed = self._shelf(appointed, given, texts, store)
+            fresh, parsed = self._shelf(appointed, given, texts, store, tool_config)
             if shelf is not None:
                 self.outdated.append(shelf)
             if shared:
@@ -171,7 +174,12 @@ class Rooms:
                 ends.push_async_callback(shelf.succession.aclose)
 
     def _shelf(
-        self, appointed: Appointed, given: _Given, texts: Sequence[RuleText], secrets: SecretStore
+        self,
+        appointed: Appointed,
+        given: _Given,
+        texts: Sequence[RuleText],
+        secrets: SecretStore,
+        tool_config: ToolConfig | None,
     ) -> tuple[Shelf, list[Rule]]:
         workspace, further = str(self.store.folders.workspace), appointed.further
         variables = appointed.variables(self.variables)
@@ -204,6 +212,7 @@ class Rooms:
             secrets,
             *given,
             lambda: upstreams.sources,
+            tool_config,
         )
         generation, parsed = _loaded(sources, next(self.numbers), appointed, texts)
         shelf = Shelf(
@@ -237,9 +246,7 @@ async def assemble(store: Store, config: Configuration, secrets: Mapping[str, st
     settings, folders = config.settings, store.folders
     # What tools may reach of the outputs; which of them a session does reach is a matter of its rules and roots.
     variables = Variables(workspace=(str(folders.workspace),), ad_hoc=(str(folders.outputs),))
-    known = (await resolve(settings.secrets, os.environ)).with_settings(
-        {tool: {key: named.secret for key, named in own.config.items()} for tool, own in settings.tools.items()}
-    )
+    known = (await resolve(settings.secrets, os.environ)).with_settings(named_secrets(config))
     redactor, known = _registered(known, secrets)
     approvals = settings.approvals
     lasting = Lifetimes(int(approvals.request_days * 24 * HOUR_NS), int(approvals.grant_hours * HOUR_NS))

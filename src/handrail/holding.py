@@ -31,6 +31,7 @@ from handrail.contract.rule_texts import RuleEntry
 from handrail.contract.runtime import ClientContext
 from handrail.contract.sandbox import Tier
 from handrail.contract.tool import Tool
+from handrail.contract.tool_settings import ToolConfig
 from handrail.held_sessions import HeldSessions
 from handrail.joining import approvals, jobs, mirror
 from handrail.joining.handshake import PROTOCOL
@@ -41,7 +42,7 @@ from handrail.policy.authority import Authority
 from handrail.policy.modes import Mode
 from handrail.policy.rules import RuleBook
 from handrail.record.log import CommitLog, Interrupted
-from handrail.registry.generation import Difference, Generation
+from handrail.registry.generation import Difference, Generation, ToolStatus
 from handrail.runtime.roots import Roots
 from handrail.session.arrivals import Arrivals
 from handrail.session.context import Context
@@ -189,6 +190,7 @@ class HeldKernel(Kernel):
             roots=Roots(self.workdir, (), context.further),
             headless=headless,
             origin=origin,
+            behind=entry.behind,
         )
 
     async def find(
@@ -201,6 +203,16 @@ class HeldKernel(Kernel):
     async def find_in(self, context: Context, query: str, **how: Any) -> Findings:
         """As :meth:`Kernel.find`, among the tools of ``context``."""
         return await Interaction("", context.catalog, finder=self.rooms.finder).find(context.generation, query, **how)
+
+    async def tool_statuses(self) -> Sequence[ToolStatus]:
+        if self.successor is not None:
+            return await self.successor.tool_statuses()
+        return self.statuses_in(self.own)
+
+    def statuses_in(self, context: Context) -> Sequence[ToolStatus]:
+        """As :meth:`Kernel.tool_statuses`, of the tools of ``context``."""
+        found = {source.name: source.unreachable() for source in self.rooms.upstreams.sources}
+        return context.generation.statuses({name: reason for name, reason in found.items() if reason})
 
     async def session(
         self,
@@ -274,8 +286,10 @@ class HeldKernel(Kernel):
         rules: Iterable[str | RuleEntry],
         mode: Mode | None,
         configured: Mode | None,
+        tool_config: ToolConfig,
     ) -> Context:
-        return self.rooms.context(agent, tools=tools, rules=rules, mode=mode, configured=configured)
+        how: dict[str, Any] = {"mode": mode, "configured": configured, "tool_config": tool_config}
+        return self.rooms.context(agent, tools=tools, rules=rules, **how)
 
     async def open_session(self, opening: Opening, id: str | None = None) -> HeldSession:
         return await self.sessions.open(opening, id)

@@ -26,6 +26,7 @@ from handrail.contract.rule_texts import as_data
 from handrail.contract.runtime import ClientContext
 from handrail.contract.sandbox import Tier
 from handrail.contract.tool import Tool
+from handrail.contract.tool_settings import ToolConfig
 from handrail.holding import hold
 from handrail.joining import mirror
 from handrail.joining.approvals import JoinedApprovals
@@ -46,7 +47,7 @@ from handrail.policy.modes import given
 from handrail.policy.rules import RuleBook
 from handrail.record.log import Interrupted
 from handrail.record.reading import LogReader
-from handrail.registry.generation import Difference, Generation
+from handrail.registry.generation import Difference, Generation, ToolStatus
 from handrail.runtime.secrets import SecretStore
 from handrail.runtime.session_doors import NOBODY_TO_ASK
 from handrail.session.session import new_session_id
@@ -121,6 +122,7 @@ class JoinedKernel(Kernel):
             "mode": brought.mode,
             "configured_mode": self._config.settings.mode,
             "secrets": dict(brought.secrets or {}),
+            "tool_config": {tool: dict(config) for tool, config in brought.tool_config.items()},
             "tools": self._described,
         }
 
@@ -260,6 +262,9 @@ class JoinedKernel(Kernel):
         body: dict[str, Any] = {"query": query, "limit": limit, "by_words": by_words}
         body["patience_ms"] = None if patience_s is None else round(patience_s * 1000)
         return findings(await self.membership.request("find", body, repeatable=True))
+
+    async def tool_statuses(self) -> Sequence[ToolStatus]:
+        return mirror.statuses_of(await self.membership.request("statuses", {}, repeatable=True))
 
     async def session(
         self,
@@ -413,6 +418,18 @@ async def _secrets_of(brought: Brought, settings: Configuration) -> Mapping[str,
     return {**known.chosen(known.names), **given}
 
 
+def _config_of(brought: Brought, settings: Configuration) -> ToolConfig:
+    """The values of settings that were given, and those that this process has configured for the tools it brings."""
+    tools = {found.tool.spec.id for found in usable(brought.tools)}
+    merged: dict[str, dict[str, str]] = {}
+    for tool in tools & settings.settings.tools.keys():
+        config = settings.settings.tools[tool].config
+        merged[tool] = {key: given for key, given in config.items() if isinstance(given, str)}
+    for tool, config in brought.tool_config.items():
+        merged[tool] = {**merged.get(tool, {}), **config}
+    return {tool: config for tool, config in merged.items() if config}
+
+
 @asynccontextmanager
 async def join(
     held: WorkspaceHeld,
@@ -438,7 +455,7 @@ async def join(
         rules=(*(rule.entry for rule in settings.brought_rules), *brought.rules),
         mode=brought.mode or settings.given_mode,
     )
-    brought = replace(brought, secrets=await _secrets_of(brought, settings))
+    brought = replace(brought, secrets=await _secrets_of(brought, settings), tool_config=_config_of(brought, settings))
     own = Brought(brought.face, settings=brought.settings)
     successor = Successor(workspace, state, config, own, allow_home=allow_home)
     with redacted_logs(redactor_of(brought.secrets)):

@@ -26,6 +26,7 @@ from handrail.contract.runtime import ClientContext
 from handrail.contract.sandbox import Tier
 from handrail.contract.session import Session
 from handrail.contract.tool import Tool
+from handrail.contract.tool_settings import ToolConfig
 from handrail.origins.imports import opened
 from handrail.policy.external import ExternalWatchdog
 from handrail.policy.modes import given
@@ -33,7 +34,7 @@ from handrail.policy.rules import RuleBook
 from handrail.policy.watchdog import Watchdog
 from handrail.record.log import Interrupted
 from handrail.record.reading import LogReader
-from handrail.registry.generation import Difference, Generation
+from handrail.registry.generation import Difference, Generation, ToolStatus
 
 if TYPE_CHECKING:
     from handrail.doctor import Check
@@ -86,10 +87,11 @@ class Brought:
     settings: tuple[str, ...] = ()
     mode: Mode | None = None
     """None: the agent's, or the configured one."""
+    tool_config: ToolConfig = field(default_factory=dict[str, Mapping[str, str]])
 
     def for_context(self) -> dict[str, Any]:
         """What the contexts of its sessions are made with, by name."""
-        names = ("tools", "offerings", "rules", "watchdogs", "secrets", "mode")
+        names = ("tools", "offerings", "rules", "watchdogs", "secrets", "tool_config", "mode")
         return {name: getattr(self, name) for name in names}
 
 
@@ -105,6 +107,7 @@ class Kernel(ABC):
         offerings: Iterable[Offering] = (),
         rules: Iterable[AnyRule] = (),
         secrets: Mapping[str, str] | None = None,
+        tool_config: Mapping[str, Mapping[str, str]] | None = None,
         state: Folder | None = None,
         config: Folder | None = None,
         watchdogs: Iterable[Watchdog] = (),
@@ -123,6 +126,8 @@ class Kernel(ABC):
         :param rules: session rules, as ``"allow bash git status"``, or with examples, as ``{"rule": "…", "match": ["…"]}``
         :param secrets: name to value; tools of this process may be given those that they declare, and the values are
             redacted wherever they appear
+        :param tool_config: by tool id, values of the settings that the tool declares and that are not secret. They hold for
+            the sessions of this process, before those of the agent's manifest and of the configuration
         :param state: where state is kept instead of the platform's state folder
         :param config: the configuration file instead of the platform's
         :param watchdogs: see every call before it runs, in this order, and can only narrow
@@ -149,6 +154,7 @@ class Kernel(ABC):
             several("offerings", offerings),
             several("settings", settings),
             given(mode),
+            values_of_tools(tool_config),
         )
         from handrail.store.folders import workspace_folder
 
@@ -259,6 +265,11 @@ class Kernel(ABC):
         """
 
     @abstractmethod
+    async def tool_statuses(self) -> Sequence[ToolStatus]:
+        """The status of each tool of :attr:`generation` with the reason why it is not ready, and of what foreign sources offer
+        beside them: tools that could not be taken, and servers that nobody can reach."""
+
+    @abstractmethod
     async def session(
         self,
         id: str | None = None,
@@ -323,6 +334,30 @@ def several(name: str, values: Iterable[T]) -> tuple[T, ...]:
     if isinstance(one, (str, bytes, Mapping)) or not isinstance(one, Iterable):
         raise UsageError(f"{name}={one!r} is no list; write {name}=[…], with each {name.removesuffix('s')} in it")
     return tuple(values)
+
+
+def values_of_tools(given: Mapping[str, Mapping[str, str]] | None) -> ToolConfig:
+    """The ``tool_config`` of a program, as it is now. Whether the tools take it is checked where they are known.
+
+    :raises UsageError: for anything but texts by their keys, by the ids of tools
+    """
+    expected = 'expected {"TOOL ID": {"KEY": "VALUE"}}'
+    if not isinstance(cast("object", given), Mapping | None):
+        raise UsageError(f"tool_config={given!r:.80} is no mapping; {expected}")
+    for tool, config in (given or {}).items():
+        if not isinstance(cast("object", tool), str) or not isinstance(cast("object", config), Mapping):
+            raise UsageError(f"tool_config[{tool!r:.80}] is no mapping; {expected}")
+        for key, value in config.items():
+            if not isinstance(cast("object", key), str) or not isinstance(cast("object", value), str):
+                kind = type(cast("object", value)).__name__
+                raise UsageError(
+                    f"tool_config[{tool!r:.80}][{key!r:.80}] is {kind}, and every value is text; {expected}"
+                )
+            try:
+                f"{tool}{key}{value}".encode()
+            except UnicodeEncodeError:
+                raise UsageError(f"tool_config[{tool!r:.80}][{key!r:.80}] holds half a character; {expected}") from None
+    return {tool: dict(config) for tool, config in (given or {}).items()}
 
 
 def _callable(watchdogs: tuple[Watchdog, ...]) -> tuple[Watchdog, ...]:

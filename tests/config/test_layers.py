@@ -14,6 +14,7 @@ from handrail.config.given import OTHERS, variable
 from handrail.config.mcp import McpServe
 from handrail.config.settings import keys
 from handrail.contract.errors import LoadError, UsageError
+from handrail.contract.tool_settings import ToolSettings
 
 pytestmark = pytest.mark.proves("F-11")
 
@@ -183,7 +184,7 @@ def test_every_setting_has_a_variable_and_a_flag(layers: Layers) -> None:
         ),
         "tools": (
             '{"mail.send" = {config = {password = {secret = "MAIL"}}}}',
-            {"mail.send": {"enabled": True, "config": {"password": {"secret": "MAIL"}}}},
+            {"mail.send": {**ToolSettings().model_dump(), "config": {"password": {"secret": "MAIL"}}}},
         ),
         "secrets": ('{A = {env = "B"}}', {"A": {"env": "B", "file": None, "command": None}}),
     }
@@ -196,7 +197,8 @@ def test_every_setting_has_a_variable_and_a_flag(layers: Layers) -> None:
             if key == "ceiling":
                 node = node["fs"]["read"]
             assert node == (list(expected) if isinstance(expected, tuple) else expected), key
-            (value,) = [one for one in config.values if one.key == key and not one.not_in_force]
+            of = 'tools."mail.send".config.password' if key == "tools" else key
+            (value,) = [one for one in config.values if one.key == of and not one.not_in_force]
             assert str(value.origin) in (variable(key), f"--set {key}")
 
 
@@ -250,3 +252,50 @@ def test_a_path_that_climbs_is_what_it_is_by_its_name_and_no_link_on_its_way_lea
     found = load(tmp_path / "ws" / "sub" / ".." / ".." / "mine" / "handrail.toml", environment={})
     assert found.settings.mode == "plan" and found.file == tmp_path / "mine" / "handrail.toml"
     check_apart(found, tmp_path / "ws")
+
+
+@pytest.mark.proves("F-11", "O-01")
+def test_each_setting_of_each_tool_is_overridden_by_itself_and_keeps_its_place(layers: Layers) -> None:
+    layers.config.write_text(
+        '[tools.glob]\nenabled = false\nmax_entries = 5\n[tools."mail.send".config]\nsender = "ann"\nhost = "a"\n'
+    )
+    environment = {"HANDRAIL_TOOLS": '{"mail.send" = {config = {host = "b"}}}'}
+    flags = ["tools.glob.max_entries=9", 'tools."mail.send".config.port=25', "tools.'mail.send'.timeout_ms=900"]
+    config = layers.load(environment, flags)
+    tools = config.settings.tools
+    assert (tools["glob"].enabled, tools["glob"].max_entries) == (False, 9)
+    assert tools["mail.send"].config == {"sender": "ann", "host": "b", "port": "25"}
+    assert tools["mail.send"].timeout_ms == 900
+    places = {one.key: str(one.origin) for one in config.values if one.key.startswith("tools") and not one.not_in_force}
+    assert places == {
+        "tools.glob.enabled": f"{layers.config}:2",
+        "tools.glob.max_entries": "--set tools.glob.max_entries",
+        'tools."mail.send".config.sender': f"{layers.config}:5",
+        'tools."mail.send".config.host': "HANDRAIL_TOOLS",
+        'tools."mail.send".config.port': '--set tools."mail.send".config.port',
+        'tools."mail.send".timeout_ms': '--set tools."mail.send".timeout_ms',
+    }
+    overridden = [one for one in config.values if one.key == "tools.glob.max_entries" and one.not_in_force]
+    assert [(one.value, str(one.origin)) for one in overridden] == [(5, f"{layers.config}:3")]
+
+
+@pytest.mark.parametrize(
+    ("flag", "problem"),
+    [
+        ("tools.glob.max_entries=0", "greater than or equal to 1"),
+        ("tools.glob.max_entry=5", "did you mean 'max_entries'"),
+        ("tools.mail.send.timeout_ms=500", "written in quotes"),
+        ("tools.glob=5", "unknown key"),
+        ('tools."glob.max_entries=5', "unknown key"),
+        ("tools..x=5", "unknown key"),
+        ('tools."a"=1\nx."b"=5', "unknown key"),
+    ],
+)
+def test_a_flag_that_sets_nothing_a_tool_has_is_refused(layers: Layers, flag: str, problem: str) -> None:
+    faults = layers.faults(flags=[flag])
+    assert len(faults) == 1 and problem in faults[0], faults
+
+
+def test_a_table_of_tools_and_a_setting_of_one_are_not_both_given_as_flags(layers: Layers) -> None:
+    (fault,) = layers.faults(flags=["tools=5", "tools.glob.max_entries=5"])[:1]
+    assert "is no table" in fault or "set to what" in fault

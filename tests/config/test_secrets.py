@@ -44,15 +44,18 @@ def test_an_entry_that_is_no_reference_is_refused_without_repeating_it(layers: L
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        (f'[tools."mail.send".config]\npassword = "{VALUE}"\n', "names no secret"),
-        (f'[tools."mail.send".config]\npassword = {{ secret = "A", value = "{VALUE}" }}\n', "names no secret"),
-        ("[tools.mail.config]\npassword = { secret = 31337 }\n", "names no secret"),
-        (f'[tools."mail.send"]\npassword = "{VALUE}"\n', "no table of enabled and config"),
+        (
+            f'[tools."mail.send".config]\npassword = {{ secret = "A", value = "{VALUE}" }}\n',
+            "neither text nor the name of a secret",
+        ),
+        ("[tools.mail.config]\npassword = { secret = 31337 }\n", "neither text nor the name of a secret"),
+        ("[tools.mail.config]\npassword = 31337\n", "is not text; a setting's value is written in quotes"),
+        (f'[tools."mail.send"]\npassword = "{VALUE}"\n', "unknown key; there are enabled, config"),
         (f'[tools.mail.send.config]\npassword = {{ secret = "{VALUE}" }}\n', "written in quotes"),
         (f'tools = "{VALUE}"\n', "no table"),
     ],
 )
-def test_a_setting_of_a_tool_that_names_no_secret_is_refused_without_repeating_it(
+def test_a_setting_of_a_tool_that_is_neither_text_nor_a_secrets_name_is_refused_without_repeating_it(
     layers: Layers, text: str, why: str
 ) -> None:
     layers.config.write_text(text)

@@ -66,3 +66,32 @@ def test_rules_of_the_configuration_that_keep_a_start_back_are_told_once_as_the_
         assert finding["text"] in started.err
     config.write_text('rules = ["allow bash git status"]\n')
     assert here("lint", "--config", str(config)).code == 0
+
+
+@pytest.mark.proves("K-12", "K-03")
+def test_what_is_set_for_tools_is_checked_without_a_path(handrail: Program, here: Here) -> None:
+    config, tools = handrail.config / "handrail.toml", handrail.config / "tools"
+    tools.mkdir(parents=True, mode=0o755)
+    schema = '{"station": {"description": "Its number"}, "token": {"description": "Of the account", "secret": true}}'
+    (tools / "weather.py").write_text(
+        "import json\n"
+        'METADATA = {"description": "Give the weather at the station.", "parameters": {}, "side_effect": "read", "locks": [],\n'
+        f'            "config_schema": {schema.replace("true", "True")}}}\n\n'
+        "def execute(topic, params, config=None): ...\n"
+    )
+    config.write_text("")
+    missing = here("lint", "--config", str(config), "--json")
+    (finding,) = [one for one in json.loads(missing.out)["findings"] if one["severity"] == "warning"]
+    assert finding["tool"] == "weather" and 'add station = "…" under [tools."weather".config]' in finding["text"]
+    assert 'add token = { secret = "…" }' in finding["text"]
+    whole = '[secrets]\nT = { env = "T" }\n[tools.weather.config]\nstation = "7"\ntoken = { secret = "T" }\n'
+    config.write_text(whole)
+    assert json.loads(here("lint", "--config", str(config), "--json").out)["findings"] == []
+    config.write_text(f"{whole}sation = '8'\n[tools.wether]\nmax_output = 2000\n")
+    wrong = here("lint", "--config", str(config), "--json")
+    assert wrong.code == 1
+    (fault,) = [one for one in json.loads(wrong.out)["findings"] if one["severity"] == "error"]
+    assert fault["source"] == f"{config}:6" and "unknown key; did you mean 'station'?" in fault["text"]
+    config.write_text(f"{whole}[tools.wether]\nmax_output = 2000\n")
+    (unknown,) = json.loads(here("lint", "--config", str(config), "--json").out)["findings"]
+    assert (unknown["severity"], unknown["source"]) == ("warning", f"{config}:7") and "'wether'" in unknown["text"]

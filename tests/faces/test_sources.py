@@ -174,3 +174,31 @@ def test_only_what_was_reviewed_is_approved_by_its_hash(
     assert here("sources", "approve", "weather", "--json").code == 0
     for misplaced in (("sources", "--hash", known), ("sources", "forget", "weather", "--hash", known)):
         assert here(*misplaced).code == 2
+
+
+@pytest.mark.proves("R-11")
+def test_tools_shows_the_status_of_each_with_the_reason(here: Here, says: Path, tmp_path: Path) -> None:
+    config = tmp_path / "handrail.toml"
+    config.write_text('[tools.glob]\nenabled = false\nmax_entries = 7\n[tools.web_search]\nanswered_by = "no.such"\n')
+    listed = json.loads(here("tools", "--json", "--config", str(config)).out)
+    tools = {one["id"]: one for one in listed["tools"]}
+    assert (tools["read"]["status"], tools["read"]["reason"]) == ("system", None)
+    assert tools["glob"]["status"] == "disabled" and "enabled = false" in tools["glob"]["reason"]
+    assert tools["glob"]["runtime"]["max_entries"] == 7
+    assert (
+        tools["weather_now"]["status"] == "quarantined" and "handrail sources review" in tools["weather_now"]["reason"]
+    )
+    assert tools["web_search"]["status"] == "error" and "no.such" in tools["web_search"]["reason"]
+    shown = {line.split()[0]: line for line in here("tools", "--config", str(config)).out.splitlines()}
+    assert shown["read"].split()[1] == "system" and shown["glob"].split()[1] == "disabled"
+    assert shown["weather_now"].split()[1] == "quarantined" and "handrail sources review" in shown["weather_now"]
+
+
+@pytest.mark.proves("R-11", "R-07")
+def test_tools_shows_what_a_source_offers_and_is_not_taken(here: Here, says: Path) -> None:
+    says.write_text("Rain\u202e.")
+    (row,) = json.loads(here("tools", "--json").out)["others"]
+    assert (row["tool"], row["status"], row["source"]) == ("weather_now", "quarantined", "weather")
+    assert "U+202E" in row["reason"]
+    (line,) = [one for one in here("tools").out.splitlines() if one.startswith("weather_now")]
+    assert line.split()[1:3] == ["quarantined", "weather"] and "U+202E" in line

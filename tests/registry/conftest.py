@@ -24,12 +24,18 @@ from handrail.contract.sandbox import Attempt, Profile, Tier
 from handrail.contract.skills import Skills
 from handrail.contract.spec import ToolSpec
 from handrail.contract.tool import Tool
+from handrail.contract.tool_settings import SettingsLayer, ToolSettings
 from handrail.registry.sources.executables import Confinement
 from handrail.runtime.roots import May, Roots
 from handrail.runtime.surface import CallRuntime, Surroundings
 from handrail.sandbox import tiers
 
 CONFINING = Tier("bubblewrap", "as if")
+
+
+def turned_off(*tools: str) -> SettingsLayer:
+    """An operator's settings that turn these tools off."""
+    return SettingsLayer("handrail.toml:1", {tool: ToolSettings(enabled=False) for tool in tools})
 
 
 class Simple(Tool):

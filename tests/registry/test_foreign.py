@@ -17,6 +17,7 @@ from handrail.contract.errors import Fault, LoadError
 from handrail.contract.names import FACE_IDS
 from handrail.contract.sandbox import Tier
 from handrail.contract.spec import ToolSpec
+from handrail.contract.tool_settings import SettingsLayer
 from handrail.registry.generation import Entry, Generation
 from handrail.registry.loading import load_generation
 from handrail.registry.pins import Definition, Review, StoredPins, reviews
@@ -26,14 +27,14 @@ from handrail.registry.sources.python import PythonSource
 from handrail.registry.sources.source import Source
 from handrail.testing.sources import ForeignSource
 
-from .conftest import CONFINING, Simple
+from .conftest import CONFINING, Simple, turned_off
 
 
 def load(
-    *sources: Source, pins: StoredPins | None = None, disabled: Sequence[str] = (), tier: Tier = CONFINING
+    *sources: Source, pins: StoredPins | None = None, settings: Sequence[SettingsLayer] = (), tier: Tier = CONFINING
 ) -> Generation:
     more: dict[str, Any] = {} if pins is None else {"pins": pins}
-    return load_generation(sources, tier=tier, disabled=disabled, **more)
+    return load_generation(sources, tier=tier, settings=settings, **more)
 
 
 def entry(generation: Generation, tool_id: str) -> Entry:
@@ -251,7 +252,7 @@ def test_each_tool_has_a_status_with_its_reason(pins: StoredPins) -> None:
     source = ForeignSource("s", [Simple("connected"), Simple("off")])
     pins.approve("s", [Definition.of(source.tools[0].spec)])
     mine = (Simple("plain"), Simple("keyed", secrets=("TOKEN",)), Simple("out"), Simple("later", cancellable="process"))
-    generation = load(PythonSource(mine), source, pins=pins, disabled=["out", "no such tool"])
+    generation = load(PythonSource(mine), source, pins=pins, settings=[turned_off("out", "no such tool")])
     found = {tool_id: (one.status, one.withheld) for tool_id, one in generation.entries.items()}
     assert found["plain"] == ("system", None)
     assert found["connected"] == ("connected", None)

@@ -166,7 +166,10 @@ def test_aliases_are_checked_against_all_names() -> None:
             {"config": {"key": ConfigKey("k", secret=True)}},
             "it has secret settings without a value: key (nobody set it",
         ),
-        ({"config": {"a": ConfigKey("a"), "b": ConfigKey("b", default="x")}}, "settings that have no default (a)"),
+        (
+            {"config": {"a": ConfigKey("a"), "b": ConfigKey("b", default="x")}},
+            'settings without a value: a (a; add a = "…" under [tools."run".config] of handrail.toml)',
+        ),
     ],
 )
 @pytest.mark.proves("R-01", "K-03")

@@ -13,6 +13,7 @@ from handrail.contract.errors import LoadError
 from handrail.contract.requires import Requires, ShellRequires
 from handrail.contract.sandbox import Tier
 from handrail.contract.tool import Tool
+from handrail.contract.tool_settings import SettingsLayer
 from handrail.registry.generation import Entry, Generation
 from handrail.registry.loading import Memory, load_generation
 from handrail.registry.pins import Definition, StoredPins
@@ -20,7 +21,7 @@ from handrail.registry.sources.source import Found, Loaded, Rank, Source
 from handrail.runtime.secrets import SecretStore
 from handrail.testing.sources import ForeignSource
 
-from .conftest import CONFINING, Simple
+from .conftest import CONFINING, Simple, turned_off
 
 pytestmark = pytest.mark.proves("R-06")
 
@@ -64,7 +65,7 @@ def test_a_tool_that_was_given_another_spec_is_judged_again() -> None:
 @pytest.mark.parametrize(
     ("changed", "withheld"),
     [
-        ({"disabled": ["a"]}, "its operator has put it out"),
+        ({"settings": [turned_off("a")]}, "its operator has put it out"),
         ({"secrets": SecretStore({"other": "x"})}, "secrets that are not known"),
         ({"tier": Tier("none", "no sandbox")}, "cannot be confined"),
     ],
@@ -124,16 +125,16 @@ def test_a_second_look_comes_to_what_a_first_would(
     sources: list[Source] = [own, x, y]
     for held, x.tools, y.tools, put_out in looks:
         own.tools = tuple(held)
-        disabled = ["a"] if put_out else []
-        assert outcome(memory, sources, disabled) == outcome(None, sources, disabled)
+        settings = [turned_off("a")] if put_out else []
+        assert outcome(memory, sources, settings) == outcome(None, sources, settings)
 
 
-def outcome(memory: Memory | None, sources: list[Source], disabled: list[str]) -> object:
+def outcome(memory: Memory | None, sources: list[Source], settings: list[SettingsLayer]) -> object:
     def plain(entry: Entry) -> object:
         return entry.id, entry.tool, entry.source, entry.withheld, entry.status, entry.untrusted, entry.foreign
 
     try:
-        generation = load(memory, *sources, disabled=disabled)
+        generation = load(memory, *sources, settings=settings)
     except LoadError as error:
         return [str(fault) for fault in error.faults]
     return list(map(plain, generation.entries.values())), [str(fault) for fault in generation.quarantined]

@@ -237,6 +237,8 @@ class Arbiter:
         if (entry := call.entry) is not None:
             body["definition"] = entry.definition_hash
             body["side_effect"] = entry.spec.side_effect
+            if entry.behind is not None:
+                body["answered_by"] = entry.behind.id
         if call.proposed.provider_id is not None:
             body["provider_id"] = call.proposed.provider_id
         if call.parent is not None:

@@ -135,6 +135,7 @@ class Authorisation:
             roots=lane.around.roots,
             parent=None if caller is None or caller.verdict is None else caller.verdict.capabilities,
             origin=origin,
+            behind=call.entry.behind,
         )
 
     def _judged_in_its_place(self, call: Call) -> Verdict:

@@ -134,7 +134,8 @@ def check_changed(
     :raises ToolError: ``invalid_input`` where the tool does not take them, ``denied`` where a rule denies them
     """
     arguments = entry.admitted(dict(given))
-    verdict = authority.judge(entry.spec, arguments, rules=rules, roots=roots, origin=entry.tool.origin)
+    origin, behind = entry.tool.origin, entry.behind
+    verdict = authority.judge(entry.spec, arguments, rules=rules, roots=roots, origin=origin, behind=behind)
     if verdict.action == "deny":
         raise ToolError(verdict.reason, kind="denied")
     return verdict

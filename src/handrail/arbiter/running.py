@@ -102,7 +102,9 @@ class ToolRuns:
                 budget_ms = min(budget_ms, arguments.get(spec.timeout_argument, budget_ms))
             call.started_ns = time.monotonic_ns()
             if not isinstance(tool, FunctionTool) or tool.takes_runtime:
-                runtime = CallRuntime(spec, call.id, call.lane.around, verdict.capabilities, _Doors(self, call))
+                runtime = CallRuntime(
+                    entry.behind or spec, call.id, call.lane.around, verdict.capabilities, _Doors(self, call)
+                )
                 runtime.read_only = call.read_only
                 runtime.as_argv = argv_of
         try:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, cast
 
 from handrail.config.layers import Kind, Layer
 from handrail.config.reading import unsayable
-from handrail.config.settings import LISTS, keys
+from handrail.config.settings import LISTS, key_of, keys, path_of
 from handrail.contract.errors import Fault, UsageError
 from handrail.contract.names import nearest
+from handrail.contract.schema import path_text
 
 PREFIX = "HANDRAIL_"
 _PROGRAMS = ("STATE", "HEADLESS", "DEBUG", "MODEL")
@@ -63,10 +64,22 @@ def of_flags(flags: Iterable[str]) -> tuple[Layer, list[Fault]]:
         if key in known:
             layer.add(key, value.strip(), f"--set {key}")
             continue
+        if (of_tool := _of_tool(key)) is not None:
+            layer.add(of_tool, value.strip(), f"--set {of_tool}")
+            continue
         near = nearest(key, known, 1)
         hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
         layer.faults.append(Fault(f"--set {key}", "", f"unknown key; {hint}"))
     return layer.made(), layer.faults
+
+
+def _of_tool(key: str) -> str | None:
+    """``key`` in its one spelling where it names a setting of a tool, as in ``tools."mail.send".timeout_ms``."""
+    try:
+        path = path_of(key)
+    except ValueError:
+        return None
+    return key_of(path) if path[0] == "tools" and len(path) > 2 else None
 
 
 class _Given:
@@ -77,19 +90,26 @@ class _Given:
         self.faults: list[Fault] = []
 
     def add(self, key: str, text: str, place: str) -> None:
+        path = path_of(key)
         value = _rules(text) if key == "rules" else text if key in _TEXT else _value(text)
+        if path[0] == "tools" and path[2:3] == ("config",) and isinstance(value, (bool, int, float)):
+            value = text  # a tool's settings are texts
         if problems := unsayable(value):
             self.faults += [Fault(place, where, problem) for where, problem in problems]
             return
-        *outer, last = key.split(".")
+        *outer, last = path
         table = self._table
         for part in outer:
-            table = table.setdefault(part, {})
+            inner = table.setdefault(part, {})
+            if not isinstance(inner, dict):
+                self.faults.append(Fault(place, "", f"{part} is set to what is no table; give one of the two"))
+                return
+            table = cast("dict[str, Any]", inner)
         if key in LISTS and isinstance(value, list) and isinstance(table.get(last), list):
             table[last] += value
         else:
             table[last] = value
-        self._places[key] = place
+        self._places[path_text(path)] = place
 
     def made(self) -> Layer:
         return Layer(self._kind, self._table, self._place)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal, cast
 
 from handrail.config.secrets import faults_in_secrets, faults_in_tools
-from handrail.config.settings import LISTS, Settings, keys
+from handrail.config.settings import LISTS, Settings, key_of, keys, path_of
 from handrail.contract.checked import faults_of
 from handrail.contract.errors import Fault
 from handrail.contract.modes import MODES, Mode
+from handrail.contract.schema import path_text
 
 Kind = Literal["default", "configuration", "workspace", "environment", "flag"]
 
@@ -87,7 +88,7 @@ class Layer:
     def get(self, key: str) -> tuple[Any] | None:
         """The value of a key in a tuple of its own, or None."""
         node: Any = self.table
-        for part in key.split("."):
+        for part in path_of(key):
             if not isinstance(node, Mapping) or part not in node:
                 return None
             node = cast("Mapping[str, Any]", node)[part]
@@ -101,13 +102,31 @@ def merged(layers: Sequence[Layer]) -> tuple[Settings, tuple[Value, ...]]:
     """
     values: list[Value] = []
     table: dict[str, Any] = {}
-    for key in keys():
+    for key in _given_keys(layers):
         found = _items(layers, key) if key in LISTS else _candidates(layers, key)
         values += found
         in_force = [value.value for value in found if not value.not_in_force and value.origin.kind != "default"]
         if in_force:
             _put(table, key, in_force if key in LISTS else in_force[-1])
     return Settings.model_validate_json(json.dumps(table), strict=True), tuple(values)
+
+
+def _given_keys(layers: Sequence[Layer]) -> Iterator[str]:
+    """Every setting, and in the place of ``tools`` each setting of each tool that a layer names: what one layer sets for
+    a tool leaves what another one sets."""
+    for key in keys():
+        of_tools = dict.fromkeys(inner for layer in layers for inner in _of_tools(layer)) if key == "tools" else ()
+        yield from of_tools or (key,)
+
+
+def _of_tools(layer: Layer) -> Iterator[str]:
+    tools: Mapping[str, Mapping[str, Any]] = (layer.get("tools") or ({},))[0]
+    for tool, settings in tools.items():
+        for name, value in settings.items():
+            config: Mapping[str, Any] = value if name == "config" else {}
+            yield from (key_of(("tools", tool, name, key)) for key in config)
+            if name != "config":
+                yield key_of(("tools", tool, name))
 
 
 def _items(layers: Sequence[Layer], key: str) -> list[Value]:
@@ -133,7 +152,7 @@ def _candidates(layers: Sequence[Layer], key: str) -> list[Value]:
             reason = (
                 f"the ceiling of this machine stands ({found[holding].origin}); a workspace's file cannot change it"
             )
-        found.append(Value(key, given[0], Origin(layer.kind, layer.place(key)), reason))
+        found.append(Value(key, given[0], Origin(layer.kind, layer.place(path_text(path_of(key)))), reason))
         if not reason:
             holding = len(found) - 1
     over = found[holding].origin
@@ -152,8 +171,8 @@ def _narrows(mode: str, than: str) -> bool:
 
 def _default(key: str) -> Any:
     node: Any = _defaults()
-    for part in key.split("."):
-        node = node[part]
+    for part in path_of(key):
+        node = node.get(part, {})
     return copy.deepcopy(node)
 
 
@@ -163,7 +182,7 @@ def _defaults() -> dict[str, Any]:
 
 
 def _put(table: dict[str, Any], key: str, value: Any) -> None:
-    *outer, last = key.split(".")
+    *outer, last = path_of(key)
     for part in outer:
         table = table.setdefault(part, {})
     table[last] = value

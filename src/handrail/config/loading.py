@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from handrail.config import given, workspace
 from handrail.config.layers import Layer, Value, merged
 from handrail.config.reading import content_of, parsed
-from handrail.config.settings import FILE_NAME, Settings
+from handrail.config.settings import FILE_NAME, Settings, path_of
 from handrail.contract.errors import Fault, LoadError
 from handrail.contract.modes import Mode
 from handrail.contract.rule_texts import RuleEntry, entry_of
+from handrail.contract.tool_settings import SettingsLayer, ToolSettings
 
 if TYPE_CHECKING:
     from handrail.store.folders import Folders
@@ -65,9 +66,16 @@ class Configuration:
         return (("global", self.folder / "tools"), ("agent", self.folder / "agents" / agent / "tools"))
 
     @property
-    def disabled(self) -> frozenset[str]:
-        """The ids of the tools that the operator has put out."""
-        return frozenset(tool_id for tool_id, own in self.settings.tools.items() if not own.enabled)
+    def tool_settings(self) -> tuple[SettingsLayer, ...]:
+        """What is set for tools, each setting as a layer of its place."""
+        found: list[SettingsLayer] = []
+        for value in self.values:
+            path = path_of(value.key)
+            if path[0] == "tools" and len(path) > 2 and not value.not_in_force:
+                _, tool, name, *key = path
+                one = {"config": {key[0]: value.value}} if key else {name: value.value}
+                found.append(SettingsLayer(str(value.origin), {tool: ToolSettings.model_validate(one)}))
+        return tuple(found)
 
     @property
     def rules(self) -> tuple[ConfiguredRule, ...]:

@@ -16,7 +16,10 @@ from pathlib import Path
 from typing import Any, cast
 
 from handrail.config.settings import SecretReference
+from handrail.contract.checked import faults_of
+from handrail.contract.locked_shapes import LOCKED_SHAPES
 from handrail.contract.schema import path_text
+from handrail.contract.tool_settings import ToolSettings
 from handrail.origins.programs import ProgramRefused, find_command, program_environment
 from handrail.runtime.secrets import SecretStore, fault_in_name
 
@@ -56,28 +59,45 @@ def faults_in_secrets(given: Any) -> Iterator[tuple[str, str]]:
 
 
 def faults_in_tools(given: Any) -> Iterator[tuple[str, str]]:
-    """The same of the settings of tools, by their ids."""
-    form = '[tools."ID"] with enabled = false, or [tools."ID".config] with lines such as KEY = { secret = "NAME" }'
+    """``(place, problem)`` of the tables of tools, by their ids; no text repeats what could be a secret."""
+    form = '[tools."ID"] with enabled, timeout_ms, max_output or max_entries, or [tools."ID".config] with lines such as KEY = "VALUE"'
     if not isinstance(given, Mapping):
         yield "tools", f"is no table; expected {form}"
         return
     for tool, settings in cast("Mapping[str, Any]", given).items():
-        own = cast("Mapping[str, Any]", settings if isinstance(settings, Mapping) else {"": None})
-        config: Any = own.get("config", dict[str, Any]())
-        if not isinstance(config, Mapping) or own.keys() - {"config", "enabled"}:
-            dotted = " (an id with a dot in it is written in quotes)" if isinstance(settings, Mapping) else ""
-            yield path_text(("tools", tool)), f"is no table of enabled and config; expected {form}{dotted}"
+        if not isinstance(settings, Mapping):
+            yield path_text(("tools", tool)), f"is no table; expected {form}"
             continue
-        if not isinstance(own.get("enabled", True), bool):
-            yield path_text(("tools", tool, "enabled")), "is neither true nor false"
-        for key, reference in cast("Mapping[str, Any]", config).items():
-            name = cast("Mapping[str, Any]", reference).get("secret") if isinstance(reference, Mapping) else None
-            if not isinstance(name, str) or len(cast("Mapping[str, Any]", reference)) != 1:
-                yield (
-                    path_text(("tools", tool, "config", key)),
-                    f'names no secret; expected {key} = {{ secret = "NAME" }}, and NAME under [secrets] with where its value '
-                    "stands. A value itself is never written here",
-                )
+        own = cast("Mapping[str, Any]", settings)
+        limits = {key: value for key, value in own.items() if key != "config"}
+        for place, problem in faults_of(ToolSettings, limits, ("tools", tool)).items():
+            dotted = any(isinstance(value, Mapping) for value in limits.values())
+            yield place, problem + ". An id with a dot in it is written in quotes" * dotted
+        if "answered_by" in own and tool not in LOCKED_SHAPES:
+            known = " and ".join(LOCKED_SHAPES)
+            yield path_text(("tools", tool, "answered_by")), f"only {known} are answered by another tool; leave it out"
+        config: Any = own.get("config", dict[str, Any]())
+        if not isinstance(config, Mapping):
+            yield path_text(("tools", tool, "config")), f"is no table; expected {form}"
+            continue
+        for key, value in cast("Mapping[str, Any]", config).items():
+            if (problem := _fault_in_setting(key, value)) is not None:
+                yield path_text(("tools", tool, "config", key)), problem
+
+
+def _fault_in_setting(key: str, given: Any) -> str | None:
+    """Why a tool's setting cannot be ``given``: it is neither text nor the name of a secret."""
+    if isinstance(given, str):
+        return None
+    if isinstance(given, (bool, int, float)):
+        return f'is not text; a setting\'s value is written in quotes, as in {key} = "…"'
+    reference = cast("Mapping[str, Any]", given) if isinstance(given, Mapping) else dict[str, Any]()
+    if isinstance(reference.get("secret"), str) and len(reference) == 1:
+        return None
+    return (
+        f'is neither text nor the name of a secret; expected {key} = "VALUE", or for a setting that is secret '
+        f'{key} = {{ secret = "NAME" }}, and NAME under [secrets] with where its value stands'
+    )
 
 
 def _faults_in_reference(name: str, given: Any) -> Iterator[str]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Annotated, Literal
+import json
+import re
+import tomllib
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -15,6 +18,7 @@ from handrail.contract.protected import WORKSPACE_FILE
 from handrail.contract.requires import Requires
 from handrail.contract.rule_texts import GivenRule
 from handrail.contract.sandbox import Limits
+from handrail.contract.tool_settings import ToolSettings
 from handrail.store.engines import OWN as OWN_STORE
 
 FILE_NAME = WORKSPACE_FILE
@@ -22,6 +26,8 @@ _HOUR_MS = 3_600_000
 _WEEK_MS = 7 * 24 * _HOUR_MS
 OWN_SANDBOX = "machine"
 """``[sandbox] provider`` for what the operating system gives."""
+_BARE = re.compile(r"[A-Za-z0-9_-]+")
+"""A part of a key that TOML reads without quotes."""
 _MIB = 1024 * 1024
 _MANY = 2**31 - 1
 
@@ -217,24 +223,6 @@ class CatalogSettings(_Table):
         return CatalogOptions(core, texts, self.index_tokens, self.preload, self.preload_tokens)
 
 
-class NamedSecret(_Table):
-    """``{ secret = "NAME" }``: a setting's value is that of a secret."""
-
-    secret: Annotated[str, Field(description="Its name in the table of secrets.")]
-
-
-class ToolSettings(BaseModel):
-    """``[tools."ID"]``: what an operator sets for one tool."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
-
-    enabled: Annotated[bool, Field(description="Whether it is there at all; false puts it out.")] = True
-    config: Annotated[
-        dict[str, NamedSecret],
-        Field(description='Its settings that are secret, each as KEY = { secret = "NAME" }.'),
-    ] = {}
-
-
 class WatchdogSettings(_Table):
     """``[[watchdogs]]``: something that sees each call before it runs and can only narrow: shipped, or a command."""
 
@@ -332,7 +320,7 @@ class Settings(_Table):
     tools: Annotated[
         dict[str, ToolSettings],
         Field(
-            description="Tools one by one, by the tool's id: whether it is there, and its secret settings, each of which names one of the secrets above. Not in a workspace's file."
+            description="Tools one by one, by the tool's id: whether agents have it (enabled), values for its settings (config), its time-out (timeout_ms), and how much of an output a model reads (max_output in bytes, max_entries in entries of a list). For web_search and web_fetch, which no built-in tool answers, also the tool that does (answered_by). Each setting of each tool is overridden by itself. Not in a workspace's file."
         ),
     ] = {}
     limits: Annotated[LimitSettings, Field(description="Budgets of every call.")] = LimitSettings()
@@ -389,6 +377,26 @@ def tables() -> dict[str, type[BaseModel]]:
         if isinstance(field.annotation, type) and issubclass(field.annotation, _Table):
             found[name] = field.annotation
     return found
+
+
+def path_of(key: str) -> tuple[str, ...]:
+    """The parts of a setting's key: ``tools."mail.send".timeout_ms`` has three.
+
+    :raises ValueError: for what TOML does not read as a key
+    """
+    if '"' not in key and "'" not in key:
+        return tuple(key.split("."))
+    node: Any = tomllib.loads(f"{key} = 0")
+    parts: list[str] = []
+    while isinstance(node, dict):
+        ((part, node),) = cast("dict[str, Any]", node).items()
+        parts.append(part)
+    return tuple(parts)
+
+
+def key_of(path: Iterable[str]) -> str:
+    """The inverse of :func:`path_of`."""
+    return ".".join(part if _BARE.fullmatch(part) else json.dumps(part, ensure_ascii=False) for part in path)
 
 
 def keys() -> Iterator[str]:

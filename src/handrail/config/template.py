@@ -34,7 +34,10 @@ _EXAMPLES = {
         'secrets = { GITHUB_TOKEN = { env = "GITHUB_TOKEN" }, MAIL = { file = "~/.config/mail-password" }, '
         'DEPLOY = { command = ["pass", "show", "deploy"] } }',
     ),
-    "tools": ('tools = { "mail.send" = { config = { password = { secret = "MAIL" } } } }',),
+    "tools": (
+        'tools = { "mail.send" = { timeout_ms = 20000, config = { sender = "me@example.org", '
+        'password = { secret = "MAIL" } } }, bash = { max_output = 65536 }, glob = { max_entries = 200 } }',
+    ),
 }
 
 

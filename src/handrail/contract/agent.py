@@ -159,6 +159,8 @@ class AgentManifest(_Table):
     budgets: AgentBudgets = AgentBudgets()
     aliases: dict[str, str] = Field(default_factory=dict[str, str])
     """Alias to id."""
+    tool_config: dict[str, dict[str, str]] = Field(default_factory=dict[str, dict[str, str]])
+    """By tool id, values of the tool's settings that are not secret, before those of the configuration."""
     native: dict[str, dict[str, dict[str, Any]]] = Field(default_factory=dict[str, dict[str, dict[str, Any]]])
     """Tools that a model's provider carries out itself: name, then provider, then options. Only those that stand here are
     offered to a model."""

@@ -230,7 +230,14 @@ class Runtime(Protocol):
 
     @property
     def config(self) -> Mapping[str, str]:
-        """The settings that the tool declared, by name, without the secret ones."""
+        """The values of the settings that the tool declared, by key, without the secret ones: what the operator set, and
+        otherwise the defaults."""
+        ...
+
+    @property
+    def max_output(self) -> int:
+        """How many bytes of what the call gives back a model reads, as the operator set it or the tool declared it. The rest
+        is cut off and kept in a file, so a tool that can go on later gives less."""
         ...
 
     @property

@@ -314,6 +314,7 @@ def _around(runtime: Runtime, spec: ToolSpec) -> Message:
         "workdir": runtime.workdir,
         "capabilities": of_capabilities(runtime.capabilities),
         "config": dict(runtime.config),
+        "max_output": runtime.max_output,
         "peer": kinds_open(runtime.peer) if not _OF_CLIENTS.isdisjoint(spec.requires.capabilities) else [],
     }
 

@@ -17,6 +17,7 @@ from handrail.contract.result import Result
 from handrail.contract.rule_texts import RuleEntry
 from handrail.contract.runtime import ClientContext
 from handrail.contract.session import StopReason
+from handrail.contract.tool_settings import ToolConfig
 from handrail.joining import mirror, notices
 from handrail.joining.brought import BroughtTools
 from handrail.joining.delegating import RemoteDelegates, a_delegation
@@ -97,6 +98,7 @@ class Guest:
         self._rules: Sequence[str | RuleEntry] = told["rules"]
         self._mode: Mode | None = told["mode"]
         self._configured_mode: Mode | None = told["configured_mode"]
+        self._tool_config: ToolConfig = told["tool_config"]
         try:
             self._brought = BroughtTools(connection, told["tools"], told["secrets"])
             self._host.learn(told["secrets"])
@@ -148,6 +150,7 @@ class Guest:
             "suspend": self._suspend,
             "close": self._close,
             "explain": self._explain,
+            "statuses": self._statuses,
             "find": self._find,
             "reload": self._reload,
             "flush": self._host.log.flush,
@@ -186,7 +189,8 @@ class Guest:
         return context
 
     def _fresh(self, agent: str) -> Context:
-        return self._host.context_of(agent, self._brought.tools, self._rules, self._mode, self._configured_mode)
+        tools, rules, config = self._brought.tools, self._rules, self._tool_config
+        return self._host.context_of(agent, tools, rules, self._mode, self._configured_mode, config)
 
     def _part(self) -> Difference:
         """Its first own tools: from here on its generations are no one else's."""
@@ -413,6 +417,9 @@ class Guest:
             peer.told(call, kinds)
 
     # ── the kernel ───────────────────────────────────────────────────────────────────────────────
+
+    async def _statuses(self) -> Any:
+        return [list(one) for one in self._host.statuses_in(self.context)]
 
     async def _find(self, query: str, limit: int, patience_ms: int | None, by_words: bool) -> Any:
         patience_s = None if patience_ms is None else min(max(patience_ms, 0), _MAX_PATIENCE_MS) / 1000

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from handrail.contract.doors import Findings
 from handrail.contract.modes import Mode
 from handrail.contract.rule_texts import RuleEntry
 from handrail.contract.tool import Tool
+from handrail.contract.tool_settings import ToolConfig
 from handrail.joining.framing import Message
 from handrail.policy.explain import Explanation
 from handrail.record.log import CommitLog
+from handrail.registry.generation import ToolStatus
 from handrail.session.context import Context
 from handrail.session.family import Under
 from handrail.session.opening import Opening
@@ -38,6 +40,7 @@ class Host(Protocol):
         rules: Iterable[str | RuleEntry],
         mode: Mode | None,
         configured: Mode | None,
+        tool_config: ToolConfig,
     ) -> Context:
         """:raises LoadError: with every fault"""
         ...
@@ -63,6 +66,8 @@ class Host(Protocol):
         rules: Iterable[str | RuleEntry],
         headless: bool,
     ) -> Explanation: ...
+
+    def statuses_in(self, context: Context) -> Sequence[ToolStatus]: ...
 
     async def find_in(self, context: Context, query: str, **how: Any) -> Findings: ...
 

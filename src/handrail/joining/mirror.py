@@ -24,7 +24,7 @@ from handrail.joining.offerings import of_offerings, offerings_of
 from handrail.joining.operations import Refused
 from handrail.policy.explain import Explanation
 from handrail.policy.rules import RuleBook, parse_rule
-from handrail.registry.generation import Difference, Entry, Foreign, Generation
+from handrail.registry.generation import Difference, Entry, Foreign, Generation, ToolStatus
 
 _dumped: OfSpecs[dict[str, Any]] = OfSpecs(lambda spec: adapter(ToolSpec).dump_python(spec, mode="json"))
 """Specs as data, kept by spec, since most tools of a generation were in the one before."""
@@ -57,19 +57,7 @@ def tier_of(data: Mapping[str, Any]) -> Tier:
 
 
 def of_generation(generation: Generation) -> dict[str, Any]:
-    entries = [
-        {
-            "spec": _dumped(entry.spec),
-            "definition": entry.definition_hash,
-            "source": entry.source,
-            "withheld": entry.withheld,
-            "confined_by": entry.confined_by,
-            "blocking": entry.blocking,
-            "status": entry.status,
-            "foreign": None if entry.foreign is None else [entry.foreign.name, entry.foreign.about],
-        }
-        for entry in generation.entries.values()
-    ]
+    entries = [_of_entry(entry) for entry in generation.entries.values()]
     return {
         "number": generation.number,
         "entries": entries,
@@ -77,6 +65,20 @@ def of_generation(generation: Generation) -> dict[str, Any]:
         "quarantined": [asdict(fault) for fault in generation.quarantined],
         "beyond": sorted(generation.beyond),
         "offerings": of_offerings(generation.offerings),
+    }
+
+
+def _of_entry(entry: Entry) -> dict[str, Any]:
+    return {
+        "spec": _dumped(entry.spec),
+        "definition": entry.definition_hash,
+        "source": entry.source,
+        "withheld": entry.withheld,
+        "confined_by": entry.confined_by,
+        "blocking": entry.blocking,
+        "status": entry.status,
+        "foreign": None if entry.foreign is None else [entry.foreign.name, entry.foreign.about],
+        "answered_by": None if entry.answered_by is None else _of_entry(entry.answered_by),
     }
 
 
@@ -115,6 +117,7 @@ def _entry_of(told: Mapping[str, Any], before: Entry | None) -> Entry:
         blocking,
         foreign=foreign,
         status=status,
+        answered_by=None if told["answered_by"] is None else _entry_of(told["answered_by"], None),
     )
 
 
@@ -227,6 +230,11 @@ def of_difference(difference: Difference) -> Any:
 
 def difference_of(data: Any) -> Difference:
     return adapter(Difference).validate_python(data)
+
+
+def statuses_of(data: Any) -> list[ToolStatus]:
+    """What the holder tells of the status of each tool."""
+    return adapter(list[ToolStatus]).validate_python(data)
 
 
 def refusal_of(error: HandrailError) -> Refused:

@@ -147,6 +147,10 @@ class RemoteRuntime(ByCallOnly):
         return self._around["config"]
 
     @property
+    def max_output(self) -> int:
+        return self._around["max_output"]
+
+    @property
     def peer(self) -> RemotePeerDoor:
         return RemotePeerDoor(self, self._around.get("peer", ()))
 

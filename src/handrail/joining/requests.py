@@ -151,6 +151,7 @@ REQUESTS: Mapping[str, Shape] = {
     "notices.awaited": {**_of_session, "idle": flag},
     "provided": {**_of_session, "about": an_object, "content": anything},
     "explain": {"tool": text, "arguments": an_object, "rules": each(a_rule), "headless": flag},
+    "statuses": {},
     "find": {"query": text, "limit": whole, "patience_ms": optional(whole), "by_words": flag},
     "reload": {"tools": optional(anything)},
     "flush": {},
@@ -218,6 +219,7 @@ GREETING: Shape = {
     "mode": _a_mode,
     "configured_mode": _a_mode,
     "secrets": an_object,
+    "tool_config": an_object,
     "tools": a_list,
 }
 """What a process says of itself when it joins, beside its version."""
@@ -228,13 +230,18 @@ def greeting(hello: Message) -> dict[str, Any]:
 
     :raises Refused: naming the one that is not as expected
     """
-    given: dict[str, Any] = {"mode": None, "configured_mode": None}
+    given: dict[str, Any] = {"mode": None, "configured_mode": None, "tool_config": {}}
     given |= {name: hello[name] for name in GREETING if name in hello}
     try:
         found = fields(given, GREETING)
         for name, value in found["secrets"].items():
             if type(value) is not str:
                 raise Malformed(f"secrets: expected the value of {name[:80]!r} as text")
+        for name, config in found["tool_config"].items():
+            if type(config) is not dict or any(
+                type(value) is not str for value in cast("dict[str, Any]", config).values()
+            ):
+                raise Malformed(f"tool_config: expected texts by their keys for {name[:80]!r}")
     except Malformed as error:
         raise Refused("StartError", f"the greeting cannot be read: {error}") from None
     return found

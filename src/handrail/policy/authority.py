@@ -104,14 +104,21 @@ class Authority:
         roots: PathRoots,
         parent: CapabilitySet | None = None,
         origin: str | None = None,
+        behind: ToolSpec | None = None,
     ) -> Verdict:
         """Decide one call by capabilities and rules; :meth:`watch` follows. Never raises for what a model sent.
 
         :param arguments: already validated
         :param parent: the capability set of the call that makes this one
         :param origin: ``mcp:server:tool`` for a tool that comes from an MCP server
+        :param behind: the tool that answers, where ``spec`` is of a locked id: what is denied to it stays denied
         """
-        return self._prepare(spec, rules, parent, origin).judge(arguments, roots)
+        verdict = self._prepare(spec, rules, parent, origin).judge(arguments, roots)
+        if behind is not None and verdict.action != "deny":
+            own = self._prepare(behind, rules, parent, origin).judge(arguments, roots)
+            if own.action == "deny":
+                return own
+        return verdict
 
     def judge_typed(
         self,

@@ -106,11 +106,12 @@ async def explain(
     roots: PathRoots,
     parent: CapabilitySet | None = None,
     origin: str | None = None,
+    behind: ToolSpec | None = None,
     session_id: str = "",
     headless: bool = False,
 ) -> Explanation:
     """Decide the call as it would be decided, watchdogs included, without running or recording anything."""
-    verdict = authority.judge(spec, arguments, rules=rules, roots=roots, parent=parent, origin=origin)
+    verdict = authority.judge(spec, arguments, rules=rules, roots=roots, parent=parent, origin=origin, behind=behind)
     verdict = await authority.watch(verdict, spec, arguments, session_id)
     effective: Action = "deny" if headless and verdict.action == "ask" else verdict.action
     return Explanation(

@@ -21,6 +21,7 @@ from handrail.contract.agent import (
     tool_matches,
 )
 from handrail.contract.errors import Fault, LoadError, UsageError
+from handrail.contract.locked_shapes import LOCKED_SHAPES
 from handrail.contract.names import nearest, wire_name
 from handrail.contract.patterns import has_wildcard
 from handrail.contract.sandbox import Tier
@@ -87,6 +88,7 @@ def faults_in_names(agent: AgentManifest, everything: Generation) -> Iterator[tu
     named = [
         *((f"core[{index}]", tool_id) for index, tool_id in enumerate(agent.core)),
         *((path_text(("requires", "tools", tool_id)), tool_id) for tool_id in agent.requires.tools),
+        *((path_text(("tool_config", tool_id)), tool_id) for tool_id in agent.tool_config),
         *((path_text(("aliases", alias)), tool_id) for alias, tool_id in agent.aliases.items()),
     ]
     for place, tool_id in named:
@@ -146,24 +148,29 @@ def _read(folder: Path, workspaces: tuple[str, ...]) -> CheckedAgent:
 
 def _with_additions(agent: AgentManifest, entry: Entry, tier: Tier, secrets: SecretStore) -> Entry:
     addition = agent.requires.tools.get(entry.id)
-    if addition is None or not addition.net.hosts:
+    if addition is None or not addition.net.hosts or (entry.id in LOCKED_SHAPES and entry.withheld is not None):
         return entry
-    requires = entry.spec.requires
+    requires, behind = entry.spec.requires, entry.answered_by
     hosts = tuple(dict.fromkeys((*requires.net.hosts, *addition.net.hosts)))
-    spec = replace(
-        entry.spec, requires=requires.model_copy(update={"net": addition.net.model_copy(update={"hosts": hosts})})
-    )
-    reasons = reasons_to_withhold(entry.tool, tier, spec, secrets=secrets)
+    more = requires.model_copy(update={"net": addition.net.model_copy(update={"hosts": hosts})})
+    spec = replace(entry.spec, requires=more)
+    if behind is not None:
+        behind = replace(behind, spec=replace(behind.spec, requires=more))
+    reasons = reasons_to_withhold(entry.tool, tier, spec if behind is None else behind.spec, secrets=secrets)
     if entry.withheld is not None and entry.status in ("disabled", "quarantined", "offline"):
         reasons.append(Reason(entry.status, entry.withheld))
     withheld, status = verdict(spec, entry.foreign, reasons)
+    declared = replace(entry.declared or entry.spec, requires=more)
     return replace(
         entry,
         spec=spec,
-        definition_hash=spec.definition_hash,
+        definition_hash=declared.definition_hash
+        if behind is None
+        else LOCKED_SHAPES[entry.id].definition_of(entry.id, declared),
+        answered_by=behind,
         untrusted=foreign_origin(spec, entry.source, foreign=entry.foreign is not None),
         withheld=withheld,
-        status=status,
+        status=entry.status if behind is not None and withheld is None else status,
     )
 
 

@@ -54,6 +54,7 @@ def _named(entries: Iterable[Entry]) -> dict[str, Any]:
             "withheld": entry.withheld,
             "status": entry.status,
             "confined_by": entry.confined_by,
+            **({} if entry.behind is None else {"answered_by": entry.behind.id}),
         }
         for entry in entries
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from handrail.contract.errors import Fault, ToolError
 from handrail.contract.names import nearest, wire_name
@@ -45,6 +45,20 @@ class Foreign:
     about: str = ""
 
 
+class ToolStatus(NamedTuple):
+    """The status of one tool, or of a source as a whole.
+
+    :param tool: its id; empty where the row is about all that the source has
+    :param reason: why it is not ready; empty where it is
+    :param source: where it comes from
+    """
+
+    tool: str
+    status: Status
+    reason: str
+    source: str
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One tool of a generation.
@@ -55,6 +69,8 @@ class Entry:
     :param untrusted: where what it gives comes from, where that is not the operator's: a foreign source, the network
     :param blocking: its code holds a thread, which a cancellation does not end
     :param foreign: whose words its description and schema are, where those are not the operator's
+    :param declared: the declaration that ``spec`` was made of, with what the operator set; None where only ``spec`` is known
+    :param answered_by: of a locked id that no built-in tool answers, the tool that its operator named; it runs as itself
     :ivar inline: its code is short enough to be awaited in its caller's own task: a read that is stopped where it waits
     """
 
@@ -69,6 +85,8 @@ class Entry:
     untrusted: str = ""
     foreign: Foreign | None = None
     status: Status = "system"
+    declared: ToolSpec | None = None
+    answered_by: Entry | None = None
     id: str = field(init=False)
     wire_name: str = field(init=False)
     asks_first: bool = field(init=False)
@@ -84,6 +102,11 @@ class Entry:
         reads = spec.side_effect == "read" and not spec.promotable and spec.mode != "stateful"
         object.__setattr__(self, "inline", reads and not self.blocking)
 
+    @property
+    def behind(self) -> ToolSpec | None:
+        """The declaration of the tool that answers for a locked id, with whose settings, secrets and state a call runs."""
+        return None if self.answered_by is None else self.answered_by.spec
+
     def admitted(self, arguments: dict[str, Any], *, parsed: bool = False) -> dict[str, Any]:
         """``arguments`` as the tool gets them: they fit its schema, with whole numbers as integers, and have passed its
         own look at them.
@@ -95,6 +118,8 @@ class Entry:
             raise ToolError(f"{self.spec.id}: {'; '.join(problems)}", kind="invalid_input")
         whole = self.schema.whole(arguments)
         try:
+            if self.answered_by is not None:
+                return self.answered_by.admitted(whole)
             self.tool.check(whole)
         except ToolError as error:
             raise ToolError(f"{self.spec.id}: {error.text}", kind=error.kind) from None
@@ -178,6 +203,25 @@ class Generation:
 
     def __repr__(self) -> str:
         return f"<generation {self.number}: {len(self.entries)} tools>"
+
+    def statuses(self, unreachable: Mapping[str, str]) -> list[ToolStatus]:
+        """The status of each tool, then of what foreign sources offer and is not among them.
+
+        :param unreachable: the foreign sources that cannot be reached now, by name, each with the reason
+        """
+        found: list[ToolStatus] = []
+        for entry in self.entries.values():
+            status, reason = entry.status, entry.withheld or ""
+            of = entry.answered_by or entry
+            if entry.withheld is None and of.foreign is not None and of.foreign.name in unreachable:
+                status, reason = "offline", unreachable[of.foreign.name]
+            found.append(ToolStatus(entry.id, status, reason, entry.source))
+        found += [ToolStatus(one.tool, "quarantined", one.problem, one.foreign) for one in self.quarantined if one.tool]
+        at_all = {one.foreign or one.source: one.problem for one in self.quarantined if not one.tool}
+        unheard = {one.name: one.standing() for one in self.unheard}
+        for name, reason in {**at_all, **unheard}.items():
+            found.append(ToolStatus("", "offline" if name in unheard or name in unreachable else "error", reason, name))
+        return found
 
     def resolve(self, name: str) -> Entry | None:
         """The tool of that id, alias or wire name, withheld or not."""

@@ -8,18 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from handrail.contract.checking import checked
 from handrail.contract.decorator import yields
-from handrail.contract.errors import Fault, LoadError
+from handrail.contract.errors import Fault, LoadError, ToolError
+from handrail.contract.locked_shapes import LOCKED_SHAPES
 from handrail.contract.names import FACE_IDS, LOCKED_IDS, fault_in_id, is_session_internal, nearest, wire_name
+from handrail.contract.runtime import Runtime
 from handrail.contract.sandbox import Tier
 from handrail.contract.spec import ToolSpec
 from handrail.contract.tool import Tool
-from handrail.registry.generation import Entry, Foreign, Generation, foreign_origin
+from handrail.contract.tool_settings import SettingsLayer, in_force
+from handrail.registry.generation import IN_PROCESS, Entry, Foreign, Generation, foreign_origin
 from handrail.registry.pins import NO_PINS, Definition, Pins, review
 from handrail.registry.sources.native import NativeTool
-from handrail.registry.sources.source import Found, Loaded, Rank, Source
+from handrail.registry.sources.source import Found, Loaded, Rank, Source, Unheard
 from handrail.registry.withholding import Reason, confinement_of, reasons_to_withhold, verdict
 from handrail.runtime.secrets import NO_SECRETS, SecretStore
 
@@ -32,12 +36,16 @@ class Conditions:
 
     :param tier: what this machine can enforce; what it cannot confine is withheld with the reason
     :param secrets: what tools may be given; one that declares another is withheld
-    :param disabled: ids that the operator has put out
+    :param settings: what the operator sets for single tools, the weakest layer first
     """
 
     tier: Tier
     secrets: SecretStore = NO_SECRETS
-    disabled: frozenset[str] = frozenset()
+    settings: tuple[SettingsLayer, ...] = ()
+
+    def of(self, tool_id: str) -> tuple[SettingsLayer, ...]:
+        """The layers that set anything for a tool."""
+        return tuple(layer for layer in self.settings if tool_id in layer.tools) if self.settings else ()
 
 
 @dataclass(slots=True)
@@ -64,13 +72,13 @@ def load_generation(
     strict: bool = False,
     secrets: SecretStore = NO_SECRETS,
     pins: Pins = NO_PINS,
-    disabled: Collection[str] = (),
+    settings: Sequence[SettingsLayer] = (),
     memory: Memory | None = None,
     only: Collection[Source] | None = None,
 ) -> Generation:
     """Build a generation of what ``sources`` have, in their order: built-ins, global, agent, code, packages.
 
-    :param tier: see :class:`Conditions`, as for ``secrets`` and ``disabled``
+    :param tier: see :class:`Conditions`, as for ``secrets`` and ``settings``
     :param aliases: an operator's further names, alias to id
     :param strict: whether faults of foreign sources are fatal too
     :param pins: which definitions of foreign tools a person has approved; the others are off until one has
@@ -78,7 +86,7 @@ def load_generation(
     :param only: the sources among ``sources`` that are looked through anew, where the others are those of the last time
     :raises LoadError: with all faults of the operator's own sources; the memory stays as it was
     """
-    table = _Table(Conditions(tier, secrets, frozenset(disabled)), pins, memory or Memory())
+    table = _Table(Conditions(tier, secrets, tuple(settings)), pins, memory or Memory())
     known = {} if only is None else {id(source): loaded for source, loaded in table.before.found}
     fresh = None if only is None else {id(source) for source in only}
     every: list[tuple[Source, Loaded]] = []
@@ -93,6 +101,11 @@ def load_generation(
         if source.foreign:
             problems = tuple(replace(fault, foreign=loaded.name) for fault in problems)
         (table.faults if fatal else table.quarantined).extend(problems)
+    for tool_id, (tool, unfit) in table.unfit.items():
+        row = table.rows.get(tool_id)
+        if row is not None and row.tool is tool:  # not where an agent's overrides it
+            table.faults += unfit
+    table.answer_locked_ids([loaded.unheard for _, loaded in every if loaded.unheard is not None])
     table.faults += table.faults_in_aliases(aliases or {})
     if table.faults:
         raise LoadError(table.faults)
@@ -133,6 +146,8 @@ class _Table:
         self.approved: dict[str, Mapping[str, Definition]] = {}
         self.shipped: dict[str, str] = {}
         """Aliases of built-in tools."""
+        self.unfit: dict[str, tuple[Tool, list[Fault]]] = {}
+        """Of the operator's own tools, by id, what is set for each and that it does not take."""
         self.faults: list[Fault] = []
         self.quarantined: list[Fault] = []
 
@@ -152,7 +167,7 @@ class _Table:
             if (
                 entry is None
                 or entry.tool is not tool
-                or entry.spec is not tool.spec
+                or entry.declared is not tool.spec
                 or entry.source != found.place
                 or entry.foreign != foreign
             ):
@@ -174,6 +189,12 @@ class _Table:
         problems += [Fault(place, where, problem, tool=about) for where, problem in faults]
         if faults or known.schema is None:
             return None
+        spec, unfit = in_force(spec, self.conditions.of(spec.id))
+        if unfit and foreign is not None:
+            problems += [replace(fault, tool=about) for fault in unfit]
+            return None
+        if unfit:
+            self.unfit[spec.id] = (tool, unfit)
         if spec.only_its_command and spec.id in tier.unconfined:
             spec = replace(spec, only_its_command=False)  # nothing holds its programs to what was proved of the command
         withheld, status = verdict(spec, foreign, self._reasons(tool, spec, foreign))
@@ -189,17 +210,80 @@ class _Table:
             untrusted=foreign_origin(spec, place, foreign=foreign is not None),
             foreign=foreign,
             status=status,
+            declared=tool.spec,
         )
 
     def _reasons(self, tool: Tool, spec: ToolSpec, foreign: Foreign | None) -> list[Reason]:
         """The reasons why it is withheld; empty if it is not."""
-        reasons = reasons_to_withhold(tool, self.conditions.tier, secrets=self.conditions.secrets)
-        if spec.id in self.conditions.disabled:
+        reasons = reasons_to_withhold(tool, self.conditions.tier, spec, secrets=self.conditions.secrets)
+        enabled = [layer.tools[spec.id].enabled for layer in self.conditions.of(spec.id)]
+        if not all(enabled):
             reasons.append(Reason("disabled", f'its operator has put it out: [tools."{spec.id}"] enabled = false'))
         if foreign is not None and (found := review(spec, self.approved[foreign.name])) is not None:
             how = f"look at it with: handrail sources review {foreign.name}"
             reasons.append(Reason("quarantined", f"{found.reason}; {how}"))
         return reasons
+
+    def answer_locked_ids(self, unheard: Sequence[Unheard]) -> None:
+        """Add the locked ids for which the operator has named a tool that answers.
+
+        A tool of the operator's own that cannot answer is a fault. A foreign one, or one that is not there, withholds
+        the locked id with the reason.
+
+        :param unheard: the sources that have not said yet what they have
+        """
+        for layer in self.conditions.settings:
+            for tool_id, settings in layer.tools.items():
+                if settings.answered_by is not None and tool_id in LOCKED_SHAPES and tool_id not in self.rows:
+                    self._answer(tool_id, settings.answered_by, layer, unheard)
+
+    def _answer(self, tool_id: str, by: str, layer: SettingsLayer, unheard: Sequence[Unheard]) -> None:
+        shape, entry = LOCKED_SHAPES[tool_id], self.rows.get(by)
+        answering: Tool
+        if entry is None:
+            known = Generation(0, (), unheard=unheard).awaited(by)
+            close = nearest(by, [one for one in self.rows if one not in _LOCKED], 1)
+            hint = known or (f"did you mean {close[0]}?" if close else "handrail tools lists the ids")
+            reasons = [
+                Reason("offline" if known else "error", f"{by} is to answer for it, and there is no such tool; {hint}")
+            ]
+            answering = _Absent(tool_id)
+        else:
+            problems = list(shape.problems(tool_id, entry.spec, entry.schema))
+            text = f"{by} cannot answer for {tool_id}: {'; '.join(problems)}"
+            if problems and entry.foreign is None:
+                self.faults.append(layer.fault(tool_id, text))
+                return
+            reasons = [Reason("error", text)] if problems else []
+            if entry.withheld is not None:
+                reasons.append(
+                    Reason(entry.status, f"{by} answers for it, and that tool is withheld: {entry.withheld}")
+                )
+            answering = entry.tool
+        declared = answering.spec if entry is None else shape.declared(tool_id, entry.spec)
+        layers = self.conditions.of(tool_id)
+        spec, unfit = in_force(replace(declared, config={}), layers)
+        self.faults += unfit
+        if not all(one.tools[tool_id].enabled for one in layers):
+            reasons.append(Reason("disabled", f'its operator has put it out: [tools."{tool_id}"] enabled = false'))
+        withheld, status = verdict(spec, None, reasons)
+        known = checked(spec)
+        assert known.schema is not None, "the shape of a locked id is sound"
+        self.rows[tool_id] = Entry(
+            spec,
+            answering,
+            known.schema,
+            layer.source if entry is None else f"{by} ({entry.source})",
+            known.definition_hash if entry is None else shape.definition_of(tool_id, entry.declared or entry.spec),
+            withheld,
+            confined_by=IN_PROCESS if entry is None else entry.confined_by,
+            blocking=entry is not None and entry.blocking,
+            untrusted="" if entry is None else entry.untrusted,
+            status="connected" if withheld is None else status,
+            declared=answering.spec,
+            answered_by=None if entry is None else replace(entry, spec=replace(entry.spec, max_output=spec.max_output)),
+        )
+        self.ids_by_wire[tool_id] = tool_id
 
     def _clash(self, tool_id: str, wire: str, rank: Rank, *, foreign: bool) -> str | None:
         if foreign and (tool_id in FACE_IDS or wire in FACE_IDS):
@@ -237,6 +321,17 @@ class _Table:
                 hint = f"; did you mean {' or '.join(close)}?" if close else ""
                 found.append(Fault("aliases", alias, f"there is no tool {tool_id!r}{hint}"))
         return found
+
+
+class _Absent(Tool):
+    """Stands behind a locked id for which a tool is to answer that is not there. It is withheld, so it is never run."""
+
+    def __init__(self, tool_id: str) -> None:
+        shape = LOCKED_SHAPES[tool_id]
+        self.spec = ToolSpec(tool_id, shape.description, shape.parameters, kind=shape.kind, targets=shape.targets)
+
+    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
+        raise ToolError(f"no tool answers for {self.spec.id} here", kind="unavailable")
 
 
 def _faults_in_tool(tool: Tool) -> list[tuple[str, str]]:

@@ -9,6 +9,7 @@ from handrail.contract.native import AT_PROVIDER
 from handrail.contract.sandbox import Tier
 from handrail.contract.spec import ToolSpec
 from handrail.contract.tool import Tool
+from handrail.contract.tool_settings import line_to_add
 from handrail.registry.generation import IN_PROCESS, UNCONFINED, Foreign, Status
 from handrail.runtime.secrets import NO_SECRETS, SecretStore, secret_settings
 
@@ -68,13 +69,9 @@ def reasons_to_withhold(
     if unset := _unset_secrets(tool, spec, secrets):
         reasons.append(Reason("available", f"needs configuration: it has secret settings without a value: {unset}"))
     needed = (key for key, one in spec.config.items() if one.required and one.default is None and not one.secret)
-    if unset := tuple(needed):
-        settings = ", ".join(unset)
-        reasons.append(
-            Reason(
-                "available", f"it needs settings that have no default ({settings}), and nobody can give a tool any yet"
-            )
-        )
+    if unset := [f"{key} ({spec.config[key].description}; add {line_to_add(spec.id, key)})" for key in needed]:
+        text = f"needs configuration: it has settings without a value: {', '.join(unset)}"
+        reasons.append(Reason("available", f"{text}. A program gives them with Kernel.open(tool_config=…)"))
     starts_programs = spec.id not in tier.unconfined and (not tool.trusted or bool(spec.requires.shell))
     if spec.requires.net.hosts and starts_programs and tier.confines and not tier.opens_hosts:
         hosts = ", ".join(spec.requires.net.hosts)

@@ -12,6 +12,7 @@ from types import MappingProxyType
 
 from handrail.contract.errors import ToolError
 from handrail.contract.spec import ToolSpec
+from handrail.contract.tool_settings import line_to_add
 
 NAME = re.compile(r"[\w./:-]+")
 """What a secret may be called; a name may be shown to anybody."""
@@ -88,9 +89,7 @@ class SecretStore:
         name = self._settings.get(spec.id, _NONE).get(key)
         if name is not None:
             return self.reason_missing(name)
-        return (
-            f'{key} (nobody set it; add {key} = {{ secret = "…" }} under [tools."{spec.id}".config] of handrail.toml)'
-        )
+        return f"{key} (nobody set it; add {line_to_add(spec.id, key, secret=True)})"
 
     def reason_missing(self, name: str) -> str | None:
         """Why a tool cannot be given ``name``, with what its operator does about it; None where it can."""

@@ -226,6 +226,10 @@ class CallRuntime:
         return {key: c.default for key, c in self._spec.config.items() if c.default is not None}
 
     @property
+    def max_output(self) -> int:
+        return self._spec.max_output
+
+    @property
     def files(self) -> Files:
         if self._files is None:
             fs = self._spec.requires.fs

@@ -11,11 +11,9 @@ from handrail.contract.files import FileLines
 from handrail.contract.result import Blob
 from handrail.contract.runtime import Runtime
 
-MAX_BYTES = 200_000
-"""Of text, counted as JSON: below the tool's ``max_output``, so that no answer is ever cut behind ``read``'s back."""
 MAX_IMAGE = 20 * 1024 * 1024
-
-_MAX_BINARY = MAX_BYTES * 3 // 4
+_BESIDE = 4_800
+"""Bytes of an answer that are not its text, at most: the path, the positions and the sizes."""
 _SNIFFED = 4096
 _IMAGES = (
     (b"\x89PNG\r\n\x1a\n", "image/png"),
@@ -40,12 +38,19 @@ _BINARIES = (
 )
 
 
+def most_bytes(runtime: Runtime) -> int:
+    """How many bytes of text, counted as JSON, fit into an answer: less than the limit on the tool's output, so that an
+    answer of whole lines is not cut."""
+    return runtime.max_output - min(_BESIDE, runtime.max_output // 4)
+
+
 async def lines_answer(runtime: Runtime, path: str, first: int, count: int | None) -> dict[str, object]:
     """Lines from ``first`` on, as many as fit; an image as a blob.
 
     :raises ToolError: ``invalid_input`` for a file that is neither
     """
-    found = await runtime.files.read_lines(path, first=first, count=count, max_bytes=MAX_BYTES)
+    most = most_bytes(runtime)
+    found = await runtime.files.read_lines(path, first=first, count=count, max_bytes=most)
     if not found.lines and found.size:
         raise ToolError(
             f"line {first} is past the end of {found.path}, which has {found.total} lines", kind="invalid_input"
@@ -54,8 +59,8 @@ async def lines_answer(runtime: Runtime, path: str, first: int, count: int | Non
     if _looks_binary(text):
         return await _image(runtime, path, found.size)
     lines = found.lines
-    if _json_size(text) > MAX_BYTES:
-        lines = found.lines[: _fitting(found.lines)]
+    if _json_size(text) > most:
+        lines = found.lines[: _fitting(found.lines, most)]
         text = "\n".join(lines)
     return _of_lines(found, lines, text)
 
@@ -80,20 +85,21 @@ def _of_lines(found: FileLines, lines: Sequence[str], text: str) -> dict[str, ob
 
 async def bytes_answer(runtime: Runtime, path: str, start: int, count: int | None) -> dict[str, object]:
     """A range of bytes, as text if it is UTF-8 (ends moved to whole characters) and in base64 if not."""
-    found = await runtime.files.read_bytes(path, start=start, max_bytes=min(count or MAX_BYTES, MAX_BYTES))
+    most = most_bytes(runtime)
+    found = await runtime.files.read_bytes(path, start=start, max_bytes=min(count or most, most))
     data, begin = found.data, found.start
     text = None
     if b"\0" not in data:
         head = _continuation(data) if begin else 0
         text, used = _whole_characters(data[head:])
         if text is not None:
-            while (size := _json_size(text)) > MAX_BYTES:
-                text, used = _whole_characters(data[head : head + used * MAX_BYTES // size])
+            while (size := _json_size(text)) > most:
+                text, used = _whole_characters(data[head : head + used * most // size])
                 assert text is not None
             begin += head
             data = data[head : head + used]
     if text is None:
-        data = data[:_MAX_BINARY]
+        data = data[: most * 3 // 4]
     end = begin + len(data)
     return {
         "path": found.path,
@@ -138,12 +144,12 @@ def _json_size(text: str) -> int:
     return len(json.dumps(text, ensure_ascii=False).encode("utf-8", "replace"))
 
 
-def _fitting(lines: Sequence[str]) -> int:
-    """How many lines fit; at least one, so that going on gets somewhere."""
+def _fitting(lines: Sequence[str], most: int) -> int:
+    """How many lines fit into ``most`` bytes; at least one, so that going on gets somewhere."""
     low, high = 1, len(lines)
     while low < high:
         middle = (low + high + 1) // 2
-        if _json_size("\n".join(lines[:middle])) > MAX_BYTES:
+        if _json_size("\n".join(lines[:middle])) > most:
             high = middle - 1
         else:
             low = middle

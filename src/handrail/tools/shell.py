@@ -17,7 +17,7 @@ _TIMEOUT = {
     "type": "integer",
     "minimum": 1,
     "maximum": LONGEST_MS,
-    "description": f"Stop it after this many milliseconds; {LONGEST_MS} if left out",
+    "description": f"Stop it after this many milliseconds; {LONGEST_MS} by default, unless the operator set another time",
 }
 
 
@@ -127,10 +127,11 @@ class _Heard:
     def __init__(self, runtime: Runtime) -> None:
         self._kept = bytearray()
         self._show = runtime.output
+        self._most = runtime.max_output
 
     def more(self, piece: bytes) -> None:
         self._show(piece)
-        room = MAX_OUTPUT - len(self._kept)
+        room = self._most - len(self._kept)
         if room > 0:
             self._kept += piece[:room]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ from handrail.faces.cli.options import Setting, configured
 from handrail.faces.cli.show import note, one_line, out, out_json
 
 if TYPE_CHECKING:
+    from handrail.agents import Surveyed
     from handrail.authoring.linting import Finding
     from handrail.config import Configuration
     from handrail.contract.errors import Fault
@@ -47,12 +48,14 @@ def command(setting: Setting, paths: tuple[str, ...], strict: bool) -> int:
         findings += found
     if not paths:
         known = {(finding.source, finding.where, finding.text) for finding in findings}
-        faults = dict.fromkeys(_of_agents(setting, config, sandbox))  # of a rule each agent would tell
+        agents = _surveyed(setting, config, sandbox)
+        faults = dict.fromkeys(_of_agents(config, agents))  # of a rule each agent would tell
         findings += [
             Finding("error", fault.source, fault.where, fault.problem)
             for fault in faults
             if (fault.source, fault.where, fault.problem) not in known
         ]
+        findings += dict.fromkeys(_not_set_up(config, agents))
     errors = sum(finding.severity == "error" for finding in findings)
     if setting.json:
         out_json({"tools": tools, "findings": [_whole(finding) for finding in findings]})
@@ -80,15 +83,39 @@ def _folders(config: Configuration) -> Iterator[Path]:
                 yield folder
 
 
-def _of_agents(setting: Setting, config: Configuration, sandbox: Sandbox) -> Iterator[Fault]:
-    """What keeps each agent from being used: its own faults, and those of the configuration's rules beside its tools."""
+def _surveyed(setting: Setting, config: Configuration, sandbox: Sandbox) -> list[Surveyed]:
+    """Every agent there is, with its tools."""
     from handrail.agents import survey
-    from handrail.doctor.setup import faults_of_rules
     from handrail.store.folders import locate
 
-    for agent in survey(config, locate(setting.workspace, setting.state, allow_home=setting.allow_home), sandbox):
+    return list(survey(config, locate(setting.workspace, setting.state, allow_home=setting.allow_home), sandbox))
+
+
+def _of_agents(config: Configuration, agents: Iterable[Surveyed]) -> Iterator[Fault]:
+    """What keeps each agent from being used: its own faults, and those of the configuration's rules beside its tools."""
+    from handrail.doctor.setup import faults_of_rules
+
+    for agent in agents:
         yield from agent.faults
         yield from faults_of_rules(config, agent.generation)
+
+
+def _not_set_up(config: Configuration, agents: Sequence[Surveyed]) -> Iterator[Finding]:
+    """The tools that need configuration, with what to add, locked ids that nothing answers, and settings of tools that no
+    agent has."""
+    from handrail.authoring.linting import Finding
+    from handrail.contract.locked_shapes import LOCKED_SHAPES
+
+    known: set[str] = set()
+    for agent in agents:
+        for entry in () if agent.generation is None else agent.generation.entries.values():
+            known.add(entry.id)
+            if entry.withheld is not None and (entry.status == "available" or entry.id in LOCKED_SHAPES):
+                yield Finding("warning", entry.source, "", f"{entry.id} is withheld: {entry.withheld}", entry.id)
+    if all(agent.generation is not None for agent in agents):
+        for layer in config.tool_settings:
+            for tool in layer.tools.keys() - known:
+                yield Finding("warning", layer.source, layer.fault(tool, "").where, f"there is no tool {tool!r}")
 
 
 def _whole(finding: Finding) -> dict[str, str]:

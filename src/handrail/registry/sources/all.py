@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from handrail.contract.agent import AgentManifest, CheckedAgent
 from handrail.contract.errors import Fault, LoadError
+from handrail.contract.names import nearest
 from handrail.contract.offering import Offering
 from handrail.contract.tool import Tool
+from handrail.contract.tool_settings import SettingsLayer
 from handrail.registry.agents import faults_in_names, generation_of
 from handrail.registry.bundles import BundleSource
 from handrail.registry.generation import Generation
@@ -54,7 +56,7 @@ class ToolSources:
     :param manifest: which of all these the agent has
     :param secrets: what they may be given
     :param pins: which definitions of foreign tools a person has approved
-    :param disabled: ids that the operator has put out
+    :param settings: what the operator sets for single tools, the weakest layer first
     :param agents: which of them can be tools of this one
     :param further: sources that are not the operator's own
     :param elsewhere: gives the ids of tools that other agents have, which rules may name
@@ -68,7 +70,7 @@ class ToolSources:
     manifest: CheckedAgent = CheckedAgent(AgentManifest())  # noqa: RUF009 - both are immutable
     secrets: SecretStore = NO_SECRETS
     pins: Pins = NO_PINS
-    disabled: frozenset[str] = frozenset()
+    settings: tuple[SettingsLayer, ...] = ()
     offerings: tuple[Offering, ...] = ()
     agents: tuple[AgentManifest, ...] = ()
     further: Callable[[], Sequence[Source]] = offered_sources
@@ -94,8 +96,9 @@ class ToolSources:
         except LoadError as error:
             return Looked(None, None, frozenset(), (*checked.faults, *error.faults))
         checked = checked.with_faults(faults_in_names(checked.manifest, everything))
-        if checked.faults:
-            return Looked(None, frozenset(everything.entries), frozenset(), checked.faults)
+        faults = (*checked.faults, *self._unknown(everything))
+        if faults:
+            return Looked(None, frozenset(everything.entries), frozenset(), faults)
         tier = self.confinement.sandbox.tier
         generation = generation_of(checked.manifest, everything, tier, self.secrets, self.elsewhere())
         return Looked(generation, frozenset(generation.entries), generation.beyond, ())
@@ -113,10 +116,21 @@ class ToolSources:
             number=number,
             secrets=self.secrets,
             pins=self.pins,
-            disabled=self.disabled,
+            settings=self.settings,
             memory=self.memory,
             only=only,
         )
+
+    def _unknown(self, everything: Generation) -> Iterator[Fault]:
+        """Each tool that a layer must know and that neither this agent nor another one has."""
+        for layer in self.settings:
+            unknown = [tool_id for tool_id in layer.tools if layer.known and tool_id not in everything.entries]
+            others = frozenset(self.elsewhere()) if unknown else frozenset[str]()
+            for tool_id in unknown:
+                if tool_id not in others:
+                    close = nearest(tool_id, everything.entries, 1)
+                    hint = f"did you mean {close[0]!r}?" if close else "handrail tools lists the ids"
+                    yield layer.fault(tool_id, f"there is no tool {tool_id!r}; {hint}")
 
     def _kept(self, tool_id: str) -> Tool | None:
         entry = self.memory.entries.get(tool_id)

@@ -87,6 +87,7 @@ class ExecutableTool(Tool):
                 "HANDRAIL_SESSION_ID": runtime.session_id,
                 "HANDRAIL_AGENT": runtime.agent,
             },
+            runtime.config,
         )
         process = await self.confinement.sandbox.start(runtime.capabilities, profile, Program(self.command))
         kept = bytearray()
@@ -114,14 +115,14 @@ class ExecutableTool(Tool):
             await process.kill()
         return answer_of(output, errors, code, self.recognised)
 
-    def around(self, profile: Profile, environment: Mapping[str, str]) -> Profile:
-        """The session's or the tool's own profile with the tool's folder in it; reading tools cannot write."""
+    def around(self, profile: Profile, environment: Mapping[str, str], config: Mapping[str, str]) -> Profile:
+        """The session's or the tool's own profile with the tool's folder in it; reading tools cannot write.
+
+        :param config: the values of the tool's settings
+        """
         told = {"HANDRAIL_TOOL": self.spec.id, "HANDRAIL_WORKSPACE": profile.workspace}
         if self.spec.config:
-            settings = {
-                key: setting.default for key, setting in self.spec.config.items() if setting.default is not None
-            }
-            told["HANDRAIL_CONFIG"] = as_json(settings).decode()
+            told["HANDRAIL_CONFIG"] = as_json(dict(config)).decode()
         return replace(
             profile,
             tool=self.spec.id,

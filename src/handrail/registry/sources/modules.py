@@ -45,8 +45,8 @@ class ModuleTool(ExecutableTool):
         surroundings = asdict(runtime.client or ClientContext())
         return {"topic": runtime.topic or "", "params": args, "telemetry": surroundings}
 
-    def around(self, profile: Profile, environment: Mapping[str, str]) -> Profile:
-        profile = super().around(profile, environment)
+    def around(self, profile: Profile, environment: Mapping[str, str], config: Mapping[str, str]) -> Profile:
+        profile = super().around(profile, environment, config)
         return replace(profile, readable=(*profile.readable, *_interpreter()))
 
     def recognised(self, answer: dict[str, Any]) -> object:

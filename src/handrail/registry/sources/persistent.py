@@ -166,7 +166,7 @@ class PersistentTool(ExecutableTool):
         await asyncio.gather(self._end(), *(other.aclose() for other in self._beside or ()))
 
     async def _exchange(self, runtime: Runtime, args: dict[str, Any]) -> object:
-        process = await self._running()
+        process = await self._running(runtime.config)
         assert self._exit is not None
         call_id, midway = runtime.call_id, Midway(runtime, self._exit)
         sent: dict[str, Any] = {"id": call_id, "arguments": args}
@@ -210,7 +210,7 @@ class PersistentTool(ExecutableTool):
         found: Any = answer["result"]
         return self.recognised(cast("dict[str, Any]", found)) if isinstance(found, dict) else found
 
-    async def _running(self) -> Process:
+    async def _running(self, config: Mapping[str, str]) -> Process:
         if self._closed:
             raise ToolError(f"{self.spec.id} has been closed with its source", kind="unavailable")
         if self._process is not None and self._exit is not None and not self._exit.done():
@@ -222,7 +222,9 @@ class PersistentTool(ExecutableTool):
         capabilities, profile = self.confinement.own(self.spec)
         profile = replace(profile, gate=self._judged, on_attempt=self._told)
         self._fruitless += 1  # until a call has been answered
-        process = await self.confinement.sandbox.start(capabilities, self.around(profile, {}), Program(self.command))
+        process = await self.confinement.sandbox.start(
+            capabilities, self.around(profile, {}, config), Program(self.command)
+        )
         self._process = process
         self._exit = asyncio.create_task(process.wait(), name=f"{self.spec.id}: exit")
         return process

@@ -62,6 +62,17 @@ class McpSource:
                 return str(error)
         return ""
 
+    def unreachable(self) -> str:
+        """Why the server cannot be reached now, and when that is tried again; empty where nothing is known against it."""
+        if fault := self.fault():
+            return f"mcp server {self.name} cannot be used: {fault}"
+        if self.upstream is not None and self.upstream.state == "waiting":
+            return (
+                f"mcp server {self.name} cannot be reached: {self.upstream.reason}; the next attempt is in "
+                f"{self.upstream.waits_s} s"
+            )
+        return ""
+
     @property
     def prefix(self) -> str:
         return self.name if self.definition.prefix is None else self.definition.prefix

@@ -1,0 +1,382 @@
+"""What an operator sets for one tool reaches it, whoever holds the workspace, and nothing else does."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.kernel.doors import HELD, JOINED, opened
+
+from handrail import Kernel, LoadError, Runtime, Tool, ToolSpec, UsageError, tool
+from handrail.contract.spec import ConfigKey
+from handrail.testing.kernels import temporary_kernel
+from handrail.testing.upstreams import Program, approved
+
+UNITS = ConfigKey("metric or imperial", default="metric")
+STATION = ConfigKey("The station's number")
+TOKEN = ConfigKey("Of the account", secret=True, required=False)
+
+
+@tool(id="weather.today", side_effect="read", locks=[], config={"units": UNITS, "station": STATION, "token": TOKEN})
+async def weather(runtime: Runtime) -> dict[str, str]:
+    """The weather of today."""
+    return dict(runtime.config)
+
+
+class Wind(Tool):
+    spec = ToolSpec(
+        id="weather.wind", description="The wind of today.", side_effect="read", locks=(), config={"units": UNITS}
+    )
+
+    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
+        return dict(runtime.config)
+
+
+TOOLS = (weather, Wind())
+BOTH = pytest.mark.parametrize("door", [HELD, JOINED])
+
+
+def put_programs(folder: Path) -> None:
+    """An executable, one that stays up, and a module, each of which answers with its settings."""
+    folder.mkdir(parents=True, exist_ok=True)
+    once = "#!/usr/bin/env python3\nimport json, os\nprint(json.dumps({'said': json.loads(os.environ['HANDRAIL_CONFIG'])}))\n"
+    stays = (
+        "#!/usr/bin/env python3\nimport json, os, sys\nsaid = json.loads(os.environ['HANDRAIL_CONFIG'])\n"
+        "for line in sys.stdin:\n"
+        "    print(json.dumps({'id': json.loads(line)['id'], 'result': {'said': said}}), flush=True)\n"
+    )
+    for name, script, more in (("once", once, {}), ("stays", stays, {"persistent": True})):
+        llm: dict[str, Any] = {
+            "name": name,
+            "description": "Says its settings.",
+            "parameters": {"type": "object", "properties": {}},
+        }
+        config = {"region": {"description": "Where", "default": "eu"}}
+        view: dict[str, Any] = {"side_effect": "read", "locks": [], "config": config, **more}
+        (folder / f"{name}.json").write_text(json.dumps({"llm": llm, "runtime": view}))
+        (folder / name).write_text(script)
+        (folder / name).chmod(0o755)
+    (folder / "module.py").write_text(
+        '"""Says its settings."""\n'
+        'METADATA = {"description": "Says its settings.", "side_effect": "read", "locks": [],\n'
+        '                 "config_schema": {"region": {"description": "Where", "default": "eu"}},\n'
+        '                 "parameters": {}}\n\n\n'
+        "def execute(topic, params, config=None, telemetry=None):\n"
+        '    return {"text": config["region"]}\n'
+    )
+
+
+async def said(kernel: Kernel, tool_id: str) -> Any:
+    result = await (await kernel.session()).call(tool_id, {})
+    assert result.ok, result
+    return result.data
+
+
+@pytest.mark.proves("K-03", "K-11e")
+@BOTH
+async def test_a_tool_reads_the_values_that_the_configuration_and_the_program_set(tmp_path: Path, door: str) -> None:
+    settings = '[tools."weather.today".config]\nunits = "imperial"\nstation = "7"\n'
+    given = {"weather.today": {"station": "12"}, "weather.wind": {"units": "knots"}}
+    how: dict[str, Any] = {"tools": TOOLS, "rules": ["allow weather.*"], "settings": settings}
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    async with opened(door, tmp_path / "a", **how) as kernel:
+        assert await said(kernel, "weather.today") == {"units": "imperial", "station": "7"}
+        assert await said(kernel, "weather.wind") == {"units": "metric"}
+    async with opened(door, tmp_path / "b", **how, tool_config=given) as kernel:
+        assert await said(kernel, "weather.today") == {"units": "imperial", "station": "12"}
+        assert await said(kernel, "weather.wind") == {"units": "knots"}
+
+
+@pytest.mark.proves("K-03", "R-02", "K-11e")
+@BOTH
+async def test_programs_and_modules_of_tool_folders_are_told_the_values(tmp_path: Path, door: str) -> None:
+    put_programs(tmp_path / "config" / "tools")
+    settings = '[tools.once.config]\nregion = "us"\n[tools.stays.config]\nregion = "us"\n'
+    given = {"stays": {"region": "asia"}, "module": {"region": "asia"}}
+    rules = ["allow once", "allow stays", "allow module"]
+    async with opened(door, tmp_path, rules=rules, settings=settings, tool_config=given) as kernel:
+        assert await said(kernel, "once") == {"said": {"region": "us"}}
+        assert await said(kernel, "stays") == {"said": {"region": "asia"}}
+        assert (await said(kernel, "module"))["text"] == "asia"
+
+
+@pytest.mark.proves("K-13", "K-11e")
+async def test_an_agents_manifest_sets_values_for_its_own_sessions(tmp_path: Path) -> None:
+    folder = tmp_path / "config" / "agents" / "abroad"
+    folder.mkdir(parents=True)
+    manifest = folder / "agent.toml"
+    manifest.write_text('id = "abroad"\n[tool_config."weather.wind"]\nunits = "knots"\n')
+    settings = '[tools."weather.wind".config]\nunits = "imperial"\n'
+    how: dict[str, Any] = {"tools": TOOLS, "rules": ["allow weather.*"], "settings": settings}
+    async with temporary_kernel(tmp_path, **how) as kernel:
+        assert await said(kernel, "weather.wind") == {"units": "imperial"}
+        session = await kernel.session(agent="abroad")
+        assert (await session.call("weather.wind", {})).data == {"units": "knots"}
+        manifest.write_text('id = "abroad"\n[tool_config."weather.wnd"]\nunits = "knots"\n')
+    async with temporary_kernel(tmp_path, **how) as kernel:
+        with pytest.raises(
+            LoadError, match=r"tool_config\['weather.wnd'\]: there is no tool 'weather.wnd'; did you mean"
+        ):
+            await kernel.session(agent="abroad")
+
+
+@pytest.mark.proves("K-03", "R-11")
+@BOTH
+async def test_a_tool_without_a_required_value_is_withheld_with_the_line_to_add(tmp_path: Path, door: str) -> None:
+    async with opened(door, tmp_path, tools=TOOLS, rules=["allow weather.*"]) as kernel:
+        entry = kernel.generation.entries["weather.today"]
+        assert entry.status == "available" and entry.withheld is not None
+        assert (
+            'station (The station\'s number; add station = "…" under [tools."weather.today".config]' in entry.withheld
+        )
+        assert "Kernel.open(tool_config=…)" in entry.withheld
+        assert (await (await kernel.session()).call("weather.today", {})).error_kind == "unavailable"
+        assert await said(kernel, "weather.wind") == {"units": "metric"}
+
+
+@pytest.mark.proves("K-03")
+@pytest.mark.parametrize(
+    ("line", "where", "problem"),
+    [
+        ('unit = "metric"', "unit", "unknown key; did you mean 'units'?"),
+        ('token = "hunter2-of-the-test"', "token", 'token = { secret = "NAME" }'),
+        ('units = { secret = "TOKEN" }', "units", "is not secret"),
+        ("units = 5", "units", "is not text"),
+        ("units = true", "units", "is not text"),
+        ('units = ["a"]', "units", "neither text nor the name of a secret"),
+    ],
+)
+async def test_a_value_that_the_tool_does_not_take_stops_the_start_at_its_line(
+    tmp_path: Path, line: str, where: str, problem: str
+) -> None:
+    settings = f'[tools."weather.today".config]\nstation = "7"\n{line}\n'
+    with pytest.raises(LoadError) as refused:
+        async with temporary_kernel(tmp_path, tools=TOOLS, settings=settings):
+            pass
+    (fault,) = refused.value.faults
+    assert fault.source == f"{tmp_path}/config/handrail.toml:3" and fault.where.endswith(f".config.{where}")
+    assert problem in fault.problem and "hunter2" not in str(refused.value)
+
+
+@pytest.mark.proves("K-03")
+@BOTH
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        (
+            {"weather.today": {"unit": "metric"}},
+            r"tool_config\['weather.today'\]\.unit: unknown key; did you mean 'units'",
+        ),
+        ({"weather.tody": {"units": "metric"}}, r"there is no tool 'weather.tody'; did you mean 'weather.today'"),
+        ({"weather.today": {"token": "hunter2-of-the-test"}}, r"is secret, so its value is never written here"),
+        ({"read": {"units": "metric"}}, r"the tool declares no settings"),
+        ({"weather.wind": {"units": "m" * 70_000}}, r"have 70,013 bytes together; at most 65,536"),
+    ],
+)
+async def test_what_a_program_gives_is_checked_by_the_tools_that_there_are(
+    tmp_path: Path, door: str, given: Mapping[str, Mapping[str, str]], problem: str
+) -> None:
+    with pytest.raises(LoadError, match=problem) as refused:
+        async with opened(door, tmp_path, tools=TOOLS, tool_config=given):
+            pass
+    assert "hunter2" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"weather.today": {"units": 5}},
+        {"weather.today": "metric"},
+        ["units"],
+        {5: {}},
+        {"weather.wind": {"units": "\ud800"}},
+    ],
+)
+async def test_what_a_program_gives_is_texts_by_their_keys(tmp_path: Path, given: Any) -> None:
+    with pytest.raises(UsageError, match=r"expected \{\"TOOL ID\""):
+        async with Kernel.open(tmp_path, tools=TOOLS, tool_config=given, state=tmp_path / "state"):
+            pass
+
+
+@pytest.mark.proves("F-11")
+async def test_a_workspaces_own_file_sets_nothing_for_a_tool(tmp_path: Path) -> None:
+    (tmp_path / "ws").mkdir()
+    for text in ('[tools."weather.wind".config]\nunits = "knots"\n', "[tools.read]\nmax_output = 2000\n"):
+        (tmp_path / "ws" / "handrail.toml").write_text(text)
+        with pytest.raises(LoadError, match="cannot set up tools"):
+            async with temporary_kernel(tmp_path, tools=TOOLS):
+                pass
+
+
+@pytest.mark.proves("R-04", "K-03")
+async def test_the_values_for_an_id_are_checked_by_the_tool_that_overrides_the_global_one(tmp_path: Path) -> None:
+    put_programs(tmp_path / "config" / "tools")
+    own = tmp_path / "config" / "agents" / "abroad"
+    put_programs(own / "tools")
+    (own / "agent.toml").write_text('id = "abroad"\n[tool_config.once]\nplace = "us"\n')
+    manifest = json.loads((own / "tools" / "once.json").read_text())
+    manifest["runtime"]["config"] = {"place": {"description": "Where", "default": "eu"}}
+    (own / "tools" / "once.json").write_text(json.dumps(manifest))
+    async with temporary_kernel(tmp_path, rules=["allow once"]) as kernel:
+        for _ in range(2):  # the second look finds what the first has judged
+            session = await kernel.session(agent="abroad")
+            assert (await session.call("once", {})).data == {"said": {"place": "us"}}
+            await kernel.reload()
+        assert await said(kernel, "once") == {"said": {"region": "eu"}}
+
+
+@pytest.mark.proves("K-11e")
+async def test_a_process_that_joined_brings_the_values_for_its_own_tools_and_no_limits(tmp_path: Path) -> None:
+    other = tmp_path / "other.toml"
+    other.write_text('[tools."weather.wind"]\ntimeout_ms = 900\n[tools."weather.wind".config]\nunits = "knots"\n')
+    state, rules = tmp_path / "state", ["allow weather.*"]
+    async with (
+        temporary_kernel(tmp_path, tools=TOOLS, rules=rules) as holder,
+        Kernel.open(tmp_path / "ws", tools=TOOLS, rules=rules, state=state, config=other) as joined,
+    ):
+        assert await said(joined, "weather.wind") == {"units": "knots"}
+        assert joined.generation.entries["weather.wind"].spec.timeout_ms == 60_000
+        assert await said(holder, "weather.wind") == {"units": "metric"}
+
+
+# ── limits ───────────────────────────────────────────────────────────────────────────────────────
+
+
+@tool(id="long.text", side_effect="read", locks=[])
+def long_text() -> str:
+    """A long text."""
+    return "x" * 50_000
+
+
+@tool(id="long.limit", side_effect="read", locks=[], max_output=9_000)
+def long_limit(runtime: Runtime) -> int:
+    """Say the limit on its output."""
+    return runtime.max_output
+
+
+@tool(id="long.list", side_effect="read", locks=[])
+def long_list() -> list[int]:
+    """A long list."""
+    return list(range(500))
+
+
+@tool(id="long.wait", side_effect="read", locks=[])
+async def long_wait(runtime: Runtime) -> None:
+    """Wait until it is stopped."""
+    await asyncio.Event().wait()
+
+
+LONG = (long_text, long_limit, long_list, long_wait)
+LIMITS = """
+[tools."long.text"]
+max_output = 2000
+[tools."long.limit"]
+max_output = 3000
+[tools."long.list"]
+max_entries = 7
+[tools."long.wait"]
+timeout_ms = 100
+[tools.read]
+max_output = 4096
+[tools.glob]
+max_entries = 3
+[tools.bash]
+max_output = 2000
+timeout_ms = 300
+"""
+
+
+@pytest.mark.proves("O-01")
+@BOTH
+async def test_the_operator_sets_the_limits_and_the_time_out_of_each_tool(tmp_path: Path, door: str) -> None:
+    async with opened(door, tmp_path, tools=LONG, rules=["allow *"], settings=LIMITS) as kernel:
+        (tmp_path / "ws" / "long.txt").write_text("".join(f"line {number}\n" for number in range(5_000)))
+        for number in range(9):
+            (tmp_path / "ws" / f"{number}.md").touch()
+        session = await kernel.session()
+        text = await session.call("long.text", {})
+        assert text.metadata["truncated"] is True and len(json.dumps(text.data)) < 2_100
+        assert (await session.call("long.limit", {})).data == 3_000
+        assert (await session.call("long.list", {})).data["head"] == list(range(7))
+        stopped = await session.call("long.wait", {})
+        assert stopped.error_kind == "timeout" and "time-out of 100 ms" in (stopped.error_text or "")
+        assert len((await session.call("glob", {"pattern": "*.md"})).data["head"]) == 3
+        read = await session.call("read", {"path": "long.txt"})
+        assert "truncated" not in read.metadata and 2_000 < len(json.dumps(read.data)) <= 4_096
+        assert read.data["next"] == read.data["last_line"] + 1
+        more = await session.call("read", {"path": "long.txt", "offset": read.data["next"]})
+        assert more.data["text"].startswith(f"line {read.data['last_line']}\n")
+        ranged = await session.call("read", {"path": "long.txt", "unit": "bytes"})
+        assert "truncated" not in ranged.metadata and ranged.data["next"] <= 4_096
+
+
+@pytest.mark.proves("O-01")
+async def test_a_shells_limits_are_the_operators_too(tmp_path: Path) -> None:
+    async with temporary_kernel(tmp_path, rules=["allow bash"], settings=LIMITS) as kernel:
+        session = await kernel.session()
+        cut = await session.call("bash", {"command": "seq 1 3000"})
+        assert cut.metadata["truncated"] is True and len(cut.data["head"]) <= 2_000
+        stopped = await session.call("bash", {"command": "tail -f /dev/null", "timeout_ms": 600_000})
+        assert stopped.error_kind == "timeout" and "time-out of 300 ms" in (stopped.error_text or "")
+
+
+@pytest.mark.proves("O-01", "O-02")
+async def test_a_foreign_tools_limits_are_the_operators_too(tmp_path: Path) -> None:
+    settings = Program(tmp_path).settings("t") + '[tools."t_echo"]\nmax_output = 1024\n'
+    async with temporary_kernel(tmp_path, rules=["allow mcp:t:*"], settings=settings) as kernel:
+        await approved(kernel, "t")
+        result = await (await kernel.session()).call("t_echo", {"text": "x" * 9_000})
+        assert result.metadata["truncated"] is True and len(json.dumps(result.data)) < 1_200
+
+
+async def test_a_program_sets_limits_as_settings(tmp_path: Path) -> None:
+    settings = ['tools."long.text".max_output=2000', "tools.long.text.max_output=3"]
+    state = tmp_path / "state"
+    config = tmp_path / "handrail.toml"
+    config.write_text("[tools.glob]\nenabled = false\n")
+    (tmp_path / "ws").mkdir()
+    how: dict[str, Any] = {"tools": LONG, "rules": ["allow long.*"], "state": state, "config": config}
+    async with Kernel.open(tmp_path / "ws", settings=settings[:1], **how) as kernel:
+        text = await (await kernel.session()).call("long.text", {})
+        assert text.metadata["truncated"] is True
+        assert kernel.generation.entries["glob"].status == "disabled", "the file's settings of other tools stay"
+    with pytest.raises(LoadError, match="written in quotes"):
+        async with Kernel.open(tmp_path / "ws", settings=settings[1:], **how):
+            pass
+
+
+@pytest.mark.proves("O-01")
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("max_output = 10", "greater than or equal to 1024"),
+        ("max_output = 99999999999", "less than or equal to 16777216"),
+        ('max_output = "64 KB"', "valid integer"),
+        ("max_entries = 0", "greater than or equal to 1"),
+        ("timeout_ms = 1", "greater than or equal to 100"),
+        ("timeout_ms = 99999999999", "less than or equal to 604800000"),
+        ("time_out_ms = 1000", "unknown key; did you mean 'timeout_ms'?"),
+    ],
+)
+async def test_a_limit_out_of_bounds_stops_the_start_at_its_line(tmp_path: Path, line: str, problem: str) -> None:
+    with pytest.raises(LoadError) as refused:
+        async with temporary_kernel(tmp_path, settings=f"[tools.glob]\n{line}\n"):
+            pass
+    (fault,) = refused.value.faults
+    assert fault.source == f"{tmp_path}/config/handrail.toml:2" and problem in fault.problem
+
+
+async def test_what_an_operator_sets_leaves_a_tools_definition_and_its_approvals(tmp_path: Path) -> None:
+    async with temporary_kernel(tmp_path / "a", tools=TOOLS) as kernel:
+        before = kernel.generation.entries["weather.wind"]
+    settings = '[tools."weather.wind"]\ntimeout_ms = 5000\n[tools."weather.wind".config]\nunits = "knots"\n'
+    async with temporary_kernel(tmp_path / "b", tools=TOOLS, settings=settings) as kernel:
+        after = kernel.generation.entries["weather.wind"]
+        assert after.definition_hash == before.definition_hash and after.spec.llm_view() == before.spec.llm_view()
+        assert not await kernel.reload()
+        assert kernel.generation.entries["weather.wind"] is after, "nothing is judged again"
