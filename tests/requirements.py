@@ -83,7 +83,7 @@ ROWS: dict[str, str] = {
     "L-05": "Locks are granted in arrival order; a wait has its own budget, can be stopped, and is reported apart.",
     "L-06": "Calls of one reply that do not conflict run together and are answered in order.",
     "L-07": "A workspace has one holder at a time, by a renewed lease with a fencing token; a second process of the same user joins it with rules and tools of its own, takes over when it dies or is paused, and one that was replaced writes nothing more.",
-    "L-08": "A call made by a tool runs under its caller's locks and cannot widen them.",
+    "L-08": "A call made by a tool runs under its caller's locks and cannot widen them; where no caller of it holds any, it takes its own. A tool that waits for people, agents or jobs holds no locks.",
     "L-10": "A durable key gives the recorded result again, also after a restart; with other arguments it is a conflict.",
     "X-01": "A direct call is awaited in its turn.",
     "X-02": "A call in the background is answered at once with a job, which stays its answer; what it comes to is on record under the same id, and its session is told.",
