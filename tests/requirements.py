@@ -108,6 +108,7 @@ ROWS: dict[str, str] = {
     "G-01": "The intent of a call with side effects is durable before it runs, its outcome before its locks go.",
     "G-02": "The log is a hash chain: what is changed, missing, added or cut is found; a body can be removed on record.",
     "G-05": "A call that had begun at a crash is interrupted, its outcome unknown, and is never run again, but a job of an idempotent tool, as a recorded new attempt.",
+    "G-06a": "The record of each call, and of what a provider carried out, names the topic of its session, without secrets; handrail log shows it, and its JSON.",
     "G-09a": "State is one SQLite database with a versioned schema.",
     "G-10": "While the log takes no records every call is refused.",
     "A-01": "The agent's loop takes calls from the structured channel only and answers each one.",

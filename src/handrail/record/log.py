@@ -2,12 +2,12 @@
 
 What the bodies hold is the arbiter's business, except for the names that reading relies on:
 
-- ``proposed``: ``tool`` (id), ``arguments``
+- ``proposed``: ``tool`` (id), ``arguments``; ``topic``, where its session has one
 - ``refused``, ``committed``: ``result``, the wire form of a :class:`~handrail.contract.result.Result`; a ``committed``
   with ``late`` only adds how work ended that its call was already answered for
 - ``detached``: ``job``; ``result``, what its proposer was answered
 - ``interrupted``: ``tool``, ``intended`` (sequence of the record that was left without an outcome)
-- ``provided``: ``provider``, ``name``, ``tool`` (id or ""), ``arguments``, ``failed``, ``artifacts``; of no call
+- ``provided``: ``provider``, ``name``, ``tool`` (id or ""), ``arguments``, ``failed``, ``artifacts``, ``topic``; of no call
 - ``redacted``: ``sequences``, runs ``[first, last]`` of the records whose bodies were removed
 """
 

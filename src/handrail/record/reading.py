@@ -79,6 +79,7 @@ class CallRow:
     :param started_ns: when its intent was recorded
     :param ended_ns: when it was committed, refused or found interrupted
     :param error_kind: of its result, on ``error`` and ``refused``
+    :param topic: of its session when it was proposed
     """
 
     call_id: str
@@ -92,6 +93,7 @@ class CallRow:
     error_text: str | None = None
     first: int = 0
     """Sequence of its first record."""
+    topic: str | None = None
 
 
 class LogReader:
@@ -370,6 +372,7 @@ def _summary(records: list[LoggedRecord], began: int) -> CallRow:
         error_kind,
         error_text,
         first.sequence,
+        _text((first.body or {}).get("topic")),
     )
 
 

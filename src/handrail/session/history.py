@@ -76,7 +76,9 @@ class SessionHistory:
             return [self._artifacts.put(data, media_type) for data, media_type in stored]
 
         artifacts = await asyncio.to_thread(keep)
-        told = {**self._redactor.value(dict(about)), "artifacts": artifacts}
+        topic = None if self._lane is None else self._lane.around.topic
+        plainly = dict(about) if topic is None else {**about, "topic": topic}
+        told = {**self._redactor.value(plainly), "artifacts": artifacts}
         await self._log.commit([Record("provided", self._session_id, "", told)])
         return artifacts
 

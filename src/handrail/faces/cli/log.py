@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from handrail.store.folders import Folders
 
 _HASH = re.compile(r"[0-9a-f]{64}")
+_OF_A_TOPIC = 60
+"""Characters of a topic that a line of a call shows."""
 _NO_CALLS = ("provided", "instructions-read")
 """Kinds of records that stand among the calls: what was done for a model otherwise."""
 
@@ -204,10 +206,13 @@ def _as_data(row: CallRow | LoggedRecord) -> dict[str, Any]:
 
 def _about(row: CallRow) -> str:
     if row.error_kind is not None:
-        return f"{row.error_kind}: {row.error_text or ''}"
-    if row.ended_ns is not None:
-        return f"{(row.ended_ns - row.proposed_ns) / 1e6:.0f} ms"
-    return ""
+        ended = f"{row.error_kind}: {row.error_text or ''}"
+    else:
+        ended = "" if row.ended_ns is None else f"{(row.ended_ns - row.proposed_ns) / 1e6:.0f} ms"
+    if row.topic is None:
+        return ended
+    cut = row.topic if len(row.topic) <= _OF_A_TOPIC else f"{row.topic[:_OF_A_TOPIC]}…"
+    return f"{ended}; topic: {cut}" if ended else f"topic: {cut}"
 
 
 def _show_records(setting: Setting, records: list[LoggedRecord], *, whole: bool) -> None:
