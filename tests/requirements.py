@@ -101,7 +101,7 @@ ROWS: dict[str, str] = {
     "O-01": "An output over its limit is cut to a head, with the whole in a file that the session can read.",
     "O-02": "The same limits hold for every source of tools.",
     "O-03": "Binary output becomes an artifact by content hash.",
-    "O-04": "A model is shown output with control sequences, hidden characters, our own and others' markers and action-like text spelled out, to a fixed point, flagged and counted; the log, artifacts and sidecars have it as it was.",
+    "O-04": "A model is shown output with control sequences, hidden characters, our own and others' markers and action-like text spelled out, to a fixed point, flagged and counted; the log, artifacts and sidecars have it as it was, and what a session reads back of its own passes every stage again.",
     "O-05": "What comes from the network or a foreign source is marked as untrusted, with where it comes from.",
     "O-06": "A tool's exposure and prompt mask decide what the model and the people see.",
     "O-07": "Registered secrets are redacted in results, sidecars, artifacts, events, approvals, the log and what Handrail itself logs in Python, also in JSON, URLs, HTML, hexadecimal and base64, and across the pieces of a stream.",

@@ -14,7 +14,7 @@ from handrail.record.account import account_of
 from handrail.testing.kernels import temporary_kernel
 from handrail.testing.models import PlayedModel, call_reply, text_reply
 
-pytestmark = pytest.mark.proves("G-06a", "K-11")
+pytestmark = pytest.mark.proves("G-06a")
 
 SECRET = "s3cr3t-of-the-test"
 

@@ -40,7 +40,7 @@ NAMED_CAPABILITIES: Mapping[str, str] = {
     "agents": "hand work to sub-agents",
     "skills": "read the session's skills",
     "channels": "send and read messages over channels",
-    "transcript": "look up what was said and done in the session",
+    "transcript": "look up what was said, done and made in the session",
     "triggers": "have the session told something at a time, or when a message comes",
     "catalog": "look through the tools there are, and bring some into the model's view",
     "elicit": "put a form of its own, or an address to visit, to the person at the client",
