@@ -14,7 +14,7 @@ ROWS: dict[str, str] = {
     "K-06": "A schema fetches nothing, and an invalid or hostile one is refused at load or bounded at run.",
     "K-07": "Every answer is one envelope with an error kind of a closed set; a program's exit code is an output.",
     "K-08": "Answers of four other shapes are read into the envelope and written from it: status and summary, text or parts with an exit code, a card of text, html and error (an error suppresses the rest, html is kept from models), and MCP content.",
-    "K-09": "What a tool requires is declared with variables; an empty expansion closes its scope, an unknown one is a fault at load.",
+    "K-09": "What a tool requires is declared with variables: {workspace} (with an agent's roots), {user-data} (one private folder of the user's, made where a tool requires it), {ad-hoc} (which no face fills yet) and {output}; an empty expansion closes its scope, an unknown one is a fault at load.",
     "K-10": "An agent has what its manifest and its tools require, cut by the ceiling; a call what its tool, its agent, its caller and the ceiling all allow: disjoint sets allow nothing, another tool extends the agent and no other tool, hosts are given to a tool by name.",
     "K-11a": "A tool has the doors of the runtime that it declared (files, search, shell, state, people, calls) and no others.",
     "K-11b": "A tool fetches through its runtime: each hop is judged, each address checked, each answer bounded, in this process and in one that joined.",

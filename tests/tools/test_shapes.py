@@ -17,7 +17,7 @@ from handrail.contract.spec import ToolSpec, faults_in
 from handrail.tools import BUILTINS
 
 WORKSPACE = ("{workspace}",)
-READABLE = ("{workspace}", "{ad-hoc}")
+READABLE = ("{workspace}", "{ad-hoc}", "{output}")
 CLIENT = ("elicit", "sample", "roots")
 """What is read or got of a server may make it ask the client."""
 

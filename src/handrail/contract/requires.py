@@ -51,7 +51,7 @@ NAMED_CAPABILITIES: Mapping[str, str] = {
 }
 """The closed list behind ``requires.capabilities``; an unknown name is a fault at load."""
 
-VARIABLES = ("workspace", "ad-hoc", "user-data")
+VARIABLES = ("workspace", "ad-hoc", "user-data", "output")
 _VARIABLE = re.compile(r"\{([^{}]*)\}")
 
 
@@ -153,20 +153,26 @@ NOTHING = Requires()
 
 @dataclass(frozen=True, slots=True)
 class Variables:
-    """What ``{workspace}``, ``{ad-hoc}`` and ``{user-data}`` stand for: absolute, canonical folders. Empty closes the scope.
+    """What ``{workspace}``, ``{ad-hoc}``, ``{user-data}`` and ``{output}`` stand for: absolute, canonical folders. Empty closes
+    the scope.
 
     :param workspace: the workspace, and an agent's further folders that may be written
+    :param ad_hoc: the folders of files that the user has open outside of the workspace; no face tells of any now
+    :param user_data: the folder for what tools keep for the user, in whatever workspace
+    :param output: what holds the output folders of the workspace's sessions, of which each session reads its own
     :param readable: further folders that ``{workspace}`` means too, for reading only
     """
 
     workspace: tuple[str, ...] = ()
     ad_hoc: tuple[str, ...] = ()
     user_data: tuple[str, ...] = ()
+    output: tuple[str, ...] = ()
     readable: tuple[str, ...] = ()
 
     def of(self, name: str, *, reading: bool = False) -> tuple[str, ...]:
         workspace = (*self.workspace, *self.readable) if reading else self.workspace
-        return {"workspace": workspace, "ad-hoc": self.ad_hoc, "user-data": self.user_data}[name]
+        every = {"workspace": workspace, "ad-hoc": self.ad_hoc, "user-data": self.user_data, "output": self.output}
+        return every[name]
 
 
 @dataclass(frozen=True, slots=True)
