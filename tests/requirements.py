@@ -118,7 +118,7 @@ ROWS: dict[str, str] = {
     "A-05": "question puts structured questions to a person, who may answer days later from any door: one list of answers for each; without a person it is a fixed error.",
     "A-06": "todo keeps a list for the session.",
     "A-07": "A scratchpad; channels, queue and broadcast; timers, schedules, watched channels and triggers of registered classes, which are durable, named, bounded and told once.",
-    "A-08": "A run ends within its budget of turns, tokens, time and calls; a project's instructions stand in the system text as the workspace's words; a conversation that outgrows its context is cut at whole exchanges, with an outline or its model's own summary in their place, durably.",
+    "A-08": "A run ends within its budget of turns, tokens, time and calls; a project's instructions stand in the system text as the workspace's words; a conversation that outgrows its context is cut at whole exchanges, with an outline or its model's own summary in their place, durably; the model, a person at a terminal or in an editor and a program ask for the same, are told how much was left out and kept, and it is on record.",
     "A-09": "A model without tool calling writes its calls into its text, in brackets or XML, where that is switched on.",
     "A-10": "A session is stopped, suspended, killed or forked with sub-agents, jobs and triggers at work: what ends and what goes on is told apart, another process answers every call and tells each end once, and a fork takes what was said but nothing that runs, waits or was granted.",
     "F-01": "The library is small, typed and loads lazily.",

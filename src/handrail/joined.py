@@ -29,7 +29,7 @@ from handrail.contract.tool import Tool
 from handrail.holding import hold
 from handrail.joining import mirror
 from handrail.joining.approvals import JoinedApprovals
-from handrail.joining.delegating import handed_over
+from handrail.joining.delegating import compacted, handed_over
 from handrail.joining.describing import describe, usable
 from handrail.joining.doors import findings
 from handrail.joining.executing import Bench
@@ -96,6 +96,7 @@ class JoinedKernel(Kernel):
                 "answer": Op(self._answer, cancel_when_lost=True),
                 "peer.ask": Op(self._ask_client, cancel_when_lost=True),
                 "delegate": Op(partial(handed_over, self._delegates), cancel_when_lost=True),
+                "compact": Op(partial(compacted, self._delegates), cancel_when_lost=True),
             },
             {
                 "event": self._event,

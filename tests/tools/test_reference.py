@@ -58,6 +58,7 @@ CALLS: dict[str, dict[str, Any]] = {
     "scratchpad": {"action": "set", "key": "k", "value": "v"},
     "search_memory": {"query": "uno"},
     "artifact.read": {"ref": "…", "limit": 4},
+    "memory.compact": {},
     "send_message": {"channel": "c", "message": "hello"},
     "wait_channel": {"channel": "c", "timeout_ms": 0},
     "add_timer": {"interval": 3600, "prompt": "look", "name": "t"},

@@ -37,7 +37,7 @@ NAMED_CAPABILITIES: Mapping[str, str] = {
     "call": "call other tools through the arbiter",
     "jobs": "look at the session's jobs, wait for them and stop them",
     "terminals": "open terminals, and type into those of the session",
-    "agents": "hand work to sub-agents",
+    "agents": "hand work to sub-agents, and have the session's own agent make room in its conversation",
     "skills": "read the session's skills",
     "channels": "send and read messages over channels",
     "transcript": "look up what was said, done and made in the session",

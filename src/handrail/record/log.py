@@ -48,6 +48,7 @@ Kind = Literal[
     "interrupted",
     "state-ended",  # what a stateful tool had open ended without a call: its time, its session, its tool
     "client-asked",  # a running tool asks something of the client at the face: by which methods, on whose behalf
+    "compacted",  # older messages are left out of what the model of a session is sent: how many, and how many are kept
     "provided",  # a model's provider carried out a tool of its own
     "instructions-read",  # a project's instruction files above the workspace, for its model: which, and what was in them
     "redacted",

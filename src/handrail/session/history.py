@@ -62,7 +62,8 @@ class SessionHistory:
     async def attachment(self, ref: str) -> bytes:
         return (await asyncio.to_thread(self._artifacts.get, ref)).data
 
-    async def compacted(self) -> None:
+    async def compacted(self, told: Mapping[str, Any]) -> None:
+        self._log.append([Record("compacted", self._session_id, "", self._redactor.value(dict(told)))])
         if self._lane is not None and isinstance(skills := self._lane.skills, SessionSkills):
             await skills.forget_given()
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _HASH = re.compile(r"[0-9a-f]{64}")
 _OF_A_TOPIC = 60
 """Characters of a topic that a line of a call shows."""
-_NO_CALLS = ("provided", "instructions-read")
+_NO_CALLS = ("provided", "instructions-read", "compacted")
 """Kinds of records that stand among the calls: what was done for a model otherwise."""
 
 
@@ -176,6 +176,9 @@ def _line(row: CallRow | LoggedRecord) -> tuple[str, ...]:
     if row.kind == "instructions-read":
         files = ", ".join(map(_read_above, body.get("files") or ())) if row.body is not None else "redacted"
         return _time(row.at_ns), row.session_id, "instructions", row.kind, files
+    if row.kind == "compacted":
+        told = f"{body.get('messages')} messages left out, {body.get('kept')} kept"
+        return _time(row.at_ns), row.session_id, "conversation", row.kind, told if row.body is not None else "redacted"
     how = "failed" if body.get("failed") else "done"
     about = (
         f"{how} by {body.get('provider') or 'the provider'}: {json.dumps(body.get('arguments'), ensure_ascii=False)}"
