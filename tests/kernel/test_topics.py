@@ -24,7 +24,7 @@ async def records(kernel: Any, **chosen: str) -> list[tuple[str, Any]]:
     return [(one.kind, dict(one.body or {}).get("topic")) for one in kernel.log.reader.records(**chosen)]
 
 
-async def test_it_stands_in_the_record_of_each_call_and_of_its_session(tmp_path: Path) -> None:
+async def test_it_is_in_the_record_of_each_call_and_of_its_session(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path) as kernel:
         named, plain = await kernel.session(topic="the build"), await kernel.session()
         for session in (named, plain):

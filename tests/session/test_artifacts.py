@@ -132,7 +132,7 @@ async def test_it_passes_every_stage_again(tmp_path: Path) -> None:
         assert SECRET not in text and text.startswith("a ") and text.endswith(" in it")
 
 
-async def test_another_sessions_is_not_told_from_one_that_does_not_exist(tmp_path: Path) -> None:
+async def test_another_sessions_is_answered_like_one_that_does_not_exist(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path, tools=TOOLS, rules=RULES) as kernel:
         one, other = await kernel.session(), await kernel.session()
         ref = await made(one, text="mine")

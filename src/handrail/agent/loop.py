@@ -199,7 +199,7 @@ class Agent:
         if not removed:
             note = "Nothing to compact: the conversation has no older messages that could be left out."
         elif self._run is None:
-            note = "An outline or a summary stands in place of the older messages."
+            note = "An outline or a summary has taken the place of the older messages."
         else:
             note = "Before your next reply, an outline or a summary takes the place of the older messages."
         return Result.output({**told, "note": f"{note} search_memory finds what was said before."})

@@ -80,7 +80,7 @@ class Folders:
 
     @property
     def user_data(self) -> Path:
-        """What ``{user-data}`` stands for: one folder for all workspaces of this user. It need not exist."""
+        """The folder that ``{user-data}`` means: one for all workspaces of this user. It need not exist."""
         return self.state / "user-data"
 
     def make_user_data(self) -> Path:
