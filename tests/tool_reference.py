@@ -52,6 +52,8 @@ RESULTS: Mapping[str, str] = {
     "tool.close": "state_id closed",
     "scratchpad": "key replaced",
     "search_memory": "hits found searched",
+    "artifact.read": "ref media_type base64 start end next size",
+    "memory.compact": "removed_messages removed_tokens kept_messages note",
     "send_message": "channel sent unread",
     "wait_channel": "channel message sender",
     "add_timer": "trigger_id kind prompt interval once next",

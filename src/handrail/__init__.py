@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from handrail.agent.providers import open_model
     from handrail.contract.call import Answer, ProposedCall
     from handrail.contract.decorator import tool
+    from handrail.contract.delegation import Delegation
     from handrail.contract.errors import (
         ErrorKind,
         Fault,
@@ -54,6 +55,7 @@ _HOME = {
     "Budget": "agent.budget",
     "ClientContext": "contract.runtime",
     "ConfigKey": "contract.spec",
+    "Delegation": "contract.delegation",
     "ErrorKind": "contract.errors",
     "Event": "contract.events",
     "Fault": "contract.errors",
@@ -95,6 +97,7 @@ __all__ = [
     "Budget",
     "ClientContext",
     "ConfigKey",
+    "Delegation",
     "ErrorKind",
     "Event",
     "Fault",

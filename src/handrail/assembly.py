@@ -244,8 +244,7 @@ async def assemble(store: Store, config: Configuration, secrets: Mapping[str, st
     log = CommitLog(store.database)
     interrupted = tuple(await log.recover())
     settings, folders = config.settings, store.folders
-    # What tools may reach of the outputs; which of them a session does reach is a matter of its rules and roots.
-    variables = Variables(workspace=(str(folders.workspace),), ad_hoc=(str(folders.outputs),))
+    variables = folders.variables
     known = (await resolve(settings.secrets, os.environ)).with_settings(named_secrets(config))
     redactor, known = _registered(known, secrets)
     approvals = settings.approvals

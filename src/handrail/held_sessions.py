@@ -103,6 +103,8 @@ class HeldSessions:
         if (before := self._resting.pop(session_id, None)) is not None:
             family.take_over(session, before)
         opened = {"agent": context.agent, "face": opening.face, "headless": row.headless, "mode": lane.rules.mode}
+        if row.topic is not None:
+            opened["topic"] = row.topic
         context.shelf.begin()
         rooms.log.append([Record("session-opened", session_id, "", {**opened, **parent_of(row)})])
         return session

@@ -30,7 +30,7 @@ from handrail.contract.tool_settings import ToolConfig
 from handrail.holding import hold
 from handrail.joining import mirror
 from handrail.joining.approvals import JoinedApprovals
-from handrail.joining.delegating import handed_over
+from handrail.joining.delegating import compacted, handed_over
 from handrail.joining.describing import describe, usable
 from handrail.joining.doors import findings
 from handrail.joining.executing import Bench
@@ -97,6 +97,7 @@ class JoinedKernel(Kernel):
                 "answer": Op(self._answer, cancel_when_lost=True),
                 "peer.ask": Op(self._ask_client, cancel_when_lost=True),
                 "delegate": Op(partial(handed_over, self._delegates), cancel_when_lost=True),
+                "compact": Op(partial(compacted, self._delegates), cancel_when_lost=True),
             },
             {
                 "event": self._event,

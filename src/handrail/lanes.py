@@ -13,11 +13,12 @@ from handrail.catalog.interaction import Interaction
 from handrail.contract.agent import DEFAULT_AGENT, AgentManifest
 from handrail.contract.delegation import AgentType
 from handrail.kernel import rule_texts
-from handrail.policy.defaults import reading
+from handrail.policy.defaults import reading, reading_as_in_workspace
 from handrail.policy.hidden import HiddenNow
 from handrail.policy.modes import given, in_mode, read_mode, within
+from handrail.policy.rules import Rule
 from handrail.registry.agents import find_agents
-from handrail.runtime.roots import Roots
+from handrail.runtime.roots import FurtherRoots, Roots
 from handrail.runtime.surface import Surroundings
 from handrail.session.family import above, editor_of, named_hosts_of, origin_of, secrets_for
 from handrail.session.lasting import Lasting
@@ -42,12 +43,17 @@ def lane_of(rooms: Rooms, lasting: Lasting, opening: Opening, row: SessionRow) -
     context, under, folders = opening.context, opening.under, rooms.store.folders
     workdir, session_id = str(folders.workspace), row.id
     output, scratch = folders.output(session_id), folders.scratch(session_id)
+    further, kept, shipped = context.further, str(folders.user_data), list[Rule]()
+    if context.authority.names(kept):
+        folders.make_user_data()
+        further = FurtherRoots(further.readable, (*further.writable, kept))
+        shipped = reading_as_in_workspace(kept)
     around = Surroundings(
         session_id=session_id,
         agent=context.agent,
         workdir=workdir,
         scratch=str(scratch),
-        roots=Roots(workdir, (str(output),), context.further),
+        roots=Roots(workdir, (str(output),), further),
         sandbox=rooms.sandbox,
         values=RedactedValues(rooms.store.state, rooms.arbiter.shaper.redactor),
         attendant=opening.people,
@@ -62,7 +68,7 @@ def lane_of(rooms: Rooms, lasting: Lasting, opening: Opening, row: SessionRow) -
     own += [*lasting.rules(session_id), *project_rules(rooms.arbiter.approvals)]
     around.quarantine = str(output / "quarantine")
     around.home_of = folders.home_of
-    book = context.rules.with_rules(reading(str(output)), *own)
+    book = context.rules.with_rules(reading(str(output)), *shipped, *own)
     if (wanted := given(opening.mode)) is not None:
         book = in_mode(book, wanted)
     authority, own_mode = context.authority, None
@@ -78,8 +84,8 @@ def lane_of(rooms: Rooms, lasting: Lasting, opening: Opening, row: SessionRow) -
     if under is not None:
         lane.origin = origin_of(context.agent, under)
         lane.named_hosts_of = named_hosts_of(under)
-    kept = HiddenNow(workdir)
-    around.denials = lambda: kept.of(lane.rules)
+    hidden = HiddenNow(workdir)
+    around.denials = lambda: hidden.of(lane.rules)
     return lane
 
 

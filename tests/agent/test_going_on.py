@@ -45,7 +45,7 @@ class KeptHere:
     async def attachment(self, ref: str) -> bytes:
         raise LogUnavailable("nobody here shows anything beside text")
 
-    async def compacted(self) -> None:
+    async def compacted(self, told: Mapping[str, Any]) -> None:
         pass
 
     async def provided(self, about: Mapping[str, Any], content: Any) -> Sequence[str]:

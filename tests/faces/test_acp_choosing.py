@@ -80,3 +80,28 @@ async def test_where_there_is_one_model_there_is_none_to_choose(desk: Desk) -> N
     async with desk.connected({"text": "Done."}) as (client, _):
         opened = await client.new_session(cwd=str(desk.workspace))
         assert [option.id for option in opened.config_options or []] == ["mode"]
+
+
+@pytest.mark.proves("A-08")
+async def test_a_user_asks_for_compaction_by_a_slash_command_and_is_told_what_it_came_to(desk: Desk) -> None:
+    skill = desk.workspace / ".agents" / "skills" / "compact"
+    skill.mkdir()
+    (skill / "SKILL.md").write_text("---\nname: compact\ndescription: Take the command's place.\n---\nNo.\n")
+    model = PlayedModel(*[text_reply("Said. " + "x" * 400)] * 4)
+    async with desk.connected(model=lambda _: model) as (client, editor):
+        opened = await client.new_session(cwd=str(desk.workspace))
+        await editor.until(lambda: editor.of("available_commands_update"))
+        (update,) = editor.of("available_commands_update")
+        (command,) = [one for one in update.available_commands if one.name == "compact"]
+        assert "Make room in the context" in command.description and "skill" not in command.description
+        for said in ("one", "two", "three"):
+            await ask(client, opened.session_id, said)
+        answer = await ask(client, opened.session_id, "/compact")
+        assert answer.stop_reason == "end_turn" and len(model.requests) == 3, "no model was asked"
+        said = "".join(chunk.content.text for chunk in editor.of("agent_message_chunk"))
+        assert "5 older messages are left out and 1 are kept" in said
+        await ask(client, opened.session_id, "four")
+        assert len(model.requests[-1].messages) == 3
+        await ask(client, opened.session_id, " /compact\n")
+        await ask(client, opened.session_id, "/compact")
+        assert "Nothing to compact" in "".join(chunk.content.text for chunk in editor.of("agent_message_chunk"))

@@ -127,3 +127,26 @@ def test_a_run_that_stopped_names_the_command_that_goes_on_with_the_same_model(h
     (line,) = [line for line in stopped.err.splitlines() if line.startswith("to go on: handrail ")]
     done = here(*shlex.split(line)[4:], "--headless")
     assert done.code == 0 and "two lines" in done.out
+
+
+LONG = "".join(
+    f'[[turns]]\ntext = "Step {n}."\n[[turns.calls]]\nname = "read"\narguments = {{ path = "note.txt" }}\n\n'
+    for n in range(4)
+)
+
+
+@pytest.mark.proves("A-08")
+def test_run_compacts_a_session_and_says_how_much_it_left_out_and_kept(here: Here, tmp_path: Path) -> None:
+    (script := tmp_path / "long.toml").write_text(f'{LONG}[[turns]]\ntext = "Done."\n')
+    model = f"script:{script}"
+    begun = here("run", "read it", "--model", model, "--headless", "--json")
+    session = json.loads(begun.out.splitlines()[0])["id"]
+    assert here("run", "read it", "--compact", "--model", model).code == 2
+    done = here("run", "--resume", session, "--compact", "--model", model, "--json")
+    assert done.code == 0
+    _, made = map(json.loads, done.out.splitlines())
+    assert (made["event"], made["messages"], made["kept"], made["asked"]) == ("compacted", 9, 1, True)
+    again = here("run", "--resume", session, "--compact", "--model", model)
+    assert again.code == 0 and "Nothing to compact: 2 messages" in again.err
+    row = next(line for line in here("log", "--session", session).out.splitlines() if "compacted" in line)
+    assert row.endswith("9 messages left out, 1 kept")

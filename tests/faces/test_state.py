@@ -92,3 +92,17 @@ def test_all_removes_what_is_free_and_says_what_is_held(used: Here, handrail: Pr
 def test_a_wrong_command_line_is_told_in_a_line(used: Here, arguments: tuple[str, ...], said: str) -> None:
     done = used("state", *arguments)
     assert done.code == 2 and said in done.err and listed(used)
+
+
+@pytest.mark.proves("K-09", "F-12")
+def test_doctor_and_state_list_it_and_it_can_be_removed(here: Here, handrail: Program) -> None:
+    assert here("call", "glob", '{"pattern": "*"}').code == 0
+    assert "user-data" not in here("state").out and "{user-data}" not in here("doctor").out
+    place = handrail.state / "user-data"
+    place.mkdir(mode=0o700)
+    (place / "a").write_text("12345")
+    line = next(line for line in here("state").out.splitlines() if line.startswith("user-data"))
+    assert "5 bytes" in line and "what tools keep for you" in line
+    assert "{user-data}" in here("doctor").out
+    assert here("state", "remove", "user-data", "--yes").code == 0
+    assert not place.exists() and here("log").out

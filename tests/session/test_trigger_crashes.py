@@ -42,7 +42,7 @@ class Kept:
     async def attachment(self, ref: str) -> bytes:
         raise AssertionError("nobody here shows anything")
 
-    async def compacted(self) -> None:
+    async def compacted(self, told: Any) -> None:
         pass
 
     async def provided(self, about: Any, content: Any) -> list[str]:

@@ -144,7 +144,7 @@ class Desk:
         return Path(self.around.workdir)
 
     def runtime(self, tool: Tool) -> CallRuntime:
-        variables = Variables(workspace=(self.around.workdir,), ad_hoc=self.around.roots.readable)
+        variables = Variables(workspace=(self.around.workdir,), output=self.around.roots.readable)
         capabilities = CapabilitySet((expand(tool.spec.requires, variables, tool.spec.id),))
 
         def may(capability: Capability, target: str | Sequence[str]) -> str | None:

@@ -57,6 +57,8 @@ CALLS: dict[str, dict[str, Any]] = {
     "tool.close": {"id": "…"},
     "scratchpad": {"action": "set", "key": "k", "value": "v"},
     "search_memory": {"query": "uno"},
+    "artifact.read": {"ref": "…", "limit": 4},
+    "memory.compact": {},
     "send_message": {"channel": "c", "message": "hello"},
     "wait_channel": {"channel": "c", "timeout_ms": 0},
     "add_timer": {"interval": 3600, "prompt": "look", "name": "t"},
@@ -169,6 +171,9 @@ async def test_each_tool_gives_what_its_row_says_and_runs_where_it_says(session:
             more = {"id": (await session.jobs.list())[-1].id}
         elif tool_id in STATE_IDS:
             more = {"id": (await session.call("pages", {})).data["state_id"]}
+        elif tool_id == "artifact.read":
+            Path(session.workdir, "a.png").write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(8))
+            more = {"ref": (await session.call("read", {"path": "a.png"})).data["image"]["artifact"]}
         elif tool_id == "jobs":
             assert (await session.call("bash", {"command": "echo later", "background": True})).ok
         result: Result = await session.call(tool_id, {**arguments, **more})

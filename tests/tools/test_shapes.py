@@ -17,7 +17,7 @@ from handrail.contract.spec import ToolSpec, faults_in
 from handrail.tools import BUILTINS
 
 WORKSPACE = ("{workspace}",)
-READABLE = ("{workspace}", "{ad-hoc}")
+READABLE = ("{workspace}", "{ad-hoc}", "{output}")
 CLIENT = ("elicit", "sample", "roots")
 """What is read or got of a server may make it ask the client."""
 
@@ -100,6 +100,8 @@ TABLE = {
     ),
     "scratchpad": Row("action* key value", "other", "write", ("serial:X",), capabilities=("state",)),
     "search_memory": Row("query kind limit id offset", "search", "read", (), capabilities=("transcript",)),
+    "artifact.read": Row("ref* offset limit", "read", "read", (), capabilities=("transcript",)),
+    "memory.compact": Row("", "other", "read", (), capabilities=("agents",)),
     "send_message": Row("channel* message* kind", "other", "write", (), capabilities=("channels",)),
     "wait_channel": Row("channel* timeout_ms sender", "other", "write", (), capabilities=("channels",)),
     "add_timer": Row("interval* prompt* once immediate name", "other", "write", (), capabilities=("triggers",)),

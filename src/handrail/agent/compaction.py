@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import cast
 
 from handrail.agent.budget import CHARACTERS_PER_TOKEN, Budget, characters_of
@@ -14,6 +15,7 @@ from handrail.agent.model import AssistantMessage, Message, Model, ResultsMessag
 from handrail.agent.retry import RetryPolicy
 from handrail.agent.run import Run
 from handrail.agent.summary import NoSummary, summarised
+from handrail.contract.errors import UsageError
 from handrail.contract.history import History
 from handrail.contract.neutral import neutralised
 
@@ -29,6 +31,10 @@ _WHOLE = "- the whole output of"
 _MOST_PATHS = 30
 _KEEPS = 0.5
 """Of the room there is, how much the messages that stay may take."""
+_KEEPS_WHEN_ASKED = 0.2
+"""Of what there is, how much may stay where compaction is asked for."""
+_UNBOUNDED = 150_000
+"""Tokens that a model is sent to sum up, where the budget has no bound."""
 _MOST_OUTLINED = 12_000
 """Characters of the outline."""
 _OF_A_TASK = 4_000
@@ -50,36 +56,73 @@ class Room:
         self._model = model
         self._retry = retry
         self._budget = budget
+        self._asked = 0
+        """The position of the first message to keep, where room was asked for."""
+
+    def ask(self) -> tuple[int, int, int]:
+        """Ask for room before the next request, however much there is.
+
+        :return: how many messages will be left out, about how many tokens they take, and how many stay as they are
+        """
+        messages = self._conversation.messages
+        self._asked = first = self._first_when_asked(messages)
+        return first, sum(map(characters_of, messages[:first])) // CHARACTERS_PER_TOKEN, len(messages) - first
+
+    async def make_now(self, run: Run) -> Compacted:
+        """Make room between two runs, as asked. ``messages`` is 0 where there is nothing to leave out.
+
+        :raises UsageError: when it was stopped
+        :raises HandrailError: when that cannot be kept
+        """
+        self.ask()
+        if (made := await self.make(run)) is not None:
+            return made
+        if run.stopped is not None:
+            raise UsageError(f"the conversation was not compacted: {run.stop_text()}")
+        messages = self._conversation.messages
+        tokens = sum(map(characters_of, messages)) // CHARACTERS_PER_TOKEN
+        return Compacted(0, tokens, tokens, kept=len(messages), asked=True)
 
     async def make(self, run: Run) -> Compacted | None:
-        """Leave out what does not fit, where the messages are more than about the budget's ``context``. Whole exchanges
-        stay or go.
+        """Leave out what does not fit, where the messages are more than about the budget's ``context``, or what was asked for.
+        Whole exchanges stay or go.
 
         :raises HandrailError: when that cannot be kept
         """
+        asked, self._asked = self._asked, 0
         messages, tokens = self._conversation.messages, self._budget.context
         before = sum(map(characters_of, messages))
-        if tokens is None or before <= tokens * CHARACTERS_PER_TOKEN:
+        full = tokens is not None and before > tokens * CHARACTERS_PER_TOKEN
+        if not full and not asked:
             return None
-        first = first_kept(messages, int(tokens * CHARACTERS_PER_TOKEN * _KEEPS))
+        first = max(asked, first_kept(messages, int((tokens or 0) * CHARACTERS_PER_TOKEN * _KEEPS)) if full else 0)
         if first <= 1:  # nothing to leave out, or an outline in the place of an outline
             return None
         left_out, summary, why = messages[:first], None, ""
         if self._budget.compaction == "summary":
             try:
-                summary = await summarised(run, self._model, self._retry, left_out, tokens)
+                summary = await summarised(run, self._model, self._retry, left_out, tokens or _UNBOUNDED)
             except NoSummary as none:
                 if run.stopped is not None:
                     run.end_stopped()
                     return None
                 why = str(none)
-        if self._history is not None:
-            await self._history.compacted()
-        self._conversation.compact(first, outline(left_out) if summary is None else with_summary(left_out, summary))
-        await self._conversation.save()
-        after = sum(map(characters_of, self._conversation.messages))
+        text = outline(left_out) if summary is None else with_summary(left_out, summary)
+        after = before - sum(map(characters_of, left_out)) + len(text)
         counts = (first, before // CHARACTERS_PER_TOKEN, after // CHARACTERS_PER_TOKEN)
-        return Compacted(*counts, summary is not None, why)
+        made = Compacted(*counts, summary is not None, why, len(messages) - first, bool(asked))
+        if self._history is not None:
+            await self._history.compacted(asdict(made))
+        self._conversation.compact(first, text)
+        await self._conversation.save()
+        return made
+
+    def _first_when_asked(self, messages: Sequence[Message]) -> int:
+        """The position of the first message to keep where room is asked for; 0 where nothing can be left out."""
+        there = sum(map(characters_of, messages))
+        most = there if self._budget.context is None else min(there, self._budget.context * CHARACTERS_PER_TOKEN)
+        first = first_kept(messages, int(most * _KEEPS_WHEN_ASKED))
+        return first if first > 1 else 0
 
 
 def first_kept(messages: Sequence[Message], room: int) -> int:

@@ -92,13 +92,15 @@ class NoticesHeard:
 
 @dataclass(frozen=True, slots=True)
 class Compacted:
-    """The conversation has grown too long: from now on an outline or a summary is sent to the model in place of its oldest
-    messages.
+    """The conversation has grown too long, or compaction was asked for: from now on an outline or a summary is sent to the
+    model in place of its oldest messages.
 
-    :param messages: how many
+    :param messages: how many; 0 where it was asked for and there was nothing to leave out
     :param tokens_before: about what all of them took
     :param summary: the model has summed them up
     :param problem: why there is an outline where a summary was to be, or ``""``
+    :param kept: how many messages are sent as they are
+    :param asked: it was asked for
     """
 
     messages: int
@@ -106,6 +108,22 @@ class Compacted:
     tokens_after: int
     summary: bool = False
     problem: str = ""
+    kept: int = 0
+    asked: bool = False
+
+    def __str__(self) -> str:
+        """What was done, in a sentence for people."""
+        if not self.messages:
+            return f"Nothing to compact: {self.kept:,} messages of about {self.tokens_before:,} tokens are kept as they are."
+        how = (
+            "summed up"
+            if self.summary
+            else f"left out, with no summary ({self.problem})"
+            if self.problem
+            else "left out"
+        )
+        tokens = f"about {self.tokens_before:,} tokens become {self.tokens_after:,}"
+        return f"{self.messages:,} older messages are {how} and {self.kept:,} are kept: {tokens}."
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from handrail.agent.events import (
     BudgetSpent,
     CallAnswered,
     CallProposed,
+    Compacted,
     LoopEvent,
     NoticesHeard,
     ReplyCut,
@@ -51,6 +52,7 @@ from handrail.agent.subagents import OpenModel, Subagents
 from handrail.catalog.fitting import forms_to_restore
 from handrail.contract.call import Answer, ProposedCall
 from handrail.contract.errors import LogUnavailable, UsageError
+from handrail.contract.result import Result
 from handrail.contract.session import StopReason
 
 T = TypeVar("T")
@@ -167,6 +169,40 @@ class Agent:
                     outcome = event.outcome
         assert outcome is not None, "RunFinished is always the last event"
         return outcome
+
+    async def compact(self) -> Compacted:
+        """Leave older messages of the conversation out of what the model is sent, as a full context does, between two runs.
+
+        :return: how many messages are left out and how many are kept; ``messages`` is 0 where there is nothing to leave out
+        :raises UsageError: when a run of this agent is under way, or calls of the last one have no answer
+        :raises LogUnavailable: when the conversation cannot be read, or the change cannot be kept
+        """
+        if self._run is not None:
+            raise UsageError("this agent is already running a task; its conversation is compacted by memory.compact")
+        run = self._run = Run(self._counted(self.budget, asyncio.get_running_loop().time()))
+        try:
+            await self._conversation.load()
+            if self._conversation.open is not None:
+                raise UsageError("calls of the last run have no answer; go on with the session, then compact it")
+            return await self._room.make_now(run)
+        finally:
+            self._run = None
+
+    async def asked_to_compact(self) -> Result:
+        """Compact as a call of the session asks for it; see :meth:`handrail.contract.delegation.Delegates.compact`."""
+        if self._run is None:
+            made = await self.compact()
+            removed, tokens, kept = made.messages, made.tokens_before - made.tokens_after, made.kept
+        else:
+            removed, tokens, kept = self._room.ask()
+        told = {"removed_messages": removed, "removed_tokens": tokens, "kept_messages": kept}
+        if not removed:
+            note = "Nothing to compact: the conversation has no older messages that could be left out."
+        elif self._run is None:
+            note = "An outline or a summary has taken the place of the older messages."
+        else:
+            note = "Before your next reply, an outline or a summary takes the place of the older messages."
+        return Result.output({**told, "note": f"{note} search_memory finds what was said before."})
 
     async def run(self, task: Task, *, until: Until = "answered") -> AsyncGenerator[LoopEvent, None]:
         """Work on ``task`` until the model answers without calls, or until a budget, a stop, a call that waits for a person

@@ -100,6 +100,10 @@ class Subagents:
         """Return when none works."""
         await self._idle.wait()
 
+    async def compact(self) -> Result:
+        """See :meth:`handrail.contract.delegation.Delegates.compact`."""
+        return await self._of.asked_to_compact()
+
     async def run(self, call_id: str, delegation: Delegation) -> Result:
         """See :meth:`handrail.contract.delegation.Delegates.run`."""
         self._at_work += 1

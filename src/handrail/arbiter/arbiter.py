@@ -241,6 +241,8 @@ class Arbiter:
                 body["answered_by"] = entry.behind.id
         if call.proposed.provider_id is not None:
             body["provider_id"] = call.proposed.provider_id
+        if (topic := call.lane.around.topic) is not None:
+            body["topic"] = topic
         if call.parent is not None:
             body["parent"] = call.parent.id
         if call.going is not None:

@@ -91,7 +91,8 @@ class Asking:
         assert call.verdict is not None
         reason = call.verdict.reason
         if call.parent is not None:
-            raise Refusal("authorise", "denied", f"{reason} A call made by a tool cannot ask: its caller holds locks.")
+            text = f"{reason} A call that a tool makes cannot ask a person, so it is denied; a rule has to allow it."
+            raise Refusal("authorise", "denied", text)
         if call.lane.attendant is None:
             raise Refusal(
                 "authorise",

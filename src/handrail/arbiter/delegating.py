@@ -52,6 +52,11 @@ class CallAgents:
             if not self._of.hands_over:
                 del lane.delegating[self._of.id]
 
+    async def compact(self) -> Result:
+        return await _attached(
+            self._of, "no model is attached to this session, so it has no conversation to compact"
+        ).compact()
+
 
 def check_handing(call: Call) -> None:
     """Look, before a call may run or become a job, whether the work that it hands over can be begun at all.
@@ -73,13 +78,20 @@ def ready(call: Call, agent: str) -> Delegates:
 
     :raises ToolError: where it cannot be begun: there is no such agent for it, no model, no further level, or it is faulty
     """
-    lane, first = call.lane, call
+    lane = call.lane
+    check_type(agent, lane.agent_types())
+    delegates = _attached(call)
+    lane.appoint(agent)
+    return delegates
+
+
+def _attached(call: Call, without: str = NO_MODEL) -> Delegates:
+    """:raises ToolError: ``unavailable`` where no model is attached, with the text ``without``"""
+    first = call
     while first.parent is not None:
         first = first.parent
-    check_type(agent, lane.agent_types())
-    if (delegates := first.delegates or lane.delegates) is None:
-        raise ToolError(NO_MODEL, kind="unavailable")
-    lane.appoint(agent)
+    if (delegates := first.delegates or call.lane.delegates) is None:
+        raise ToolError(without, kind="unavailable")
     return delegates
 
 

@@ -10,9 +10,13 @@ from typing import Any
 
 from handrail.arbiter.call import Call, Refusal
 from handrail.arbiter.locks import Grant, LockTable, LockTimeout, conflict, lock_names
+from handrail.arbiter.peers import not_counted
 from handrail.arbiter.resources import Resources
 from handrail.contract.errors import ToolError
 from handrail.contract.spec import ToolSpec
+
+OPEN_STATE = "open state"
+"""The root of the locks that keep two steps of one state from running at the same time."""
 
 
 def in_background(call: Call, spec: ToolSpec, arguments: Mapping[str, Any]) -> bool:
@@ -42,7 +46,7 @@ def choose_locks(call: Call, resources: Resources) -> None:
         call.background = in_background(call, spec, call.arguments)
         call.wants = resources.wants(spec, call.arguments, roots, background=call.background)
         if call.steps and call.going is not None and call.parent is None:
-            call.wants = (*call.wants, (("open state", call.going.id), "X"))  # one step of it after the other
+            call.wants = (*call.wants, ((OPEN_STATE, call.going.id), "X"))  # one step of it after the other
     except ToolError as error:
         raise Refusal("validate", error.kind, error.text) from None
 
@@ -61,10 +65,10 @@ class Locking:
         """Take its locks now, or give back what there is to wait for.
 
         :param predecessors: the earlier calls of the same model reply, in its order
-        :raises Refusal: ``conflict`` where its caller's locks do not cover it
+        :raises Refusal: ``conflict`` where a call above holds locks that do not cover it
         """
-        if call.parent is not None:
-            self._borrow(call, call.parent)
+        if call.parent is not None and (held := _held_above(call)) is not None:
+            _borrow(call, call.parent, held)
             return None
         if predecessors:
             return self._after(call, predecessors)
@@ -101,7 +105,8 @@ class Locking:
         call.emit("waiting", {"for": self.locks.waiting_for(request)})
         try:
             budget_s = self.wait_ms / 1000
-            call.grant = await call.interruptible("lock", lambda: request.granted(budget_s))
+            with not_counted(call):  # the tool that makes a nested call does not use its time up by waiting
+                call.grant = await call.interruptible("lock", lambda: request.granted(budget_s))
         except LockTimeout as error:
             text = f"waited {self.wait_ms} ms for {error}; nothing was run. Try again later."
             raise Refusal("lock", "timeout", text) from None
@@ -110,22 +115,37 @@ class Locking:
                 request.withdraw()
             call.lock_wait_ms = (time.monotonic_ns() - began) / 1e6
 
-    def _borrow(self, call: Call, parent: Call) -> None:
-        """A call made by a tool runs under its caller's locks, and cannot widen them (so no cycle can form)."""
-        holder: Call | None = parent
-        while holder is not None and holder.grant is None:
-            holder = holder.parent
-        if call.wants and (holder is None or holder.grant is None or not holder.grant.covers(call.wants)):
-            needed = ", ".join(lock_names(call.wants))
-            text = f"{call.tool_id} needs the locks {needed}, which its caller {parent.tool_id} does not hold"
-            raise Refusal("lock", "conflict", f"{text}; its author declares them in 'locks'")
-
     def release(self, call: Call) -> None:
         """Give back what it holds."""
         grant: Grant | None = call.grant
         if grant is not None:
             call.grant = None
             self.locks.release(grant)
+
+
+def _held_above(call: Call) -> Grant | None:
+    """Return what the nearest call above a nested call holds, of those that hold locks; None when no call above holds any.
+
+    The lock on an open state does not count: a nested call never asks for one, so no cycle can form through it.
+    """
+    above = call.parent
+    while above is not None:
+        if above.grant is not None and any(resource[0] != OPEN_STATE for resource, _ in above.wants):
+            return above.grant
+        above = above.parent
+    return None
+
+
+def _borrow(call: Call, caller: Call, held: Grant) -> None:
+    """Check that a nested call may run under the locks ``held`` by a call above. It gets no others and waits for nobody, so that
+    no cycle can form.
+
+    :raises Refusal: ``conflict``
+    """
+    if call.wants and not held.covers(call.wants):
+        needed = ", ".join(lock_names(call.wants))
+        text = f"{call.tool_id} needs the locks {needed}, which its caller {caller.tool_id} does not hold"
+        raise Refusal("lock", "conflict", f"{text}; its author declares them in 'locks'")
 
 
 async def _until(entered: asyncio.Future[None]) -> None:

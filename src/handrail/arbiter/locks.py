@@ -8,7 +8,8 @@ without looking at them. S on a folder together with X on something in it is SIX
 **Why it cannot deadlock.** A request takes its place at all its resources in one synchronous step, so any two
 requests stand in the same order wherever they meet. A request waits only for *earlier* ones that it conflicts
 with. The earliest that waits therefore waits only for holders, and a holder never waits: a call made under a
-grant runs under that grant or is refused (:meth:`Grant.covers`).
+grant runs under that grant or is refused (:meth:`Grant.covers`). A tool that holds no locks, and runs under none, may
+wait: the calls that it makes ask for their own locks.
 
 **Why nobody starves.** What has arrived later and conflicts never passes; what conflicts with no earlier request
 passes at once.

@@ -63,9 +63,24 @@ class Agents(Protocol):
         """
         ...
 
+    async def compact(self) -> Result:
+        """Ask the session's own agent to leave older messages of its conversation out; see :meth:`Delegates.compact`.
+
+        :raises ToolError: ``unavailable`` where no model is attached to the session
+        """
+        ...
+
 
 class Delegates(Protocol):
     """Whoever has a model for sub-agents. The agent that works through a session sets itself there."""
+
+    async def compact(self) -> Result:
+        """Leave older messages of the agent's conversation out of what its model is sent: before its next request where it is at
+        work, now where it is not.
+
+        :return: how many messages are left out and how many are kept, or that there is nothing to leave out
+        """
+        ...
 
     async def run(self, call_id: str, delegation: Delegation) -> Result:
         """See :meth:`Agents.run`. Cancelling it ends the sub-agent and waits until its calls are on record.

@@ -45,10 +45,11 @@ class History(Protocol):
         """
         ...
 
-    async def compacted(self) -> None:
+    async def compacted(self, told: Mapping[str, Any]) -> None:
         """What was said so far is left out of what the model sees from here on: texts that are given once in a conversation
-        may be given again.
+        may be given again. It is recorded.
 
+        :param told: how much is left out and how much is kept, for the record
         :raises HandrailError: when that cannot be kept
         """
         ...

@@ -31,7 +31,17 @@ FACE_IDS = ("call_tool",)
 SESSION_INTERNAL = (
     *("todo", "question", "task", "skill", "tool_search", "find_tools", "browse_tools", "load_tools", "tool_status"),
     *("info", "agent.*", "tool.step", "tool.close"),
-    *("scratchpad", "scratchpad.*", "search_memory", "jobs", "read_job", "wait", "stop_task"),
+    *(
+        "scratchpad",
+        "scratchpad.*",
+        "search_memory",
+        "artifact.read",
+        "memory.compact",
+        "jobs",
+        "read_job",
+        "wait",
+        "stop_task",
+    ),
     *("terminal.read", "terminal.resize", "terminal.stop"),
     *("send_message", "wait_channel", "list_triggers", "remove_trigger"),
 )

@@ -37,10 +37,10 @@ NAMED_CAPABILITIES: Mapping[str, str] = {
     "call": "call other tools through the arbiter",
     "jobs": "look at the session's jobs, wait for them and stop them",
     "terminals": "open terminals, and type into those of the session",
-    "agents": "hand work to sub-agents",
+    "agents": "hand work to sub-agents, and have the session's own agent make room in its conversation",
     "skills": "read the session's skills",
     "channels": "send and read messages over channels",
-    "transcript": "look up what was said and done in the session",
+    "transcript": "look up what was said, done and made in the session",
     "triggers": "have the session told something at a time, or when a message comes",
     "catalog": "look through the tools there are, and bring some into the model's view",
     "elicit": "put a form of its own, or an address to visit, to the person at the client",
@@ -51,7 +51,7 @@ NAMED_CAPABILITIES: Mapping[str, str] = {
 }
 """The closed list behind ``requires.capabilities``; an unknown name is a fault at load."""
 
-VARIABLES = ("workspace", "ad-hoc", "user-data")
+VARIABLES = ("workspace", "ad-hoc", "user-data", "output")
 _VARIABLE = re.compile(r"\{([^{}]*)\}")
 
 
@@ -153,20 +153,26 @@ NOTHING = Requires()
 
 @dataclass(frozen=True, slots=True)
 class Variables:
-    """What ``{workspace}``, ``{ad-hoc}`` and ``{user-data}`` stand for: absolute, canonical folders. Empty closes the scope.
+    """What ``{workspace}``, ``{ad-hoc}``, ``{user-data}`` and ``{output}`` stand for: absolute, canonical folders. Empty closes
+    the scope.
 
     :param workspace: the workspace, and an agent's further folders that may be written
+    :param ad_hoc: the folders of files that the user has open outside of the workspace; no face tells of any now
+    :param user_data: the folder for what tools keep for the user, in whatever workspace
+    :param output: what holds the output folders of the workspace's sessions, of which each session reads its own
     :param readable: further folders that ``{workspace}`` means too, for reading only
     """
 
     workspace: tuple[str, ...] = ()
     ad_hoc: tuple[str, ...] = ()
     user_data: tuple[str, ...] = ()
+    output: tuple[str, ...] = ()
     readable: tuple[str, ...] = ()
 
     def of(self, name: str, *, reading: bool = False) -> tuple[str, ...]:
         workspace = (*self.workspace, *self.readable) if reading else self.workspace
-        return {"workspace": workspace, "ad-hoc": self.ad_hoc, "user-data": self.user_data}[name]
+        every = {"workspace": workspace, "ad-hoc": self.ad_hoc, "user-data": self.user_data, "output": self.output}
+        return every[name]
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,8 +46,23 @@ class Recalled:
     older_left_out: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class SessionArtifact:
+    """A stored output of a call of the session, or what a user showed in it.
+
+    :param media_type: what its maker said it is
+    :param untrusted: where it comes from, where that is not the operator or the user
+    """
+
+    ref: str
+    media_type: str
+    data: bytes
+    untrusted: str | None = None
+
+
 class Transcript(Protocol):
-    """The past of one session: its conversation and its calls, no other session's, not those of sub-agents either."""
+    """The past of one session: its conversation, its calls and their artifacts, no other session's, not those of sub-agents
+    either. A fork has what its parent had when it was forked."""
 
     async def search(self, query: str, *, limit: int = 10, kinds: Sequence[PassageKind] = ()) -> Recalled:
         """Find passages by words, or by phrases in double quotes, in any case. Parts of words count.
@@ -64,6 +79,16 @@ class Transcript(Protocol):
         :param start: the first character
         :param most: characters
         :raises ToolError: ``invalid_input`` where there is none of this id
+        :raises LogUnavailable: when the store cannot be read
+        """
+        ...
+
+    async def artifact(self, ref: str) -> SessionArtifact:
+        """Read an artifact of this session, whole.
+
+        :param ref: ``sha256:`` and 64 hexadecimal digits
+        :raises ToolError: ``invalid_input`` where this session has no such artifact, ``denied`` where its maker keeps it from
+            models, ``unavailable`` or ``backend`` where it is removed or damaged
         :raises LogUnavailable: when the store cannot be read
         """
         ...

@@ -16,7 +16,6 @@ from handrail.contract.requires import (
     ArgumentPattern,
     Layer,
     ShellRequires,
-    Variables,
     expand,
     union,
 )
@@ -67,13 +66,12 @@ def set_of(config: Configuration, folders: Folders, agent: str) -> AgentSet:
     :raises LoadError: with every fault of its manifest and its tools
     """
     appointed = appoint(config, agent, folders)
-    workspace = str(folders.workspace)
     confinement = Confinement(sandbox_of(config), _nothing_runs, _nothing_runs)
     sources = sources_of(config, appointed.checked, folders, confinement, as_configured(config))
     generation, _, faults = equipped(sources, 1, appointed)
     if generation is None or faults:
         raise LoadError(faults)
-    variables = appointed.variables(Variables(workspace=(workspace,), ad_hoc=(str(folders.outputs),)))
+    variables = appointed.variables(folders.variables)
     own = expand(appointed.manifest.requires, variables, agent)
     ceiling = ceiling_layer(config.settings.ceiling, variables)
     entries = list(generation.entries.values())

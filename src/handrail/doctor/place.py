@@ -65,6 +65,9 @@ def _state(folders: Folders) -> Iterator[Check]:
         size = sum(tree_bytes(folders.state / part / folders.key) for part in ("ws", "output", "scratch"))
         yield from _private(folders.state, 0o022)
         yield from _private(folders.own, 0o077, f", {_amount(size)} for this workspace")
+    if folders.user_data.exists():
+        kept = _amount(tree_bytes(folders.user_data))
+        yield from _private(folders.user_data, 0o077, f", {kept} that tools keep for the user ({{user-data}})")
     yield from _folder("state disk", place, "no call runs without a log")
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from handrail.contract.arrivals import Channels, Triggers
 from handrail.contract.delegation import NO_MODEL, Agents, AgentType, Delegates, Delegation
-from handrail.contract.errors import ToolError
+from handrail.contract.errors import HandrailError, ToolError
 from handrail.contract.offering import Offers
 from handrail.contract.opened import Opened
 from handrail.contract.result import Result
@@ -58,23 +58,40 @@ class RemoteDelegates:
         self._connection = connection
         self._session_id = session_id
 
+    async def compact(self) -> Result:
+        lost = "the process that has the model has gone; look into its session before you ask again"
+        return await self._asked("compact", {"session": self._session_id}, lost)
+
     async def run(self, call_id: str, delegation: Delegation) -> Result:
         body = {"session": self._session_id, "call": call_id, **of_delegation(delegation)}
+        lost = "the line to the process that has the model was lost while the sub-agent was at work; look at what it has done before you hand this over again"
+        return await self._asked("delegate", body, lost)
+
+    async def _asked(self, what: str, body: Message, when_lost: str) -> Result:
         try:
-            told = an_object(await self._connection.request("delegate", body, settle=True))
-            return Result.from_dict(told)
+            return Result.from_dict(an_object(await self._connection.request(what, body, settle=True)))
         except ConnectionLost as lost:
             if not lost.sent:
                 raise ToolError(
                     "the process that has the model has gone; nothing was handed over", kind="unavailable"
                 ) from None
-            text = "the line to the process that has the model was lost while the sub-agent was at work; look at what it has done before you hand this over again"
-            raise ToolError(text, kind="interrupted") from None
+            raise ToolError(when_lost, kind="interrupted") from None
         except Refused as refused:
             error = mirror.error_of(refused)
             raise error if isinstance(error, ToolError) else ToolError(str(error), kind="unavailable") from None
         except (Malformed, KeyError) as error:
             raise ToolError(f"what became of the work cannot be read: {error}", kind="backend") from None
+
+
+async def compacted(delegates: Callable[[str], Delegates | None], body: Any) -> Message:
+    """Make room in the conversation of this process's session, for the holder; see :func:`handed_over`."""
+    there = delegates(fields(body, {"session": text})["session"])
+    if there is None:
+        raise mirror.refusal_of(ToolError(NO_MODEL, kind="unavailable"))
+    try:
+        return (await there.compact()).to_dict()
+    except HandrailError as error:
+        raise mirror.refusal_of(error) from None
 
 
 async def handed_over(delegates: Callable[[str], Delegates | None], body: Any) -> Message:

@@ -38,10 +38,10 @@ class JoinedHistory:
         body = {"session": self._session_id, "ref": ref}
         return some_bytes(await self._membership.request("attachment", body, repeatable=True))
 
-    async def compacted(self) -> None:
-        while True:  # twice is as once
+    async def compacted(self, told: Mapping[str, Any]) -> None:
+        while True:  # it may be on record twice
             try:
-                return await self._membership.request("compacted", {"session": self._session_id})
+                return await self._membership.request("compacted", {"session": self._session_id, "told": dict(told)})
             except ConnectionLost:
                 continue
 
@@ -167,9 +167,9 @@ class HeldHistories:
             raise UsageError(f"nothing is kept of session {session}")
         return history
 
-    async def _compacted(self, session: str) -> None:
+    async def _compacted(self, session: str, told: Mapping[str, Any]) -> None:
         if (history := self._session_of(session).history) is not None:
-            await history.compacted()
+            await history.compacted(told)
 
     async def _provided(self, session: str, about: Mapping[str, Any], content: Any) -> Any:
         history = self._session_of(session).history

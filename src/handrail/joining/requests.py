@@ -145,7 +145,7 @@ REQUESTS: Mapping[str, Shape] = {
     "keep": {**_of_session, "entries": each(an_entry), "number": whole},
     "attached": {**_of_session, "data": some_bytes, "media_type": text},
     "attachment": {**_of_session, "ref": text},
-    "compacted": _of_session,
+    "compacted": {**_of_session, "told": an_object},
     "notices": _of_session,
     "notices.take": {**_of_session, "ids": each(text)},
     "notices.awaited": {**_of_session, "idle": flag},

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from handrail.contract.agent import AgentManifest
+from handrail.contract.patterns import escape
 from handrail.contract.requires import Capability, CapabilitySet, Layer, Variables
 from handrail.contract.spec import ToolSpec
 from handrail.policy.capabilities import call_set, passed_on, refusal
@@ -66,6 +67,12 @@ class Authority:
     def layer(self) -> Layer:
         """The agent's capability layer of now; :meth:`renew` replaces it."""
         return self.agent_layer if self.of is None else self.of.agent_layer
+
+    def names(self, folder: str) -> bool:
+        """Return whether anything that its agent or a tool of it requires is this folder, or lies in it."""
+        start = escape(folder)
+        patterns = (*self.layer.fs_read, *self.layer.fs_write)
+        return any(pattern == start or pattern.startswith(f"{start}/") for pattern in patterns)
 
     def within(self, handed: CapabilitySet) -> Authority:
         """The authority of a sub-agent's session, bounded by what its parent passes on."""

@@ -38,6 +38,13 @@ def reading(folder: str) -> Rule:
     return _rule(f"allow fs.read {escape(folder.rstrip('/'))}/**")
 
 
+def reading_as_in_workspace(folder: str) -> list[Rule]:
+    """The shipped rules for reading, of an absolute ``folder`` outside the workspace alone."""
+    own = escape(folder.rstrip("/"))
+    rules = (rule for rule in default_rules((folder,)) if rule.permission == "fs.read")
+    return [rule for rule in rules if rule.pattern == own or rule.pattern.startswith(f"{own}/")]
+
+
 def default_book(readable: Iterable[str] = ()) -> RuleBook:
     """A book that holds the shipped rules only."""
     return RuleBook(default_rules(readable))

@@ -133,7 +133,7 @@ def account_of(reader: LogReader, call_id: str) -> Account | None:
         generation=generation,
         definition=_string(proposed.get("definition")),
         source=_source(reader, call, generation),
-        session=reader.session(call.session_id),
+        session=reader.session(call.session_id) | ({} if call.topic is None else {"topic": call.topic}),
         happenings=tuple(_happening(one) for one in records),
         locks=tuple(str(lock) for lock in cast("list[Any]", locks)) if isinstance(locks, list) else (),
         lock_wait_ms=float(wait) if isinstance(wait, int | float) else None,

@@ -2,12 +2,12 @@
 
 What the bodies hold is the arbiter's business, except for the names that reading relies on:
 
-- ``proposed``: ``tool`` (id), ``arguments``
+- ``proposed``: ``tool`` (id), ``arguments``; ``topic``, where its session has one
 - ``refused``, ``committed``: ``result``, the wire form of a :class:`~handrail.contract.result.Result`; a ``committed``
   with ``late`` only adds how work ended that its call was already answered for
 - ``detached``: ``job``; ``result``, what its proposer was answered
 - ``interrupted``: ``tool``, ``intended`` (sequence of the record that was left without an outcome)
-- ``provided``: ``provider``, ``name``, ``tool`` (id or ""), ``arguments``, ``failed``, ``artifacts``; of no call
+- ``provided``: ``provider``, ``name``, ``tool`` (id or ""), ``arguments``, ``failed``, ``artifacts``, ``topic``; of no call
 - ``redacted``: ``sequences``, runs ``[first, last]`` of the records whose bodies were removed
 """
 
@@ -48,6 +48,7 @@ Kind = Literal[
     "interrupted",
     "state-ended",  # what a stateful tool had open ended without a call: its time, its session, its tool
     "client-asked",  # a running tool asks something of the client at the face: by which methods, on whose behalf
+    "compacted",  # older messages are left out of what the model of a session is sent: how many, and how many are kept
     "provided",  # a model's provider carried out a tool of its own
     "instructions-read",  # a project's instruction files above the workspace, for its model: which, and what was in them
     "redacted",

@@ -79,6 +79,7 @@ class CallRow:
     :param started_ns: when its intent was recorded
     :param ended_ns: when it was committed, refused or found interrupted
     :param error_kind: of its result, on ``error`` and ``refused``
+    :param topic: of its session when it was proposed
     """
 
     call_id: str
@@ -92,6 +93,7 @@ class CallRow:
     error_text: str | None = None
     first: int = 0
     """Sequence of its first record."""
+    topic: str | None = None
 
 
 class LogReader:
@@ -258,6 +260,20 @@ class LogReader:
                 found = entry
         return found
 
+    def outcomes_with(self, session_id: str, text: str, *, until_ns: int = _END_OF_TIME) -> Iterator[LoggedRecord]:
+        """The ``committed`` records of a session's calls in whose bodies ``text`` occurs, the latest first.
+
+        :param until_ns: none that is later
+        """
+        sql = (
+            "SELECT o.sequence, o.at_ns, o.kind, o.session, o.call, o.seal, o.body FROM record AS p "
+            "JOIN record AS o ON o.call = p.call AND o.call <> '' "
+            "WHERE p.session = ? AND p.kind = 'proposed' AND o.kind = 'committed' AND o.at_ns <= ? AND instr(o.body, ?) > 0 "
+            "ORDER BY o.sequence DESC"
+        )
+        for row in self._connection.execute(sql, (session_id, until_ns, text.encode())):
+            yield _logged(row)
+
     def proposal_of(self, call_id: str) -> LoggedRecord | None:
         """The first record of how a call was proposed, or None."""
         return self._one("WHERE call = ? AND call <> '' AND kind = 'proposed' ORDER BY sequence LIMIT 1", (call_id,))
@@ -370,6 +386,7 @@ def _summary(records: list[LoggedRecord], began: int) -> CallRow:
         error_kind,
         error_text,
         first.sequence,
+        _text((first.body or {}).get("topic")),
     )
 
 

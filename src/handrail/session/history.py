@@ -62,7 +62,8 @@ class SessionHistory:
     async def attachment(self, ref: str) -> bytes:
         return (await asyncio.to_thread(self._artifacts.get, ref)).data
 
-    async def compacted(self) -> None:
+    async def compacted(self, told: Mapping[str, Any]) -> None:
+        self._log.append([Record("compacted", self._session_id, "", self._redactor.value(dict(told)))])
         if self._lane is not None and isinstance(skills := self._lane.skills, SessionSkills):
             await skills.forget_given()
 
@@ -76,7 +77,9 @@ class SessionHistory:
             return [self._artifacts.put(data, media_type) for data, media_type in stored]
 
         artifacts = await asyncio.to_thread(keep)
-        told = {**self._redactor.value(dict(about)), "artifacts": artifacts}
+        topic = None if self._lane is None else self._lane.around.topic
+        plainly = dict(about) if topic is None else {**about, "topic": topic}
+        told = {**self._redactor.value(plainly), "artifacts": artifacts}
         await self._log.commit([Record("provided", self._session_id, "", told)])
         return artifacts
 

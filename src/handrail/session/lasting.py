@@ -19,6 +19,9 @@ from handrail.session.history import SessionHistory
 from handrail.store.opening import Store
 from handrail.store.sessions import SessionRow
 
+MAX_TOPIC = 500
+"""Characters of a topic: each call's record has it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Lasting:
@@ -32,10 +35,13 @@ class Lasting:
     log: CommitLog
 
     def row(self, opened: SessionRow) -> SessionRow:
-        """How a session is kept when it is opened: what is known of it from before stays, unless it is said anew.
+        """How a session is kept when it is opened: what is known of it from before stays, unless it is said anew. A topic is
+        kept without secrets, and no longer than ``MAX_TOPIC``.
 
         :raises UsageError: when it is another agent's
         """
+        if opened.topic is not None:
+            opened = replace(opened, topic=self.redactor.head(opened.topic, MAX_TOPIC))
         known = self.store.sessions.get(opened.id)
         if known is None or known.closed_ns is not None:
             return opened

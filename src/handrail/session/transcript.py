@@ -11,11 +11,13 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from handrail.contract.errors import ToolError
-from handrail.contract.transcript import Passage, PassageKind, Recalled
-from handrail.record.reading import LogReader
+from handrail.contract.transcript import Passage, PassageKind, Recalled, SessionArtifact
+from handrail.record.artifacts import Artifacts
+from handrail.record.reading import LoggedRecord, LogReader
 from handrail.store.connection import readable
 from handrail.store.database import Database
-from handrail.store.transcript import Said, latest_messages
+from handrail.store.sessions import session_rows
+from handrail.store.transcript import Said, latest_messages, messages_with
 
 MOST_MESSAGES = 20_000
 MOST_CALLS = 5_000
@@ -28,6 +30,7 @@ _BEFORE = 120
 _MAX_DEPTH = 32
 _TERM = re.compile(r'"([^"]+)"|(\S+)')
 _AROUND = ".,;:!?()[]{}<>'\"`*"
+_PROVIDED = "it comes from a tool of the model's provider"
 _WITHHELD = "(its output is kept from the model)"
 OWN = "search_memory"
 """Its calls are no part of what it finds."""
@@ -50,6 +53,16 @@ class SessionTranscript:
     async def passage(self, id: str, *, start: int = 0, most: int = 16_000) -> Passage:
         await self._database.writer.flush()
         return await asyncio.to_thread(self._passage, id, start, most)
+
+    async def artifact(self, ref: str) -> SessionArtifact:
+        await self._database.writer.flush()
+        return await asyncio.to_thread(self._artifact, ref)
+
+    def _artifact(self, ref: str) -> SessionArtifact:
+        with LogReader.at(self._database.path) as reader, readable(reader.connection):
+            untrusted = _source_of(reader, self._session_id, ref)
+        found = Artifacts(self._database.folders.artifacts).get(ref)
+        return SessionArtifact(ref, found.media_type, found.data, untrusted)
 
     def _search(self, terms: Sequence[str], limit: int, kinds: frozenset[PassageKind]) -> Recalled:
         there, older = self._all()
@@ -174,6 +187,59 @@ def _of_log(reader: LogReader, session_id: str, known: set[str]) -> tuple[list[P
         found.append(shown := _shown(call))
         size += len(shown.text)
     return found, False
+
+
+def _source_of(reader: LogReader, session_id: str, ref: str) -> str | None:
+    """Where an artifact of a session comes from, where that is not the operator or the user.
+
+    :raises ToolError: where the session has no such artifact, or the model may not see it
+    """
+    known = hidden = False
+    source: str | None = None
+    for outcome in _outcomes_with(reader, session_id, ref):
+        body = outcome.body or {}
+        metadata = _members(_members(body.get("result")).get("metadata"))
+        placed: object = metadata.get("artifacts")
+        if metadata.get("artifact") == ref:  # the whole of an output that a prompt shows nothing of
+            hidden = True
+        elif isinstance(placed, list) and ref in placed:
+            if "withheld" in body or any(_kept_from_model(reader, one) is not False for one in _above(outcome.call_id)):
+                hidden = True
+                continue
+            known = True
+            given = metadata.get("untrusted")
+            source = given if isinstance(given, str) else source
+    for message in messages_with(reader.connection, session_id, ref):
+        known = known or any(one.get("artifact") == ref for one in _objects(message.get("pictures")))
+        if any(ref in cast("list[object]", one.get("artifacts") or ()) for one in _objects(message.get("parts"))):
+            known, source = True, source or _PROVIDED
+    if not known:
+        if hidden:
+            raise ToolError(
+                f"{ref} is the output of a tool that keeps it from the model. Ask the user for it.", kind="denied"
+            )
+        text = f"{ref} is not an artifact of this session. Use a reference from a result of your own calls."
+        raise ToolError(text, kind="invalid_input")
+    return source
+
+
+def _outcomes_with(reader: LogReader, session_id: str, ref: str) -> Iterator[LoggedRecord]:
+    """The outcomes of a session's calls that name an artifact, and of those before it was forked."""
+    until = None
+    passed: set[str] = set()
+    while session_id not in passed:
+        passed.add(session_id)
+        yield from reader.outcomes_with(session_id, ref, **({} if until is None else {"until_ns": until}))
+        rows = session_rows(reader.connection, "WHERE id = ?", (session_id,))
+        parent = rows[0].details.get("parent") if rows else None
+        if not isinstance(parent, str):
+            return
+        until = rows[0].opened_ns if until is None else min(until, rows[0].opened_ns)
+        session_id = parent
+
+
+def _members(value: object) -> Mapping[str, Any]:
+    return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}
 
 
 def _kept_from_model(reader: LogReader, call_id: str) -> bool | None:

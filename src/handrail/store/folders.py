@@ -6,6 +6,7 @@ Below the state folder (``--state``, else ``HANDRAIL_STATE``, else the platform'
     output/<key>/<session>/      sidecars: a read-only root of that session
     scratch/<key>/<session>/     HOME in that session's sandbox
     heads/<key>                  how far the log of a workspace was written
+    user-data/                   what tools keep for the user: a root of sessions with a tool that requires it
     search/                      vectors of tools' texts and words of catalogues, for every workspace
 
 ``<key>`` is a hash of the workspace's real path, so two spellings of one workspace share their state. A log
@@ -26,11 +27,12 @@ from pathlib import Path
 
 from handrail.contract.errors import StartError, UsageError
 from handrail.contract.names import wire_name
+from handrail.contract.requires import Variables
 from handrail.store.broad import of_the_system, too_broad
 
 STATE_VARIABLE = "HANDRAIL_STATE"
 _SESSION_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
-_PARTS = ("ws", "output", "scratch", "search", "sources", "mcp", "heads")
+_PARTS = ("ws", "output", "scratch", "user-data", "search", "sources", "mcp", "heads")
 _KEY_LENGTH = 24
 """96 bits in hexadecimal: no collisions, and short enough for a socket path (108 bytes) beneath it."""
 
@@ -75,6 +77,25 @@ class Folders:
     def search(self) -> Path:
         """What searches keep between two starts: of every workspace, found by what it was made of."""
         return self.state / "search"
+
+    @property
+    def user_data(self) -> Path:
+        """The folder that ``{user-data}`` means: one for all workspaces of this user. It need not exist."""
+        return self.state / "user-data"
+
+    def make_user_data(self) -> Path:
+        """Make :attr:`user_data`, private.
+
+        :raises StartError: when it cannot be made or is not private
+        """
+        _private(self.user_data)
+        return self.user_data
+
+    @property
+    def variables(self) -> Variables:
+        """What the variables of ``requires`` stand for in this workspace. Which of the outputs a session reaches is a matter
+        of its rules and roots."""
+        return Variables((str(self.workspace),), user_data=(str(self.user_data),), output=(str(self.outputs),))
 
     @property
     def outputs(self) -> Path:

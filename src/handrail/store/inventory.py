@@ -22,13 +22,16 @@ from handrail.store.holder import holder_of
 _KEY = re.compile(r"[0-9a-f]{24}")
 _REMOVED = ".removed-"
 _PARTS = ("ws", "output", "scratch")
+USER_DATA = "user-data"
+"""Stands in place of a key for what tools keep for the user, in whatever workspace."""
 _MAX_NAME = 65_536
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """One workspace's state.
+    """One workspace's state, or what tools keep for the user.
 
+    :param key: the workspace's, or ``USER_DATA``
     :param workspace: its path, None where that is not known any more
     :param gone: that folder is certainly not there any more
     :param bytes: of all files
@@ -52,8 +55,11 @@ def inventory(state: Path) -> list[Kept]:
     """
     _check(state)
     keys = sorted({name for part in _PARTS for name in _names(state / part) if _KEY.fullmatch(name)})
-    found = [_kept(state, key) for key in keys]
-    return sorted(found, key=lambda kept: kept.used_ns or 0, reverse=True)
+    found = sorted((_kept(state, key) for key in keys), key=lambda kept: kept.used_ns or 0, reverse=True)
+    data = state / USER_DATA
+    if data.is_dir():
+        found.append(Kept(USER_DATA, None, False, tree_bytes(data), data.lstat().st_mtime_ns, None))
+    return found
 
 
 def remove(state: Path, key: str) -> list[str]:
@@ -62,6 +68,9 @@ def remove(state: Path, key: str) -> list[str]:
     :raises StartError: when a process holds it, or the state folder is not the user's own
     """
     _check(state)
+    if key == USER_DATA:
+        remove_tree(state / key)
+        return [f"{state / key}: could not be removed"] if os.path.lexists(state / key) else []
     folders = _folders(state, key)
     _refuse_if_held(folders)
     # Put aside first: whoever comes now begins anew, and never finds half of it.
@@ -186,7 +195,7 @@ def _refuse_if_held(folders: Folders) -> None:
 
 
 def _check(state: Path) -> None:
-    for folder in (state, *(state / part for part in _PARTS)):
+    for folder in (state, *(state / part for part in (*_PARTS, USER_DATA))):
         try:
             found = folder.lstat()
         except (FileNotFoundError, NotADirectoryError):

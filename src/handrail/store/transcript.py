@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, cast
 
 from handrail.store.encoding import decode
@@ -15,6 +15,21 @@ class Said(NamedTuple):
     position: int
     at_ns: int
     data: Mapping[str, Any]
+
+
+def messages_with(connection: sqlite3.Connection, session_id: str, text: str) -> Iterator[Mapping[str, Any]]:
+    """The messages of a session in which ``text`` occurs, without those that are damaged.
+
+    :raises sqlite3.Error: when the database cannot be read
+    """
+    sql = "SELECT body FROM message WHERE session = ? AND instr(body, ?) > 0 ORDER BY position"
+    for (body,) in connection.execute(sql, (session_id, text.encode())):
+        try:
+            data: object = decode(body) if isinstance(body, bytes) else None
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(data, dict):
+            yield cast("dict[str, Any]", data)
 
 
 def latest_messages(

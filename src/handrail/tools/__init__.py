@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from handrail.contract.tool import Tool
-from handrail.tools.agents import Task
+from handrail.tools.agents import Compact, Task
 from handrail.tools.ask import Ask
 from handrail.tools.channels import CHANNEL_TOOLS
 from handrail.tools.discovery import BrowseTools, FindTools, Info, LoadTools, ToolSearch
@@ -19,13 +19,13 @@ from handrail.tools.skill import SkillTool
 from handrail.tools.stateful import STATE_TOOLS
 from handrail.tools.structured import JsonRead, JsonWrite
 from handrail.tools.terminal import TERMINAL_TOOLS
-from handrail.tools.transcript import SearchMemory
+from handrail.tools.transcript import ReadArtifact, SearchMemory
 from handrail.tools.triggers import TRIGGER_TOOLS
 
 BUILTINS: tuple[Tool, ...] = (
     *(Read(), Write(), Edit(), FilePatch(), Glob(), Grep(), Bash(), Todo(), Ask(), Task(), SkillTool()),
     *(BrowseTools(), LoadTools(), FindTools(), ToolSearch(), Info()),
-    *(MultiEdit(), Tree(), JsonRead(), JsonWrite(), Python(), Scratchpad(), SearchMemory()),
+    *(MultiEdit(), Tree(), JsonRead(), JsonWrite(), Python(), Scratchpad(), SearchMemory(), ReadArtifact(), Compact()),
     *CHANNEL_TOOLS,
     *TRIGGER_TOOLS,
     *JOB_TOOLS,

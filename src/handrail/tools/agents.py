@@ -1,4 +1,4 @@
-"""task: work handed to a sub-agent, which does it in a session of its own."""
+"""task and memory.compact: what a call asks of agents: work of a sub-agent, and room in the session's own conversation."""
 
 from __future__ import annotations
 
@@ -65,6 +65,25 @@ class Task(Tool):
         return await runtime.agents.run(
             Delegation(args["subagent_type"], args["prompt"], args.get("description", ""), args.get("metadata"))
         )
+
+
+class Compact(Tool):
+    spec = ToolSpec(
+        id="memory.compact",
+        description=(
+            "Make room in your context: older messages of this conversation are replaced by an outline or a summary before your "
+            "next reply. Use it when earlier parts of long work no longer matter. Returns how many messages are removed and "
+            "kept, or that there is nothing to compact. search_memory still finds what was removed."
+        ),
+        parameters=object_schema({}),
+        requires=Requires(capabilities=("agents",)),
+        side_effect="read",
+        locks=(),
+        category="memory",
+    )
+
+    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
+        return await runtime.agents.compact()
 
 
 class AgentTool(Tool):

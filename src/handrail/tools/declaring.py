@@ -38,7 +38,7 @@ def object_schema(properties: Mapping[str, Any], required: Sequence[str] = ()) -
 
 file_reading = partial(
     ToolSpec,
-    requires=Requires(fs=FsRequires(read=("{workspace}", "{ad-hoc}"))),
+    requires=Requires(fs=FsRequires(read=("{workspace}", "{ad-hoc}", "{output}"))),
     side_effect="read",
     locks=(LockSpec("file:{path}", "S"),),
     targets={"fs.read": "{path}"},

@@ -87,14 +87,22 @@ async def bytes_answer(runtime: Runtime, path: str, start: int, count: int | Non
     """A range of bytes, as text if it is UTF-8 (ends moved to whole characters) and in base64 if not."""
     most = most_bytes(runtime)
     found = await runtime.files.read_bytes(path, start=start, max_bytes=min(count or most, most))
-    data, begin = found.data, found.start
+    return {"path": found.path, **bytes_shown(found.data, found.start, found.size, most)}
+
+
+def bytes_shown(data: bytes, begin: int, size: int, most: int) -> dict[str, object]:
+    """A range of bytes, as :func:`bytes_answer` shows one.
+
+    :param begin: its position in the whole, which has ``size`` bytes
+    :param most: bytes of the answer
+    """
     text = None
     if b"\0" not in data:
         head = _continuation(data) if begin else 0
         text, used = _whole_characters(data[head:])
         if text is not None:
-            while (size := _json_size(text)) > most:
-                text, used = _whole_characters(data[head : head + used * most // size])
+            while (length := _json_size(text)) > most:
+                text, used = _whole_characters(data[head : head + used * most // length])
                 assert text is not None
             begin += head
             data = data[head : head + used]
@@ -102,20 +110,17 @@ async def bytes_answer(runtime: Runtime, path: str, start: int, count: int | Non
         data = data[: most * 3 // 4]
     end = begin + len(data)
     return {
-        "path": found.path,
         **({"text": text} if text is not None else {"base64": base64.b64encode(data).decode("ascii")}),
         "start": begin,
         "end": end,
-        "next": end if end < found.size else None,
-        "size": found.size,
+        "next": end if end < size else None,
+        "size": size,
     }
 
 
 async def _image(runtime: Runtime, path: str, size: int) -> dict[str, object]:
     head = (await runtime.files.read_bytes(path, max_bytes=_SNIFFED)).data
-    media_type = next((kind for magic, kind in _IMAGES if head.startswith(magic)), None)
-    if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
-        media_type = "image/webp"
+    media_type = image_type(head)
     if media_type is None:
         what = next((name for magic, name in _BINARIES if head.startswith(magic)), "no known type of text")
         raise ToolError(
@@ -131,6 +136,13 @@ async def _image(runtime: Runtime, path: str, size: int) -> dict[str, object]:
         )
     whole = await runtime.files.read_bytes(path)
     return {"path": whole.path, "image": Blob(whole.data, media_type), "size": whole.size}
+
+
+def image_type(data: bytes) -> str | None:
+    """The media type of an image, by its first bytes; None for anything else."""
+    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+        return "image/webp"
+    return next((kind for magic, kind in _IMAGES if data.startswith(magic)), None)
 
 
 def _looks_binary(text: str) -> bool:

@@ -1,4 +1,4 @@
-"""search_memory: finding again what was said and done in the session."""
+"""search_memory and artifact.read: finding again what was said and done in the session, and what its calls made."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from typing import Any
 
 from handrail.contract.errors import ToolError
 from handrail.contract.requires import Requires
+from handrail.contract.result import Blob, Result
 from handrail.contract.runtime import Runtime
 from handrail.contract.spec import ToolSpec
 from handrail.contract.tool import Tool
 from handrail.contract.transcript import Passage
-from handrail.tools.declaring import object_schema
+from handrail.tools.declaring import MAX_OUTPUT, object_schema
+from handrail.tools.reading import MAX_IMAGE, bytes_shown, image_type, most_bytes
 
 MOST_HITS = 50
 MOST_CHARACTERS = 16_000
@@ -71,6 +73,60 @@ class SearchMemory(Tool):
         if recalled.older_left_out:
             answer["older_left_out"] = True
         return answer
+
+
+class ReadArtifact(Tool):
+    spec = ToolSpec(
+        id="artifact.read",
+        description=(
+            "Read an artifact of this session by its reference: the stored output that a result names as artifact "
+            "`sha256:…`. An image is returned as an image, text as text; give offset and limit for a range of "
+            "other bytes. Stops at about 200 KB; `next` is the offset to go on from, or null at the end."
+        ),
+        parameters=object_schema(
+            {
+                "ref": {
+                    "type": "string",
+                    "pattern": "^sha256:[0-9a-f]{64}$",
+                    "description": "The reference, as the result of a call names it",
+                },
+                "offset": {
+                    "type": "integer",
+                    "description": "First byte, counted from 0; below 0 counts from the end. Default 0",
+                },
+                "limit": {"type": "integer", "minimum": 1, "description": "At most this many bytes"},
+            },
+            ["ref"],
+        ),
+        requires=Requires(capabilities=("transcript",)),
+        side_effect="read",
+        locks=(),
+        idempotent=True,
+        max_output=MAX_OUTPUT,
+        category="memory",
+        kind="read",
+    )
+
+    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
+        found = await runtime.transcript.artifact(args["ref"])
+        data, size = found.data, len(found.data)
+        told: dict[str, object] = {"ref": found.ref, "media_type": found.media_type}
+        image = image_type(data) if size <= MAX_IMAGE and not args.keys() & {"offset", "limit"} else None
+        if image is not None:
+            told |= {"image": Blob(data, image), "size": size}
+        else:
+            offset: int = args.get("offset", 0)
+            begin = min(offset, size) if offset >= 0 else max(size + offset, 0)
+            most = most_bytes(runtime)
+            part = data[begin : begin + min(args.get("limit", most), most)]
+            told |= bytes_shown(part, begin, size, most)
+            if "base64" in told and not args.keys() & {"offset", "limit"}:
+                raise ToolError(
+                    f"{found.ref} is binary ({found.media_type}, {size:,} bytes). Give offset and limit to read a range of it "
+                    "in base64.",
+                    kind="invalid_input",
+                )
+        return Result.output(told) if found.untrusted is None else Result.output(told, untrusted=found.untrusted)
 
 
 def _shown(one: Passage) -> dict[str, object]:

@@ -12,6 +12,8 @@ from handrail.contract.session import Session
 from handrail.contract.skills import Skill
 from handrail.policy.modes import MEANINGS, MODES
 
+COMPACT = "compact"
+"""The slash command by which a user asks for compaction."""
 MODE, MODEL = "mode", "model"
 """The ids of the options."""
 _COMMAND = re.compile(r"\s*/([^\s/]+)(?:\s+(.*))?", re.DOTALL)
@@ -46,9 +48,12 @@ def _select(
 
 
 def commands(skills: Sequence[Skill]) -> schema.AvailableCommandsUpdate:
-    """The skills as slash commands, with whose words they are."""
-    found: list[schema.AvailableCommand] = []
+    """The slash commands: compaction, and the skills with whose words they are. A skill by the name of a command is left out."""
+    about = "Make room in the context: an outline or a summary takes the place of older messages"
+    found = [schema.AvailableCommand(name=COMPACT, description=about)]
     for skill in skills:
+        if skill.name == COMPACT:
+            continue
         brought = skill.layer == "workspace"
         found.append(
             schema.AvailableCommand(
@@ -65,6 +70,11 @@ def commands(skills: Sequence[Skill]) -> schema.AvailableCommandsUpdate:
 
 
 _OF = {"user": "this installation", "shipped": "Handrail"}
+
+
+def asks_to_compact(task: str) -> bool:
+    """Return whether a prompt is the command for compaction, and nothing else."""
+    return task.strip() == f"/{COMPACT}"
 
 
 def picked(task: str, session: Session) -> str:

@@ -114,8 +114,7 @@ class Conversation:
 
     def announce(self) -> None:
         """Send the slash commands that the user can pick."""
-        if self.telling.has("skill") and (skills := self.session.skills):
-            self.telling.tell(choosing.commands(skills))
+        self.telling.tell(choosing.commands(self.session.skills if self.telling.has("skill") else ()))
 
     # ── prompts ──────────────────────────────────────────────────────────────────────────────────
 
@@ -133,7 +132,9 @@ class Conversation:
                 f"the model {self.named or self.model.name} takes no images; say what is in them, or choose another model",
             )
         self._cancelled = False
-        running = self._running = asyncio.create_task(self._work(choosing.picked(task, self.session), pictures))
+        compacts = choosing.asks_to_compact(task) and not pictures
+        work = self._compact() if compacts else self._work(choosing.picked(task, self.session), pictures)
+        running = self._running = asyncio.create_task(work)
         running.add_done_callback(self._over)
         return await asyncio.shield(running)  # the SDK cancels its handlers when the client goes: that is no abort
 
@@ -147,6 +148,20 @@ class Conversation:
         if self._running is not None:
             self._cancelled = True
             self.agent.cancel("user")
+
+    async def _compact(self) -> schema.PromptResponse:
+        """Make room in the conversation, and say how much."""
+        try:
+            self._remark()
+            self.telling.says(str(await self.agent.compact()))
+            return schema.PromptResponse(stop_reason="end_turn")
+        except HandrailError as error:
+            if self._cancelled:
+                return schema.PromptResponse(stop_reason="cancelled")
+            raise RequestError(INTERNAL_ERROR, str(error)) from None
+        finally:
+            self.telling.settled()
+            await self.telling.flush()
 
     async def _work(self, task: str, pictures: Sequence[Blob]) -> schema.PromptResponse:
         outcome: RunOutcome | None = None

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from handrail.store.folders import Folders
 
 _HASH = re.compile(r"[0-9a-f]{64}")
-_NO_CALLS = ("provided", "instructions-read")
+_OF_A_TOPIC = 60
+"""Characters of a topic that a line of a call shows."""
+_NO_CALLS = ("provided", "instructions-read", "compacted")
 """Kinds of records that stand among the calls: what was done for a model otherwise."""
 
 
@@ -174,6 +176,9 @@ def _line(row: CallRow | LoggedRecord) -> tuple[str, ...]:
     if row.kind == "instructions-read":
         files = ", ".join(map(_read_above, body.get("files") or ())) if row.body is not None else "redacted"
         return _time(row.at_ns), row.session_id, "instructions", row.kind, files
+    if row.kind == "compacted":
+        told = f"{body.get('messages')} messages left out, {body.get('kept')} kept"
+        return _time(row.at_ns), row.session_id, "conversation", row.kind, told if row.body is not None else "redacted"
     how = "failed" if body.get("failed") else "done"
     about = (
         f"{how} by {body.get('provider') or 'the provider'}: {json.dumps(body.get('arguments'), ensure_ascii=False)}"
@@ -204,10 +209,13 @@ def _as_data(row: CallRow | LoggedRecord) -> dict[str, Any]:
 
 def _about(row: CallRow) -> str:
     if row.error_kind is not None:
-        return f"{row.error_kind}: {row.error_text or ''}"
-    if row.ended_ns is not None:
-        return f"{(row.ended_ns - row.proposed_ns) / 1e6:.0f} ms"
-    return ""
+        ended = f"{row.error_kind}: {row.error_text or ''}"
+    else:
+        ended = "" if row.ended_ns is None else f"{(row.ended_ns - row.proposed_ns) / 1e6:.0f} ms"
+    if row.topic is None:
+        return ended
+    cut = row.topic if len(row.topic) <= _OF_A_TOPIC else f"{row.topic[:_OF_A_TOPIC]}…"
+    return f"{ended}; topic: {cut}" if ended else f"topic: {cut}"
 
 
 def _show_records(setting: Setting, records: list[LoggedRecord], *, whole: bool) -> None:

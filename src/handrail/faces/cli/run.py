@@ -40,6 +40,11 @@ MOST_SHOWN = 160
     help="Go on with a session; without ID the last one that nobody has open.",
 )
 @click.option("--fork", metavar="ID", shell_complete=forkable_ids, help="Begin with what was said in that session.")
+@click.option(
+    "--compact",
+    is_flag=True,
+    help="With --resume or --fork: first leave older messages out; without TASK nothing else.",
+)
 @asked_for("")
 @common
 def command(
@@ -47,6 +52,7 @@ def command(
     task: str | None,
     resume: str | None,
     fork: str | None,
+    compact: bool,
     asked: Asked,
 ) -> int:
     """Give TASK to a model and let it work through the tools.
@@ -61,11 +67,13 @@ def command(
         task, resume = resume, ""  # handrail run --resume "a task": no id has blanks in it
     if task is None and resume is None and fork is None:
         raise click.UsageError("give a TASK, or go on with a session by --resume")
+    if compact and resume is None and fork is None:
+        raise click.UsageError("--compact needs a session: handrail run --resume ID --compact")
     if resume is not None:
         resume = to_resume(setting, resume).id
     if before := resume or fork:
         setting = as_its_agent(setting, before)
-    begin = Begin(task, resume, fork)
+    begin = Begin(task, resume, fork, compact)
 
     return drive(lambda interruption: _run(setting, begin, asked, interruption))
 
@@ -77,11 +85,13 @@ class Begin:
     :param task: None to go on from where a session stopped
     :param resume: the session to go on with; None for a new one
     :param fork: the session whose messages a new one begins with
+    :param compact: older messages are left out first; without a task that is all
     """
 
     task: str | None
     resume: str | None = None
     fork: str | None = None
+    compact: bool = False
 
 
 async def _session(setting: Setting, kernel: Kernel, begin: Begin) -> Session:
@@ -119,6 +129,12 @@ async def _run(
             budget=asked.budget(manifest),
         )
         interruption.stop = agent.cancel
+        if begin.compact:
+            view.show(await agent.compact())
+            if begin.task is None:
+                interruption.stop = None
+                await session.suspend()
+                return OUTPUT
         async with aclosing(agent.run(begin.task, until="idle")) as events:
             async for event in events:
                 view.show(event)
@@ -229,10 +245,13 @@ class LiveView:
             case kinds.NoticesHeard(notices):
                 for notice in notices:
                     self._line("• ", f"{notice.kind} {notice.source}", shortened(notice.text), "blue")
-            case kinds.Compacted(messages, before, after, summary, problem):
-                how = "summed up" if summary else f"left out, with no summary ({problem})" if problem else "left out"
-                about = f"{messages:,} older messages are {how}: about {before:,} tokens become {after:,}"
-                self._line("! ", "the conversation is long", about, "yellow")
+            case kinds.Compacted():
+                self._line(
+                    "! ",
+                    "the conversation was compacted" if event.asked else "the conversation is long",
+                    str(event),
+                    "yellow",
+                )
             case kinds.Waiting():
                 self._end_text()
                 note("waiting for what still runs (Ctrl-C ends it)")

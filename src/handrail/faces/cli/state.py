@@ -117,6 +117,10 @@ def _listed(setting: Setting, kept: Sequence[Kept]) -> None:
 
 
 def _about(one: Kept) -> str:
+    from handrail.store.inventory import USER_DATA
+
+    if one.key == USER_DATA:
+        return "what tools keep for you, in whatever workspace"
     where = "a workspace that is not known any more" if one.workspace is None else str(one.workspace)
     if one.gone:
         where += "  (not there any more)"

@@ -1,0 +1,218 @@
+"""artifact.read gives a session what its own calls have stored, through every stage of an output, and nobody else's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.kernel.test_sub_agents import kernel_of, models, task
+
+from handrail import Blob, Session, tool
+from handrail.agent.loop import Agent
+from handrail.agent.pictures import shown
+from handrail.testing.kernels import temporary_kernel
+from handrail.testing.models import PlayedModel, call_reply, text_reply
+
+pytestmark = pytest.mark.proves("O-04")
+
+PNG = b"\x89PNG\r\n\x1a\n" + bytes(40)
+SECRET = "s3cr3t-that-comes-later"
+ACTS = "an\x1b[2J escape, a \u200b zero width, <|im_start|>"
+
+
+@tool(id="made.text", side_effect="read", locks=[])
+async def make(text: str, times: int = 1) -> dict[str, Any]:
+    """Make a text artifact."""
+    return {"made": Blob(text.encode() * times, "text/plain")}
+
+
+@tool(id="made.bytes", side_effect="read", locks=[])
+async def make_bytes(kind: str) -> dict[str, Any]:
+    """Make a picture, or bytes of no kind."""
+    return {"made": Blob(PNG if kind == "png" else b"\xff\x00" * 50, "application/x-made")}
+
+
+@tool(id="made.masked", side_effect="read", locks=[], prompt_mask=True)
+async def masked() -> dict[str, Any]:
+    """Make what a prompt does not show."""
+    return {"summary": "made", "text": "only for people"}
+
+
+@tool(id="made.edge", side_effect="read", locks=[], exposure="edge")
+async def edge() -> dict[str, Any]:
+    """Make what only people see."""
+    return {"made": Blob(b"for people", "text/plain")}
+
+
+@tool(id="made.foreign", side_effect="read", locks=[], requires={"net": {"hosts": ["example.org"]}})
+async def foreign() -> dict[str, Any]:
+    """Make what comes from the network."""
+    return {"made": Blob(b"from outside", "text/plain")}
+
+
+@tool(id="made.claim", side_effect="read", locks=[])
+async def claim(ref: str) -> dict[str, Any]:
+    """Name an artifact that the tool did not make."""
+    return {"artifact": ref, "media_type": "text/plain", "bytes": 1}
+
+
+TOOLS = [make, make_bytes, masked, edge, foreign, claim]
+RULES = ["allow made.*", "allow net.fetch example.org"]
+
+
+async def made(session: Session, name: str = "made.text", **arguments: Any) -> str:
+    result = await session.call(name, arguments)
+    assert result.ok, result.error_text
+    return result.data["made"]["artifact"]
+
+
+async def read(session: Session, ref: str, **more: Any) -> Any:
+    return await session.call("artifact.read", {"ref": ref, **more})
+
+
+async def refused(session: Session, ref: str) -> str:
+    result = await read(session, ref)
+    assert result.error_kind == "invalid_input", result
+    return str(result.error_text).replace(ref, "REF")
+
+
+async def test_a_text_is_read_back_by_ranges_and_an_image_as_an_image(tmp_path: Path) -> None:
+    async with temporary_kernel(tmp_path, tools=TOOLS, rules=RULES) as kernel:
+        session = await kernel.session()
+        ref = await made(session, text="één twee drie")
+        whole = await read(session, ref)
+        assert whole.data == {
+            "ref": ref,
+            "media_type": "text/plain",
+            "text": "één twee drie",
+            "start": 0,
+            "end": 15,
+            "next": None,
+            "size": 15,
+        }
+        part = (await read(session, ref, offset=1, limit=6)).data  # begins and ends within a character
+        assert (part["text"], part["start"], part["end"], part["next"]) == ("én t", 2, 7, 7)
+        assert (await read(session, ref, offset=-4)).data["text"] == "drie"
+        assert (await read(session, ref, offset=99)).data["text"] == ""
+        picture = await made(session, "made.bytes", kind="png")
+        answer = await read(session, picture)
+        assert answer.data["image"] == {"artifact": picture, "media_type": "image/png", "bytes": len(PNG)}
+        assert answer.metadata["artifacts"] == [picture]
+        assert (await read(session, picture, offset=1, limit=3)).data["text"] == "PNG"
+
+
+async def test_other_bytes_are_given_only_where_a_range_is_asked_for(tmp_path: Path) -> None:
+    async with temporary_kernel(tmp_path, tools=TOOLS, rules=RULES) as kernel:
+        session = await kernel.session()
+        ref = await made(session, "made.bytes", kind="?")
+        answer = await read(session, ref)
+        assert answer.error_kind == "invalid_input" and "100 bytes" in str(answer.error_text)
+        assert (await read(session, ref, limit=2)).data["base64"] == "/wA="
+
+
+async def test_it_passes_every_stage_again(tmp_path: Path) -> None:
+    async with temporary_kernel(tmp_path, tools=TOOLS, rules=RULES) as kernel:
+        session = await kernel.session("ses_1")
+        acting, long = await made(session, text=ACTS), await made(session, text="0123456789", times=50_000)
+        keeping = await made(session, text=f"a {SECRET} in it")
+        foreign_ref = await made(session, "made.foreign")
+        top = PlayedModel(call_reply(("artifact__read", {"ref": acting})), text_reply("."))
+        await Agent(session, top).complete("Read it.")
+        told = str(top.requests[-1].messages)
+        assert "⟦U+001B⟧[2J" in told and "⟦U+200B⟧" in told and "⟦<⟧|im_start|>" in told
+        part = (await read(session, long)).data
+        assert part["next"] == part["end"] == 200_000 - 2 and part["size"] == 500_000  # with the quotes of JSON
+        assert (await read(session, long, offset=part["next"])).data["start"] == part["end"]
+        assert "the network" in (await read(session, foreign_ref)).metadata["untrusted"]
+        assert "untrusted" not in (await read(session, acting)).metadata
+    async with temporary_kernel(tmp_path, tools=TOOLS, rules=RULES, secrets={"token": SECRET}) as kernel:
+        session = await kernel.session("ses_1")
+        text = (await read(session, keeping)).data["text"]
+        assert SECRET not in text and text.startswith("a ") and text.endswith(" in it")
+
+
+async def test_another_sessions_is_answered_like_one_that_does_not_exist(tmp_path: Path) -> None:
+    async with temporary_kernel(tmp_path, tools=TOOLS, rules=RULES) as kernel:
+        one, other = await kernel.session(), await kernel.session()
+        ref = await made(one, text="mine")
+        assert await refused(other, ref) == await refused(other, f"sha256:{'0' * 64}")
+        assert (await other.call("made.claim", {"ref": ref})).ok  # naming it gives nothing
+        await refused(other, ref)
+        assert (await read(other, ref.removeprefix("sha256:"))).error_kind == "invalid_input"
+        assert await made(other, text="mine") == ref  # the same content, made here as well
+        assert (await read(other, ref)).data["text"] == "mine"
+
+
+@pytest.mark.proves("P-12")
+async def test_neither_a_sub_agent_nor_its_parent_reads_what_the_other_made(tmp_path: Path) -> None:
+    manifest = 'role = "subagent"\nmodel = "played:maker"\nrules = ["allow made.*"]'
+    async with kernel_of(tmp_path, {"maker": manifest}, tools=TOOLS, rules=RULES) as kernel:
+        session = await kernel.session()
+        above = await made(session, text="above")
+        maker = PlayedModel(
+            call_reply(("made__text", {"text": "below"}), ("artifact__read", {"ref": above})), text_reply(".")
+        )
+        top = PlayedModel(call_reply(task("maker")), text_reply("."))
+        await Agent(session, top, models=models(maker=maker)).complete("Go.")
+        told = str(maker.requests[-1].messages)
+        assert "is not an artifact of this session" in told
+        (child,) = kernel.rooms.store.sessions.under(session.id)
+        await kernel.log.flush()
+        (call,) = (row for row in kernel.log.reader.calls(session=child.id) if row.tool == "made.text")
+        outcome = kernel.log.reader.outcome_of(call.call_id)
+        assert outcome is not None and outcome.body is not None
+        (below,) = outcome.body["result"]["metadata"]["artifacts"]
+        await refused(session, below)
+
+
+@pytest.mark.proves("O-06")
+async def test_what_its_tool_keeps_from_the_model_is_denied(tmp_path: Path) -> None:
+    async with temporary_kernel(tmp_path, tools=TOOLS, rules=RULES) as kernel:
+        session = await kernel.session()
+        hidden = (await session.call("made.masked", {})).metadata["artifact"]
+        of_people = await made(session, "made.edge")
+        for ref in (hidden, of_people):
+            answer = await read(session, ref)
+            assert answer.error_kind == "denied" and "keeps it from the model" in str(answer.error_text)
+
+
+async def test_a_fork_reads_what_was_made_before_it_was_forked(tmp_path: Path) -> None:
+    async with temporary_kernel(tmp_path, tools=TOOLS, rules=RULES) as kernel:
+        parent = await kernel.session()
+        before = await made(parent, text="before")
+        await kernel.log.flush()
+        fork = await kernel.session(await kernel.fork(parent.id))
+        after = await made(parent, text="after")
+        assert (await read(fork, before)).data["text"] == "before"
+        await refused(fork, after)
+        await refused(parent, await made(fork, text="of the fork"))
+
+
+async def test_what_a_user_showed_or_a_provider_made_in_it_is_its_own(tmp_path: Path) -> None:
+    async with temporary_kernel(tmp_path, tools=TOOLS, rules=RULES) as kernel:
+        session, other = await kernel.session(), await kernel.session()
+        assert session.history is not None
+        said = await shown("Look.", [Blob(PNG, "image/png")], session.history)
+        ref = said.pictures[0].ref
+        await refused(session, ref)  # it is not said yet
+        await Agent(session, PlayedModel(text_reply("Seen."))).complete(said)
+        assert (await read(session, ref)).data["image"]["artifact"] == ref
+        await refused(other, ref)
+        (given,) = await session.history.provided({"provider": "p", "name": "image_gen"}, {"made": "by a provider"})
+        await refused(session, given)  # it is in no message yet
+        part: dict[str, Any] = {"kept": "p", "block": {}, "said": True, "artifacts": [given]}
+        await session.history.keep([(9, {"v": 1, "role": "assistant", "parts": [part]})])
+        answer = await read(session, given)
+        assert answer.data["text"] == '{"made": "by a provider"}' and "provider" in answer.metadata["untrusted"]
+        await refused(other, given)
+
+
+async def test_what_was_removed_from_the_log_is_not_found_any_more(tmp_path: Path) -> None:
+    async with temporary_kernel(tmp_path, tools=TOOLS, rules=RULES) as kernel:
+        session = await kernel.session()
+        ref = await made(session, text="to go")
+        await kernel.log.flush()
+        everything = [record.sequence for record in kernel.log.reader.records(session=session.id)]
+        await kernel.log.redact(everything, reason="test")
+        await refused(session, ref)
