@@ -12,6 +12,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from tests.requirements import ROWS
@@ -52,48 +53,154 @@ class Proof:
 
 
 class UnreadableMark(ValueError):
-    """A ``proves`` mark whose ids are not plain strings, so that nobody can find them by reading."""
+    """A ``proves`` mark that shows nothing: its ids are not plain strings, or it is not on a test that pytest collects and runs."""
 
 
 def proofs(folder: Path = TESTS, root: Path = ROOT) -> list[Proof]:
     """Every claim under ``folder``, in the order of files and lines.
 
-    :raises UnreadableMark: when a mark's ids are not string literals
+    :raises UnreadableMark: when a mark's ids are not string literals, or when a mark is on something that is not a test
     """
     found: list[Proof] = []
-    for path in sorted(folder.rglob("test_*.py")):
-        tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
-        file = path.relative_to(root).as_posix()
-        whole_file = [
-            row
-            for node in tree.body
-            if isinstance(node, ast.Assign)
-            and any(isinstance(target, ast.Name) and target.id == "pytestmark" for target in node.targets)
-            for row in _rows(ast.walk(node.value), file)
-        ]
-        found += _claims(tree.body, file, tuple(whole_file))
+    for path in sorted(folder.rglob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        if "proves" in text:
+            found += _File(path.relative_to(root).as_posix(), ast.parse(text, filename=str(path))).proofs()
     return found
 
 
-def _claims(body: list[ast.stmt], file: str, inherited: tuple[str, ...]) -> Iterator[Proof]:
-    for node in body:
-        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            continue
-        own = tuple(_rows((part for mark in node.decorator_list for part in ast.walk(mark)), file))
-        if isinstance(node, ast.ClassDef):
-            yield from _claims(node.body, file, inherited + own)
-        elif node.name.startswith("test"):
-            for row in dict.fromkeys(inherited + own):
-                yield Proof(row, file, node.lineno, node.name)
+_Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
-def _rows(nodes: Iterator[ast.AST], file: str) -> Iterator[str]:
-    for node in nodes:
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "proves":
-            for argument in node.args:
-                if not isinstance(argument, ast.Constant) or not isinstance(argument.value, str):
-                    raise UnreadableMark(f"{file}:{node.lineno}: proves(…) takes row ids as plain strings")
-                yield argument.value
+class _File:
+    """The marks of one file of Python."""
+
+    def __init__(self, name: str, tree: ast.Module) -> None:
+        self.name = name
+        self.tree = tree
+        self.read: set[ast.AST] = set()
+        """The marks that were found on a test, a class or the file."""
+
+    def proofs(self) -> list[Proof]:
+        marks = [
+            node.value
+            for node in self.tree.body
+            if isinstance(node, ast.Assign)
+            and any(isinstance(target, ast.Name) and target.id == "pytestmark" for target in node.targets)
+        ]
+        rows = self.rows(marks)
+        ends = [node.value for node in self.tree.body if isinstance(node, ast.Expr) and _ends_it(node)]
+        found = list(self.claims(self.tree.body, rows, never_runs([*marks, *ends])))
+        if rows and not found:
+            raise self.refusal(marks[0], "the file has no test that runs")
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Attribute) and node.attr == "proves" and node not in self.read:
+                raise self.refusal(node, "it is not a decorator of a test, and not in the file's pytestmark")
+        if found and not re.fullmatch(r"test_.*\.py", Path(self.name).name):
+            raise self.refusal(self.tree.body[0], "pytest collects tests from files named test_*.py only")
+        return found
+
+    def claims(self, body: list[ast.stmt], inherited: tuple[str, ...], skipped: str | None) -> Iterator[Proof]:
+        for place, node in enumerate(body):
+            if not isinstance(node, _Definition):
+                continue
+            own = self.rows(node.decorator_list)
+            problem = skipped or never_runs(node.decorator_list) or _not_collected(node, body[place + 1 :])
+            rows = tuple(dict.fromkeys(inherited + own))
+            found: list[Proof] = []
+            if isinstance(node, ast.ClassDef):
+                found += self.claims(node.body, rows, problem)
+                problem = problem or "the class has no test that runs"
+            elif problem is None:
+                found += (Proof(row, self.name, node.lineno, node.name) for row in rows)
+            if own and not found:
+                raise self.refusal(node, f"{node.name} shows nothing: {problem}")
+            yield from found
+
+    def rows(self, marks: list[ast.expr]) -> tuple[str, ...]:
+        return tuple(row for mark in marks for row in self._rows(mark))
+
+    def _rows(self, mark: ast.expr) -> Iterator[str]:
+        for node in ast.walk(mark):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "proves":
+                self.read.add(node.func)
+                for argument in node.args:
+                    if not isinstance(argument, ast.Constant) or not isinstance(argument.value, str):
+                        raise self.refusal(node, "it takes row ids as plain strings")
+                    yield argument.value
+
+    def refusal(self, node: ast.AST, problem: str) -> UnreadableMark:
+        return UnreadableMark(
+            f"{self.name}:{getattr(node, 'lineno', 1)}: a proves(…) mark cannot be counted: {problem}. "
+            "Put the mark on a test that runs, or remove it"
+        )
+
+
+def _not_collected(node: _Definition, later: list[ast.stmt]) -> str | None:
+    """Why pytest does not run a definition as a test or a class of tests, or why its run shows nothing."""
+    if node.name in {name for other in later for name in _bound(other)}:
+        return "the same name is defined again below"
+    if isinstance(node, ast.ClassDef):
+        names = {name for part in node.body for name in _bound(part)}
+        if not node.name.startswith("Test"):
+            return "the name of a class of tests begins with Test"
+        if "__init__" in names or "__new__" in names:
+            return "pytest does not collect a class with a constructor"
+        return "__test__ is set" if "__test__" in names else None
+    if any(_name(part).endswith("fixture") for part in node.decorator_list):
+        return "it is a fixture"
+    if not node.name.startswith("test"):
+        return "the name of a test begins with test"
+    rest = [part for part in node.body if not isinstance(part, ast.Pass) and not _is_constant(part)]
+    if not rest:
+        return "it has no statement"
+    return "its first statement ends it" if _ends_it(rest[0]) else None
+
+
+def never_runs(marks: list[ast.expr]) -> str | None:
+    """Why pytest never runs, or never counts, what has these marks."""
+    each = [one.elts if isinstance(one, ast.List | ast.Tuple) else [one] for one in marks]
+    for mark in chain.from_iterable(each):
+        name, call = _name(mark), mark if isinstance(mark, ast.Call) else None
+        conditions = [*call.args] if call else []
+        if name.endswith(".skip"):
+            return "it is always skipped"
+        if name.endswith(".skipif") and conditions and all(_is_true(one) for one in conditions):
+            return "it is always skipped"
+        if name.endswith(".xfail") and all(_is_true(one) for one in conditions):
+            return "it is expected to fail"
+        if name.endswith(".parametrize") and len(conditions) > 1:
+            values = conditions[1]
+            if isinstance(values, ast.List | ast.Tuple | ast.Set) and not values.elts:
+                return "it is parametrized with no value"
+    return None
+
+
+def _ends_it(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and _name(node.value) in ("pytest.skip", "pytest.xfail")
+
+
+def _name(node: ast.expr) -> str:
+    """The dotted name of a mark or of what is called, ``pytest.mark.skip`` for ``pytest.mark.skip(reason="…")``."""
+    while isinstance(node, ast.Call):
+        node = node.func
+    return ast.unparse(node)
+
+
+def _is_true(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and bool(node.value)
+
+
+def _is_constant(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+
+
+def _bound(node: ast.stmt) -> list[str]:
+    """The names that a statement defines or assigns."""
+    if isinstance(node, _Definition):
+        return [node.name]
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+    return [target.id for target in targets if isinstance(target, ast.Name)]
 
 
 def render(rows: dict[str, str], claims: list[Proof]) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 from tests.store.leases import Time, abandon, taken
 from tests.store.places import Place
 
@@ -78,5 +78,8 @@ class Contenders(RuleBasedStateMachine):
         self.room.cleanup()
 
 
-TestContenders = pytest.mark.proves("L-07")(Contenders.TestCase)
-TestContenders.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+@pytest.mark.proves("L-07")
+def test_of_any_processes_that_contend_at_most_one_may_act() -> None:
+    run_state_machine_as_test(  # pyright: ignore[reportUnknownMemberType]
+        Contenders, settings=settings(max_examples=40, stateful_step_count=30, deadline=None)
+    )
