@@ -25,6 +25,19 @@ def test_a_new_tool_of_each_kind_passes_its_own_test(kind: ToolKind, tmp_path: P
     assert "1 passed" in passed(tmp_path, "test_text_words.py")
 
 
+@confined
+@pytest.mark.proves("R-13")
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_test_of_a_new_tool_fails_when_the_tool_is_wrong(kind: ToolKind, tmp_path: Path) -> None:
+    """One more than the words that there are, and no answer at all."""
+    *_, tool, test = write(tmp_path, files_of(kind, "text.words"))
+    right = tool.read_text()
+    for wrong in (right.replace("len(", "1 + len("), right.replace('"words": ', '"other": ')):
+        assert wrong != right
+        tool.write_text(wrong)
+        assert "1 failed" in outcome(tmp_path, test.name)[1]
+
+
 NAMES = {
     "function": ("class", "json", "test", "len", "temporary_kernel", "pydantic", "x-y.2"),
     "class": ("import", "test.words", "none", "words.test", "tool", "path"),
@@ -48,16 +61,26 @@ def test_ids_that_are_names_of_something_else_give_tools_that_pass_their_tests_t
 
 def passed(folder: Path, *names: str) -> str:
     """What pytest prints of the tests there, all of which pass."""
+    code, said = outcome(folder, *names)
+    assert code == 0, said
+    return said
+
+
+def outcome(folder: Path, *names: str) -> tuple[int, str]:
+    """The exit code of pytest on the tests there, and what it prints."""
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *names],
         cwd=folder,
-        env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},  # it needs none
+        env={
+            **os.environ,
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # it needs none
+            "PYTHONDONTWRITEBYTECODE": "1",  # a tool is changed within a second here
+        },
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return done.returncode, done.stdout + done.stderr
 
 
 @pytest.mark.proves("R-13", "K-12")
