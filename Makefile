@@ -11,7 +11,7 @@ STAMP := .venv/.ready-$(KEY)
 BENCH_STAMP := bench/.venv/.ready-$(BENCH_KEY)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run doors agents test attack acp conformance upstreams soak bench lint format docs clean
+.PHONY: help setup run doors agents test attack acp conformance upstreams soak mutants bench lint format docs clean
 
 help: ## what there is
 	@sed -n 's/^\([a-z]*\):.*## /\1|/p' Makefile | awk -F'|' '{ printf "  make %-11s %s\n", $$1, $$2 }'
@@ -74,6 +74,9 @@ upstreams: setup ## nine public MCP servers from npm and PyPI, all at once behin
 soak: setup ## the big counts
 	@$(BIN)/python -m pytest -m slow --timeout 1800
 	@$(BIN)/python -m pytest -m hypothesis --hypothesis-profile thorough --timeout 1800
+
+mutants: setup ## nightly: break one line of each requirement row in a copy, and report what no test of the row notices; ROWS="K-04 S-11" for some
+	@$(BIN)/python -m tests.mutants $(ROWS)
 
 lint: setup ## style, types, room order, generated documents
 	$(BIN)/ruff check .
