@@ -232,6 +232,7 @@ def copied(root: Path, tree: Path) -> Tree:
             if b"\0" not in content and os.fsencode(root) in content:
                 path.write_bytes(content.replace(os.fsencode(root), os.fsencode(tree)))
     python = tree / ".venv" / "bin" / "python"
+    subprocess.run([python, "-m", "compileall", "-q", "src"], cwd=tree, check=False)  # what tests start writes none
     asked = [python, "-c", "import handrail; print(handrail.__file__)"]
     found = Path(subprocess.run(asked, capture_output=True, text=True, check=True, cwd=tree).stdout.strip())
     if not found.is_relative_to(tree):

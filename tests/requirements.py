@@ -31,7 +31,7 @@ ROWS: dict[str, str] = {
     "R-06": "Tools stand in immutable generations; the next one is published in one step, a turn keeps the one it began with, and the log names it.",
     "R-08": "A Python module with execute(topic, params, config, telemetry) and metadata is a tool that is read without running it and runs confined.",
     "R-13": "handrail new tool writes a working tool of each kind with its test.",
-    "R-15": "handrail build freezes an agent with its tools, overrides resolved and everything checked, by hash into a folder that starts anywhere, and what differs from it stops the start.",
+    "R-15": "handrail build makes executables from source folders by their manifests' build commands, in the sandbox, without network and within a time, resolves overrides, checks everything, and freezes manifests and executables by hash into a folder that starts anywhere; what differs from it stops the start.",
     "R-07": "What is faulty of a foreign source is quarantined with the reason, a source that breaks keeps nobody from starting, and the rest works.",
     "R-11": "Each tool has a status with its reason, and handrail tools shows it, in a process that joined too: system, available (needs configuration), connected; also disabled, offline, error or quarantined.",
     "R-12": "A foreign tool's name, description, schema, guidance and manual count as a person approved them; a change turns it off until the difference was looked at.",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,8 @@ from handrail import Kernel
 from handrail.authoring.bundling import Bundle, build
 from handrail.config import load
 from handrail.contract.errors import LoadError, UsageError
+from handrail.contract.requires import CapabilitySet
+from handrail.contract.sandbox import Process, Profile, Program, Tier
 from handrail.registry.bundles import BUNDLE_FILE
 from handrail.sandbox import tiers
 from handrail.store.folders import locate
@@ -67,10 +70,12 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def built(place: Path, target: str = "bundle", agent: str = "speaker") -> Bundle:
+def built(
+    place: Path, target: str = "bundle", agent: str = "speaker", told: Callable[[str], None] = lambda _: None
+) -> Bundle:
     folders = locate(place / "ws", place / "state")
     config = load(place / "config" / "handrail.toml", folders=folders, environment={})
-    return build(config, agent, folders, tiers.choose(), place / target)
+    return build(config, agent, folders, tiers.choose(), place / target, told)
 
 
 @confined
@@ -289,3 +294,176 @@ def test_however_the_settings_are_written_the_bundles_name_its_agent_once_and_ke
     text = (place / "bundle" / "handrail.toml").read_text()
     assert tomllib.loads(text) == {**tomllib.loads(written), "agent": "speaker"}
     assert kept in text
+
+
+# ── source folders ───────────────────────────────────────────────────────────────────────────────────
+
+
+def source(place: Path, name: str, script: str, *, more: dict[str, object] | None = None, **files: str) -> Path:
+    """A tool whose program is made by its build command from a folder beside the manifest; the agent has it."""
+    config = place / "config"
+    folder = config / "tools" / f"{name}-source"
+    folder.mkdir(parents=True)
+    (folder / "build.sh").write_text(script)
+    for file, text in files.items():
+        (folder / file.replace("__", ".")).write_text(text)
+    runtime: dict[str, object] = {
+        "exec_path": f"{name}-source/run",
+        "build": ["sh", "build.sh"],
+        "side_effect": "read",
+        "locks": [],
+    }
+    llm: dict[str, object] = {"name": name, "description": "Says a word.", "parameters": {"type": "object"}}
+    (config / "tools" / f"{name}.json").write_text(json.dumps({"llm": llm, "runtime": runtime | (more or {})}))
+    (config / "agents" / "speaker" / "agent.toml").write_text(
+        f'id = "speaker"\ntools = ["read", "{name}"]\nrules = ["allow {name}"]\n'
+    )
+    return folder
+
+
+SHELL = """\
+echo 'putting it together'
+{ echo '#!/bin/sh'; echo "echo '{\\"said\\": \\"$(cat word.txt)\\"}'"; } > run
+chmod +x run
+"""
+C = """\
+#include <stdio.h>
+int main(void) { puts("{\\"said\\": \\"compiled\\"}"); return 0; }
+"""
+
+
+@confined
+@pytest.mark.proves("R-15")
+async def test_a_source_folder_is_built_and_what_it_makes_starts_where_no_source_is(place: Path) -> None:
+    folder = source(place, "hum", SHELL, word__txt="mmm")
+    told: list[str] = []
+    bundle = built(place, told=told.append)
+    assert "".join(told) == "hum: sh build.sh\nhum: putting it together\n"
+    assert bundle.built == ("hum",) and "tools/hum-source/run" in bundle.files and bundle.withheld == {}
+    assert not (folder / "run").exists(), "the operator's folder is as it was"
+    shutil.rmtree(place / "config")
+    async with Kernel.open(place / "ws", config=bundle.folder / "handrail.toml", state=place / "state") as kernel:
+        assert (await (await kernel.session()).call("hum", {})).data == {"said": "mmm"}
+    (bundle.folder / "tools" / "hum-source" / "run").write_text("#!/bin/sh\necho '{}'\n")
+    with pytest.raises(LoadError, match=r"tools/hum-source/run: was changed after the bundle was built"):
+        async with Kernel.open(place / "ws", config=bundle.folder / "handrail.toml", state=place / "state"):
+            pass
+
+
+@confined
+@pytest.mark.skipif(shutil.which("cc", path="/usr/bin:/bin") is None, reason="there is no C compiler")
+@pytest.mark.proves("R-15")
+async def test_a_program_in_c_is_compiled_by_the_build(place: Path) -> None:
+    source(place, "hum", "cc -o run main.c\n", main__c=C)
+    bundle = built(place)
+    async with Kernel.open(place / "ws", config=bundle.folder / "handrail.toml", state=place / "state") as kernel:
+        assert (await (await kernel.session()).call("hum", {})).data == {"said": "compiled"}
+
+
+@confined
+@pytest.mark.proves("R-14", "R-15")
+async def test_nothing_is_built_at_a_start_or_by_a_call_and_what_is_not_built_is_withheld(place: Path) -> None:
+    folder = source(place, "hum", f"touch {place}/started; {SHELL}", word__txt="mmm")
+    settings = place / "config" / "handrail.toml"
+    async with Kernel.open(place / "ws", agent="speaker", config=settings, state=place / "state") as kernel:
+        result = await (await kernel.session()).call("hum", {})
+        assert result.error_kind == "unavailable" and "run handrail build AGENT" in str(result.error_text)
+        assert kernel.generation.entries["hum"].status == "available"
+    assert sorted(path.name for path in folder.iterdir()) == ["build.sh", "word.txt"]
+    assert not (place / "started").exists()
+
+
+@confined
+@pytest.mark.proves("R-15")
+def test_a_build_has_neither_network_nor_a_way_out_of_its_folder(place: Path) -> None:
+    outside = place / "outside"
+    outside.mkdir(mode=0o777)
+    (outside / "secret").write_text("hunter2")
+    server = socket.create_server(("127.0.0.1", 0))
+    try:
+        script = (
+            f"echo x > {outside}/new; echo x > {place}/config/handrail.toml; cat {outside}/secret > stolen\n"
+            f"bash -c 'echo x > /dev/tcp/127.0.0.1/{server.getsockname()[1]}' && echo reached > reached\n{SHELL}"
+        )
+        source(place, "hum", script, word__txt="mmm")
+        settings = (place / "config" / "handrail.toml").read_text()
+        bundle = built(place)
+        server.settimeout(0)
+        with pytest.raises(BlockingIOError):
+            server.accept()
+    finally:
+        server.close()
+    assert [path.name for path in outside.iterdir()] == ["secret"]
+    assert (place / "config" / "handrail.toml").read_text() == settings
+    assert (bundle.folder / "tools" / "hum-source" / "stolen").read_text() == ""
+    assert "tools/hum-source/reached" not in bundle.files
+
+
+@confined
+@pytest.mark.proves("R-15")
+@pytest.mark.parametrize(
+    ("script", "more", "problem"),
+    [
+        (
+            "echo 'no such header' >&2; exit 3\n",
+            {},
+            "sh build.sh ended with exit code 3. Its last line: no such header",
+        ),
+        ("echo done\n", {}, "sh build.sh made no 'hum-source/run'"),
+        ("echo '#!/bin/sh' > run\n", {}, "'hum-source/run' is not executable"),
+        ("while :; do :; done\n", {"build_timeout_ms": 300}, "sh build.sh took more than 300 ms and was stopped"),
+        ("trap '' TERM; (setsid sleep 600 &); sleep 600\n", {"build_timeout_ms": 300}, "took more than 300 ms"),
+        (f"{SHELL}ln -s /etc/passwd users\n", {}, "users leads out of the tool's own folder"),
+        (f"{SHELL}mkfifo pipe\n", {}, "pipe is not a regular file"),
+        (f"{SHELL}ln -sf /bin/sh run\n", {}, "'hum-source/run' leads out of the tool's folder"),
+    ],
+    ids=["fails", "makes nothing", "no program", "never ends", "hides", "links out", "a pipe", "links its program out"],
+)
+def test_a_build_that_fails_freezes_nothing_and_says_why(
+    place: Path, script: str, more: dict[str, object], problem: str
+) -> None:
+    source(place, "hum", script, more=more, word__txt="mmm")
+    with pytest.raises((LoadError, UsageError)) as caught:
+        built(place)
+    assert problem in str(caught.value)
+    assert not (place / "bundle").exists()
+
+
+@confined
+@pytest.mark.proves("R-15")
+def test_tools_that_share_a_folder_are_built_in_one_copy_and_by_one_run_of_one_command(place: Path) -> None:
+    source(place, "hum", f"{SHELL}cp run other; echo again >> count\n", word__txt="mmm")
+    tools = place / "config" / "tools"
+    text = (tools / "hum.json").read_text()
+    (tools / "sing.json").write_text(text.replace('"name": "hum"', '"name": "sing"').replace("/run", "/other"))
+    (place / "config" / "agents" / "speaker" / "agent.toml").write_text('id = "speaker"\ntools = ["hum", "sing"]\n')
+    bundle = built(place)
+    assert bundle.built == ("hum", "sing")
+    assert (bundle.folder / "tools" / "hum-source" / "count").read_text() == "again\n"
+
+
+@confined
+@pytest.mark.proves("R-15")
+def test_only_what_the_agent_has_is_built(place: Path) -> None:
+    source(place, "hum", "exit 1\n")
+    (place / "config" / "agents" / "speaker" / "agent.toml").write_text('id = "speaker"\ntools = ["greet"]\n')
+    assert built(place).built == ()
+
+
+class Unable:
+    """A sandbox on a machine that cannot confine programs."""
+
+    tier = Tier("none", "nothing is confined here")
+
+    async def start(self, capabilities: CapabilitySet, profile: Profile, program: Program) -> Process:
+        raise AssertionError("nothing starts here")
+
+
+@pytest.mark.proves("R-15")
+def test_where_nothing_is_confined_nothing_is_built(place: Path) -> None:
+    source(place, "hum", SHELL, word__txt="mmm")
+    folders = locate(place / "ws", place / "state")
+    config = load(place / "config" / "handrail.toml", folders=folders, environment={})
+    with pytest.raises(LoadError, match=r"hum.*cannot be built: .*nothing is confined"):
+        build(config, "speaker", folders, Unable(), place / "b")
+    assert not (place / "b").exists()

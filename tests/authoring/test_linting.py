@@ -56,6 +56,35 @@ def test_there_is_nothing_to_say_about_a_good_tool(tmp_path: Path) -> None:
     assert said(manifest(tmp_path)) == []
 
 
+@pytest.mark.proves("K-12", "R-15")
+@pytest.mark.parametrize(
+    ("build", "path", "problem"),
+    [
+        (["sh", "build.sh"], "notes/run", None),
+        (["./build.sh"], "notes/run", None),
+        (["./make.sh"], "notes/run", "build: starts ./make.sh, which is no executable file in notes"),
+        (
+            ["build.sh"],
+            "notes/run",
+            "build: starts build.sh, which is looked for on PATH, not in notes; write ./build.sh",
+        ),
+        (["sh", "build.sh"], "run", "runtime.build: the executable has no folder for its sources"),
+        (["sh", "build.sh"], "none/run", "runtime.build: there is no folder 'none' beside the manifest"),
+        ([""], "notes/run", "runtime.build[0]: "),
+        ("sh build.sh", "notes/run", "runtime.build: "),
+    ],
+)
+def test_a_source_folder_is_checked_before_it_is_built(
+    build: object, path: str, problem: str | None, tmp_path: Path
+) -> None:
+    (tmp_path / "notes").mkdir()
+    script = tmp_path / "notes" / "build.sh"
+    script.write_text("#!/bin/sh\n")
+    script.chmod(0o755)
+    found = said(manifest(tmp_path, runtime={"exec_path": path, "build": build}))
+    assert [text for _, text in found] == [] if problem is None else any(text.startswith(problem) for _, text in found)
+
+
 @pytest.mark.proves("K-12")
 @pytest.mark.parametrize(
     ("change", "warning"),

@@ -43,6 +43,7 @@ NAMES = {
     "class": ("import", "test.words", "none", "words.test", "tool", "path"),
     "program": ("class", "json"),
     "persistent": ("import", "test"),
+    "source": ("json", "test", "x-y.2"),
     "module": ("json", "test", "conftest", "handrail", "in"),
 }
 

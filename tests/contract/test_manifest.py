@@ -52,6 +52,8 @@ WHOLE: dict[str, Any] = {
     },
     "runtime": {
         "exec_path": "report/run",
+        "build": ["make", "run"],
+        "build_timeout_ms": 90_000,
         "timeout_ms": 1000,
         "locks": ["file:{path}:S", {"resource": "file:<path>", "mode": "X"}],
         "locks_background": ["reports:X"],
@@ -137,6 +139,15 @@ def test_every_field_of_the_runtime_view_is_read() -> None:
     assert spec.locks == (LockSpec("file:{path}", "S"), LockSpec("file:<path>", "X"))
     assert spec.locks is not None and spec.locks[1].filled({"path": "a"}) == "file:a"
     assert spec.config["region"].default == "eu"
+    assert spec.build == ("make", "run")
+
+
+@pytest.mark.proves("R-15")
+@pytest.mark.parametrize("ms", [0, -1, 3_600_001])
+def test_a_build_takes_an_hour_at_most(ms: int) -> None:
+    assert faults(changed(exec_path="report/run", build=["make"], build_timeout_ms=ms)) == {
+        "runtime.build_timeout_ms": f"is {ms}; expected 1 to 3600000 milliseconds"
+    }
 
 
 @pytest.mark.proves("K-03")
@@ -164,7 +175,7 @@ def test_network_reads_as_hosts() -> None:
     ("written", "meant"), [("/a/b/run", "run"), ("run", "run"), ("./run", "run"), ("bin/run.sh", "bin/run.sh")]
 )
 def test_of_an_absolute_exec_path_only_the_last_part_counts(written: str, meant: str) -> None:
-    assert read_manifest(changed(exec_path=written), "x").exec_path == meant
+    assert read_manifest(changed(exec_path=written, build=[]), "x").exec_path == meant
 
 
 @pytest.mark.proves("K-03")

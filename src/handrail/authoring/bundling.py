@@ -12,14 +12,16 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import tempfile
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from handrail.agents import all_agents, appoint, as_configured, equipped, sources_of
+from handrail.authoring.building import Tell, built
 from handrail.authoring.linting import nothing_runs
 from handrail.config import FILE_NAME, Configuration
 from handrail.contract.agent import AGENT_TOOL, DEFAULT_AGENT
@@ -32,6 +34,7 @@ from handrail.registry.sources.executables import Confinement, ExecutableTool
 from handrail.registry.sources.folders import content_of
 from handrail.registry.sources.modules import ModuleTool
 from handrail.registry.sources.own_offering import MAX_OFFERING_BYTES, OFFERING_FILE, read_offering
+from handrail.registry.withholding import NOT_BUILT
 from handrail.session.skill_files import FILE as SKILL_FILE
 from handrail.store.folders import Folders
 
@@ -47,6 +50,7 @@ class Bundle:
     :param hash: SHA-256 of its own file, which holds those of all others
     :param agents: the further agents in it, which work is handed to
     :param tools: ids of the tools that are frozen in it
+    :param built: ids of those whose executable was made by their build command
     :param beside: ids of those that come with Handrail and installed packages
     :param withheld: ids that could not run on this machine, with the reason
     """
@@ -59,20 +63,37 @@ class Bundle:
     tools: tuple[str, ...]
     beside: tuple[str, ...]
     withheld: dict[str, str]
+    built: tuple[str, ...]
 
 
-def build(config: Configuration, agent: str, folders: Folders, sandbox: Sandbox, target: Path) -> Bundle:
-    """Check an agent whole, and freeze it into ``target``, which must not exist or be empty.
+def build(
+    config: Configuration,
+    agent: str,
+    folders: Folders,
+    sandbox: Sandbox,
+    target: Path,
+    tell: Tell = lambda _: None,
+) -> Bundle:
+    """Check an agent whole, make the executables of its tools that have a build command, and freeze all of it into ``target``, which
+    must not exist or be empty.
 
+    :param tell: is given what builds write, as it comes
     :raises UsageError: when there is no such agent, or something in the way
     :raises LoadError: with every fault of the agent, its tools and rules
     :raises OSError: when ``target`` cannot be written
     """
     if os.path.lexists(target) and not (target.is_dir() and not any(target.iterdir())):
         raise UsageError(f"{target} is there already; name another with --out, or take it away")
-    parts = _with_those_below(config, agent, folders, Confinement(sandbox, nothing_runs, nothing_runs))
+    looking = Confinement(sandbox, nothing_runs, nothing_runs)
+    parts = _with_those_below(config, agent, folders, looking)
     generation = parts[agent]
-    made = _written(target, config, agent, parts)
+    frozen = [entry.tool for has in parts.values() for entry in _frozen(has)]
+    to_build = [tool for tool in frozen if isinstance(tool, ExecutableTool) and tool.spec.build]
+    with tempfile.TemporaryDirectory(prefix="handrail-build-") as temporary:
+        room = Path(os.path.realpath(temporary))
+        room.chmod(0o711)  # a sandbox may run as somebody else
+        sources = built(to_build, sandbox, room, tell)
+        made = _written(target, config, agent, parts, sources)
     hashes = {name: {e.id: e.definition_hash for e in has.entries.values()} for name, has in parts.items()}
     text = sealed_text(agent, version("handrail"), made, hashes)
     (target / BUNDLE_FILE).write_text(text, encoding="utf-8")
@@ -86,6 +107,7 @@ def build(config: Configuration, agent: str, folders: Folders, sandbox: Sandbox,
         tuple(dict.fromkeys(entry.id for has in parts.values() for entry in _frozen(has))),
         tuple(entry.id for entry in generation.entries.values() if not isinstance(entry.tool, ExecutableTool)),
         _withheld(generation),
+        tuple(dict.fromkeys(tool.spec.id for tool in to_build)),
     )
 
 
@@ -130,10 +152,15 @@ def _manifest(config: Configuration, agent: str) -> Path:
 
 
 def _withheld(generation: Generation) -> dict[str, str]:
-    return {tool_id: entry.withheld for tool_id, entry in generation.entries.items() if entry.withheld is not None}
+    """Why tools could not run, but for what a build has done by now."""
+    reasons = {i: (entry.withheld or "").replace(NOT_BUILT, "") for i, entry in generation.entries.items()}
+    return {i: text for i, text in reasons.items() if text not in ("", "available, but ")}
 
 
-def _written(target: Path, config: Configuration, agent: str, parts: dict[str, Generation]) -> dict[str, Sealed]:
+def _written(
+    target: Path, config: Configuration, agent: str, parts: dict[str, Generation], sources: Mapping[str, Path]
+) -> dict[str, Sealed]:
+    """:param sources: by a tool's own folder, the copy of it that was built"""
     target.mkdir(parents=True, exist_ok=True)
     target.chmod(0o755)
     wanted: dict[str, Path] = {}
@@ -143,7 +170,7 @@ def _written(target: Path, config: Configuration, agent: str, parts: dict[str, G
         for entry in _frozen(generation):
             for real, name in places:
                 if Path(entry.source).parent == real:
-                    wanted |= {f"{name}/{path.relative_to(real)}": path for path in _files_of(entry, real)}
+                    wanted |= {f"{name}/{file}": path for file, path in _files_of(entry, real, sources).items()}
         for real, name in places:
             wanted |= {f"{name}/{path.relative_to(real)}": path for path in _offered(real)}
         if of != DEFAULT_AGENT or _manifest(config, of).exists():
@@ -163,23 +190,27 @@ def _written(target: Path, config: Configuration, agent: str, parts: dict[str, G
     return {name: seal_of(target / name) for name in (*wanted, FILE_NAME)}
 
 
-def _files_of(entry: Entry, folder: Path) -> Iterator[Path]:
-    """What a tool is made of: its manifest, its program with the folder that this has of its own, its module's neighbours."""
+def _files_of(entry: Entry, folder: Path, sources: Mapping[str, Path]) -> dict[str, Path]:
+    """What a tool is made of, by its path in ``folder``: its manifest, its program with the folder that this has of its own, its
+    module's neighbours."""
     tool = entry.tool
     assert isinstance(tool, ExecutableTool)
-    yield Path(entry.source)
+    found = [Path(entry.source)]
     own = Path(tool.folder)
     if own == folder:
-        yield Path(tool.executable)
-    else:
-        for parent, _, names in os.walk(own):
+        found.append(Path(tool.executable))
+    if isinstance(tool, ModuleTool):
+        found += (path for path in sorted(folder.glob("*.py")) if not path.stat().st_mode & 0o111)
+    wanted = {str(path.relative_to(folder)): path for path in found}
+    if own != folder:
+        there = sources.get(tool.folder, own)
+        for parent, _, names in os.walk(there):
             for name in names:
                 path = Path(parent) / name
-                if not Path(os.path.realpath(path)).is_relative_to(own):
+                if not Path(os.path.realpath(path)).is_relative_to(there):
                     raise UsageError(f"{path} leads out of the tool's own folder; put the file itself there")
-                yield path
-    if isinstance(tool, ModuleTool):
-        yield from (path for path in sorted(folder.glob("*.py")) if not path.stat().st_mode & 0o111)
+                wanted[f"{own.relative_to(folder)}/{path.relative_to(there)}"] = path
+    return wanted
 
 
 def _skills(config: Path) -> Iterator[Path]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import inspect
+import os
 import re
 import sys
 import textwrap
@@ -115,6 +116,7 @@ def warnings_of(found: Found) -> list[Finding]:
     said = [
         *_about_words(spec),
         *_about_effects(spec, declared),
+        *_about_build(spec, found),
         *_about_parameters(spec, found),
         *never_meant(spec.parameters),
         *_about_providers(spec),
@@ -286,6 +288,20 @@ def _about_effects(spec: ToolSpec, declared: Mapping[str, Any] | None) -> Iterat
             "timeout_ms",
             f"is {spec.timeout_ms / 60_000:.0f} minutes, for which a turn waits; make it a background tool",
         )
+
+
+def _about_build(spec: ToolSpec, found: Found) -> Iterator[tuple[str, str]]:
+    if not spec.build or not isinstance(found.tool, ExecutableTool):
+        return
+    folder, program = Path(found.tool.folder), spec.build[0]
+    if "/" in program and not program.startswith("/"):
+        if not os.access(folder / program, os.X_OK):
+            yield (
+                "build",
+                f"starts {program}, which is no executable file in {folder.name}; put it there, or start it with its interpreter",
+            )
+    elif not program.startswith("/") and (folder / program).is_file():
+        yield "build", f"starts {program}, which is looked for on PATH, not in {folder.name}; write ./{program}"
 
 
 def _about_parameters(spec: ToolSpec, found: Found) -> Iterator[tuple[str, str]]:

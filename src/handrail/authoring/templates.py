@@ -27,12 +27,13 @@ from handrail.registry.loading import load_generation
 from handrail.registry.sources.builtin import BuiltinSource
 from handrail.registry.sources.source import Found, Loaded, Rank
 
-ToolKind = Literal["function", "class", "program", "persistent", "module"]
+ToolKind = Literal["function", "class", "program", "persistent", "source", "module"]
 KINDS: Mapping[ToolKind, str] = {
     "function": "a typed Python function, in the program that gives it to the kernel",
     "class": "a Python class, for a tool that holds something between calls",
     "program": "an executable in any language, started for each call in a sandbox (here: sh and python3)",
     "persistent": "an executable that stays up between calls, in a sandbox of its own",
+    "source": "a folder of sources, of which handrail build makes the executable (here: Python, packed by a shell script)",
     "module": "a Python module with execute(topic, params, config, telemetry), run in a sandbox",
 }
 _USED = frozenset({"handrail", "conftest", "temporary_kernel", "called"})
@@ -65,9 +66,16 @@ def files_of(kind: ToolKind, tool_id: str) -> list[NewFile]:
         case "persistent":
             manifest = _manifest(tool_id, word, persistent=True)
             own = [NewFile(f"{tool_id}.json", manifest), NewFile(word, _PERSISTENT, executable=True)]
+        case "source":
+            manifest = _manifest(tool_id, f"{word}/run", build=["sh", "build.sh"])
+            own = [
+                NewFile(f"{tool_id}.json", manifest),
+                NewFile(f"{word}/build.sh", _BUILD),
+                NewFile(f"{word}/src/__main__.py", _SOURCE),
+            ]
         case "module":
             own = [NewFile(f"{word}.py", _MODULE.format(id=tool_id))]
-    test = _TEST_OF_CODE if kind in ("function", "class") else _TEST_OF_FILES
+    test = {"function": _TEST_OF_CODE, "class": _TEST_OF_CODE, "source": _TEST_OF_SOURCES}.get(kind, _TEST_OF_FILES)
     made = f"{_class_name(word)}()" if kind == "class" else word
     imported = _class_name(word) if kind == "class" else word
     names = ", ".join(repr(file.name) for file in own)
@@ -134,6 +142,7 @@ def write(folder: Path, files: list[NewFile]) -> list[Path]:
     written: list[Path] = []
     for file in files:
         path = folder / file.name
+        path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("x", encoding="utf-8") as opened:
             opened.write(file.text)
         mode = 0o755 if file.executable else 0o644
@@ -146,7 +155,7 @@ def _class_name(word: str) -> str:
     return "".join(part.capitalize() for part in word.split("_") if part) or "Tool"
 
 
-def _manifest(tool_id: str, word: str, *, persistent: bool = False) -> str:
+def _manifest(tool_id: str, word: str, **more: object) -> str:
     llm = {
         "name": tool_id,
         "description": _DESCRIPTION,
@@ -156,8 +165,8 @@ def _manifest(tool_id: str, word: str, *, persistent: bool = False) -> str:
             "required": ["text"],
         },
     }
-    runtime: dict[str, object] = {"exec_path": word, "side_effect": "read", "locks": [], "timeout_ms": 5000}
-    return json.dumps({"llm": llm, "runtime": runtime | ({"persistent": True} if persistent else {})}, indent=2) + "\n"
+    runtime: dict[str, object] = {"exec_path": word, **more, "side_effect": "read", "locks": [], "timeout_ms": 5000}
+    return json.dumps({"llm": llm, "runtime": runtime}, indent=2) + "\n"
 
 
 _FUNCTION = '''"""{id}: give it to the kernel with Kernel.open(tools=[{word}])."""
@@ -223,6 +232,21 @@ for line in sys.stdin:
     print(json.dumps({"id": call["id"], "result": {"words": len(text.split())}}), flush=True)
 """
 
+_BUILD = """#!/bin/sh
+# handrail build runs this on a copy of the folder, without network; it leaves the executable that the manifest names.
+set -eu
+python3 -m zipapp src --output run --python '/usr/bin/env python3'
+chmod +x run
+"""
+
+_SOURCE = """# The arguments are one JSON object on stdin; the answer is one JSON object on stdout. Diagnostics go to stderr.
+import json
+import sys
+
+text = json.load(sys.stdin)["text"]
+print(json.dumps({"words": len(text.split())}))
+"""
+
 _MODULE = """METADATA = {{
     "name": "{id}",
     "description": "Count the words of a text. Use it when somebody asks how long a text is.",
@@ -276,6 +300,40 @@ def test_{word}_counts_words(tmp_path: Path) -> None:
 
     async def called() -> object:
         async with temporary_kernel(tmp_path, rules=["allow {id}"]) as kernel:
+            result = await (await kernel.session()).call("{id}", {{"text": "one two three"}})
+            assert result.ok, result.error_text
+            return result.data["words"]
+
+    assert asyncio.run(called()) == 3
+'''
+
+_TEST_OF_SOURCES = '''"""What {id} does once it is built, through a kernel of its own and in its sandbox."""
+
+import asyncio
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from handrail import Kernel
+
+HERE = Path(__file__).parent
+
+
+def test_{word}_counts_words(tmp_path: Path) -> None:
+    config, workspace, bundle = tmp_path / "config", tmp_path / "ws", tmp_path / "bundle"
+    workspace.mkdir()
+    (config / "tools").mkdir(parents=True)
+    (config / "handrail.toml").write_text("")
+    shutil.copy(HERE / "{id}.json", config / "tools")
+    shutil.copytree(HERE / "{word}", config / "tools" / "{word}")
+    places = ["--workspace", str(workspace), "--state", str(tmp_path / "state")]
+    built = ["build", "default", "--out", str(bundle), "--config", str(config / "handrail.toml"), *places]
+    subprocess.run([sys.executable, "-m", "handrail", *built], check=True)
+
+    async def called() -> object:
+        settings = bundle / "handrail.toml"
+        async with Kernel.open(workspace, rules=["allow {id}"], state=tmp_path / "state", config=settings) as kernel:
             result = await (await kernel.session()).call("{id}", {{"text": "one two three"}})
             assert result.ok, result.error_text
             return result.data["words"]

@@ -22,6 +22,7 @@ from handrail.contract.jsontext import ArgumentText, json_type, parse_object
 from handrail.contract.requires import NetRequires, Requires
 from handrail.contract.schema import path_text
 from handrail.contract.spec import (
+    DEFAULT_BUILD_TIMEOUT_MS,
     DEFAULT_MAX_OUTPUT,
     DEFAULT_TIMEOUT_MS,
     Bucket,
@@ -36,6 +37,8 @@ from handrail.contract.spec import (
 )
 
 MAX_MANIFEST_BYTES = 1024 * 1024
+MAX_WORD = 10_000
+"""Characters of a word of a build command."""
 _MISSING: Mapping[Location, str] = {
     ("parameters",): 'is missing; a tool without arguments has {"type": "object", "properties": {}}'
 }
@@ -76,6 +79,7 @@ def own_exec_path(value: object) -> str:
 
 
 Lock = Annotated[LockSpec, PlainValidator(_lock)]
+Word = Annotated[str, Field(min_length=1, max_length=MAX_WORD)]
 ExecPath = Annotated[str, PlainValidator(own_exec_path)]
 
 
@@ -91,6 +95,8 @@ class RuntimeView(_View):
     """What only the kernel sees; each field's meaning is that of :class:`~handrail.contract.spec.ToolSpec`."""
 
     exec_path: ExecPath | None = None
+    build: tuple[Word, ...] = ()
+    build_timeout_ms: int = DEFAULT_BUILD_TIMEOUT_MS
     timeout_ms: int = DEFAULT_TIMEOUT_MS
     timeout_argument: str | None = None
     locks: tuple[Lock, ...] | None = None

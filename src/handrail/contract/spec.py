@@ -26,6 +26,8 @@ Bucket = Literal["first", "normal", "last"]
 Cancellable = Literal["cooperative", "process"]
 
 DEFAULT_TIMEOUT_MS = 60_000
+DEFAULT_BUILD_TIMEOUT_MS = 600_000
+MAX_BUILD_TIMEOUT_MS = 3_600_000
 DEFAULT_MAX_OUTPUT = 64 * 1024
 _LLM_VIEW = frozenset({"id", "description", "parameters"})
 TOLD_BESIDE = ("guidance", "documentation", "manual_first", "step_parameters", "output_schema")
@@ -131,6 +133,9 @@ class ToolSpec:
     secrets: tuple[str, ...] = ()
     config: Mapping[str, ConfigKey] = field(default_factory=dict[str, ConfigKey])
     exec_path: str | None = None
+    build: tuple[str, ...] = ()
+    """The program and its arguments by which ``handrail build`` makes the executable, in the folder that this lies in. Empty: it is there."""
+    build_timeout_ms: int = DEFAULT_BUILD_TIMEOUT_MS
     output_schema: Mapping[str, Any] | None = None
     """A JSON Schema of what it gives, always an object; an MCP client is told of it. None: it says nothing of that."""
     provider_support: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
@@ -316,6 +321,16 @@ def faults_in(spec: ToolSpec) -> list[tuple[str, str]]:
                 )
     if spec.timeout_argument is not None and spec.timeout_argument not in known:
         found.append(("runtime.timeout_argument", f"{spec.timeout_argument!r} is not one of the parameters"))
+    if spec.build and "/" not in (spec.exec_path or ""):
+        found.append(
+            (
+                "runtime.build",
+                "the executable has no folder for its sources; put both into a folder, as in exec_path: 'NAME/run'",
+            )
+        )
+    if not 0 < spec.build_timeout_ms <= MAX_BUILD_TIMEOUT_MS:
+        expected = f"expected 1 to {MAX_BUILD_TIMEOUT_MS} milliseconds"
+        found.append(("runtime.build_timeout_ms", f"is {spec.build_timeout_ms}; {expected}"))
     if spec.timeout_ms <= 0:
         found.append(("runtime.timeout_ms", f"is {spec.timeout_ms}; expected a positive number of milliseconds"))
     if spec.output_schema is not None and spec.output_schema.get("type") != "object":

@@ -67,6 +67,8 @@ EXPECTED: Mapping[str, tuple[Callable[[object], bool], str]] = {
     "secrets": (_texts, 'a tuple of names, as in ("API_KEY",)'),
     "config": (_settings, 'a mapping of ConfigKey, as in {"units": ConfigKey("metric or imperial")}'),
     "exec_path": (_text, _TEXT),
+    "build": (_texts, 'a tuple of words, as in ("make", "run")'),
+    "build_timeout_ms": (_number, _NUMBER),
     "output_schema": (_object, _OBJECT),
     "provider_support": (_object, _OBJECT),
     "max_output": (_number, _NUMBER),

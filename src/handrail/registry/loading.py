@@ -359,6 +359,8 @@ def _faults_of_python(spec: ToolSpec) -> list[tuple[str, str]]:
     found: list[tuple[str, str]] = []
     if spec.persistent:
         found.append(("runtime.persistent", "only an executable is kept running between calls; leave it out"))
+    if spec.build:
+        found.append(("runtime.build", "only the executable of a tool folder is built; leave it out"))
     if spec.exec_path is not None:
         found.append(("runtime.exec_path", "only a tool in a tool folder has an executable; leave it out"))
     return found

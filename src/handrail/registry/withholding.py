@@ -11,6 +11,7 @@ from handrail.contract.spec import ToolSpec
 from handrail.contract.tool import Tool
 from handrail.contract.tool_settings import line_to_add
 from handrail.registry.generation import IN_PROCESS, UNCONFINED, Foreign, Status
+from handrail.registry.sources.executables import ExecutableTool
 from handrail.runtime.secrets import NO_SECRETS, SecretStore, secret_settings
 
 
@@ -21,6 +22,7 @@ class Reason(NamedTuple):
     text: str
 
 
+NOT_BUILT = "its executable is not built, and no start builds one: run handrail build AGENT, and start from the folder that it writes"
 PROVIDER = "the model's provider"
 """``Entry.confined_by`` of what it carries out itself."""
 _GRAVEST: tuple[Status, ...] = ("disabled", "quarantined", "offline", "error", "available")
@@ -72,6 +74,8 @@ def reasons_to_withhold(
     if unset := [f"{key} ({spec.config[key].description}; add {line_to_add(spec.id, key)})" for key in needed]:
         text = f"needs configuration: it has settings without a value: {', '.join(unset)}"
         reasons.append(Reason("available", f"{text}. A program gives them with Kernel.open(tool_config=…)"))
+    if isinstance(tool, ExecutableTool) and tool.unbuilt:
+        reasons.append(Reason("available", NOT_BUILT))
     starts_programs = spec.id not in tier.unconfined and (not tool.trusted or bool(spec.requires.shell))
     if spec.requires.net.hosts and starts_programs and tier.confines and not tier.opens_hosts:
         hosts = ", ".join(spec.requires.net.hosts)

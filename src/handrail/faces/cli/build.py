@@ -10,7 +10,7 @@ from handrail.faces.cli.app import OUTPUT
 from handrail.faces.cli.completing import agents, folders
 from handrail.faces.cli.config import read
 from handrail.faces.cli.options import Setting, configured
-from handrail.faces.cli.show import note, out, out_json
+from handrail.faces.cli.show import note, note_block, out, out_json
 
 
 @click.command("build")
@@ -21,6 +21,9 @@ from handrail.faces.cli.show import note, out, out_json
 @configured
 def command(setting: Setting, name: str, target: str | None) -> int:
     """Check an agent whole, and freeze it with its tools into a folder that starts anywhere.
+
+    A tool whose manifest has a build command is built first, from a copy of its folder, in a sandbox without network; what the
+    command writes is shown on stderr.
 
     The folder is a configuration by itself: start it with --config DIR/handrail.toml. Each file in it stands by its hash;
     one that was changed, added or taken away afterwards stops the start. Settings name secrets, and never hold their values.
@@ -34,7 +37,7 @@ def command(setting: Setting, name: str, target: str | None) -> int:
     place = locate(setting.workspace, setting.state, allow_home=setting.allow_home)
     folder = Path(target or f"{name}.bundle")
     try:
-        made = build(config, name, place, sandbox_of(config), folder)
+        made = build(config, name, place, sandbox_of(config), folder, lambda text: note_block(text.rstrip("\n")))
     except OSError as error:
         raise StartError(f"{folder} cannot be written: {error.strerror or error}") from None
     if setting.json:
@@ -45,6 +48,7 @@ def command(setting: Setting, name: str, target: str | None) -> int:
                 "hash": made.hash,
                 "files": list(made.files),
                 "tools": list(made.tools),
+                "built": list(made.built),
                 "agents": list(made.agents),
                 "beside": list(made.beside),
                 "withheld": made.withheld,

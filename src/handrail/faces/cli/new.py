@@ -20,7 +20,7 @@ def command() -> None:
 @click.argument("tool_id", metavar="ID")
 @click.option(
     "--kind",
-    type=click.Choice(("function", "class", "program", "persistent", "module")),
+    type=click.Choice(("function", "class", "program", "persistent", "source", "module")),
     default="function",
     show_default=True,
     help="The form that the tool has.",
@@ -37,6 +37,7 @@ def tool(tool_id: str, kind: str, folder: str, as_json: bool) -> int:
     class       a Python class, for a tool that holds something between calls
     program     an executable in any language, started for each call in a sandbox
     persistent  an executable that stays up between calls, in a sandbox of its own
+    source      a folder of sources, of which handrail build makes the executable
     module      a Python module with execute(topic, params, config, telemetry), in a sandbox
 
     A program or module becomes a tool in the folder tools/ of the configuration (handrail doctor names it). Nothing that is

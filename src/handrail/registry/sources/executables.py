@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import signal
 from collections.abc import Callable, Mapping
@@ -67,6 +68,8 @@ class ExecutableTool(Tool):
         self.folder = folder
         self.confinement = confinement
         self.command: tuple[str, ...] = (executable,)
+        self.unbuilt = bool(spec.build) and not os.path.lexists(executable)
+        """Whether its build command has yet to make the executable, which ``handrail build`` alone has it do."""
 
     def __repr__(self) -> str:
         return f"<tool {self.spec.id}: {self.executable}>"

@@ -133,7 +133,11 @@ class FolderSource:
             if problem := fault_in_module(content_of(executable, MAX_MANIFEST_BYTES), str(executable)):
                 raise LoadError([*faults, Fault(str(executable), "", problem)])
             return self._run_by_worker(spec, folder, executable)
-        if not _hides_executable(faults) and (problem := _problem_with_executable(folder, named, executable)):
+        unbuilt = spec is not None and bool(spec.build) and not os.path.lexists(folder / named)
+        if unbuilt:
+            if (problem := _problem_with_sources(folder, named)) is not None:
+                faults.append(Fault(str(manifest), "runtime.build", problem))
+        elif not _hides_executable(faults) and (problem := problem_with_executable(folder, named, executable)):
             faults.append(Fault(str(manifest), "runtime.exec_path", problem))
         if faults or spec is None:
             raise LoadError(faults)
@@ -141,7 +145,7 @@ class FolderSource:
         seen = folder.joinpath(*inner[:1])
         if not spec.persistent:
             return ExecutableTool(spec, str(executable), str(seen), self.confinement)
-        digest = digest_of(executable, seen, own=seen != folder)
+        digest = None if unbuilt else digest_of(executable, seen, own=seen != folder)
         return self._or_kept(PersistentTool(spec, str(executable), str(seen), self.confinement, digest=digest))
 
 
@@ -210,6 +214,15 @@ def content_of(manifest: Path, max_bytes: int) -> bytes:
         os.close(descriptor)
 
 
+def _problem_with_sources(folder: Path, named: str) -> str | None:
+    """Why the executable that a manifest names cannot be built beside it, or None."""
+    own = folder / named.split("/", 1)[0]
+    if own.is_symlink() or not own.is_dir():
+        return f"there is no folder {own.name!r} beside the manifest; put the sources of {named!r} there"
+    problem = loose(own)
+    return None if problem is None else f"{own.name} {problem}"
+
+
 def _hides_executable(faults: list[Fault]) -> bool:
     """Whether what is wrong with the manifest leaves open which executable is meant."""
     return any(fault.where in ("", "runtime", "runtime.exec_path") for fault in faults)
@@ -225,7 +238,8 @@ def _executable_named(content: bytes, spec: ToolSpec | None, faults: list[Fault]
     return own_exec_path(runtime["exec_path"]) if runtime.get("exec_path") is not None else None
 
 
-def _problem_with_executable(folder: Path, named: str, executable: Path) -> str | None:
+def problem_with_executable(folder: Path, named: str, executable: Path) -> str | None:
+    """Why what a manifest calls its executable cannot be one, or None."""
     if not os.path.lexists(folder / named):
         return f"there is no {named!r} beside the manifest; put the executable there or name it in exec_path"
     if executable.parent != folder and not executable.is_relative_to(folder):
