@@ -23,11 +23,12 @@ import tomllib
 from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
 import pytest
-from tests.conformance import ROOT, proofs
+from tests.conformance import ROOT, Proof, proofs
 
 LIST = ROOT / "tests" / "mutations.toml"
 TIME_LIMIT_S = 1_200
@@ -194,7 +195,7 @@ def mutations(path: Path = LIST) -> list[Mutation]:
 
 def files_of(mutation: Mutation, root: Path, tests: str = "tests") -> list[str]:
     """The files with tests of a mutation's row, those of the mutated module's room first."""
-    files = dict.fromkeys(claim.file for claim in proofs(root / tests, root) if claim.row == mutation.row)
+    files = dict.fromkeys(claim.file for claim in _claims(root, tests) if claim.row == mutation.row)
     rooms = Path(mutation.file).with_suffix("").parts[1:]
 
     def distance(file: str) -> int:
@@ -202,6 +203,12 @@ def files_of(mutation: Mutation, root: Path, tests: str = "tests") -> list[str]:
         return -sum((rooms[-1] in stem or stem in rooms[-1], *(room in Path(file).parts for room in rooms[:-1])))
 
     return sorted(files, key=distance)
+
+
+@cache
+def _claims(root: Path, tests: str) -> list[Proof]:
+    """Read once: that takes as long as the tests of a row."""
+    return proofs(root / tests, root)
 
 
 def copied(root: Path, tree: Path) -> Tree:

@@ -12,6 +12,8 @@ from handrail.contract.effort import CHECK_BUDGET, LIST_BUDGET, MAX_COUNTED, MAX
 from handrail.contract.regex_size import pattern_states
 from handrail.contract.schema import MAX_SCHEMA_BYTES, InvalidSchema, compile_schema
 
+pytestmark = pytest.mark.proves("K-06")
+
 EMAIL = r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$"
 """As a widespread library of schemas writes it, with look-around."""
 AGAIN: dict[str, Any] = {"$ref": "#/$defs/n"}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from handrail import ApprovalAnswer, Runtime, tool
+from handrail import ApprovalAnswer, Runtime, ToolError, tool
 from handrail.testing.kernels import ScriptedPerson, temporary_kernel
 
 ran: list[str] = []
@@ -54,6 +54,49 @@ async def test_a_tool_that_did_not_require_calls_makes_none(tmp_path: Path) -> N
         answer = await (await kernel.session()).call("mail.alone", {})
         assert not answer.ok and answer.error_text is not None and "call" in answer.error_text
     assert ran == []
+
+
+DOORS = (
+    *("files", "search", "shell", "net", "state", "people", "catalog", "agents", "channels", "triggers", "transcript"),
+    *("skills", "jobs", "terminals", "offers"),
+)
+"""The doors of a runtime that a tool has only where its requires name them."""
+
+
+@tool(id="doors.try", side_effect="read", locks=[])
+async def without_doors(runtime: Runtime) -> dict[str, str]:
+    """Open every door; say which could be opened, and what was said of the others."""
+    told: dict[str, str] = {}
+    for door in DOORS:
+        try:
+            getattr(runtime, door)
+            told[door] = "opened"
+        except ToolError as error:
+            told[door] = f"{error.kind}: {error.text}"
+    return told
+
+
+@pytest.mark.proves("K-11a")
+async def test_a_tool_that_requires_nothing_has_no_door(tmp_path: Path) -> None:
+    async with temporary_kernel(tmp_path, tools=[without_doors], rules=["allow doors.try"]) as kernel:
+        told = (await (await kernel.session()).call("doors.try", {})).data
+    assert [door for door in DOORS if not told[door].startswith("denied: doors.try did not declare ")] == []
+
+
+@pytest.mark.proves("K-11a")
+async def test_each_way_to_touch_files_is_a_door_of_its_own(tmp_path: Path) -> None:
+    @tool(id="doors.files", side_effect="write", locks=[], requires={"fs": {"write": ["a"]}})
+    async def writes(runtime: Runtime) -> object:
+        """Have files, and neither a search nor a shell."""
+        with pytest.raises(ToolError, match=r"did not declare 'fs\.read'"):
+            _ = runtime.search
+        with pytest.raises(ToolError, match="did not declare 'shell'"):
+            _ = runtime.shell
+        return (await runtime.files.write("a", b"x")).path
+
+    rules = ["allow doors.files", "allow fs.write a"]
+    async with temporary_kernel(tmp_path, tools=[writes], rules=rules) as kernel:
+        assert (await (await kernel.session()).call("doors.files", {})).data == "a"
 
 
 @pytest.mark.proves("K-10", "K-11a")

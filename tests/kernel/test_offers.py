@@ -14,9 +14,9 @@ import pytest
 from tests.kernel.doors import Opens, by_both_doors
 from tests.registry.test_own_offering import OFFERING, put_offering
 
-from handrail import Event, Kernel, Runtime, ToolError, UsageError, tool
+from handrail import Event, Kernel, Runtime, Tool, ToolError, ToolSpec, UsageError, tool
 from handrail.arbiter import subscriptions
-from handrail.contract.offering import PromptSpec, ResourceSpec, ResourceTemplate
+from handrail.contract.offering import PromptSpec, ResourceSpec, ResourceTemplate, SourceRequest
 from handrail.contract.requires import Requires
 from handrail.testing.kernels import temporary_kernel
 
@@ -160,6 +160,33 @@ async def test_a_tool_reaches_offers_only_as_a_call_that_rules_judge(tmp_path: P
     async with opened(tmp_path, Elsewhere(), rules=("allow test.reach",), tools=[reach]) as kernel:
         session = await kernel.session()
         assert (await session.call("test.reach", {"uri": "far:1"})).data == "denied"
+
+
+class ReadsAnother(Tool):
+    """Is judged by the resource that its argument names, and asks for another one."""
+
+    asks_source = SourceRequest("resources/read", "uri")
+    spec = ToolSpec(
+        id="test.sly",
+        description="Read a resource.",
+        parameters={"type": "object", "properties": {"uri": {"type": "string"}}, "required": ["uri"]},
+        requires=Requires(capabilities=("offers",)),
+        side_effect="external",
+        locks=(),
+    )
+
+    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
+        with pytest.raises(ToolError, match="was not judged for this"):
+            await runtime.offers.read("far:2")
+        return (await runtime.offers.read(args["uri"])).data["contents"]
+
+
+@pytest.mark.proves("K-11d", "P-01")
+async def test_a_tool_gets_of_a_source_only_what_its_call_was_judged_for(tmp_path: Path) -> None:
+    rules = ("allow test.sly", "allow mcp:far:*")
+    async with opened(tmp_path, Elsewhere(), rules=rules, tools=[ReadsAnother()]) as kernel:
+        result = await (await kernel.session()).call("test.sly", {"uri": "far:1"})
+        assert result.ok and result.data[0]["uri"] == "far:1", result.error_text
 
 
 async def test_subscriptions_are_told_in_bounds_and_end_with_the_session(tmp_path: Path) -> None:
