@@ -327,6 +327,7 @@ KINDS = {
 }
 
 
+@pytest.mark.proves("K-02")
 async def test_every_tool_has_the_kind_that_an_editor_draws_it_by(desk: Desk) -> None:
     async with desk.kernel(str(desk.workspace)) as kernel:
         entries = {tool_id: kernel.generation.resolve(tool_id) for tool_id in KINDS}

@@ -254,7 +254,7 @@ async def test_the_index_of_a_turn_is_the_same_whatever_is_in_view(tmp_path: Pat
         assert session.turn().index == index
 
 
-@pytest.mark.proves("D-08")
+@pytest.mark.proves("D-07", "D-08")
 async def test_what_serves_the_users_words_is_in_view_from_the_start_where_that_is_wanted(
     tmp_path: Path, kernel_in: Opens
 ) -> None:

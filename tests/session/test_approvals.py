@@ -407,7 +407,7 @@ async def test_closing_a_session_ends_what_it_waited_for(tmp_path: Path, kernel_
         assert [row.state for row in kernel.log.reader.calls()] == ["refused"]
 
 
-@pytest.mark.proves("P-09")
+@pytest.mark.proves("P-09", "A-05")
 async def test_a_question_is_parked_and_answered_days_later_one_list_for_each(tmp_path: Path, kernel_in: Opens) -> None:
     asked = {"questions": [{"question": "Which?", "options": [{"label": "x"}, {"label": "y"}]}, {"question": "Why?"}]}
     async with kernel_in(tmp_path) as kernel:
@@ -427,6 +427,7 @@ async def test_a_question_is_parked_and_answered_days_later_one_list_for_each(tm
         assert answer.result.data == {"answers": [["x"], ["because"]]}
 
 
+@pytest.mark.proves("A-05")
 async def test_a_question_is_answered_at_another_door_while_its_call_waits(tmp_path: Path, kernel_in: Opens) -> None:
     async with kernel_in(tmp_path) as kernel:
         session = await kernel.session(attendant=Elsewhere())

@@ -33,6 +33,23 @@ async def test_the_rest_of_a_truncated_output_is_read_from_its_sidecar() -> None
         assert rest.data["text"].splitlines() == expected
 
 
+@pytest.mark.proves("O-01")
+async def test_a_sidecar_lies_apart_from_the_state_and_stays_until_its_session_is_closed_for_good(
+    tmp_path: Path,
+) -> None:
+    async with temporary_kernel(tmp_path) as kernel:
+        session, cut = await _truncated(kernel)
+        path = Path(cut.metadata["output_path"])
+        assert path.stat().st_size == cut.metadata["output_bytes"]
+        assert kernel.log.database.path.parent not in path.parents
+        await session.suspend()
+        assert path.is_file()
+        again = await kernel.session(session.id)
+        assert (await again.call("read", {"path": str(path), "limit": 1})).ok
+        await again.close()
+        assert not path.exists()
+
+
 async def test_a_sidecar_can_be_searched() -> None:
     async with temporary_kernel() as kernel:
         session, cut = await _truncated(kernel)

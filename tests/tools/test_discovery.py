@@ -97,6 +97,23 @@ async def test_hits_say_whose_words_they_are(of: Interaction) -> None:
 
 
 @pytest.mark.proves("D-05")
+async def test_a_search_gives_five_tools_unless_said_otherwise_and_ten_at_most(of: Interaction) -> None:
+    there = generation(CORE, many(30, "mail", description="Send a letter by mail."))
+    for given, count in (({}, 5), ({"limit": 2}, 2), ({"limit": 10}, 10)):
+        told = (await called(of, FindTools(), {"query": "send a letter by mail", **given}, there)).data
+        assert len(told["tools"]) == count
+    assert compile_schema(FindTools.spec.parameters).problems({"query": "send", "limit": 11}) != []
+
+
+@pytest.mark.proves("D-07")
+async def test_both_searches_say_that_nothing_fits_below_the_floor(of: Interaction) -> None:
+    for tool in (FindTools(), ToolSearch()):
+        told = (await called(of, tool, {"query": "water the plants on the balcony"})).data
+        assert told["tools"] == [] and "Nothing fits" in told["message"]
+    assert len(of.active) == 0
+
+
+@pytest.mark.proves("D-05", "D-07")
 async def test_where_nothing_fits_that_is_said_and_nothing_is_brought(of: Interaction) -> None:
     told = (await called(of, FindTools(), {"query": "zymurgy quokka"})).data
     assert told["tools"] == [] and told["nothing_fits"] is True
