@@ -32,6 +32,9 @@ from tests.conformance import ROOT, Proof, proofs
 
 LIST = ROOT / "tests" / "mutations.toml"
 TIME_LIMIT_S = 1_200
+PLUGINS = ("tests.mutants", "pytest_asyncio.plugin", "pytest_timeout", "_hypothesis_pytestplugin")
+"""Those that the tests need: to load all that are installed takes longer than most rows."""
+
 State = Literal["killed", "survived", "cannot be judged"]
 
 
@@ -167,14 +170,14 @@ class Tree:
             chosen.write_text(json.dumps({"row": row, "left_out": [*left_out], "only": [*only]}))
             told.touch()
             command = [
-                *(self.python, "-m", "pytest", "-q", "-p", "tests.mutants", "-p", "no:cacheprovider", "-p", "no:xdist"),
+                *(self.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *(f"-p{name}" for name in PLUGINS)),
                 *("--chosen", chosen, "--failed", told, f"--basetemp={folder}/work", *(["-x"] if row else []), *files),
             ]
             try:
                 done = subprocess.run(
                     command,
                     cwd=self.root,
-                    env=self.environment,
+                    env={**self.environment, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,

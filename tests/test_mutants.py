@@ -87,7 +87,6 @@ def tree(tmp_path: Path) -> Tree:
         path.write_text(text)
     (tmp_path / "pytest.ini").write_text("[pytest]\npythonpath = src\nmarkers = proves(*ids): rows\n")
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
-    environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # these need none
     return Tree(tmp_path, Path(sys.executable), "checks", environment)
 
 

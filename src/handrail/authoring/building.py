@@ -45,7 +45,7 @@ def built(tools: Iterable[ExecutableTool], sandbox: Sandbox, room: Path, tell: T
         folders.setdefault(tool.folder, {})[tool.executable] = tool
     if not folders:
         return {}
-    with ThreadPoolExecutor(1, "handrail-build") as thread:  # whoever builds may have an event loop that runs
+    with ThreadPoolExecutor(1, "handrail-build") as thread:  # the caller may run an event loop
         return thread.submit(asyncio.run, _built(folders, sandbox, room, tell)).result()
 
 
@@ -105,7 +105,7 @@ async def _run(tool: ExecutableTool, sandbox: Sandbox, folder: Path, tell: Tell)
 
 
 def _check(tool: ExecutableTool, folder: Path) -> None:
-    """:raises ToolError: when there is nothing to freeze, or what nobody may freeze"""
+    """:raises ToolError: when there is nothing to freeze, or something that must not be frozen"""
     command = shlex.join(tool.spec.build)
     named = str(Path(tool.executable).relative_to(Path(tool.folder).parent))
     executable = folder.parent / named
@@ -156,5 +156,5 @@ class _Lines:
 
     def _show(self, line: str) -> None:
         self.last = line[:500] if line.strip() else self.last
-        with contextlib.suppress(OSError):  # nobody reads it any more
+        with contextlib.suppress(OSError):  # the reader has gone
             self._tell(f"{self._begin}{line}\n")
