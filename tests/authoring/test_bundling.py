@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import socket
 import tomllib
@@ -440,6 +441,15 @@ def test_tools_that_share_a_folder_are_built_in_one_copy_and_by_one_run_of_one_c
     bundle = built(place)
     assert bundle.built == ("hum", "sing")
     assert (bundle.folder / "tools" / "hum-source" / "count").read_text() == "again\n"
+
+
+@confined
+@pytest.mark.proves("R-15")
+def test_a_folder_that_cannot_be_copied_is_named(place: Path) -> None:
+    folder = source(place, "hum", SHELL, word__txt="mmm")
+    os.mkfifo(folder / "pipe")
+    with pytest.raises(LoadError, match=r"hum-source: cannot be copied to be built: .*pipe"):
+        built(place)
 
 
 @confined

@@ -7,7 +7,9 @@ import json
 import pytest
 from tests.faces.conftest import Here, Program
 
+from handrail.authoring.templates import files_of, write
 from handrail.faces.cli.app import run
+from handrail.sandbox import tiers
 
 
 @pytest.mark.proves("R-13", "K-12")
@@ -23,6 +25,30 @@ def test_a_new_tool_is_written_and_passes_the_check(
     assert (checked.code, json.loads(checked.out)) == (0, {"tools": ["text.words"], "findings": []})
     assert run(line) == 2
     assert "nothing was written" in capfd.readouterr().err
+
+
+@pytest.mark.skipif(not tiers.choose().tier.confines, reason="programs cannot be confined on this machine")
+@pytest.mark.proves("R-15")
+def test_a_build_shows_what_it_runs_and_writes_and_a_failure_says_why(handrail: Program, here: Here) -> None:
+    config, tools = handrail.config / "handrail.toml", handrail.config / "tools"
+    write(tools, files_of("source", "text.words"))
+    (tools / "test_text_words.py").unlink()
+    config.write_text("")
+    script = tools / "text_words" / "build.sh"
+    script.write_text(script.read_text() + "printf 'made \\033[31m it'\n")
+    bundle = handrail.config.parent / "bundle"
+    done = here("build", "default", "--out", str(bundle), "--config", str(config), "--json")
+    assert done.code == 0 and json.loads(done.out)["built"] == ["text.words"]
+    lines = done.err.splitlines()
+    assert lines[0] == "text.words: sh build.sh" and lines[-1].startswith("text.words: made ")
+    assert "\033" not in done.err
+    called = here(
+        "call", "text.words", '{"text": "a b"}', "--config", f"{bundle}/handrail.toml", "--rule", "allow text.words"
+    )
+    assert called.code == 0 and called.out == "words: 2\n"
+    script.write_text("echo 'no such header'; exit 1\n")
+    failed = here("build", "default", "--out", f"{bundle}2", "--config", str(config))
+    assert failed.code == 5 and "sh build.sh ended with exit code 1. Its last line: no such header" in failed.err
 
 
 @pytest.mark.proves("K-12")

@@ -59,7 +59,11 @@ async def _built(
             place = room / str(number)
             place.mkdir(mode=0o711)
             made[own] = folder = place / Path(own).name
-            shutil.copytree(own, folder, symlinks=True)
+            try:
+                shutil.copytree(own, folder, symlinks=True)
+            except OSError as error:  # of several files at once
+                faults.append(Fault(own, "", f"cannot be copied to be built: {error}"))
+                continue
             done: set[tuple[str, ...]] = set()
             for tool in tools.values():
                 try:
