@@ -268,7 +268,7 @@ async def test_what_serves_the_users_words_is_in_view_from_the_start_where_that_
         assert shown(session.turn().specs) == [*CORE, *FINDERS]
 
 
-@pytest.mark.proves("D-01a")
+@pytest.mark.proves("D-01a", "K-13")
 async def test_an_agents_core_tools_are_always_in_view(tmp_path: Path, kernel_in: Opens) -> None:
     put_agent(tmp_path, "clerk", 'core = ["stock.t07"]')
     async with kernel_in(tmp_path, tools=MANY, agent="clerk") as kernel:
