@@ -11,7 +11,7 @@ from typing import Any
 from handrail.contract.spec import ToolSpec
 from handrail.policy.opinions import Opinion, WatchdogCall, allow
 from handrail.policy.rules import Action
-from handrail.policy.watchdogs.commands import parts
+from handrail.policy.watchdogs.commands import parts, read
 from handrail.policy.watchdogs.exfiltration import NETWORK
 from handrail.store.encoding import encode
 
@@ -73,7 +73,8 @@ class OutgoingSecrets:
         if self._registered(encoded):
             return Opinion(self.action, "its arguments hold a registered secret, which would leave")
         commands = [value for capability, value in call.targets if capability == "shell.run"]
-        if commands and not any(part.program in NETWORK | {"git"} for text in commands for part in parts(text)):
+        found = [part for text in commands for part in await read(parts, text)]
+        if commands and not any(part.program in NETWORK | {"git"} for part in found):
             return allow()  # nothing in it talks to anybody
         if (what := key_in(encoded.decode())) is not None:
             return Opinion(self.action, f"its arguments hold what has the shape of {what}, which would leave")
