@@ -62,7 +62,7 @@ def _rest(value: Any, left: int, depth: int) -> int:
     if left < 0 or depth > _MAX_DEPTH:
         return -1
     for item in items:
-        kind: object = type(item)
+        kind: object = type(item)  # pyright: ignore[reportUnknownVariableType]
         if kind is str:
             left -= len(item)
         elif (kind is dict or kind is list) and item:
