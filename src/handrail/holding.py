@@ -30,6 +30,7 @@ from handrail.contract.people import Attendant
 from handrail.contract.rule_texts import RuleEntry
 from handrail.contract.runtime import ClientContext
 from handrail.contract.sandbox import Tier
+from handrail.contract.schema import UnfinishedCheck
 from handrail.contract.tool import Tool
 from handrail.contract.tool_settings import ToolConfig
 from handrail.held_sessions import HeldSessions
@@ -179,7 +180,10 @@ class HeldKernel(Kernel):
             raise ToolError(f"there is no tool {tool[:80]!r}" + (f"; {hint}" if hint else ""), kind="unknown_tool")
         if entry.withheld is not None:
             raise ToolError(f"{entry.id} is withheld: {entry.withheld}", kind="unavailable")
-        entry.admitted(dict(arguments))
+        try:
+            entry.admitted(dict(arguments))
+        except UnfinishedCheck as unfinished:
+            await self.rooms.arbiter.checks.admitted(entry, unfinished, shared=False)
         further = parse_rules(given_rules(rule_texts(rules), "session"), generation)
         spec, origin, _ = judged_as(entry, arguments, generation)
         return await explain(

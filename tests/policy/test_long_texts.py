@@ -5,13 +5,16 @@ Before there were bounds the slowest took minutes, in which nothing else of the 
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from tests.policy.desk import Desk, book
 
 from handrail.policy.modes import in_mode
+from handrail.policy.opinions import WatchdogCall
 from handrail.policy.shell import MAX_CHARACTERS, MAX_SIGNS, parse
-from handrail.policy.watchdogs.exfiltration import of_command
-from handrail.policy.watchdogs.outgoing import key_in
+from handrail.policy.watchdogs.exfiltration import Exfiltration, of_command
+from handrail.policy.watchdogs.outgoing import OutgoingSecrets, key_in
 from handrail.tools.shell import Bash
 
 pytestmark = [pytest.mark.proves("P-05"), pytest.mark.timeout(60)]
@@ -69,6 +72,35 @@ def test_a_watchdog_has_an_answer_to_a_text_made_to_be_slow(unit: str) -> None:
 def test_more_commands_than_a_watchdog_looks_through_are_asked_about() -> None:
     assert "too many" in (of_command("curl a;" * 301) or "")
     assert of_command("curl a;" * 30) is None
+
+
+@pytest.mark.parametrize("text", ["ls " + "a " * 5_000, "ls " + "''" * 5_000, "ls " + '"a"' * 5_000])
+def test_a_plain_text_of_more_words_or_parts_than_are_judged_is_asked_about(text: str) -> None:
+    script = parse(text)
+    assert script.unclear is not None
+    assert parse(text[:6_003]).unclear is None
+
+
+def test_a_text_that_the_grammar_takes_long_for_is_asked_about() -> None:
+    text = "rm x; " + "<a href=" * (MAX_SIGNS - 1)
+    assert parse(text).unclear is not None
+
+
+def test_a_text_is_read_once_for_all_who_judge_it() -> None:
+    text = "ls | grep a | wc"
+    assert parse(text) is parse(text)
+
+
+@pytest.mark.parametrize("watchdog", [OutgoingSecrets(lambda data: False), Exfiltration()])
+async def test_the_loop_goes_on_while_a_watchdog_reads_a_long_text(watchdog: OutgoingSecrets | Exfiltration) -> None:
+    command = "curl a; " + "a;" * 30_000
+    call = WatchdogCall("bash", {"command": command}, {}, {}, "s", targets=[("shell.run", command)])
+    answer = asyncio.ensure_future(watchdog(call))
+    turns = 0
+    while not answer.done():
+        await asyncio.sleep(0)
+        turns += 1
+    assert turns > 3
 
 
 def test_a_plain_text_may_have_any_number_of_signs_in_its_quotes() -> None:

@@ -1,8 +1,9 @@
-"""How long an event loop is held: measured as processor time of its thread between two beats, and by whom."""
+"""How long an event loop is held: measured as processor time of the process between two beats, and by whom."""
 
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 import threading
 import time
@@ -12,13 +13,16 @@ from types import TracebackType
 _BEAT_S = 0.001
 _LOOK_S = 0.01
 _NOTICED_S = 0.03
+_WAITING = re.compile(r"work_queue\.get|acquire\(|eventfd_read|_selector|selector\.poll|\.wait\(")
+"""The last line of a thread that has nothing to do."""
 
 
 class StallWatch:
     """Measures the longest stall of the running event loop while it is open.
 
-    Processor time of the loop's own thread is counted, so a busy machine does not make a stall of its own. A second thread
-    looks at the stack of the first where no beat has come for a while.
+    The watch counts processor time, so a busy machine causes no stall. It counts that of the whole process: a native step
+    in another thread holds the interpreter, and so the loop. A second thread records the stacks of the others when no beat
+    has come for a while.
     """
 
     def __init__(self) -> None:
@@ -31,8 +35,7 @@ class StallWatch:
 
     async def __aenter__(self) -> StallWatch:
         self._loop = asyncio.get_running_loop()
-        self._of = threading.get_ident()
-        self._at = time.thread_time()
+        self._at = time.process_time()
         self._watcher = threading.Thread(target=self._watch, daemon=True)
         self._watcher.start()
         self._beat()
@@ -47,7 +50,7 @@ class StallWatch:
         await asyncio.to_thread(self._watcher.join)
 
     def _beat(self) -> None:
-        now = time.thread_time()
+        now = time.process_time()
         held = (now - self._at) * 1000
         if held > self.longest_ms:
             self.longest_ms, self.stack = held, self._seen
@@ -62,6 +65,7 @@ class StallWatch:
             if self._beats != last:
                 last, since = self._beats, time.monotonic()
             elif time.monotonic() - since > _NOTICED_S:
-                frame = sys._current_frames().get(self._of)  # pyright: ignore[reportPrivateUsage] - there is no other way
-                if frame is not None:
-                    self._seen = "".join(traceback.format_stack(frame, limit=None)[-8:])
+                frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage] - there is no other way
+                own = threading.get_ident()
+                stacks = (traceback.format_stack(frame)[-6:] for of, frame in frames.items() if of != own)
+                self._seen = "\n".join("".join(stack) for stack in stacks if not _WAITING.search(stack[-1]))

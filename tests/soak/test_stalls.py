@@ -1,6 +1,6 @@
 """Every argument of every shipped tool, given every hostile value, through a whole kernel: nothing holds the event loop.
 
-The bound is processor time of the loop's thread between two beats, and far above what any call takes. What took more than
+The bound is processor time of the process between two beats, and far above what any call takes. What took more than
 :data:`REPORTED_MS` is printed, as data.
 """
 
@@ -95,7 +95,7 @@ def fits_roughly(value: object, schema: Schema) -> bool:
 
 
 @pytest.mark.timeout(7200)
-@pytest.mark.parametrize("size", [500_000, 1_000_000, 8_000])
+@pytest.mark.parametrize("size", [500_000, 1_000_000, 60_000, 8_000])
 async def test_no_argument_of_any_tool_holds_the_event_loop(tmp_path: Path, size: int) -> None:
     kinds: dict[str, Any] = {**texts(size), **VALUES}
     workspace = tmp_path / "ws"

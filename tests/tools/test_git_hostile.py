@@ -470,3 +470,36 @@ async def test_git_ends_by_itself_whatever_stands_in_the_place_of_its_files(
     async with asyncio.timeout(120):
         with contextlib.suppress(ToolError):
             await desk.call("git.status")
+
+
+async def test_the_loop_goes_on_while_many_paths_are_compared_with_the_rules(desk: Desk) -> None:
+    runtime = desk.runtime(next(tool for tool in GIT_TOOLS if tool.spec.id == "git.add"))
+    desk.refuse[f"{desk.workspace}/f7"] = "a rule"
+    few = [f"{desk.workspace}/f{number}" for number in range(10)]
+    assert await runtime.shell.hidden(few) == [f"{desk.workspace}/f7"]
+    work = asyncio.ensure_future(runtime.shell.hidden([f"{desk.workspace}/f{number}" for number in range(5_000)]))
+    turns = 0
+    while not work.done():
+        turns += 1
+        await asyncio.sleep(0)
+    assert work.result() == [f"{desk.workspace}/f7"]
+    assert turns > 2
+
+
+async def test_of_many_files_an_answer_lists_the_first_and_names_the_paths_that_are_not_there(
+    desk: Desk, repo: Repo
+) -> None:
+    for number in range(700):
+        (desk.workspace / f"f{number:03}").touch()
+    (desk.workspace / "f0").mkdir()
+    (desk.workspace / "f0/in").touch()
+    found = await desk.call(
+        "git.add", paths=[*(f"f{number:03}" for number in range(700)), "f0", "f", "f00", "f0/i", "g"]
+    )
+    assert len(found["staged"]) == 500 and found["staged_not_listed"] == 201
+    assert set(found["left_out"]) == {"f", "f00", "f0/i", "g"}
+    status = await desk.call("git.status")
+    assert len(status["staged"]) == 500 and status["staged_not_listed"] == 201 and not status["clean"]
+    assert all(row["change"] == "added" for row in status["staged"])
+    difference = await desk.call("git.diff", staged=True, counts_only=True)
+    assert len(difference["files"]) == 500 and difference["files_not_listed"] == 201

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from handrail.arbiter.ahead import look_ahead
@@ -19,6 +19,7 @@ from handrail.arbiter.arguments import arguments_of, for_the_record, unrun
 from handrail.arbiter.asking import Parked
 from handrail.arbiter.authorisation import Authorisation
 from handrail.arbiter.blind import near, read_first, unseen
+from handrail.arbiter.bounded_checks import BoundedChecks
 from handrail.arbiter.call import Call, Lane, LookedAhead, Refusal
 from handrail.arbiter.delegating import check_handing
 from handrail.arbiter.execution import Execution, HandedOver, uninterrupted, until_known
@@ -34,6 +35,7 @@ from handrail.arbiter.running import ToolRuns
 from handrail.arbiter.states import StateLimits, States
 from handrail.contract.call import Answer, ProposedCall
 from handrail.contract.errors import LogUnavailable, ToolError
+from handrail.contract.schema import UnfinishedCheck
 from handrail.contract.spec import ToolSpec
 from handrail.record.log import CommitLog, Interrupted
 from handrail.registry.generation import Generation
@@ -91,6 +93,7 @@ class Arbiter:
         self.authorisation = Authorisation(self.approvals, shaper, resources)
         self.locking = Locking(locks, limits.lock_wait_ms)
         self.repeats = Repeats(log, shaper)
+        self.checks = BoundedChecks()
         bounds = JobLimits(grace_s=limits.grace_ms / 1000, output_bytes=limits.job_output_mib * 1024 * 1024)
         self.jobs = DetachedCalls(JobTable(log.database), log, shaper, resources, self.carry_out, bounds)
         self.restarts = Restarts(self.jobs, self.approvals, self.call)
@@ -121,7 +124,11 @@ class Arbiter:
                     if call.replayable and (recorded := await self.repeats.answer_to(call)) is not None:
                         return recorded
                     self._resolve(call)  # 1
-                    if self._validate(call).manual_first:  # 2
+                    try:
+                        spec = self._validate(call)  # 2
+                    except UnfinishedCheck as unfinished:
+                        spec = await self._validate_in_process(call, unfinished)
+                    if spec.manual_first:
                         await read_first(call)
                     if waits := self.authorisation.decide(call):  # 3
                         await waits
@@ -208,8 +215,29 @@ class Arbiter:
             raise Refusal("validate", kind, f"{spec.id}: {fault}", **unseen(call))
         try:
             arguments = entry.admitted(arguments, parsed=isinstance(call.proposed.arguments, (str, bytes)))
+        except UnfinishedCheck:
+            raise
         except ToolError as error:
             raise Refusal("validate", error.kind, error.text, **unseen(call)) from None
+        return self._take_arguments(call, arguments)
+
+    async def _validate_in_process(self, call: Call, unfinished: UnfinishedCheck) -> ToolSpec:
+        """The rest of step 2 where the check is too much for the event loop."""
+        entry = call.entry
+        assert entry is not None
+        shared = not isinstance(call.proposed.arguments, (str, bytes))
+        try:
+            check = partial(self.checks.admitted, entry, unfinished, shared=shared)
+            arguments = await call.interruptible("validate", check)
+        except ToolError as error:
+            raise Refusal("validate", error.kind, error.text, **unseen(call)) from None
+        call.owns_arguments = True
+        return self._take_arguments(call, arguments)
+
+    def _take_arguments(self, call: Call, arguments: dict[str, Any]) -> ToolSpec:
+        """Keep arguments that fit, and find what they lock."""
+        assert call.entry is not None
+        spec = call.entry.spec
         call.arguments = arguments
         if spec.background_argument is None and spec.mode == "direct":  # nearly every call
             try:

@@ -22,6 +22,8 @@ from handrail.store.encoding import decode, encode
 
 _MAX_LOOKED_AT = 64 * 1024
 """Bytes of it that are read as text."""
+MAX_NUMBERED = 20_000
+"""Characters that arguments write by their number, as HTML does. A look for secrets takes 0.5 µs for each, on the loop."""
 _MAX_HEAD = 2_000
 """Characters that are kept of text which is no JSON."""
 
@@ -107,6 +109,9 @@ def for_the_record(arguments: Any, compact: bytes | None, redactor: Redactor) ->
     if len(compact) > MAX_ARGUMENT_BYTES:
         size = f"{len(compact):,} bytes of JSON; at most {MAX_ARGUMENT_BYTES:,} are taken"
         return {"$oversized": len(compact)}, f"the arguments are {size}. Pass a path to a file instead"
+    if redactor.active and (numbered := compact.count(b"&#")) > MAX_NUMBERED:
+        count = f"{numbered:,} characters by their number (&#…;); at most {MAX_NUMBERED:,} are taken"
+        return {"$oversized": len(compact)}, f"the arguments write {count}. Send the characters themselves"
     if not plain:
         arguments = decode(compact)
     if redactor.active and not (plain and not redactor.found_in(compact)):

@@ -13,6 +13,7 @@ import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,8 +21,9 @@ from typing import Any, Protocol, cast, overload
 
 import orjson
 
-from handrail.arbiter import sidecar
+from handrail.arbiter import in_pieces, sidecar
 from handrail.arbiter.exposure import views
+from handrail.arbiter.in_pieces import fits
 from handrail.arbiter.neutral import FLAG, for_model
 from handrail.arbiter.plain import MAX_PARTS, Plain, TooLarge, encoded_as_it_is
 from handrail.arbiter.redaction import Redactor
@@ -40,6 +42,8 @@ _FEW_DIGITS, _SHORT = 10**9, 16
 """Numbers below, and how long their JSON text is at most."""
 _dumps = orjson.dumps
 _INLINE_BYTES = 256 * 1024
+_INLINE_SPELLED = 4 * 1024
+"""Bytes that are spelled out on the event loop: a text of nothing but hidden characters takes 5 µs for each."""
 _INLINE_PARTS = 2_000
 """How many parts of a value are gone through on the event loop; more are a thread's work."""
 _PLACED = "artifacts"
@@ -117,8 +121,10 @@ class Shaper:
             for item in value.values():
                 if type(item) is str and len(item) > limit:
                     return None
+                if (type(item) is dict or type(item) is list) and not fits(item, limit):
+                    return None
         elif kind is str or kind is list:
-            if len(value) > limit:
+            if len(value) > limit or (kind is list and not fits(value, limit)):
                 return None
         elif value is None or kind is bool or (kind is int and -_FEW_DIGITS < value < _FEW_DIGITS):
             if limit > _SHORT and spec.max_entries is None and not self.redactor.active:
@@ -140,6 +146,8 @@ class Shaper:
             return None
         result = model = Result("output", data, None, metadata)
         if kind not in _SCALARS and may_have_any(encoded):
+            if len(encoded) > _INLINE_SPELLED:
+                return None
             model = for_model(result, encoded)
             if model is not result:
                 if len(_dumps(model.data)) > limit:
@@ -232,7 +240,7 @@ class Shaper:
                 "backend", f"{spec.id} ran, and its output cannot be shown ({type(error).__name__})", **metadata
             )
         encoded = orjson.dumps(result.data)
-        if inline and len(encoded) > _INLINE_BYTES and may_have_any(encoded):
+        if inline and len(encoded) > _INLINE_SPELLED and may_have_any(encoded):
             raise _NeedsThread
         at_face, model = views(spec, result)
         if (flag := model.metadata.get(FLAG)) is not None:
@@ -280,8 +288,9 @@ class Shaper:
 
     def _plain(self, call: _Call, value: object, more: dict[str, Any]) -> Any:
         """The data as plain JSON, with every binary part as an artifact."""
-        if not call.inline and (encoded := encoded_as_it_is(value)) is not None:
-            return orjson.loads(encoded)
+        if not call.inline and encoded_as_it_is(value, large=True) is not None:
+            with suppress(in_pieces.NotPlain):
+                return in_pieces.copied(value)
         plain = Plain(value, call.parts)
         if plain.notes:
             extra = [f"and {plain.more_notes} more"] if plain.more_notes else []
@@ -298,13 +307,13 @@ class Shaper:
         return plain.data
 
     def _redacted(self, data: Any) -> tuple[Any, bytes]:
-        encoded = orjson.dumps(data)
+        encoded = in_pieces.dumps(data)
         if self.redactor.active and self.redactor.found_in(encoded):
             data = self.redactor.value(data)
-            encoded = orjson.dumps(data)
+            encoded = in_pieces.dumps(data)
             if self.redactor.found_in(encoded):  # across the borders of its parts: then it is one text
                 data = self.redactor.text(encoded.decode())
-                encoded = orjson.dumps(data)
+                encoded = in_pieces.dumps(data)
         return data, encoded
 
     def _metadata(self, given: Mapping[str, Any], call: _Call) -> dict[str, Any]:
@@ -394,7 +403,7 @@ class _Call:
 
 
 def _pretty(data: object) -> str:
-    return orjson.dumps(data, option=orjson.OPT_INDENT_2).decode()
+    return in_pieces.dumps_indented(data).decode()
 
 
 def _reason(error: Exception) -> str:

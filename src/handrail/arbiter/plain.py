@@ -22,6 +22,7 @@ from uuid import UUID
 import orjson
 from pydantic import BaseModel
 
+from handrail.arbiter import in_pieces
 from handrail.contract.result import Blob, Result
 
 MAX_DEPTH = 100
@@ -49,10 +50,13 @@ class Binary:
     media_type: str
 
 
-def encoded_as_it_is(value: object) -> bytes | None:
-    """JSON text of a value that is plain already; None if it is not, or only a look at each part can tell."""
+def encoded_as_it_is(value: object, *, large: bool = False) -> bytes | None:
+    """JSON text of a value that is plain already; None if it is not, or only a look at each part can tell.
+
+    :param large: it is written in pieces, so that the event loop goes on meanwhile
+    """
     try:
-        encoded = _dumps(value, None, _STRICT)
+        encoded = in_pieces.dumps(value, _STRICT) if large else _dumps(value, None, _STRICT)
     except (TypeError, ValueError, RecursionError):
         return None
     # orjson writes NaN and the infinities as null.

@@ -42,6 +42,8 @@ _UNFINISHED = re.compile(r"&(?:#(?:[xX][0-9a-fA-F]*|[0-9]*))?")
 _LONGEST_BY_NUMBER = 64
 """Characters of one that a stream waits for; a longer one is all zeros, and is found in whole texts only."""
 _GATE = 5
+_SLICE = 64 * 1024
+"""Characters that are read in one step, so that other threads can go on after it."""
 _SHORT = 8192
 """Characters. In a shorter text one search for the beginnings of all needles is quicker than one for each."""
 
@@ -107,19 +109,26 @@ class Read:
     """
 
     def __init__(self, text: str, as_bytes: bool) -> None:
-        # Split, not searched: a text may be made of nothing else, and a step in Python for each would hold a call up.
-        pieces = _NUMBERED.split(text)
-        numbered = pieces[1::2]
-        characters = {one: _character(one, as_bytes) for one in set(numbered)}
-        self._pieces = pieces
-        self._read = pieces[:]
-        self._read[1::2] = map(characters.__getitem__, numbered)
+        # Split, not searched: a text may be made of nothing else, and a step in Python for each would hold a call up. Each
+        # slice is a few steps that hold the interpreter.
+        self._pieces: list[str] = [""]
+        self._read: list[str] = [""]
+        characters: dict[str, str] = {}
+        for piece in _slices(text):
+            pieces = _NUMBERED.split(piece)
+            numbered = pieces[1::2]
+            characters |= {one: _character(one, as_bytes) for one in set(numbered).difference(characters)}
+            read = pieces[:]
+            read[1::2] = map(characters.__getitem__, numbered)
+            for whole, more in ((self._pieces, pieces), (self._read, read)):
+                whole[-1] += more[0]
+                whole.extend(more[1:])
         self.text = "".join(self._read)
 
     @cached_property
     def _ends(self) -> tuple[list[int], list[int]]:
         """Where each piece ends: in the text, and in what was read."""
-        return list(accumulate(map(len, self._pieces))), list(accumulate(map(len, self._read)))
+        return _ends_of(self._pieces), _ends_of(self._read)
 
     def start(self, index: int) -> int:
         """Where in the text that stands which is at ``index`` of what was read."""
@@ -142,6 +151,24 @@ class Read:
             return there[-1] + index - read[-1]
         begin = there[nth - 1] if nth else 0
         return begin if nth % 2 else begin + index - (read[nth - 1] if nth else 0)
+
+
+def _slices(text: str) -> Iterator[str]:
+    """A text in parts, none of which ends within a character that is written by its number."""
+    begin = 0
+    while begin < len(text):
+        end = len(text) if len(text) - begin <= _SLICE else text.rfind("&", begin + 1, begin + _SLICE)
+        if end < 0 and (end := text.find("&", begin + _SLICE)) < 0:
+            end = len(text)
+        yield text[begin:end]
+        begin = end
+
+
+def _ends_of(pieces: Sequence[str]) -> list[int]:
+    ends = [0]
+    for begin in range(0, len(pieces), _SLICE):
+        ends += accumulate(map(len, pieces[begin : begin + _SLICE]), initial=ends.pop())
+    return ends[1:]
 
 
 def _character(numbered: str, as_bytes: bool) -> str:
@@ -189,7 +216,7 @@ class Forms:
             for needle in self._needles:
                 if needle in text:
                     return True
-        return "&" in text and _BY_NUMBER in text and self._gate.search(Read(text, self._as_bytes).text) is not None
+        return "&" in text and _BY_NUMBER in text and self._opens(Read(text, self._as_bytes).text)
 
     def may_be_in_bytes(self, data: bytes) -> bool:
         """The same of bytes."""
@@ -200,11 +227,12 @@ class Forms:
             for needle in self._binary:
                 if needle in data:
                     return True
-        return (
-            _AMPERSAND in data
-            and b"&#" in data
-            and self._gate.search(Read(data.decode("latin-1"), self._as_bytes).text) is not None
-        )
+        return _AMPERSAND in data and b"&#" in data and self._opens(Read(data.decode("latin-1"), self._as_bytes).text)
+
+    def _opens(self, text: str) -> bool:
+        """Whether the beginning of a needle is in a text."""
+        steps = range(0, len(text), _SLICE)
+        return any(self._gate.search(text, at, at + _SLICE + _GATE) is not None for at in steps)
 
     def occurrences(self, text: str) -> list[Found]:
         """Every one, overlapping ones too, in order; of those with one beginning the longest first."""

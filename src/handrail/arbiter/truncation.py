@@ -17,11 +17,11 @@ from typing import Any, NamedTuple, cast
 
 import orjson
 
+from handrail.arbiter import in_pieces
 from handrail.contract.spec import ToolSpec
 
 _SMALL = 4
 """What stands beside the head may take one part in so many of the limit."""
-_PRETTY = orjson.OPT_INDENT_2
 
 
 class Cut(NamedTuple):
@@ -58,7 +58,9 @@ def cut(data: Any, encoded: bytes, spec: ToolSpec, redact: Callable[[str], str])
             if size <= spec.max_output // _SMALL and "head" not in others:
                 return _cut_text(members[key], key, others, size, spec.max_output)
     # Indented, so that the sidecar can be read and searched by lines.
-    return _cut_text(redact(orjson.dumps(data, option=_PRETTY).decode()), None, {}, 0, spec.max_output, "JSON text")
+    return _cut_text(
+        redact(in_pieces.dumps_indented(cast("object", data)).decode()), None, {}, 0, spec.max_output, "JSON text"
+    )
 
 
 def first_bytes(encoded: bytes, count: int) -> str:

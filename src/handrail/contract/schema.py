@@ -6,8 +6,8 @@ silently dropped. The schema that a model is shown stays as it was declared.
 
 Nothing makes a check run away. Patterns run on an engine that reads each character once; those that look around are taken
 too, and stop after a fixed number of steps; back-references are refused. A schema that no budget could hold is refused when
-it is loaded, and arguments that are too much for theirs are refused before they are checked: see
-:mod:`handrail.contract.effort`.
+it is loaded. A check that is beyond the budget is not made here, and its problems are :class:`CoarseProblems`: see
+:mod:`handrail.contract.effort`. The arbiter then has a bounded process make the check.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from handrail.contract.effort import (
     patterns_in,
     values_in,
 )
+from handrail.contract.errors import ToolError
 from handrail.contract.integers import counted, places_of_integers
 from handrail.contract.jsontext import MAX_ARGUMENT_DEPTH, json_type
 from handrail.contract.names import nearest
@@ -87,6 +88,27 @@ class InvalidSchema(ValueError):
         super().__init__("; ".join(f"{place}: {problem}" if place else problem for place, problem in problems))
 
 
+class CoarseProblems(list[str]):
+    """Problems that the budget kept coarse: the check was not made, or not everything was listed.
+
+    :param checked: whether it is known that the arguments do not fit
+    """
+
+    def __init__(self, texts: Iterable[str], *, checked: bool) -> None:
+        super().__init__(texts)
+        self.checked = checked
+
+
+class UnfinishedCheck(ToolError):
+    """Arguments whose check by ``schema`` was beyond the budget; a bounded process may finish it."""
+
+    def __init__(self, text: str, schema: Schema, arguments: dict[str, Any], problems: CoarseProblems) -> None:
+        super().__init__(text, kind="invalid_input")
+        self.schema = schema
+        self.arguments = arguments
+        self.problems = problems
+
+
 class Schema:
     """One tool's parameters, ready to check calls. Made by :func:`compile_schema`."""
 
@@ -110,8 +132,8 @@ class Schema:
         """Everything wrong with ``arguments``; empty when they fit.
 
         Each text names the JSON path, the type of what is there (never the value itself) and what was
-        expected. At most :data:`MAX_PROBLEMS` are listed, and then how many more there are. Where listing them would
-        cost too much, the arguments that do not fit are named.
+        expected. At most :data:`MAX_PROBLEMS` are listed, and then how many more there are. If the check or the list is
+        beyond the budget, they are :class:`CoarseProblems`.
 
         :param parsed: they come from :func:`~handrail.contract.jsontext.parse_arguments`, so that they are JSON
         """
@@ -119,17 +141,25 @@ class Schema:
             return [fault]
         estimate = None if self._effort.is_little(arguments) else self._effort.of(arguments)
         if estimate is not None and estimate.check > CHECK_BUDGET:
-            return [self._too_much(arguments)]
+            return CoarseProblems([self._too_much(arguments)], checked=False)
         try:
             if self._accepts(arguments):
                 return []
             if estimate is None or estimate.listing <= LIST_BUDGET:
                 return _listed(self._validator.iter_errors(arguments), self.parameters)
-            return self._by_argument(arguments)
+            return CoarseProblems(self._by_argument(arguments), checked=True)
         except UnicodeEncodeError:
             return ["the arguments hold half of a surrogate pair, which is no character; send whole characters"]
         except ValueError as error:
             return [f"the arguments are not JSON values: {str(error)[:200]}"]
+
+    def fits(self, arguments: dict[str, Any]) -> bool:
+        """Return whether ``arguments`` fit, whatever it costs. For a process that bounds itself."""
+        return self._accepts(arguments)
+
+    def every_problem(self, arguments: dict[str, Any]) -> list[str]:
+        """List what is wrong with ``arguments``, whatever it costs. For a process that bounds itself."""
+        return _listed(self._validator.iter_errors(arguments), self.parameters)
 
     def _too_much(self, arguments: Mapping[str, Any]) -> str:
         """Which argument is too much for its schema."""

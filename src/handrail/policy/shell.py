@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
@@ -23,6 +24,17 @@ MAX_COMMANDS = 50
 MAX_SIGNS = 1_000
 """The most of the characters that structure is made of in a text that is not plain: what the grammar makes of them takes
 it more than their number of steps, up to minutes for a text of this length."""
+MAX_WORDS = 4_000
+"""Words, operators and line ends of a text that is judged, all together."""
+_MAX_NODES = 20_000
+"""Of the tree that the grammar makes, which is walked several times."""
+_MAX_PARSE_S = 0.015
+"""Processor time of the grammar, which after an error grows with the square of the text: `<a href=` repeated to 8,000
+characters took 65 ms, an ordinary script of that length takes 1 ms."""
+_SHORT = 1_000
+"""Characters that the grammar reads within that time whatever they are."""
+_CHUNK = 4_096
+"""Bytes that the grammar is given at once, each time that it goes back."""
 
 _UNDERSTOOD = frozenset(
     {"program", "list", "pipeline", "command", "command_name", "redirected_statement", "file_redirect", "comment"}
@@ -133,8 +145,10 @@ class _Unclear(Exception):
     """A condition rather than an error: this text is not plain."""
 
 
+@lru_cache(maxsize=8)
 def parse(text: str, most_signs: int = MAX_SIGNS) -> Script:
-    """Read ``text`` as a shell would, without running it. Never raises."""
+    """Read ``text`` as a shell would, without running it. Never raises. A call is judged in several steps, each of which
+    reads its text."""
     if len(text) > MAX_CHARACTERS:
         return Script((), f"it is {len(text):,} characters long (at most {MAX_CHARACTERS:,} are judged)")
     if problem := _hidden(text):
@@ -151,8 +165,9 @@ def parse(text: str, most_signs: int = MAX_SIGNS) -> Script:
         count = f"{len(commands)}{' or more' * (len(commands) == _MOST_MADE_OUT)}"
         return Script(commands, f"it has {count} commands (at most {MAX_COMMANDS} are judged)", _opened(commands))
     raw = text.encode("utf-8")
-    with _reading:
-        root = _parser().parse(raw if text.isascii() else raw.translate(_STAND_INS)).root_node
+    root = _tree(raw if text.isascii() else raw.translate(_STAND_INS))
+    if root is None:
+        return Script((), "it takes too long to be read")
     problem = _outside_the_list(root)
     if problem is None:
         if commands is None:
@@ -167,6 +182,23 @@ def parse(text: str, most_signs: int = MAX_SIGNS) -> Script:
 
 def _opened(commands: Sequence[Command]) -> tuple[Redirection, ...]:
     return tuple(r for command in commands for r in command.redirections if r.capability is not None)
+
+
+def _tree(raw: bytes) -> Node | None:
+    """What the grammar makes of a text; None where that takes too long, or is too large."""
+    with _reading:
+        parser = _parser()
+        if len(raw) <= _SHORT:
+            return parser.parse(raw).root_node
+        end = time.thread_time() + _MAX_PARSE_S
+        try:
+            tree = parser.parse(
+                lambda at, _: raw[at : at + _CHUNK], progress_callback=lambda _at, _failed: time.thread_time() > end
+            )
+        except ValueError:  # how it says that it was ended
+            parser.reset()
+            return None
+    return tree.root_node if tree.root_node.descendant_count <= _MAX_NODES else None
 
 
 _reading = threading.Lock()
@@ -307,7 +339,7 @@ def _lexed(text: str) -> tuple[Command, ...]:
     redirections: list[Redirection] = []
     redirect: str | None = None
     after_operator = moved = False
-    position = 0
+    position = tokens = 0
 
     def finish() -> None:
         nonlocal moved
@@ -332,6 +364,9 @@ def _lexed(text: str) -> tuple[Command, ...]:
         match = _TOKEN.match(text, position)
         if match is None:
             raise _Unclear(f"it is not plain at {text[position : position + 20]!r}")
+        tokens += match.lastgroup != "blank"
+        if tokens > MAX_WORDS:
+            raise _Unclear(f"it has more than {MAX_WORDS:,} words")
         glued = match.lastgroup == "word" and position > 0 and text[position - 1] not in " \t\n|;&<>"
         position = match.end()
         lexeme = match.group()
@@ -372,6 +407,8 @@ def _literal(word: str, *, first: bool) -> str:
     for match in _PART.finditer(word):
         kind = match.lastgroup
         text = match.group(kind) if kind else ""
+        if len(out) > MAX_WORDS:
+            raise _Unclear(f"it has a word of more than {MAX_WORDS:,} parts")
         if kind == "bare":
             if not _NOT_LITERAL.isdisjoint(text):
                 char = next(c for c in text if c in _NOT_LITERAL)

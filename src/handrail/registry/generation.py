@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 from handrail.contract.errors import Fault, ToolError
 from handrail.contract.names import nearest, wire_name
 from handrail.contract.offering import Offering
-from handrail.contract.schema import Schema
+from handrail.contract.schema import CoarseProblems, Schema, UnfinishedCheck
 from handrail.contract.spec import ToolSpec
 from handrail.contract.tool import Tool
 from handrail.registry.sources.source import Unheard
@@ -107,20 +107,31 @@ class Entry:
         """The declaration of the tool that answers for a locked id, with whose settings, secrets and state a call runs."""
         return None if self.answered_by is None else self.answered_by.spec
 
-    def admitted(self, arguments: dict[str, Any], *, parsed: bool = False) -> dict[str, Any]:
+    def admitted(
+        self, arguments: dict[str, Any], *, parsed: bool = False, judged: Mapping[Schema, Sequence[str]] | None = None
+    ) -> dict[str, Any]:
         """``arguments`` as the tool gets them: they fit its schema, with whole numbers as integers, and have passed its
         own look at them.
 
         :param parsed: they came from JSON text
+        :param judged: what is wrong with them by schemas that they have been checked by already
+        :raises UnfinishedCheck: if the check is beyond the budget
         :raises ToolError: ``invalid_input`` with what is wrong with them; ``backend`` where that look failed by itself
         """
-        if problems := self.schema.problems(arguments, parsed=parsed):
-            raise ToolError(f"{self.spec.id}: {'; '.join(problems)}", kind="invalid_input")
+        schema = self.schema
+        problems = judged[schema] if judged and schema in judged else schema.problems(arguments, parsed=parsed)
+        if problems:
+            text = f"{self.spec.id}: {'; '.join(problems)}"
+            if isinstance(problems, CoarseProblems):
+                raise UnfinishedCheck(text, schema, arguments, problems)
+            raise ToolError(text, kind="invalid_input")
         whole = self.schema.whole(arguments)
         try:
             if self.answered_by is not None:
-                return self.answered_by.admitted(whole)
+                return self.answered_by.admitted(whole, judged=judged)
             self.tool.check(whole)
+        except UnfinishedCheck:
+            raise
         except ToolError as error:
             raise ToolError(f"{self.spec.id}: {error.text}", kind=error.kind) from None
         except (KeyboardInterrupt, GeneratorExit):

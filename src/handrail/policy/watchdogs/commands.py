@@ -5,11 +5,16 @@ Not a parser and nothing to allow by: it looks for shapes also in text that no p
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 MAX_CHARACTERS = 100_000
+_T = TypeVar("_T")
+_SHORT = 4_000
+"""Characters that are read within 10 ms."""
 MADE = "\0"
 """Stands in a word for what a substitution gives."""
 _WRAPPERS = {
@@ -19,6 +24,8 @@ _WRAPPERS = {
 }
 """Words before a program, and how many of their own arguments follow."""
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=")
+_PLAIN = re.compile(r"(?:[^\\'\"`$|;&\n() \t#<>]|\$(?!\())+")
+_PLAIN_QUOTED = re.compile(r'(?:[^"\\`$]|\$(?!\())+')
 
 
 @dataclass(slots=True)
@@ -57,6 +64,11 @@ class Part:
         return argv[0].rsplit("/", 1)[-1].lower() if argv else ""
 
 
+async def read(reader: Callable[[str], _T], text: str) -> _T:
+    """What ``reader`` makes of a shell text. A long one is read in a thread, so that the event loop goes on."""
+    return reader(text) if len(text) <= _SHORT else await asyncio.to_thread(reader, text)
+
+
 def parts(text: str) -> list[Part]:
     """The commands of ``text``, those in substitutions among them."""
     reader = _Reader(text[:MAX_CHARACTERS])
@@ -68,7 +80,7 @@ class _Reader:
     def __init__(self, text: str) -> None:
         self.text = text
         self.found: list[Part] = []
-        self._at = 0
+        self._at: int = 0
         self._pipelines = 0
 
     def read(self) -> None:
@@ -125,7 +137,10 @@ class _Reader:
                     self._at += 1
                 if not piped and character not in "()":
                     pipeline = self._next_pipeline() if depth == 0 else pipeline
-                part = self._begin(pipeline, depth)
+                if part.words or self.found[-1] is not part:
+                    part = self._begin(pipeline, depth)
+                else:
+                    part.pipeline = pipeline
             elif character in "<>":
                 if word is not None and "".join(word).isdigit():
                     word = None
@@ -133,6 +148,10 @@ class _Reader:
                 redirected = character == ">"
                 while self._at + 1 < size and text[self._at + 1] in "<>&":
                     self._at += 1
+            elif run := _PLAIN.match(text, self._at):
+                word = _longer(word, run.group())
+                self._at = run.end()
+                continue
             else:
                 word = _longer(word, character)
             self._at += 1
@@ -152,6 +171,10 @@ class _Reader:
                 yield self.text[self._at]
             elif character == "`" or self.text.startswith("$(", self._at):
                 yield self._substitution(depth, pipeline)
+            elif run := _PLAIN_QUOTED.match(self.text, self._at):
+                yield run.group()
+                self._at = run.end()
+                continue
             else:
                 yield character
             self._at += 1

@@ -21,7 +21,7 @@ from handrail.contract.spec import ToolSpec
 from handrail.policy.defaults import SECRET_LIKE
 from handrail.policy.opinions import Opinion, WatchdogCall, allow
 from handrail.policy.rules import Action
-from handrail.policy.watchdogs.commands import MADE, Part, parts
+from handrail.policy.watchdogs.commands import MADE, Part, parts, read
 
 _WEB = frozenset({"curl", "wget", "http", "https", "xh", "aria2c", "lynx", "w3m"})
 _RAW = frozenset({"nc", "ncat", "netcat", "socat", "telnet"})
@@ -110,7 +110,7 @@ class Exfiltration:
 
     async def __call__(self, call: WatchdogCall) -> Opinion:
         for capability, value in call.targets:
-            if capability == "shell.run" and (reason := of_command(value)) is not None:
+            if capability == "shell.run" and (reason := await read(of_command, value)) is not None:
                 return Opinion(self.action, reason)
         for text in _texts(call.arguments):
             if "://" in text and len(text) < 20_000 and (reason := of_address(text.strip())) is not None:

@@ -11,7 +11,7 @@ from typing import Any
 from handrail.contract.spec import ToolSpec
 from handrail.policy.opinions import Opinion, WatchdogCall, allow
 from handrail.policy.rules import Action
-from handrail.policy.watchdogs.commands import parts
+from handrail.policy.watchdogs.commands import parts, read
 from handrail.policy.watchdogs.exfiltration import NETWORK
 from handrail.store.encoding import encode
 
@@ -73,11 +73,17 @@ class OutgoingSecrets:
         if self._registered(encoded):
             return Opinion(self.action, "its arguments hold a registered secret, which would leave")
         commands = [value for capability, value in call.targets if capability == "shell.run"]
-        if commands and not any(part.program in NETWORK | {"git"} for text in commands for part in parts(text)):
-            return allow()  # nothing in it talks to anybody
+        if commands and not any([await read(_talks, text) for text in commands]):
+            return allow()
         if (what := key_in(encoded.decode())) is not None:
             return Opinion(self.action, f"its arguments hold what has the shape of {what}, which would leave")
         return allow()
+
+
+def _talks(text: str) -> bool:
+    """Whether a command of a shell text may talk to another machine."""
+    programs = NETWORK | {"git"}
+    return any(part.program in programs for part in parts(text))
 
 
 def key_in(text: str) -> str | None:

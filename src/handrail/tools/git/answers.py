@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
 from handrail.contract.errors import ToolError
 from handrail.tools.git import forms
 from handrail.tools.git.repository import Repository
 
+_T = TypeVar("_T")
 MOST_LISTED = 500
 STATUS = ("status", "--porcelain=v2", "--branch", "-z", "--ignore-submodules=dirty", "--find-renames")
 
 
-def listed(name: str, rows: Sequence[Any]) -> dict[str, Any]:
-    """``rows`` under ``name``, as far as an answer lists them, and how many it does not."""
-    told: dict[str, Any] = {name: rows[:MOST_LISTED]}
-    if len(rows) > MOST_LISTED:
-        told[f"{name}_not_listed"] = len(rows) - MOST_LISTED
+def listed(name: str, found: Sequence[_T], row: Callable[[_T], Any]) -> dict[str, Any]:
+    """The rows of what was ``found`` under ``name``, as far as an answer lists them, and how many it does not."""
+    told: dict[str, Any] = {name: [row(one) for one in found[:MOST_LISTED]]}
+    if len(found) > MOST_LISTED:
+        told[f"{name}_not_listed"] = len(found) - MOST_LISTED
     return told
 
 
@@ -39,7 +40,7 @@ async def check_conflicts(repository: Repository, problem: str, then: str) -> fo
     :param then: the next step
     :raises ToolError: ``conflict`` with the files, where there are any
     """
-    state = forms.status(await repository.output(*STATUS, "--untracked-files=no"))
+    state = await repository.read(forms.status, *STATUS, "--untracked-files=no")
     if found := conflicts(repository, state):
         text = f"{problem.format(len(found))}; {then}"
         raise ToolError(text, kind="conflict", data={"conflicts": found[:MOST_LISTED]})

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import re
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import Any
 
 from handrail.contract.errors import ToolError
@@ -60,9 +62,8 @@ async def stage(repository: Repository, paths: Sequence[str], *, new: bool = Tru
     :param new: also files that are not tracked
     """
     about = repository.pathspecs(paths)
-    state = forms.status(
-        await repository.output(*STATUS, "--untracked-files=all" if new else "--untracked-files=no", "--", *about)
-    )
+    untracked = "--untracked-files=all" if new else "--untracked-files=no"
+    state = await repository.read(forms.status, *STATUS, untracked, "--", *about)
     wanted = [one.path for one in state.changed if one.worktree != "."]
     wanted += [path for path in state.untracked if not path.endswith(b"/")]
     wanted += [path for path, _ in state.unmerged] if paths else []
@@ -74,21 +75,31 @@ async def stage(repository: Repository, paths: Sequence[str], *, new: bool = Tru
             *("update-index", "--add", "--remove", "--replace", "-z", "--stdin"),
             stdin=b"".join(path + b"\0" for path in staged),
         )
-    answer = listed("staged", [repository.shown(path) for path in staged])
+    answer = listed("staged", staged, repository.shown)
     left: dict[str, Iterable[bytes]] = {
         "rules keep it from being read": hidden,
         "it is a repository of its own": [path for path in state.untracked if path.endswith(b"/")],
         "its conflict is unsolved; solve it and give it in `paths`": [] if paths else [p for p, _ in state.unmerged],
     }
-    left_out = {repository.shown(path): why for why, found in left.items() for path in found}
-    touched = [*staged, *(path for found in left.values() for path in found)]
+    left_out = {repository.shown(path): why for why, found in left.items() for path in islice(found, MOST_LISTED)}
+    touched = sorted([*staged, *(path for found in left.values() for path in found)])
     for path in paths:
         inner = repository.within(path).encode("utf-8", "surrogateescape")
-        if inner != b"." and not any(one == inner or one.startswith(inner + b"/") for one in touched):
+        if inner != b"." and not (_first_from(touched, inner) == inner or _is_within(touched, inner)):
             left_out[path] = "nothing in it is changed and not staged, or it is ignored, or not there"
     if left_out:
         answer["left_out"] = dict(list(left_out.items())[:MOST_LISTED])
     return answer
+
+
+def _first_from(ordered: Sequence[bytes], path: bytes) -> bytes:
+    """The first of ``ordered`` that does not come before ``path``."""
+    index = bisect_left(ordered, path)
+    return ordered[index] if index < len(ordered) else b""
+
+
+def _is_within(ordered: Sequence[bytes], folder: bytes) -> bool:
+    return _first_from(ordered, folder + b"/").startswith(folder + b"/")
 
 
 class Commit(Tool):
@@ -196,8 +207,8 @@ async def described(repository: Repository, *, changes: bool = False) -> dict[st
     if commits:
         found |= {name: commits[0][name] for name in ("commit", "subject", "author")}
     for output in rest:
-        rows = [{"path": repository.shown(one.path), "change": one.change} for one in forms.differences(output)]
-        found |= listed("files", rows)
+        differing = await asyncio.to_thread(forms.differences, output)
+        found |= listed("files", differing, lambda one: {"path": repository.shown(one.path), "change": one.change})
     return found
 
 

@@ -169,7 +169,7 @@ async def _push(repository: Repository, args: dict[str, Any]) -> dict[str, Any]:
             "here; commit to a branch of its own instead (git.create_branch, git.checkout, git.commit)",
             kind="unavailable",
         )
-    state = forms.status(await repository.output(*STATUS, "--untracked-files=no"))
+    state = await repository.read(forms.status, *STATUS, "--untracked-files=no")
     if state.headers.get("branch.oid") == "(initial)":
         raise ToolError(
             "there are no commits yet, and what is put aside is kept beside one; make the first with git.commit",

@@ -49,7 +49,7 @@ class Status(Tool):
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         repository = await opened(runtime, args.get("repository", "."))
         untracked = "normal" if args.get("untracked", True) else "no"
-        state = forms.status(await repository.output(*STATUS, "--show-stash", f"--untracked-files={untracked}"))
+        state = await repository.read(forms.status, *STATUS, "--show-stash", f"--untracked-files={untracked}")
         unstaged = [one for one in state.changed if one.worktree != "."]
         kept = await repository.hidden(one.path for one in unstaged if one.is_file)
         answer: dict[str, Any] = {"repository": repository.shown_top, **_branch(state)}
@@ -57,15 +57,13 @@ class Status(Tool):
             if await repository.is_there(name):
                 answer["state"] = word
                 break
-        lists: dict[str, list[Any]] = {
-            "staged": [_change(repository, one, one.index) for one in state.changed if one.index != "."],
-            "unstaged": [_change(repository, one, one.worktree) for one in unstaged if one.path not in kept],
-            "untracked": [repository.shown(path) for path in state.untracked],
-            "conflicts": conflicts(repository, state),
-        }
-        answer["clean"] = not any(lists.values())
-        for name, found in lists.items():
-            answer |= listed(name, found)
+        staged = [one for one in state.changed if one.index != "."]
+        seen = [one for one in unstaged if one.path not in kept]
+        answer["clean"] = not (staged or seen or state.untracked or state.unmerged)
+        answer |= listed("staged", staged, lambda one: _change(repository, one, one.index))
+        answer |= listed("unstaged", seen, lambda one: _change(repository, one, one.worktree))
+        answer |= listed("untracked", state.untracked, repository.shown)
+        answer |= listed("conflicts", conflicts(repository, state), dict)
         answer |= hidden(repository, kept, "whether they changed cannot be told")
         if "stash" in state.headers:
             answer["stashes"] = int(state.headers["stash"])
@@ -138,12 +136,11 @@ class Log(Tool):
         words += ["--no-show-signature", "--no-ext-diff", "--no-textconv", "--no-notes", "--decorate=short"]
         words += [revision(args["ref"])] if "ref" in args else []
         try:
-            output = await repository.output(*words, "--", *repository.pathspecs(args.get("paths", ())))
+            found = await repository.read(forms.commits, *words, "--", *repository.pathspecs(args.get("paths", ())))
         except ToolError as error:
             if "does not have any commits yet" not in error.text:
                 raise
-            output = b""
-        found = forms.commits(output)
+            found = []
         answer: dict[str, Any] = {"commits": found[:limit]}
         if len(found) > limit:
             answer["next_skip"] = skip + limit

@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import posixpath
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from handrail.contract.errors import ToolError
 from handrail.contract.names import nearest
 from handrail.contract.runtime import Completed, Runtime
 from handrail.tools.git import neutral
 
+_T = TypeVar("_T")
+_SHORT_OUTPUT = 64 * 1024
 _MOST_SAID = 2_000
 _MOST_WORDS = 100_000
 _UNKNOWN = re.compile(
@@ -140,6 +143,11 @@ class Repository:
         except ToolError:
             return False
         return True
+
+    async def read(self, reader: Callable[[bytes], _T], *words: str) -> _T:
+        """What ``reader`` makes of a command's output. A long one is read in a thread, so that other calls go on."""
+        output = await self.output(*words)
+        return reader(output) if len(output) <= _SHORT_OUTPUT else await asyncio.to_thread(reader, output)
 
     # ── failures ─────────────────────────────────────────────────────────────────────────────────
 

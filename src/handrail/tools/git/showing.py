@@ -137,7 +137,7 @@ class Show(Tool):
         if "file" in args:
             return await _file(repository, ref, args["file"])
         words = ("log", "-z", "--max-count=1", "--no-color", "--no-show-signature", "--no-notes", "--decorate=short")
-        found = forms.commits(await repository.output(*words, f"--format={forms.COMMIT}", ref, "--"))
+        found = await repository.read(forms.commits, *words, f"--format={forms.COMMIT}", ref, "--")
         if not found:
             raise ToolError(f"{ref} names no commit", kind="invalid_input")
         commit = found[0]
@@ -174,20 +174,18 @@ async def difference(
     paths = args.get("paths", ())
     about = repository.pathspecs(paths)
     listing = names or ["diff", *ends, "--no-renames", *_PLAIN]
-    changed = forms.differences(
-        await repository.output(listing[0], "--raw", "-z", "--ignore-submodules=dirty", *listing[1:], "--", *about)
-    )
+    options = ("--raw", "-z", "--ignore-submodules=dirty")
+    changed = await repository.read(forms.differences, listing[0], *options, *listing[1:], "--", *about)
     kept = await repository.hidden(one.path for one in changed if one.is_file or names is None)
     about = repository.pathspecs(paths or [repository.top], kept)
     words = ["diff", *ends, *_PLAIN, "--find-renames"]
-    counts, patch = await asyncio.gather(
-        repository.output(*words, "--raw", "--numstat", "-z", "--", *about),
+    counted, patch = await asyncio.gather(
+        repository.read(forms.differences, *words, "--raw", "--numstat", "-z", "--", *about),
         _patch(repository, [*words, f"--unified={args.get('context', 3)}", "--", *about], args),
     )
-    files = [_row(repository, one) for one in forms.differences(counts)]
-    answer = listed("files", files)
-    answer["added"] = sum(row.get("added", 0) for row in files)
-    answer["deleted"] = sum(row.get("deleted", 0) for row in files)
+    answer = listed("files", counted, lambda one: _row(repository, one))
+    lines = [(one.added, one.deleted) for one in counted if one.added is not None and one.deleted is not None]
+    answer["added"], answer["deleted"] = sum(added for added, _ in lines), sum(deleted for _, deleted in lines)
     answer |= hidden(repository, kept, "their changes are left out")
     if patch is not None:
         answer["patch"] = text(patch)

@@ -1,0 +1,149 @@
+"""A check that the estimate puts beyond the budget is made by a process of limited time and memory."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from handrail import Tool, ToolSpec
+from handrail.contract.schema import CoarseProblems, compile_schema
+from handrail.testing.kernels import temporary_kernel
+
+CELL: dict[str, Any] = {
+    "oneOf": [
+        {
+            "type": "object",
+            "properties": {"kind": {"const": kind}, "c": {"$ref": "#/$defs/cell"}},
+            "required": ["kind", "c"],
+        }
+        for kind in "abcdefghijklmnop"
+    ]
+    + [{"type": "string"}]
+}
+TREE: dict[str, Any] = {
+    "type": "object",
+    "properties": {"rows": {"type": "array", "items": {"$ref": "#/$defs/cell"}}},
+    "$defs": {"cell": CELL},
+}
+"""Recursive alternatives that are told apart by a key, as published schemas have them. The check is quick, and the estimate
+does not know."""
+CHILD: dict[str, Any] = {"type": "object", "properties": {"c": {"$ref": "#/$defs/n"}}, "required": ["c"]}
+DOUBLED: dict[str, Any] = {
+    "type": "object",
+    "properties": {"x": {"$ref": "#/$defs/n"}},
+    "$defs": {"n": {"oneOf": [CHILD, CHILD, {"type": "string"}]}},
+}
+"""Recursive alternatives that are the same, so that listing what is wrong 30 deep takes hours and terabytes."""
+
+
+def row(depth: int, leaf: object = "x") -> Any:
+    for level in range(depth):
+        leaf = {"kind": "abcdefgh"[level % 8], "c": leaf}
+    return leaf
+
+
+def doubled(depth: int) -> Any:
+    leaf: Any = 1
+    for _ in range(depth):
+        leaf = {"c": leaf}
+    return leaf
+
+
+class Taking(Tool):
+    """Takes what its schema takes."""
+
+    def __init__(self, parameters: Mapping[str, Any]) -> None:
+        self.spec = ToolSpec(
+            id="test.take", description="Take.", parameters=dict(parameters), side_effect="external", locks=()
+        )
+        self.got: list[Any] = []
+
+    async def execute(self, args: dict[str, Any], runtime: object) -> object:
+        self.got.append(args)
+        return "taken"
+
+
+LARGE = {"rows": [row(20)] * 450}
+
+
+def children() -> set[int]:
+    return {int(one) for one in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()}
+
+
+def test_the_estimate_alone_refuses_large_arguments_that_fit() -> None:
+    schema = compile_schema(TREE)
+    assert schema.fits(LARGE)
+    problems = schema.problems(LARGE)
+    assert isinstance(problems, CoarseProblems) and not problems.checked
+
+
+@pytest.mark.parametrize("parsed", [False, True])
+async def test_arguments_beyond_the_budget_that_fit_are_taken(tmp_path: Path, parsed: bool) -> None:
+    taking = Taking(TREE)
+    async with temporary_kernel(tmp_path, tools=[taking], rules=["allow test.take"]) as kernel:
+        session = await kernel.session()
+        before = children()
+        result = await session.call("test.take", json.dumps(LARGE) if parsed else LARGE)
+        assert result.ok, result.error_text
+        assert taking.got == [LARGE] and (parsed or taking.got[0] is not LARGE)
+        assert children() <= before
+
+
+async def test_what_is_wrong_is_listed_where_the_estimate_would_only_name_the_argument(tmp_path: Path) -> None:
+    arguments = {"rows": [row(2, 1)]}
+    assert isinstance(compile_schema(TREE).problems(arguments), CoarseProblems)
+    async with temporary_kernel(tmp_path, tools=[Taking(TREE)], rules=["allow test.take"]) as kernel:
+        result = await (await kernel.session()).call("test.take", arguments)
+        assert result.metadata["error_kind"] == "invalid_input"
+        assert result.error_text is not None
+        assert "rows[0].c" in result.error_text and "too many parts" not in result.error_text
+
+
+async def test_a_check_that_no_process_finishes_is_refused_and_the_loop_goes_on(tmp_path: Path) -> None:
+    taking = Taking(DOUBLED)
+    async with temporary_kernel(tmp_path, tools=[taking], rules=["allow test.take"]) as kernel:
+        session = await kernel.session()
+        before, beats = children(), 0
+        working = asyncio.ensure_future(session.call("test.take", {"x": doubled(30)}))
+        while not working.done():
+            beats += 1
+            await asyncio.sleep(0)
+        result = working.result()
+        assert result.metadata["error_kind"] == "invalid_input" and not taking.got
+        assert result.error_text is not None
+        assert "x: got object; it does not fit its schema" in result.error_text
+        assert beats > 20 and children() <= before
+
+
+async def test_a_stopped_call_ends_its_process(tmp_path: Path) -> None:
+    async with temporary_kernel(tmp_path, tools=[Taking(DOUBLED)], rules=["allow test.take"]) as kernel:
+        session = await kernel.session()
+        before = children()
+        working = asyncio.ensure_future(session.call("test.take", {"x": doubled(30)}))
+        while children() <= before:
+            await asyncio.sleep(0)
+        working.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await working
+        assert children() <= before
+
+
+async def test_no_process_is_started_from_within_a_workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process runs outside of any sandbox. Code that a call could have written is no part of it."""
+    planted = tmp_path / "ws" / "lib"
+    planted.mkdir(parents=True)
+    (planted / "json.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    (planted / "jsonschema_rs.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    monkeypatch.setattr(sys, "path", [str(planted), *sys.path])
+    taking = Taking(TREE)
+    async with temporary_kernel(tmp_path, tools=[taking], rules=["allow test.take"]) as kernel:
+        result = await (await kernel.session()).call("test.take", LARGE)
+        assert result.ok, result.error_text
+    assert not (tmp_path / "ran").exists()

@@ -1,0 +1,103 @@
+"""Large outputs are written in pieces: the same JSON, and the event loop goes on meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import string
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.arbiter.shaping import Room
+
+from handrail.arbiter import in_pieces, secret_forms
+from handrail.testing.kernels import temporary_kernel
+
+DATA = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**53), 2**53)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=8) | st.dictionaries(st.text(max_size=5), inner, max_size=8),
+    max_leaves=40,
+)
+SECRET = "s3cr3t-Value-0123456789abcdef"
+
+
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(in_pieces, "PIECE", 16)
+    monkeypatch.setattr(secret_forms, "_SLICE", 16)
+
+
+@pytest.mark.usefixtures("small_pieces")
+class TestPieces:
+    @given(DATA)
+    def test_it_is_the_json_that_orjson_writes(self, value: Any) -> None:
+        assert in_pieces.dumps(value) == orjson.dumps(value)
+        assert orjson.loads(in_pieces.dumps_indented(value)) == orjson.loads(orjson.dumps(value))
+
+    @given(DATA)
+    def test_a_copy_is_equal_and_shares_no_container(self, value: Any) -> None:
+        copy = in_pieces.copied(value)
+        assert copy == value
+        if isinstance(value, (list, dict)):
+            assert copy is not value
+
+    @given(st.text(string.ascii_letters, max_size=30), st.integers(0, 40), st.text("&#;6x5 a", max_size=30))
+    def test_a_secret_by_number_is_found_wherever_a_piece_ends(self, before: str, zeros: int, after: str) -> None:
+        forms = secret_forms.Forms({"KEY": [SECRET]})
+        numbered = "".join(f"&#{'0' * zeros}{ord(character)};" for character in SECRET)
+        text = before + numbered + after
+        assert forms.may_be_in(text)
+        found = forms.occurrences(text)[0]
+        assert text[found.start : found.end] == numbered
+
+
+NOT_PLAIN: list[Any] = [object(), (b"a",), {1: 2}, b"a"]
+MUCH: list[Any] = ["a" * 101, ["a" * 60, "b" * 60], {"a": {"b": ["c" * 101]}}, [[]] * 101, [[0] * 60, [0] * 60]]
+
+
+@pytest.mark.parametrize("value", NOT_PLAIN)
+def test_what_json_has_in_another_form_is_not_copied(value: Any) -> None:
+    with pytest.raises(in_pieces.NotPlain):
+        in_pieces.copied(value)
+
+
+@pytest.mark.parametrize("value", MUCH)
+def test_what_comes_to_much_does_not_fit_however_it_is_nested(value: Any) -> None:
+    assert not in_pieces.fits([value], 100)
+    assert in_pieces.fits([value], 1_000)
+
+
+def test_a_value_that_holds_itself_does_not_fit() -> None:
+    value: list[Any] = []
+    value.append(value)
+    assert not in_pieces.fits(value, 10_000)
+
+
+@pytest.mark.parametrize("piece", ["a\u200b", "\x1b[31m", "\u202e "])
+async def test_the_loop_goes_on_while_an_output_is_shaped(tmp_path: Path, piece: str) -> None:
+    """Each of these, on the loop, would be done before anything else has its turn."""
+    room = Room(tmp_path, KEY=SECRET)
+    working = asyncio.ensure_future(room.shape({"a": [{"b": piece * 10_000}]}, max_output=1 << 20))
+    turns = 0
+    while not working.done():
+        turns += 1
+        await asyncio.sleep(0)
+    assert turns > 2
+    assert working.result().result.ok
+
+
+async def test_arguments_of_nothing_but_numbered_characters_are_refused(tmp_path: Path) -> None:
+    async with temporary_kernel(tmp_path, secrets={"KEY": SECRET}) as kernel:
+        session = await kernel.session()
+        small = await session.call("write", {"path": "a.html", "content": "&#65;" * 10_000})
+        assert "by their number" not in str(small.error_text)
+        large = await session.call("write", {"path": "a.html", "content": "&#65;" * 30_000})
+        assert large.metadata["error_kind"] == "invalid_input"
+        assert "30,000 characters by their number (&#…;); at most 20,000" in str(large.error_text)
