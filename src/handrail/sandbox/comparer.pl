@@ -53,16 +53,18 @@ sub misplaced {
 if (%mounts) {
     sysopen($table, "/proc/self/mountinfo", 0x80000) or fail("its mounts cannot be read: $!");
     vec($tables, fileno($table), 1) = 1;
-    my ($start, $add) = split(/ /, $inotify);
-    my $watch = @kept && $start ? syscall($start + 0, 0x80800) : -1;    # IN_NONBLOCK | IN_CLOEXEC
-    open($moves, "<&=", $watch) if $watch >= 0;
+    # The kernel tells of a rename by SIGIO, which is read like a file. Unlike inotify's, the number of these is not bounded for
+    # the user, whose editors have inotify.
+    my ($mask, $start) = split(/ /, $signals);
+    my $set = pack("Q", 1 << 28);    # SIGIO
+    my $watch = @kept && $start && syscall($mask + 0, 0, $set, 0, 8) == 0 ? syscall($start + 0, -1, $set, 8, 0x80800) : -1;
+    open($moves, "<&=", $watch) if $watch >= 0;    # SFD_NONBLOCK | SFD_CLOEXEC
     for my $path (@kept) {    # the outer first: what is swapped before its folder is watched is noticed in the folder above
-        my $folder = substr($path, 0, rindex($path, "/") + 1);
-        $kept{$path} = 1;
-        next if !$moves || $names{$folder}++;
-        my $number = syscall($add + 0, $watch, $folder, 0x01000040);    # IN_ONLYDIR | IN_MOVED_FROM
-        push(@{$folders{$number}}, $folder);
-        undef($moves) if $number < 0;
+        my $name = substr($path, 0, rindex($path, "/") + 1);
+        next if !$moves || $names{$name}++;
+        my $folder;
+        sysopen($folder, $name, 0x90000) && fcntl($folder, 1026, 0x80000010) or undef($moves);    # F_NOTIFY, each rename
+        push(@folders, $folder);
     }
     vec($names, $watch, 1) = 1 if $moves;
     $first = table();

@@ -23,7 +23,7 @@ sub part {
     return unpack("(N/a*)*", $text);
 }
 
-my ($mode, $namespaces, $ruleset, $file_rights, $prlimit, $setsid, $capset, $inotify, @rest) = part();
+my ($mode, $namespaces, $ruleset, $file_rights, $prlimit, $setsid, $capset, $signals, @rest) = part();
 my $count  = shift @rest;
 my @counts = splice(@rest, 0, $count);    # a setting of this user namespace and its number, by turns
 $count = shift @rest;
@@ -53,7 +53,7 @@ my ($version, $none) = (pack("L l", 0x20080522, 0), pack("L6", (0) x 6));
 syscall($capset + 0, $version, $none) == 0 or fail("its capability cannot be given up: $!");
 
 # Of the mounts, for comparer.pl and watcher.pl.
-my ($table, $tables, $first, $moves, $names, %folders, %names, %kept) = (undef, "", "", undef, "");
+my ($table, $tables, $first, $moves, $names, @folders, %names) = (undef, "", "", undef, "");
 pipe(my $checked, my $checking) or fail("it has no pipe: $!");
 $SIG{CHLD} = sub { };
 my $program = fork;

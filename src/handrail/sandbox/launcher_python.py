@@ -18,7 +18,6 @@ import sys
 from typing import NoReturn
 
 RULES_FOR_FILES, RULES_FOR_PORTS = 1, 2
-IN_ONLYDIR, IN_MOVED_FROM = 0x01000000, 0x40
 O_PATH = 0o10000000
 
 
@@ -74,28 +73,33 @@ class Mounts:
         self.table = os.open("/proc/self/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
         self.changed = select.poll()
         self.changed.register(self.table, select.POLLPRI)
-        self.folders: dict[int, list[bytes]] = {}
-        self.moves = self.watched(kept) if kept else -1
+        self.folders: list[int] = []
+        self.renamed = False
+        """Whether the kernel has told of a rename in one of the folders that hold what is kept."""
+        self.watches = bool(kept) and self.watched(kept)
         self.first = self.lines()
 
-    def watched(self, kept: list[bytes]) -> int:
-        """An inotify descriptor for names that are moved away; -1 where none is to be had."""
-        library = ctypes.CDLL(None, use_errno=True)
-        descriptor = int(library.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
-        if descriptor < 0:
-            return -1
-        for folder in dict.fromkeys(path.rpartition(b"/")[0] + b"/" for path in kept):
-            number = int(library.inotify_add_watch(descriptor, folder, IN_ONLYDIR | IN_MOVED_FROM))
-            if number < 0:
-                os.close(descriptor)
-                return -1
-            self.folders.setdefault(number, []).append(folder)
-        return descriptor
+    def watched(self, kept: list[bytes]) -> bool:
+        """Have the kernel send SIGIO for each rename in the folders that hold ``kept``. Returns whether it does so.
+
+        Unlike inotify's, the number of these is not bounded for the user, whose editors have inotify.
+        """
+        signal.signal(signal.SIGIO, self.rename)
+        try:
+            for folder in dict.fromkeys(path.rpartition(b"/")[0] + b"/" for path in kept):
+                self.folders.append(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+                fcntl.fcntl(self.folders[-1], fcntl.F_NOTIFY, fcntl.DN_RENAME | fcntl.DN_MULTISHOT)
+        except OSError:
+            return False
+        return True
+
+    def rename(self, _number: int, _frame: object) -> None:
+        self.renamed = True
 
     @property
     def patience(self) -> float | None:
         """How long to wait until :meth:`lost` looks again; None where it is told of everything."""
-        return 0.05 if self.kept and self.moves < 0 else None
+        return 0.05 if self.kept and not self.watches else None
 
     def lines(self) -> list[list[bytes]]:
         """Of each mount: id, parent, device, root, point, options, the rest."""
@@ -152,27 +156,23 @@ class Mounts:
 
         :param told: whether the kernel has said already that the table has changed, which it does only once
         """
-        look = bool(self.changed.poll(0)) or told or (bool(self.kept) and self.moves < 0)
-        events = b""
-        if self.moves >= 0:
-            with contextlib.suppress(BlockingIOError):
-                while piece := os.read(self.moves, 65536):
-                    events += piece
-        while events:
-            number, _, _, length = struct.unpack_from("=iIII", events)
-            name = events[16 : 16 + length].rstrip(b"\0")
-            events = events[16 + length :]
-            look = look or number < 0  # there were too many of them
-            for folder in self.folders.get(number, ()):
-                if folder + name in self.kept:
-                    return folder + name
+        renamed, self.renamed = self.renamed, False
+        look = bool(self.changed.poll(0)) or told or renamed or (bool(self.kept) and not self.watches)
         if not look:
             return None
         was, now = self.facts(self.first), self.facts(self.lines())
+        lost: list[bytes] = []
         for number, facts in was.items():
-            if now.pop(number, None) != facts:
-                return plain(facts[0])
-        return next((plain(facts[0]) for facts in now.values()), None)
+            if (there := now.pop(number, None)) != facts:
+                point, other = facts[0], there[0] if there is not None else b""
+                while other != point and point.count(b"/") > 1 and other.count(b"/") > 1:
+                    (folder, _, name), (another, _, same) = point.rpartition(b"/"), other.rpartition(b"/")
+                    if name != same:
+                        break
+                    point, other = folder, another  # it is beneath a folder that was moved
+                lost.append(point)
+        lost = lost or [facts[0] for facts in now.values()]
+        return plain(min(lost, key=len)) if lost else None
 
     @staticmethod
     def facts(lines: list[list[bytes]]) -> dict[bytes, tuple[bytes, ...]]:
@@ -196,7 +196,11 @@ def watch(program: int, lifeline: int, others: list[int], child_ended: int, moun
     for number in (0, 1, 2, *others):
         with contextlib.suppress(OSError):
             os.close(number)
-    waiting = [lifeline, ended, child_ended, *([mounts.moves] if mounts and mounts.moves >= 0 else [])]
+    waiting = [
+        lifeline,
+        ended,
+        child_ended,
+    ]
     told = False
     while True:
         code: int | None = None
@@ -288,7 +292,7 @@ def run(argv: list[bytes], environment: list[bytes]) -> int:
 def main(channel: int, letter: int, lifeline: int, spare: int, *others: int) -> NoReturn:
     os.close(spare)
     items = part(channel, letter)
-    mode, namespaces, ruleset, file_rights, _prlimit, terminal, _capset, _inotify = items[:8]
+    mode, namespaces, ruleset, file_rights, _prlimit, terminal, _capset, _signals = items[:8]
     del items[:8]
     counts, limits, rules, table, kept, passed = (taken(items) for _ in range(6))
     for space in namespaces.split():

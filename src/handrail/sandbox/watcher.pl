@@ -11,22 +11,22 @@ sub lost {
     my ($look) = @_;
     $look ||= @kept && !$moves;
     select(my $moved = $names, undef, my $altered = $tables, 0) > 0 or $look or return undef;
-    while ($moves && sysread($moves, my $events, 65536)) {
-        while (length($events)) {
-            my ($number, undef, undef, $length) = unpack("lLLL", $events);
-            my $name = unpack("x16 Z*", substr($events, 0, 16 + $length, ""));
-            $look = 1 if $number < 0;    # there were too many of them
-            for (@{$folders{$number} || []}) { return "$_$name" if $kept{"$_$name"}; }
-        }
-    }
+    while ($moves && sysread($moves, my $signal, 65536)) { $look = 1; }
     $look || vec($altered, fileno($table), 1) or return undef;
     my (%was, %is) = facts($first);
     %is = facts(table());
+    my @lost;
     for my $id (keys(%was)) {
         my $now = delete($is{$id}) // "";
-        return plain($was{$id} =~ /^(\S+)/) if $now ne $was{$id};
+        next if $now eq $was{$id};
+        my ($path, $other) = map { /^(\S+)/ ? $1 : "" } ($was{$id}, $now);
+        # What is beneath a folder that was moved is elsewhere with it.
+        while ($other ne $path && $path =~ m{^(.+)(/[^/]+)$} && substr($other, -length($2)) eq $2 && length($other) > length($2)) {
+            ($path, $other) = ($1, substr($other, 0, -length($2)));
+        }
+        push(@lost, $path);
     }
-    return (map { plain(/^(\S+)/) } values(%is))[0];
+    return (sort { length($a) <=> length($b) } map { plain($_) } @lost ? @lost : map { /^(\S+)/ } values(%is))[0];
 }
 
 my $ended = syscall(434, $program, 0);
