@@ -20,6 +20,7 @@ from handrail.contract.errors import StartError, UsageError
 from handrail.contract.peer import Ask
 from handrail.contract.runtime import Runtime
 from handrail.faces.mcp import guest, house
+from handrail.faces.mcp.connections import MOST_CONNECTIONS
 from handrail.faces.mcp.house import Serving
 from handrail.faces.mcp.http import Listening, served
 from handrail.faces.mcp.replay import MOST_OF_A_STREAM, Replay
@@ -27,6 +28,8 @@ from handrail.testing.kernels import temporary_kernel
 
 FORM: dict[str, Any] = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
 ALICE, BOB = "alice-0123456789abcdef", "bob-0123456789abcdef"
+KEEP = ("scratchpad", {"action": "set", "key": "plan", "value": "to-hide"})
+LOOK = ("scratchpad", {"action": "get", "key": "plan"})
 ran: list[str] = []
 
 
@@ -241,6 +244,97 @@ async def test_a_session_is_its_owners_and_cannot_be_guessed(tmp_path: Path) -> 
             assert refused.status_code == 404
         known = await rpc.post(ping, **{"Authorization": f"Bearer {ALICE}", "Mcp-Session-Id": session})
         assert known.status_code == 200
+
+
+@asynccontextmanager
+async def another_client(rpc: Rpc) -> AsyncGenerator[Rpc]:
+    """A client with a connection of its own."""
+    async with httpx2.AsyncClient() as http:
+        yield Rpc(http, rpc.url)
+
+
+SEEN_ALONE: list[tuple[Any, Any]] = [
+    (KEEP, LOOK),
+    (("todo", {"todos": [{"content": "to-hide", "status": "pending"}]}), ("todo", {})),
+]
+
+
+@pytest.mark.parametrize(("does", "looks"), SEEN_ALONE)
+async def test_clients_without_a_token_see_nothing_of_each_other(tmp_path: Path, does: Any, looks: Any) -> None:
+    async with running(tmp_path) as rpc, another_client(rpc) as other:
+        done = await rpc.call(*does)
+        assert not done["result"].get("isError"), done
+        seen = [await one.call(*looks) for one in (rpc, other)]
+        assert "to-hide" in json.dumps(seen[0]), "one client goes on where it was"
+        assert "to-hide" not in json.dumps(seen[1])
+
+
+async def test_one_token_is_one_client_over_every_connection(tmp_path: Path) -> None:
+    async with running(tmp_path, tokens={ALICE: "alice"}) as rpc, another_client(rpc) as again:
+        await rpc.call(*KEEP, token=ALICE)
+        assert "to-hide" in json.dumps(await again.call(*LOOK, token=ALICE))
+
+
+async def test_a_program_that_passes_requests_on_makes_no_two_clients_one(tmp_path: Path) -> None:
+    async with running(tmp_path) as rpc:
+        for name, value in (("X-Forwarded-For", "10.0.0.1"), ("Via", "1.1 proxy"), ("Forwarded", "for=10.0.0.1")):
+            rpc.http.headers = httpx2.Headers({name: value})
+            await rpc.call(*KEEP)
+            assert "to-hide" not in json.dumps(await rpc.call(*LOOK))
+
+
+async def test_a_state_token_is_enough_to_go_on_over_another_connection(tmp_path: Path) -> None:
+    async with running(tmp_path) as rpc, another_client(rpc) as again:
+        state = (await rpc.call())["result"]["requestState"]
+        await rpc.http.aclose()
+        assert text(await again.call(requestState=state, inputResponses=answer())) == "Hello, Ann"
+        spent = await again.call(requestState=state, inputResponses=answer())
+        assert spent["error"]["data"] == {"reason": "invalid_request_state"}
+
+
+async def test_the_session_of_a_client_without_a_token_ends_with_its_connection(tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        kernel = await stack.enter_async_context(temporary_kernel(tmp_path, tools=[greet], rules=["allow greet"]))
+        url, _ = await stack.enter_async_context(served(kernel, Serving(), Listening("127.0.0.1", 0)))
+        async with httpx2.AsyncClient() as http:
+            await Rpc(http, url).call(*LOOK)
+            (session,) = kernel.sessions.by_id.values()
+        async for _ in session.events():  # which end with the session
+            pass
+        assert session.closed
+
+
+async def test_one_token_takes_no_more_than_its_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("handrail.faces.mcp.http.MOST_CONNECTIONS", 16)  # a quarter of which is one credential's
+    async with running(tmp_path, tokens={ALICE: "alice", BOB: "bob"}) as rpc:
+        body: dict[str, Any] = {
+            "jsonrpc": "2.0",
+            "id": 1,
+            "method": "subscriptions/listen",
+            "params": {
+                "_meta": {
+                    "io.modelcontextprotocol/protocolVersion": "2026-07-28",
+                    "io.modelcontextprotocol/clientCapabilities": {},
+                },
+                "notifications": {"toolsListChanged": True},
+            },
+        }
+        headers = {
+            "Accept": "application/json, text/event-stream",
+            "Content-Type": "application/json",
+            "MCP-Protocol-Version": "2026-07-28",
+            "Mcp-Method": "subscriptions/listen",
+            "Authorization": f"Bearer {ALICE}",
+        }
+        async with AsyncExitStack() as streams:
+            for _ in range(4):
+                stream = rpc.http.stream("POST", rpc.url, json=body, headers=headers, timeout=30)
+                opened = await streams.enter_async_context(stream)
+                assert opened.status_code == 200
+            refused = await rpc.post(body, **headers)
+            assert refused.status_code == 429 and "of this credential" in refused.text
+            assert "result" in await rpc.call("todo", token=BOB), "another one's places are free"
+        assert MOST_CONNECTIONS > 16
 
 
 @pytest.mark.parametrize(

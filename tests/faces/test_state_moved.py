@@ -6,6 +6,8 @@ import asyncio
 import json
 import shutil
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -14,7 +16,7 @@ import pytest
 from tests.faces.conftest import Here, Program
 
 from handrail import Kernel
-from handrail.contract.errors import StartError
+from handrail.contract.errors import LogUnavailable, StartError
 from handrail.record.reading import LogReader
 from handrail.record.verification import Verification, verify
 from handrail.store.folders import Folders, locate
@@ -100,6 +102,132 @@ async def test_a_database_that_is_taken_away_ends_every_call_until_it_is_back(
         assert (await session.call("write", {"path": "after.txt", "content": "x"})).ok
     checked = verified(folders)
     assert checked.ok and checked.records > 5 * before
+
+
+def cut(files: dict[Path, bytes]) -> dict[Path, bytes]:
+    return {file: b"" if file.suffix == ".db" else content for file, content in files.items()}
+
+
+def halved(files: dict[Path, bytes]) -> dict[Path, bytes]:
+    return {file: content[: len(content) // 2] for file, content in files.items()}
+
+
+def without_what_is_new(files: dict[Path, bytes]) -> dict[Path, bytes]:
+    return {file: b"" if file.name.endswith("-wal") else content for file, content in files.items()}
+
+
+def overwritten(files: dict[Path, bytes]) -> dict[Path, bytes]:
+    return {file: b"\xff" * len(content) for file, content in files.items()}
+
+
+def written_over(files: dict[Path, bytes]) -> None:
+    """Write contents into files in place, as ``cp`` does."""
+    for file, content in files.items():
+        with file.open("r+b") as there:
+            there.write(content)
+            there.truncate()
+
+
+def contents(folders: Folders) -> dict[Path, bytes]:
+    return {file: file.read_bytes() for file in (folders.database, Path(f"{folders.database}-wal"))}
+
+
+async def settled(kernel: Kernel) -> None:
+    await kernel.log.flush()  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+
+
+IN_PLACE = [cut, halved, without_what_is_new, overwritten]
+
+
+@pytest.mark.parametrize("change", [*IN_PLACE, None], ids=lambda change: getattr(change, "__name__", "older"))
+@pytest.mark.parametrize("before", [1, 5], ids=["the first writes", "writes that are promised"])
+async def test_a_database_that_is_changed_in_place_ends_every_call_until_it_is_put_back(
+    tmp_path: Path,
+    opened: Opened,
+    folders: Folders,
+    change: Callable[[dict[Path, bytes]], dict[Path, bytes]] | None,
+    before: int,
+) -> None:
+    async with opened() as kernel:
+        assert await write(kernel) == [None]
+        await settled(kernel)
+        older = contents(folders)
+        assert await write(kernel, before) == [None] * before
+        session = await kernel.session()
+        await settled(kernel)
+        whole = contents(folders)
+        written_over(older if change is None else change(whole))
+        found = [await session.call("write", {"path": f"lost-{number}.txt", "content": "x"}) for number in range(3)]
+        assert [result.error_kind for result in found] == ["unavailable"] * 3, found
+        assert "another process changed the database" in (found[0].error_text or "")
+        assert "handrail log verify" in (found[0].error_text or "")
+        assert not list((tmp_path / "ws").glob("lost-*")), "nothing was run that is in no log"
+        written_over(whole)
+        assert (await session.call("write", {"path": "after.txt", "content": "x"})).ok
+    checked = verified(folders)
+    assert checked.ok and checked.records > 5 * before
+
+
+async def test_a_database_that_another_process_put_there_is_left_as_it_is(
+    tmp_path: Path, opened: Opened, folders: Folders
+) -> None:
+    async with opened() as kernel:
+        await write(kernel)
+    older = folders.database.read_bytes()
+    with pytest.raises(LogUnavailable, match="another process changed"):
+        await changed_and_closed(opened, folders, older)
+    assert folders.database.read_bytes() == older, "no page of the newer log was written into it"
+
+
+async def changed_and_closed(opened: Opened, folders: Folders, older: bytes) -> None:
+    async with opened() as kernel:
+        await write(kernel, 3)
+        session = await kernel.session()
+        await settled(kernel)
+        written_over({folders.database: older, Path(f"{folders.database}-wal"): b""})
+        assert (await session.call("write", {"path": "lost.txt", "content": "x"})).error_kind == "unavailable"
+
+
+async def test_a_change_in_place_that_takes_nothing_ends_no_call(opened: Opened, folders: Folders) -> None:
+    async with opened() as kernel:
+        await write(kernel, 3)
+        await settled(kernel)
+        with sqlite3.connect(folders.database) as other:  # as a program for copies does
+            other.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        other.close()
+        written_over(contents(folders))
+        assert await write(kernel, 3) == [None] * 3
+    assert verified(folders).ok
+
+
+def test_an_index_that_is_cut_kills_no_process(tmp_path: Path, folders: Folders) -> None:
+    """In another process, which the operating system ends where this fails."""
+    program = """
+import asyncio, os, sys
+from pathlib import Path
+from handrail import Kernel
+from handrail.contract.errors import LogUnavailable
+
+async def main(here):
+    opened = Kernel.open(here / "ws", state=here / "state", config=here / "handrail.toml", rules=["allow write"])
+    async with opened as kernel:
+        session = await kernel.session()
+        for name in ("a", "b"):
+            assert (await session.call("write", {"path": name, "content": "x"})).ok
+        await kernel.log.flush()
+        for file in (here / "state").rglob("handrail.db*"):
+            os.truncate(file, 0)
+        result = await session.call("write", {"path": "lost", "content": "x"})
+        assert result.error_kind == "unavailable", result
+
+try:
+    asyncio.run(main(Path(sys.argv[1])))
+except LogUnavailable:
+    sys.exit(3)
+"""
+    ran = subprocess.run([sys.executable, "-c", program, tmp_path], capture_output=True, text=True, check=False)
+    assert ran.returncode == 3, (ran.returncode, ran.stderr)
+    assert not (folders.workspace / "lost").exists()
 
 
 async def test_a_state_that_is_taken_away_as_a_whole_ends_every_call(

@@ -119,6 +119,19 @@ CERTAIN = [
     "repo forall -c 'rm -rf x'", "ddev exec rm -rf x", "pueue add -- rm -rf x", "nq rm -rf x", "py-spy record -- rm -rf x", "wgo rm -rf x",
     "mycli -e 'system rm -rf x'", "sqlcmd -Q ':!! rm -rf x'", "iex -e 'System.cmd(\"rm\",[\"-rf\",\"x\"])'", "bb -e '(shell \"rm -rf x\")'",
     "swipl -g 'shell(\"rm -rf x\")' -t halt", "sage -c 'import os; os.system(\"rm -rf x\")'", "rizin -qc '!rm -rf x' =",
+    # settings of builds and package managers, what a program is fed, and options with a name and a value
+    "just --set A 'rm -rf x' t", "just A='rm -rf x' t", "nix-build --option build-hook 'rm -rf x'", "nix build --option pre-build-hook 'rm -rf x'",
+    "nix-store --option build-hook 'rm -rf x' -r y", "nixos-rebuild switch --option build-hook 'rm -rf x'", "nix run nixpkgs#rm -- -rf x",
+    "npm pkg set scripts.x='rm -rf x'", "npm config set script-shell 'rm -rf x'", "pip install --config-settings 'cmd=rm -rf x' y",
+    "pip install --global-option='rm -rf x' y", "pip config --editor='rm -rf x' edit", "uv pip install --config-setting 'a=rm -rf x' y",
+    "rpm --pipe 'rm -rf x' -qa", "gcc -wrapper rm,-rf,x a.c", "rustc -C linker=rm x.rs", "rustc -Clinker=rm x.rs", "./configure CC='rm -rf x'",
+    "helm install a b --post-renderer rm", "helm template --post-renderer=rm a b", "logrotate --mail='rm -rf x' y", "pandoc --filter=/bin/rm y",
+    "latexmk -pdflatex='rm -rf x' y", "dnsmasq --dhcp-script=/bin/rm", "sysctl kernel.core_pattern='|rm -rf x'", "cvs -e 'rm -rf x' ci",
+    "bzr -Oeditor='rm -rf x' ci", "fossil set editor 'rm -rf x'", "borg list --remote-path='rm -rf x'", "nano --speller='rm -rf x' f",
+    "gvim -c '!rm -rf x'", "mount -t fuse.sshfs -o ssh_command='rm -rf x' h: m", "convert '|rm -rf x' y", "vifm -c '!rm -rf x'",
+    "uv run --with pytest rm -rf x", "uv --directory y run rm -rf x", "uv run env A=1 rm -rf x", "conda run -n test rm -rf x",
+    "sudo -u test -g echo rm -rf x", "npx -y -p echo rm -rf x", "strace -f -e trace=open -o f rm -rf x", "uv run --no-group test rm -rf x",
+    "poetry -C y run rm -rf x", "fakeroot -l y -- rm -rf x",
     # code
     "awk -v c='rm -rf x' 'BEGIN{system(c)}'", "vim -c ':term rm -rf x'", "ruby -e '%x(rm -rf x)'", "php -r 'passthru(\"rm -rf x\");'",
     "perl -e 'open(F, \"rm -rf x|\")'", "python -c \"import pty; pty.spawn(['rm','-rf','x'])\"", "node -e \"require('child_process').spawnSync('rm', ['x'])\"",
@@ -143,6 +156,10 @@ GUESSED = [
     "python run.py 'rm -rf x'", "python -m runner rm -rf x", "make-it rm -rf x", "node run.js rm -rf x", "ruby run.rb rm -rf x",
     "newrunner -- sh -c 'rm -rf x'", "newrunner /bin/rm -rf x", "newrunner '/bin/rm -rf x'", "newrunner env rm -rf x", "newrunner --exec=rm",
     "newrunner --then 'echo a; rm -rf x'", "newrunner 'exec(rm -rf x)'", "newrunner --on-exit=\"sh -c 'rm -rf x'\"",
+    # a program of the workspace gets the words, as ``./deploy.sh`` does
+    "cargo run -- rm -rf x", "cargo run rm -rf x", "cargo r -- 'rm -rf x'", "go run ./x rm -rf x", "go run . -- rm -rf x", "go tool y rm -rf x",
+    "npm run build -- rm -rf x", "pnpm run build rm -rf x", "npm start -- rm -rf x", "dotnet run -- rm -rf x", "swift run y rm -rf x", "zig run y.zig -- rm -rf x",
+    "stack run -- rm -rf x", "cabal run y -- rm -rf x", "deno run y.ts rm -rf x", "bazel run //y -- rm -rf x", "lein run rm -rf x",
 ]  # fmt: skip
 """Nothing is known of the program: it is asked about."""
 
@@ -154,6 +171,10 @@ DATA = [
     "timeout 5 echo rm -rf x", "timeout 5 grep rm x", "nice git commit -m 'rm -rf x'", "cargo build", "git rm x", "docker rm x", "npm rm x", "ruff check rm",
     "cd rm", "head rm", "test -f rm", "chmod +x rm", "find . -name rm", "git branch rm", "git checkout rm", "uv pip install rm", "uv add rm",
     "kubectl get rm", "gh pr create --title 'rm -rf x'", "helm install rm y", "terraform plan", "curl http://h/rm", "diff rm x", "python -m pip install rm",
+    "uv run pytest -k rm", "uv run pytest -k 'rm and x'", "uv run -m pytest -k rm", "uv run --no-sync -- pytest -k rm", "poetry run pytest -k rm",
+    "pipenv run pytest -k rm", "bundle exec echo rm", "npx eslint rm", "npx jest -t 'rm x'", "sudo ls rm", "sudo -u bob ls rm", "conda run -n test pytest -k rm",
+    "nohup pytest -k rm", "uvx ruff check rm", "cargo test -- rm", "go test -run rm ./...", "npm test -- -t rm", "just rm", "gcc -o rm rm.c",
+    "sqlite3 d 'select 1' && grep rm x", "dotnet test --filter rm", "gradle test --tests rm", "docker build --build-arg A=rm .",
 ]  # fmt: skip
 """Nothing of it runs ``rm``: it is decided as if no rule spoke of ``rm``."""
 
@@ -164,6 +185,8 @@ IN_THE_TEXT = [
     'eval "$(echo rm -rf x)"', "source <(echo rm -rf x)", "bash <(echo rm -rf x)", "echo 'rm -rf x' | at now", "alias q='rm -rf x'; q",
     "hash -p /bin/rm ls; ls", "jobs -x rm -rf x", "git config core.editor 'rm -rf x'", "python3 <<E\nimport os; os.system('rm -rf x')\nE",
     "cat <<E | sh\nrm -rf x\nE", "busybox sh <<E\nrm -rf x\nE", "xargs -I F sh -c F <<< 'rm -rf x'", "echo 'rm -rf x' | xargs -I F sh -c F",
+    "psql d <<< '\\! rm -rf x'", "echo '.shell rm -rf x' | sqlite3 d", "gdb -p 1 <<< 'shell rm -rf x'", "ed f <<< '!rm -rf x'", "ftp h <<< '!rm -rf x'",
+    "sed -f - f <<< '1e rm -rf x'", "make -f - <<< 'x:;rm -rf x'", "echo '* * * * * rm -rf x' | crontab -",
 ]  # fmt: skip
 """The text of the script holds the command, and another command of it runs that."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shlex
 import subprocess
@@ -361,9 +362,37 @@ async def test_ordinary_work_beside_the_mounts_ends_nothing(home: Ground, first:
         await process.kill()
 
 
+def descendants(process: int) -> Iterator[int]:
+    for task in Path(f"/proc/{process}/task").iterdir():
+        with contextlib.suppress(OSError):
+            for child in map(int, (task / "children").read_text().split()):
+                yield child
+                yield from descendants(child)
+
+
+def files_of(process: int) -> Iterator[str]:
+    with contextlib.suppress(OSError):
+        for number in Path(f"/proc/{process}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                yield str(number.readlink())
+
+
+async def test_a_sandbox_takes_no_inotify_instance_of_its_user(home: Ground, first: Launcher) -> None:
+    """They are few, and the user's editors need them."""
+    home.sandbox = Bubblewrap(BINARIES[0], Tier("bubblewrap", "for a test"), first=first)
+    process = await home.start("/bin/bash", "-c", "echo begun; exec sleep 600", **masks(home))
+    try:
+        assert await process.read(100) == b"begun\n"
+        open_files = [name for one in descendants(os.getpid()) for name in files_of(one)]
+        assert any("mountinfo" in name for name in open_files), "the process that watches is among them"
+        assert not [name for name in open_files if "inotify" in name]
+    finally:
+        await process.kill()
+
+
 async def test_where_names_cannot_be_watched_they_are_looked_for(home: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where somebody has used up what the machine allows of inotify."""
-    monkeypatch.setattr(launcher, "_INOTIFY", {})
+    """As on a machine whose kernel does not tell of renames."""
+    monkeypatch.setattr(launcher, "_SIGNALS", {})
     process = await home.start("/bin/bash", "-c", "echo begun; exec sleep 600", **masks(home))
     try:
         assert await process.read(100) == b"begun\n"

@@ -69,7 +69,7 @@ PLACES: Mapping[str, str] = {
     "coverage kernprof scalene memray viztracer torchrun accelerate mpirun mpiexec orterun srun salloc sbatch qsub bsub": "*",
     "mono wine wine64 box64 box86 pm2 forever foreman honcho overmind hivemind goreman air bench mock monit supervisord": "*",
     "supervise npm-run-all run-p run-s empty st op": "*",
-    " ".join(sorted(MANAGERS)): "run exec x r watch shell tool activate --",
+    " ".join(sorted(MANAGERS)): "run exec x r watch shell tool activate -- --config-setting --config-settings",
     "scp sftp sshfs": "-o -S -D -b",
     "rsync": "-e -M --rsh --rsync-path --remote-option",
     "ssh-copy-id": "-o",
@@ -96,15 +96,32 @@ PLACES: Mapping[str, str] = {
     "proto bundler moon vfox": "exec run e x activate -- -c ?",
     "ansible-playbook": "--ssh-common-args --ssh-extra-args --become-exe",
     "flatpak snap": "run enter --command",
-    "nix guix nix-env nix-build lorri devenv": "run eval shell develop environment -- -c --command --run --phase "
-           "--build-hook --post-build-hook --diff-hook --pre-build-hook",
-    "gem rustup rvm nvm fnm volta n chruby-exec stack cabal dune spack tox nox lerna nx": "exec v1-exec v2-exec new-exec run do -- --exec --override -x",
-    "composer": "exec --",
+    "nix guix nix-env nix-build nix-store nix-instantiate nixos-rebuild home-manager lorri devenv": "run eval shell develop "
+           "environment -- -c --command --run --phase --build-hook --post-build-hook --diff-hook --pre-build-hook 2:--option "
+           "2:--argstr",
+    "gem rustup rvm nvm fnm volta n chruby-exec dune spack tox nox lerna nx": "exec v1-exec v2-exec new-exec run do -- --exec --override -x",
+    "composer": "exec config --",
     "repo west mr gita dvc lando ddev sail drush symfony": "run add shell super exec ssh ev -- -c ?",
-    "yarn bun": "run exec x dlx -- -c -e --call --eval --script-shell",
-    "npm pnpm deno": "exec x dlx eval explore -- -c -e --call --eval --shell-mode --script-shell --shell --editor --viewer --git",
-    "cargo": "watch -x -s --exec --shell --config",
-    "go": "-exec -toolexec -vettool",
+    "yarn bun": "run exec x dlx set -- -c -e --call --eval --script-shell",
+    "npm pnpm": "exec x dlx explore set run? run-script? start? restart? -c -e --call --eval --shell-mode --script-shell --shell --editor --viewer --git",
+    "deno": "exec x dlx eval run? task? serve? -- -c -e --call --eval",
+    "cargo": "watch run? r? -x -s --exec --shell --config",
+    "go": "run? tool? -exec -toolexec -vettool",
+    "stack cabal": "exec v1-exec v2-exec new-exec run? v1-run? v2-run? new-run? do --exec -x",
+    "dotnet swift zig dub nim crystal v dart mix lein gradle gradlew sbt": "exec run? r? build? build-exe? app.start? "
+           "--exec -e --args =",
+    "pip pip3": "-C --config-settings --config-setting --global-option --build-option --install-option --editor",
+    "gcc g++ cc c++ clang clang++ gfortran": "-wrapper",
+    "rustc": "-C --codegen",
+    "helm": "--post-renderer --post-renderer-args",
+    "configure config.status": "= ?",
+    "sysctl": "= ?",
+    "mount": "-o",
+    "cvs": "-e ?",
+    "dnsmasq": "--dhcp-script ?",
+    "wpa_cli": "-a -i",
+    "pandoc": "-F -L --filter --lua-filter --pdf-engine ?",
+    "latexmk": "-e -pdflatex -latex -lualatex -xelatex -pdf -dvips ?",
     "make gmake bmake": "= --eval -E",
     "cmake ctest": "chdir env time -E -P --test-command --build-run-dir",
     "meson": "devenv --wrapper --ninja-args --vs-args",
@@ -116,13 +133,13 @@ PLACES: Mapping[str, str] = {
     "openvpn pppd dhclient": "pty connect -sf --up --down --route-up --route-pre-down --ipchange --client-connect --tls-verify",
     "java": "= ?",
     "systemctl": "=",
-    "just": "-c --command --shell --shell-arg",
-    "bazel bazelisk buck buck2": "--run_under",
+    "just": "-c --command --shell --shell-arg --chooser = 2:--set",
+    "bazel bazelisk buck buck2": "run? --run_under",
     "git": "run foreach config -c -x -O -u --exec --extcmd --upload-pack --receive-pack --tree-filter --msg-filter "
            "--index-filter --env-filter --parent-filter --commit-filter --tag-name-filter --setup --authors-prog --access-hook --httpd --open-files-in-pager "
            "--sendmail-cmd --to-cmd --cc-cmd --smtp-server --config remote-ext shell",
     "hg svn svnadmin bzr brz jj fossil darcs": "exec -- -c --command --config --config-toml --config-option --diff-cmd --diff3-cmd --editor-cmd "
-           "--merge-cmd --posthook --prehook --ssh --remotecmd",
+           "-O set settings --merge-cmd --posthook --prehook --ssh --remotecmd",
     "tar gtar bsdtar star dar": "-I -F -E --checkpoint-action --to-command --use-compress-program --rmt-command --rsh-command "
            "--info-script --new-volume-script --compress-program",
     "zip": "-TT --unzip-command",
@@ -143,23 +160,45 @@ PLACES: Mapping[str, str] = {
            "--external-downloader-args --postprocessor-args --ppa --netrc-cmd",
     "feh sxiv nsxiv": "-A --action",
     "gpg gpg2 gpgsm gpgconf": "--agent-program --dirmngr-program --photo-viewer --pinentry-program",
-    "borg restic rclone duplicity unison rdiff-backup": "-o --rsh --password-command --sftp-ssh --ssh-options --rsync-options "
+    "borg restic rclone duplicity unison rdiff-backup": "-o --rsh --remote-path --password-command --sftp-ssh --ssh-options --rsync-options "
            "--remote-schema -sshcmd -rshcmd",
     "dpkg": "--pre-invoke --post-invoke --status-logger",
     "apt apt-get aptitude": "-o --option",
-    "rpm rpmbuild rpmspec": "code",
+    "rpm rpmbuild rpmspec": "code --pipe",
     "brew": "sh ruby -c -e",
     "sdiff diff3": "--diff-program",
     "openssl": "-engine",
-    "logrotate incrontab fswatch": "-c",
-    "mvn mvnw gradle gradlew ant sbt": "=",
+    "logrotate incrontab fswatch": "-c -m --mail",
+    "mvn mvnw ant": "=",
     "psql mysql mariadb sqlite3 duckdb sqlplus usql mongosh mongo cqlsh mycli pgcli litecli sqlcmd snowsql beeline hive redis-cli lftp ftp clickhouse-client": "code --pager",
     "rake debugfs awk gawk mawk nawk original-awk sed gsed m4 dc exiftool rename prename xmlstarlet": "code",
-    "vi vim nvim view vimdiff ex ed emacs emacsclient kak nano gnuplot gs tex latex pdflatex xelatex lualatex": "code",
+    "vi vim nvim view vimdiff ex ed emacs emacsclient kak gnuplot gs tex latex pdflatex xelatex lualatex convert magick": "code",
+    "nano joe": "code -s --speller",
+    "gvim mvim neovide rvim vifm ranger lf zathura weechat mutt neomutt mail mailx nmh tig": "code ?",
 }  # fmt: skip
 """Programs that run a command only in some places: ``*`` is every word, a word is a sub-command behind which it may begin,
-an option is one whose value is a command or is followed by one, ``=`` is the value of ``NAME=VALUE``, ``code`` says that the words are code
-of a language, and ``?`` that any other word may be a command, too."""
+an option is one whose value is a command or is followed by one, ``2:`` stands in front of an option with a name and a value, ``=`` is the
+value of ``NAME=VALUE``, ``code`` says that the words are code of a language, ``run?`` that behind this sub-command stand the arguments
+of a program of the workspace, and ``?`` that any other word may be a command, too."""
+
+PROGRAM_FIRST = (MANAGERS - {"direnv", "mise", "rtx", "hatch"}) | _names(
+    "env sudo doas nice nohup setsid stdbuf unbuffer time gtime chronic npx pnpx bunx uvx xvfb-run strace ltrace valgrind",
+    "eatmydata catchsegv fakeroot dbus-run-session dumb-init tini caffeinate",
+)
+"""Of those, the programs whose command is their first word that is no option, no value of one and no ``NAME=VALUE``. What
+comes behind it are that command's words: ``uv run pytest -k curl`` runs no ``curl``."""
+
+FLAGS = _names(
+    "--no-sync --no-project --no-dev --no-default-groups --no-cache --no-config --no-progress --locked --frozen --offline --isolated",
+    "--exact --verbose --quiet --yes --active --all-extras --all-groups --no-capture-output --live-stream",
+)
+"""Options of those programs that take no value."""
+
+FED = _names(
+    "psql mysql mariadb sqlite3 duckdb usql sqlplus mongosh gdb lldb r2 rizin ed ex dc ftp lftp sftp expect debugfs crontab mail mailx",
+    "m4 gnuplot bpftrace clickhouse-client beeline litecli pgcli mycli",
+)
+"""Programs without a shell's name that carry out what they are fed, unless an option gives them what to do."""
 
 INTERPRETERS = frozenset(
     {

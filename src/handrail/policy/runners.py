@@ -48,6 +48,8 @@ _UNQUOTED = str.maketrans("", "", "'\"\\")
 _NOT_PLAIN = re.compile(r"[\s;|&()<>`$=:!,'\"{}\[\]\\]")
 _TAKES_SCRIPT = re.compile(r"-[A-Za-z]*c|--?[Cc]ommands?")
 _ASSIGNED = re.compile(r"""(?<![\w-])[A-Za-z_]\w*\+?=(?P<value>'[^']*'|"(?:[^"\\]|\\.)*"|[^\s;|&()<>]+)""")
+_NAMED_VALUE = re.compile(r"[A-Za-z_]\w*\+?=")
+_GIVES_WORK = re.compile(r"-{1,2}(?:c|e|f|ex|cmd|command|execute|eval|file|query|Q|x|R|b|batch)(?:=.*)?")
 _ALIAS = re.compile(r"(?:-c)?alias\.(?P<name>[^=]+)=(?P<value>.*)", re.DOTALL)
 
 
@@ -72,6 +74,9 @@ class Form:
     :param options: options whose value is a command, or is followed by one
     :param prefixes: beginnings of long options of the same kind
     :param assigned: the value of a word ``NAME=VALUE`` may be a command
+    :param pairs: options with a name and a value, which may be a command
+    :param built: sub-commands that run a program of the workspace with the words behind them
+    :param first: the command behind one of the verbs, or behind the program's name, begins at the first word that is no option
     :param code: its words are code of some language, which can start programs
     :param partly_known: it may run other words of its own, too
     """
@@ -81,31 +86,52 @@ class Form:
     options: tuple[str, ...] = ()
     prefixes: tuple[str, ...] = ()
     assigned: bool = False
+    pairs: frozenset[str] = frozenset()
+    built: frozenset[str] = frozenset()
+    first: bool = False
     code: bool = False
     partly_known: bool = False
 
 
-def _form_of(text: str) -> Form:
+def _form_of(text: str, *, first: bool = False) -> Form:
+    pairs, built, options, prefixes, verbs = set[str](), set[str](), list[str](), list[str](), set[str]()
+    for word in text.split():
+        if word in ("*", "=", "?", "code"):
+            continue
+        if word[:2] == "2:":
+            pairs.add(word[2:])
+        elif word[:1] != "-" and word[-1] == "?":
+            built.add(word[:-1])
+        elif word[:1] != "-" or word == "--":
+            verbs.add(word)
+        elif word[-1] == "*":
+            prefixes.append(word[:-1])
+        else:
+            options.append(word)
     words = text.split()
-    long = [word for word in words if word[:1] == "-" and word != "--"]
     return Form(
         anywhere="*" in words,
-        verbs=frozenset(
-            word for word in words if word not in ("*", "=", "?", "code") and (word[:1] != "-" or word == "--")
-        ),
-        options=tuple(word for word in long if word[-1] != "*"),
-        prefixes=tuple(word[:-1] for word in long if word[-1] == "*"),
+        verbs=frozenset(verbs),
+        options=tuple(options),
+        prefixes=tuple(prefixes),
         assigned="=" in words,
+        pairs=frozenset(pairs),
+        built=frozenset(built),
+        first=first,
         code="code" in words,
         partly_known="?" in words,
     )
 
 
-_ANYWHERE = Form(anywhere=True)
 _FORMS: Mapping[str, Form] = {
-    **dict.fromkeys(runner_tables.RUNNERS, _ANYWHERE),
-    **{name: _form_of(text) for names, text in runner_tables.PLACES.items() for name in names.split()},
+    **{name: Form(anywhere=True, first=name in runner_tables.PROGRAM_FIRST) for name in runner_tables.RUNNERS},
+    **{
+        name: _form_of(text, first=name in runner_tables.PROGRAM_FIRST)
+        for names, text in runner_tables.PLACES.items()
+        for name in names.split()
+    },
 }
+_ANYWHERE = Form(anywhere=True)
 _CODE = Form(code=True)
 FAMILIES = ("ld-linux", "ld-musl", "s6-", "qemu-", "proxychains", "ld.so")
 _VERSIONED = re.compile(r"(?P<name>[a-z][a-z+-]*?)-?[0-9][0-9.]*(?:\.exe)?")
@@ -217,6 +243,10 @@ def is_fed(argv: Sequence[str]) -> bool:
         return True
     if program in runner_tables.REMOTE and len(argv) == 2:
         return True
+    if program in runner_tables.FED and not any(_GIVES_WORK.fullmatch(word) or " " in word for word in argv):
+        return True
+    if ("-f", "-") in pairwise(argv) or ("-f", "/dev/stdin") in pairwise(argv):
+        return True
     if program in ("xargs", "parallel") and not SHELLS.isdisjoint(argv):
         return True
     return any(
@@ -289,8 +319,13 @@ class _Search:
                 yield words[script:], left, True
                 if words[script - 1] == "-m":
                     return  # a module of Python's is the program
+        if program == "nix" and "run" in words:
+            yield from ((inner, left, True) for inner in _of_flake(words))
         if (form is None or form is _CODE or form.partly_known) and program not in runner_tables.DATA:
             yield from self._guesses(words, left)
+        elif form is not None and form.built:
+            behind = next((at for at, word in enumerate(words) if at and word in form.built), len(words))
+            yield from self._guesses(words[behind:], left)
 
     def _guesses(self, words: tuple[str, ...], left: int) -> Iterator[tuple[tuple[str, ...], int, bool]]:
         """Give what a program that nothing is known of may run: any rest of its words, and any text among them."""
@@ -453,13 +488,51 @@ def _starts(form: Form, words: tuple[str, ...]) -> Iterator[int]:
     """Where in a program's words a command may begin."""
     count = len(words)
     if form.anywhere:
-        yield from range(1, count)
+        yield from _behind_program_options(words, 1) if form.first else range(1, count)
         return
     open_ = False
     for index in range(1, count):
-        if open_ or _option(form, words[index - 1]):
+        if open_ or _has_value(form, words, index):
             yield index
-        open_ = open_ or words[index] in form.verbs
+        if not open_ and words[index] in form.verbs:
+            if form.first:
+                yield from _behind_program_options(words, index + 1)
+                if words[index] != "tool":  # as in ``uv tool run``
+                    return
+            else:
+                open_ = True
+
+
+def _behind_program_options(words: tuple[str, ...], start: int) -> Iterator[int]:
+    """Where in the words from ``start`` on a command may begin that is the first word behind options and ``NAME=VALUE``."""
+    places = {start}
+    for index in range(start, len(words)):
+        if index not in places:
+            continue
+        word = words[index]
+        if word == "--":
+            places.add(index + 1)
+        elif word in ("-m", "--module"):
+            yield from range(index + 1, min(index + 2, len(words)))
+        elif word[:1] in ("-", "+"):
+            places |= {index + 1} if "=" in word or word in runner_tables.FLAGS else {index + 1, index + 2}
+        else:
+            yield index
+            if _NAMED_VALUE.match(word):
+                places.add(index + 1)
+
+
+def _of_flake(words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    """``nix run nixpkgs#curl -- u`` is a ``curl u``."""
+    for index, word in enumerate(words):
+        if "#" in word:
+            rest = words[index + 1 :]
+            yield (word.rpartition("#")[2].rpartition(".")[2], *(rest[1:] if rest[:1] == ("--",) else rest))
+
+
+def _has_value(form: Form, words: Sequence[str], index: int) -> bool:
+    """Whether the word is the value of one of the form's options."""
+    return _option(form, words[index - 1]) or (index > 1 and words[index - 2] in form.pairs)
 
 
 def _option(form: Form, word: str) -> bool:
@@ -482,14 +555,17 @@ def _is_shortened(form: Form, name: str) -> bool:
 def texts_of(form: Form, words: Sequence[str]) -> Iterator[str]:
     """The texts in a program's words that it hands to a shell, or may: values of options, and words that are not plain."""
     first = 1 if form.anywhere else len(words)
-    for index in range(1, len(words)):
+    last = len(words)
+    if form.first:  # what stands behind the command is its own
+        last = max(_starts(form, tuple(words)), default=last - 1) + 1
+    for index in range(1, last):
         word = words[index]
         if word in form.verbs:
             first = min(first, index + 1)
         value = _attached(form, word) if word[:1] == "-" else ""
         if value:
             yield value
-        if _option(form, words[index - 1]) or (index >= first and _NOT_PLAIN.search(word)):
+        if _has_value(form, words, index) or (index >= first and _NOT_PLAIN.search(word)):
             yield word
             if form.anywhere and not value and word[:1] == "-" and word[:2] != "--":
                 yield word[2:]
@@ -499,7 +575,7 @@ def texts_of(form: Form, words: Sequence[str]) -> Iterator[str]:
             yield word.partition("=")[2]
         elif "::" in word or (word[:1] == "!" and not form.anywhere):
             yield word
-    rest = words[first:]
+    rest = words[first:last]
     if len(rest) > 1 and any(_NOT_PLAIN.search(word) for word in rest):
         yield " ".join(rest)
 

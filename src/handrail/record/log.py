@@ -317,6 +317,9 @@ class _RecordTable:
     def head(self) -> tuple[int, bytes]:
         return self._sequence, self._previous
 
+    def head_is_in(self, connection: sqlite3.Connection) -> bool:
+        return LogReader(connection).holds(self._sequence, self._previous)
+
     def packed(self, payload: _Entry | _Mark | _Redaction) -> Any:
         if not isinstance(payload, _Entry):
             return None

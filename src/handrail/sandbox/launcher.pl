@@ -24,7 +24,7 @@ sub part {
     return unpack("(N/a*)*", $text);
 }
 
-my ($mode, $namespaces, $ruleset, $file_rights, $prlimit, $setsid, $capset, $inotify, @rest) = part();
+my ($mode, $namespaces, $ruleset, $file_rights, $prlimit, $setsid, $capset, $signals, @rest) = part();
 my $count  = shift @rest;
 my @counts = splice(@rest, 0, $count);    # a setting of this user namespace and its number, by turns
 $count = shift @rest;
@@ -34,9 +34,7 @@ my @rules = splice(@rest, 0, $count);     # kind, path or port, and rights, by t
 $count = shift @rest;
 my @looked = splice(@rest, 0, $count);    # paths whose device and inode the holder compares
 $count = shift @rest;
-my @kept = splice(@rest, 0, $count);      # paths that must keep their names
-$count = shift @rest;
-my @folders = splice(@rest, 0, $count);   # those that they are in
+my @folders = splice(@rest, 0, $count);   # folders in which names must stay
 
 for my $space (split(/ /, $namespaces)) {
     my ($kind) = $space =~ /^(\w+):/;
@@ -68,14 +66,20 @@ my $program = fork;
 defined($program) or fail("no process could be made: $!");
 if ($program) {
     # bubblewrap mounts by path, and a path can lead elsewhere a moment later. So the holder compares the mounts with those
-    # that were asked for. From before that on the kernel tells of each change: of the table, and of names moved away.
-    my ($tables, $moves, $first, @numbers) = ("", -1);
+    # that were asked for. From before that on the kernel reports each change: of the table, and renames in the folders.
+    my ($tables, $moves, $polled, $first, @open) = ("", -1, 0);
     if (@looked) {
         sysopen($table, "/proc/self/mountinfo", 0x80000) or fail("its mounts cannot be read: $!");
         vec($tables, fileno($table), 1) = 1;
-        my ($start, $add) = split(/ /, $inotify);
-        $moves = syscall($start + 0, 0x80800) if @folders && $start;              # IN_NONBLOCK | IN_CLOEXEC
-        @numbers = map { syscall($add + 0, $moves, $_, 0x01000040) } @folders;    # IN_ONLYDIR | IN_MOVED_FROM
+        # The kernel reports a rename by SIGIO, which is read like a file. Unlike inotify's, the number of these is not bounded
+        # for the user, whose editors have inotify.
+        my ($mask, $start) = split(/ /, $signals);
+        my $set = pack("Q", 1 << 28);    # SIGIO
+        $moves = syscall($start + 0, -1, $set, 8, 0x80800) if @folders && $start && syscall($mask + 0, 0, $set, 0, 8) == 0;
+        for my $name (@folders) {
+            sysopen(my $folder, $name, 0x80000) && fcntl($folder, 1026, 0x80000010) or $polled = 1;    # F_NOTIFY, each rename
+            push(@open, $folder);
+        }
         $first = table();
         syswrite($host, "T" . pack("N/a*", pack("(N/a*)*", $first, map { join(":", (stat)[0, 1]) } @looked)));
     }

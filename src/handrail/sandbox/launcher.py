@@ -58,15 +58,15 @@ _PRLIMIT = {
     "s390x": 334,
 }
 """prlimit64(2) by machine; where it is not known the launcher in Python is used, which has it from its library."""
-_INOTIFY = {
-    "x86_64": (294, 254),
-    "aarch64": (26, 27),
-    "riscv64": (26, 27),
-    "loongarch64": (26, 27),
-    "ppc64le": (318, 276),
-    "s390x": (324, 285),
+_SIGNALS = {
+    "x86_64": (14, 289),
+    "aarch64": (135, 74),
+    "riscv64": (135, 74),
+    "loongarch64": (135, 74),
+    "ppc64le": (174, 313),
+    "s390x": (175, 322),
 }
-"""inotify_init1(2) and inotify_add_watch(2) by machine."""
+"""rt_sigprocmask(2) and signalfd4(2) by machine."""
 _SETSID = {"x86_64": 112, "aarch64": 157, "riscv64": 157, "loongarch64": 157, "ppc64le": 66, "s390x": 66}
 """setsid(2) by machine."""
 _CAPSET = {"x86_64": 126, "aarch64": 91, "riscv64": 91, "loongarch64": 91, "ppc64le": 184, "s390x": 185}
@@ -179,12 +179,11 @@ def preparation(
         str(_PRLIMIT.get(platform.machine(), 0)),
         str(_SETSID.get(platform.machine(), 1)) if terminal else "0",
         str(_CAPSET.get(platform.machine(), 0)),
-        " ".join(map(str, _INOTIFY.get(platform.machine(), ()))),
+        " ".join(map(str, _SIGNALS.get(platform.machine(), ()))),
         *(str(2 * len(counts)), *(str(item) for pair in counts for item in pair)),
         *(str(len(bounds)), *bounds),
         *(str(len(rules)), *rules),
         *(str(len(looked)), *looked),
-        *(str(len(table.kept)), *table.kept),
         *(str(len(folders)), *folders),
     ]
     if mode == "shell":

@@ -18,7 +18,6 @@ import sys
 from typing import NoReturn
 
 RULES_FOR_FILES, RULES_FOR_PORTS = 1, 2
-IN_ONLYDIR, IN_MOVED_FROM = 0x01000000, 0x40
 O_PATH = 0o10000000
 
 
@@ -60,39 +59,42 @@ class Mounts:
     """The mounts of this sandbox, described for the holder, and watched from before that on.
 
     bubblewrap mounts by path, and a path can lead elsewhere a moment later, so the holder compares the mounts with those
-    that were asked for. The kernel tells of each change: of the table, and of a name that is moved away.
+    that were asked for. The kernel reports each change: of the table, and renames in the folders.
 
-    :param kept: paths that must keep their names
-    :param folders: those that they are in
+    :param folders: those in which names must stay
     """
 
-    def __init__(self, kept: list[bytes], folders: list[bytes]) -> None:
-        self.kept = frozenset(kept)
+    def __init__(self, folders: list[bytes]) -> None:
         self.table = os.open("/proc/self/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
         self.changed = select.poll()
         self.changed.register(self.table, select.POLLPRI)
-        self.folders: dict[int, list[bytes]] = {}
-        self.moves = self.watched(folders) if folders else -1
+        self.folders: list[int] = []
+        self.renamed = False
+        """Whether the kernel has reported a rename in one of the folders."""
+        self.polled = not self.watched(folders)
         self.first = self.text()
 
-    def watched(self, folders: list[bytes]) -> int:
-        """An inotify descriptor for names that are moved away; -1 where none is to be had."""
-        library = ctypes.CDLL(None, use_errno=True)
-        descriptor = int(library.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
-        if descriptor < 0:
-            return -1
-        for folder in folders:
-            number = int(library.inotify_add_watch(descriptor, folder, IN_ONLYDIR | IN_MOVED_FROM))
-            if number < 0:
-                os.close(descriptor)
-                return -1
-            self.folders.setdefault(number, []).append(folder)
-        return descriptor
+    def watched(self, folders: list[bytes]) -> bool:
+        """Have the kernel send SIGIO for each rename in the folders. Returns whether it does so.
+
+        Unlike inotify's, the number of these is not bounded for the user, whose editors have inotify.
+        """
+        signal.signal(signal.SIGIO, self.rename)
+        try:
+            for folder in folders:
+                self.folders.append(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+                fcntl.fcntl(self.folders[-1], fcntl.F_NOTIFY, fcntl.DN_RENAME | fcntl.DN_MULTISHOT)
+        except OSError:
+            return False
+        return True
+
+    def rename(self, _number: int, _frame: object) -> None:
+        self.renamed = True
 
     @property
     def patience(self) -> float | None:
         """How long to wait until :meth:`lost` looks again; None where it is told of everything."""
-        return 0.05 if self.kept and self.moves < 0 else None
+        return 0.05 if self.polled else None
 
     def text(self) -> bytes:
         text, place = b"", 0
@@ -111,27 +113,22 @@ class Mounts:
 
         :param told: whether the kernel has said already that the table has changed, which it does only once
         """
-        look = bool(self.changed.poll(0)) or told or (bool(self.kept) and self.moves < 0)
-        events = b""
-        if self.moves >= 0:
-            with contextlib.suppress(BlockingIOError):
-                while piece := os.read(self.moves, 65536):
-                    events += piece
-        while events:
-            number, _, _, length = struct.unpack_from("=iIII", events)
-            name = events[16 : 16 + length].rstrip(b"\0")
-            events = events[16 + length :]
-            look = look or number < 0  # there were too many of them
-            for folder in self.folders.get(number, ()):
-                if folder + name in self.kept:
-                    return folder + name
-        if not look:
+        renamed, self.renamed = self.renamed, False
+        if not (self.changed.poll(0) or told or renamed or self.polled):
             return None
         was, now = self.facts(self.first), self.facts(self.text())
+        lost: list[bytes] = []
         for number, facts in was.items():
-            if now.pop(number, None) != facts:
-                return plain(facts[0])
-        return next((plain(facts[0]) for facts in now.values()), None)
+            if (there := now.pop(number, None)) != facts:
+                point, other = facts[0], there[0] if there is not None else b""
+                while other != point and point.count(b"/") > 1 and other.count(b"/") > 1:
+                    (folder, _, name), (another, _, same) = point.rpartition(b"/"), other.rpartition(b"/")
+                    if name != same:
+                        break
+                    point, other = folder, another  # it is beneath a folder that was moved
+                lost.append(point)
+        lost = lost or [facts[0] for facts in now.values()]
+        return plain(min(lost, key=len)) if lost else None
 
     @staticmethod
     def facts(text: bytes) -> dict[bytes, tuple[bytes, ...]]:
@@ -164,7 +161,7 @@ def watch(program: int, lifeline: int, others: list[int], child_ended: int, moun
     for number in (0, 1, 2, *others):
         with contextlib.suppress(OSError):
             os.close(number)
-    waiting = [lifeline, ended, child_ended, *([mounts.moves] if mounts and mounts.moves >= 0 else [])]
+    waiting = [lifeline, ended, child_ended]
     told = False
     while True:
         code: int | None = None
@@ -256,16 +253,16 @@ def run(argv: list[bytes], environment: list[bytes]) -> int:
 def main(channel: int, letter: int, lifeline: int, spare: int, *others: int) -> NoReturn:
     os.close(spare)
     items = part(channel, letter)
-    mode, namespaces, ruleset, file_rights, _prlimit, terminal, _capset, _inotify = items[:8]
+    mode, namespaces, ruleset, file_rights, _prlimit, terminal, _capset, _signals = items[:8]
     del items[:8]
-    counts, limits, rules, looked, kept, folders = (taken(items) for _ in range(6))
+    counts, limits, rules, looked, folders = (taken(items) for _ in range(5))
     for space in namespaces.split():
         kind = space.partition(b":")[0]
         if os.readlink(b"/proc/self/ns/" + kind) == space:  # noqa: PTH115 - no more is imported than is needed
             fail(channel, f"it shares the {kind.decode()} namespace of this machine")
     if (why := bound_counts(counts)) is not None:
         fail(channel, why)
-    mounts = Mounts(kept, folders) if looked else None
+    mounts = Mounts(folders) if looked else None
     if mounts is not None:
         os.write(channel, mounts.described(looked))
     child_ended, telling = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)

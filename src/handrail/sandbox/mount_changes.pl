@@ -1,9 +1,6 @@
-# Which mount of a sandbox has ended. watcher.pl evaluates this once the kernel has told of a changed mount table or of a
-# moved name, so its variables are here.
+# Which mount of a sandbox has ended. watcher.pl evaluates this once the kernel has reported a changed mount table or a
+# rename, so its variables are here.
 
-my (%places, %kept);
-push(@{$places{$numbers[$_]}}, $folders[$_]) for (0 .. $#folders);
-$kept{$_} = 1 for @kept;
 open(my $moved, "<&=", $moves) if $moves >= 0;
 
 sub facts {
@@ -11,7 +8,7 @@ sub facts {
 }
 
 sub plain {
-    my ($path) = $_[0] =~ /^(\S+)/;
+    my ($path) = @_;
     $path =~ s/\\([0-7]{3})/chr(oct($1))/ge;
     return $path;
 }
@@ -19,22 +16,22 @@ sub plain {
 # The mount point of a mount that is not there any more as it was; undef where all are.
 sub lost {
     my ($look) = @_;
-    while ($moved && sysread($moved, my $events, 65536)) {
-        while (length($events)) {
-            my ($number, undef, undef, $length) = unpack("lLLL", $events);
-            my $name = unpack("x16 Z*", substr($events, 0, 16 + $length, ""));
-            $look = 1 if $number < 0;    # there were too many of them
-            for (@{$places{$number} || []}) { return "$_$name" if $kept{"$_$name"}; }
-        }
-    }
+    while ($moved && sysread($moved, my $signals, 65536)) { $look = 1; }
     $look or return undef;
     my (%was, %is) = facts($first);
     %is = facts(table());
+    my @lost;
     for my $id (keys(%was)) {
         my $now = delete($is{$id}) // "";
-        return plain($was{$id}) if $now ne $was{$id};
+        next if $now eq $was{$id};
+        my ($path, $other) = map { /^(\S+)/ ? $1 : "" } ($was{$id}, $now);
+        # A mount beneath a folder that was moved is elsewhere with it.
+        while ($other ne $path && $path =~ m{^(.+)(/[^/]+)$} && substr($other, -length($2)) eq $2 && length($other) > length($2)) {
+            ($path, $other) = ($1, substr($other, 0, -length($2)));
+        }
+        push(@lost, $path);
     }
-    return (map { plain($_) } values(%is))[0];
+    return (sort { length($a) <=> length($b) } map { plain($_) } @lost ? @lost : map { /^(\S+)/ } values(%is))[0];
 }
 
 1;

@@ -8,7 +8,7 @@ close($_) for (*STDIN, *STDOUT, *STDERR, $host, $mail, $checked, $checking);
 open(my $other, "<&=", $_) && close($other) for @others;
 my $watched = "";
 vec($watched, $_, 1) = 1 for ($lifeline, $ended, $moves >= 0 ? $moves : ());
-my $polled = @folders && grep { $_ < 0 } ($moves, @numbers);
+$polled ||= @folders && $moves < 0;
 kill("CHLD", $$);    # goes once through what it will do later, so that the memory for it is there by then
 for (;;) {
     my ($code, $lost);

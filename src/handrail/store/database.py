@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sqlite3
 from collections.abc import Iterable, Sequence
@@ -80,6 +81,10 @@ class Headed(Protocol):
         """The number of the last row that is durable, and the hash that it has."""
         ...
 
+    def head_is_in(self, connection: sqlite3.Connection) -> bool:
+        """Return whether the database of ``connection`` has that row with that hash."""
+        ...
+
 
 class Fence(Protocol):
     """What says who may write: the workspace's lease."""
@@ -92,6 +97,31 @@ class Fence(Protocol):
     def superseded(self) -> str:
         """Told that the database counts a later token. Returns why nothing can be written any more."""
         ...
+
+
+class _FileState(NamedTuple):
+    """A file of the database, as the file system knows it. SQLite itself changes owners, so the time of that says nothing."""
+
+    device: int
+    inode: int
+    size: int
+    modified_ns: int = 0
+
+    @property
+    def identity(self) -> tuple[int, int]:
+        return self.device, self.inode
+
+
+class _FileStates(NamedTuple):
+    """The files of the database. Processes that read change the shared memory too, so its times say nothing."""
+
+    database: _FileState
+    log: _FileState
+    shared_memory: _FileState | None
+
+    def are_those_of(self, other: _FileStates) -> bool:
+        """Return whether the names lead to the same files."""
+        return self.database.identity == other.database.identity and self.log.identity == other.log.identity
 
 
 class _Together:
@@ -215,7 +245,8 @@ class Database:
 class _DatabaseSink:
     def __init__(self, folders: Folders, connection: sqlite3.Connection, fence: Fence) -> None:
         self._path = folders.database
-        self._name, self._log_name = str(folders.database), f"{folders.database}-wal"
+        self._name = str(folders.database)
+        self._log_name, self._index_name = f"{self._name}-wal", f"{self._name}-shm"
         self._folder = folders.own
         self._connection: sqlite3.Connection | None = connection
         self._fence = fence
@@ -225,7 +256,9 @@ class _DatabaseSink:
         self.headed: Headed | None = None
         self.head = HeadFile(folders)
         self._files = self._found()
-        """The files that this process has open, as the file system knows them."""
+        """The files that this process has open, as it left them."""
+        self._judged: tuple[_FileStates | None, str | None] = None, None
+        """The files as another process left them, and what is wrong with them."""
         self.journalled: dict[str, Journalled] = {}
         self.former = journal.left_behind(folders.own)
         """The journals of former holders that are still to be written, with their tokens."""
@@ -252,7 +285,7 @@ class _DatabaseSink:
                 if self._asked == 1:  # many a process makes one such call, which is not worth a file
                     return False
                 self._journal = self._new_journal(connection)
-            return self._journal is not None and self._journal.note(content) and self._in_place()
+            return self._journal is not None and self._journal.note(content) and self._fault() is None
         except Exception:  # the database may still take it
             self._notes = False
             return False
@@ -268,8 +301,8 @@ class _DatabaseSink:
             raise self._superseded() if self._lost else SinkUnavailable(f"the database {self._path} is closed")
         if any(table is _TOGETHER for table, _ in batch):
             batch = [work for item in batch for work in (item[1] if item[0] is _TOGETHER else (item,))]
-        if not self._in_place():
-            raise SinkUnavailable(self._moved())  # nothing was written: it is once the files are back
+        if (fault := self._fault()) is not None:
+            raise SinkUnavailable(fault)  # nothing was written: it is once the files are back
         try:
             if self.former:
                 self._catch_up(connection)
@@ -277,8 +310,8 @@ class _DatabaseSink:
             if self._journal is not None and self._marked < (noted := self._journal.last):
                 statements.append(_mark(self._fence.token, noted))
             self._write(connection, statements)
-            if not self._in_place():
-                raise SinkUnavailable(self._moved())
+            if (fault := self._fault_after(statements)) is not None:
+                raise SinkUnavailable(fault)
         except Exception as error:
             unavailable = self._undo(connection, error)
             if unavailable is None and self.former:  # a fault of none of these items
@@ -292,22 +325,81 @@ class _DatabaseSink:
             self._marked = self._journal.last
             self._journal.reuse()
 
-    def _in_place(self) -> bool:
-        """Whether others who open the database by its name get the one that is written here."""
-        return self._found() == self._files
+    def _fault(self) -> str | None:
+        """Return why others who open the database by its name would not get what is written here; None where they do."""
+        found, was = self._found(), self._files
+        if found == was:
+            return None
+        if found is None or was is None or not found.are_those_of(was):
+            return (
+                f"the database {self._path} is not the one any more that this process has open: it, or the -wal beside it, "
+                "was removed, renamed or replaced. What is written now would be in no log, so nothing is run. Put the files "
+                "back where they were, or end this process and start it again"
+            )
+        if self._judged[0] != found:
+            damage = self._damage(found, was)
+            if damage is None:
+                self._files = self._found()
+            self._judged = found, damage
+        return self._judged[1]
 
-    def _found(self) -> tuple[int, int, int, int] | None:
+    def _fault_after(self, statements: Sequence[Statement]) -> str | None:
+        """Return what :meth:`_fault` returns, behind a change that this process has made itself."""
+        found, was = self._found(), self._files
+        if found is None or was is None or not found.are_those_of(was) or found.database.size < was.database.size:
+            return self._fault()
+        if found.log.size < was.log.size and not any(sql.startswith("PRAGMA") for sql, _ in statements):
+            return self._fault()
+        self._files = found
+        return None
+
+    def _damage(self, found: _FileStates, was: _FileStates) -> str | None:
+        """Return what is wrong after another process has changed the files in place; None where nothing is."""
+        if (
+            found.shared_memory is not None
+            and was.shared_memory is not None
+            and found.shared_memory.size < was.shared_memory.size
+        ):
+            # SQLite has it in memory: a process that reads behind the end of the file is killed. Zeros make it new.
+            with suppress(OSError):
+                os.truncate(self._index_name, was.shared_memory.size)
+        if found.database.size < was.database.size:  # not opened: SQLite removes the -wal of an empty database
+            return self._changed(f"it has {found.database.size:,} bytes, and had {was.database.size:,}")
         try:
-            file, beside = os.stat(self._name), os.stat(self._log_name)  # noqa: PTH116 - a fifth of the time
+            connection = open_reader(self._path)
+            try:
+                if token_of(connection) != self._fence.token:
+                    return None  # another process holds the workspace: the write finds out
+                (problem,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+                if problem == "ok" and self.headed is not None and not self.headed.head_is_in(connection):
+                    problem = f"record {self.headed.head()[0]} is not in it"
+            finally:
+                connection.close()
+        except (sqlite3.Error, StartError) as error:
+            problem = str(error)
+        return None if problem == "ok" else self._changed(problem)
+
+    def _changed(self, problem: str) -> str:
+        return (
+            f"another process changed the database {self._path}, or the -wal beside it, while this one had it open: {problem}. "
+            "What is written now would be in no log, so nothing is run. Put the files back as they were; or end this process, "
+            "keep a copy of them, put the newest whole copy in their place, and run handrail log verify"
+        )
+
+    def _found(self) -> _FileStates | None:
+        # By os.stat, in a fifth of the time.
+        try:
+            file, beside = os.stat(self._name), os.stat(self._log_name)  # noqa: PTH116
         except OSError:
             return None
-        return file.st_dev, file.st_ino, beside.st_dev, beside.st_ino
-
-    def _moved(self) -> str:
-        return (
-            f"the database {self._path} is not the one any more that this process has open: it, or the -wal beside it, was "
-            "removed, renamed or replaced. What is written now would be in no log, so nothing is run. Put the files back "
-            "where they were, or end this process and start it again"
+        try:
+            index = os.stat(self._index_name)  # noqa: PTH116
+        except OSError:  # an engine may keep it elsewhere
+            index = None
+        return _FileStates(
+            _FileState(file.st_dev, file.st_ino, file.st_size, file.st_mtime_ns),
+            _FileState(beside.st_dev, beside.st_ino, beside.st_size, beside.st_mtime_ns),
+            None if index is None else _FileState(index.st_dev, index.st_ino, index.st_size),
         )
 
     def _write(self, connection: sqlite3.Connection, statements: Sequence[Statement]) -> None:
@@ -341,13 +433,13 @@ class _DatabaseSink:
                 self._journal, self._notes = None, False
 
     def reopen(self) -> None:
-        if self._lost is None and self._connection is not None and not self._in_place():
-            raise SinkUnavailable(self._moved())  # the connection stays: the files may come back
+        if self._lost is None and self._connection is not None and (fault := self._fault()) is not None:
+            raise SinkUnavailable(fault)  # the connection stays: the files may come back
         self._drop()
         if self._lost is not None:
             raise self._superseded()
         if not self._is_the_same():
-            raise SinkUnavailable(self._moved())
+            raise SinkUnavailable(self._fault() or f"the database {self._path} was replaced; try again")
         try:
             connection = connect(self._path)
             self._connection = connection
@@ -374,7 +466,7 @@ class _DatabaseSink:
             found = os.stat(self._name)  # noqa: PTH116 - as above
         except OSError:
             return False
-        return self._files is None or self._files[:2] == (found.st_dev, found.st_ino)
+        return self._files is None or self._files.database.identity == (found.st_dev, found.st_ino)
 
     def close(self) -> None:
         self._drop()
@@ -445,6 +537,11 @@ class _DatabaseSink:
     def _drop(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
+            if self._judged[1] is not None and self._fault() is not None:
+                # The last connection that closes writes the -wal into the database: into what somebody has put there.
+                # This one is never closed, so none is the last.
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
+                return
             try:
                 connection.close()
             except sqlite3.Error:

@@ -22,6 +22,8 @@ from mcp.server.streamable_http import MCP_SESSION_ID_HEADER, StreamableHTTPServ
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from handrail.faces.mcp.house import CONNECTION, principal
+
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -123,6 +125,8 @@ class Connection(H11Protocol):
     """
 
     most = MOST_CONNECTIONS
+    ended: Callable[[object], object] = staticmethod(bool)
+    """Called with a connection that has ended."""
     _awaited: type[h11.Request | h11.EndOfMessage] | None = None
     _timer: asyncio.TimerHandle | None = None
 
@@ -132,6 +136,7 @@ class Connection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.app_state = {**self.app_state, CONNECTION: self}
         self.began = self.loop.time()
         self._await()
         if len(self.connections) > self.most:
@@ -141,6 +146,7 @@ class Connection(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
         super().connection_lost(exc)
+        self.ended(self)
 
     @property
     def waits(self) -> bool:
@@ -172,14 +178,40 @@ class Connection(H11Protocol):
             self._timer = None
 
 
-def connections_within(most: int) -> type[Connection]:
-    """The protocol for at most so many connections, and half of the files that this process may open."""
+def connections_within(most: int, ended: Callable[[object], object]) -> type[Connection]:
+    """The protocol for at most so many connections, and half of the files that this process may open.
+
+    :param ended: called when a connection has ended
+    """
     with contextlib.suppress(ImportError, OSError):
         import resource
 
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         most = most if soft == resource.RLIM_INFINITY else max(16, min(most, soft // 2))
-    return type("BoundedConnection", (Connection,), {"most": most})
+    return type("BoundedConnection", (Connection,), {"most": most, "ended": staticmethod(ended)})
+
+
+class RequestsOfOne:
+    """Bounds how many requests of one credential are answered at once, so that it does not take the places of others."""
+
+    def __init__(self, app: ASGIApp, most: int) -> None:
+        self._app = app
+        self._most = most
+        self._in_flight = Counter[object]()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if (who := principal()) is None:
+            return await self._app(scope, receive, send)
+        if self._in_flight[who] >= self._most:
+            text = f"{self._most:,} requests of this credential are being answered; wait for some of them, or close streams"
+            return await refused(send, 429, text)
+        self._in_flight[who] += 1
+        try:
+            return await self._app(scope, receive, send)
+        finally:
+            self._in_flight[who] -= 1
+            if not self._in_flight[who]:
+                del self._in_flight[who]
 
 
 class Sessions(StreamableHTTPSessionManager):

@@ -63,7 +63,7 @@ class Guest:
         self.kept_until = -math.inf
         """Until when, on the monotonic clock, somebody may still ask for the results of its tasks."""
         self.shared = False
-        """Several clients are behind it, of whom nobody says who they are."""
+        """It has shown no credential where several clients come, and a program between may send requests of several."""
         self.busy = 0
         """How many of its requests are being answered."""
         self._desk = desk

@@ -27,8 +27,24 @@ if TYPE_CHECKING:
 
     from handrail.kernel import Kernel
 
+CONNECTION = "handrail.connection"
+"""The key under which the state of a request of HTTP holds the connection that it came over."""
+_OF_PROXIES = (
+    "forwarded",
+    "via",
+    "x-forwarded-for",
+    "x-forwarded-host",
+    "x-forwarded-proto",
+    "x-real-ip",
+    "x-request-id",
+)
+"""Fields that programs between a client and a server add."""
 _VISIT = "handrail"
 """The key under which a connection's state holds its client."""
+
+
+class _OneRequest:
+    """A client of which nothing is known but one request."""
 
 
 class House:
@@ -40,7 +56,7 @@ class House:
         self._over_http = over_http
         """Clients without credentials may be several then. Over stdio there is one client."""
         self._visits: dict[tuple[Any, bool], Visit] = {}
-        """The clients of the stateless era, by their credential and whether they fill in forms."""
+        """The clients of the stateless era, by who they are (:meth:`_who`) and whether they fill in forms."""
         self._used: dict[tuple[Any, bool], float] = {}
         self._here: set[Visit] = set()
         self._of_connections: dict[str, Visit] = {}
@@ -79,18 +95,57 @@ class House:
     # ── whose request it is ──────────────────────────────────────────────────────────────────────
 
     @asynccontextmanager
-    async def visited(self, context: ServerRequestContext[Any]) -> AsyncGenerator[Visit]:
-        """The client of a request, counted as busy while that is being answered."""
-        visit = await self._visit(context)
+    async def visited(self, context: ServerRequestContext[Any], state: str | None = None) -> AsyncGenerator[Visit]:
+        """The client of a request, counted as busy while that is being answered.
+
+        :param state: the state token that the client sent along. A client without credentials is known by it again
+        """
+        visit = self._visit_of_state(context, state) or await self._visit(context)
         visit.guest.busy += 1
         try:
             yield visit
         finally:
             visit.guest.busy -= 1
+            if visit.gone:
+                self._leave_gone(visit)
+
+    def _who(self, context: ServerRequestContext[Any]) -> object:
+        """Who makes a request of the stateless era: a credential, or without one the connection that it came over.
+
+        A program between the client and here may send the requests of several clients over one connection. If it says that
+        it is there, each request is a client.
+        """
+        who = principal()
+        if who is not None or not self._over_http:
+            return who
+        request: Any = context.request
+        if request is None or any(name in request.headers for name in _OF_PROXIES):
+            return _OneRequest()
+        return request.scope.get("state", {}).get(CONNECTION) or _OneRequest()
+
+    def _visit_of_state(self, context: ServerRequestContext[Any], state: str | None) -> Visit | None:
+        held = self._held.get(state) if state is not None else None
+        if held is None or not held[0].shared or principal() is not None:
+            return None
+        return next((visit for visit in self._here if visit.guest is held[0]), None)
+
+    def disconnected(self, connection: object) -> None:
+        """Close the sessions of a client without credentials, whose connection has ended, once they have no work left."""
+        for forms in (False, True):
+            if (visit := self._visits.get((connection, forms))) is not None:
+                visit.gone = True
+                self._leave_gone(visit)
+
+    def _leave_gone(self, visit: Visit) -> None:
+        if visit.guest.idle and visit.unheard:
+            for key in [key for key, one in self._visits.items() if one is visit]:
+                del self._visits[key]
+                self._used.pop(key, None)
+            self.spawn(self.leave(visit))
 
     async def _visit(self, context: ServerRequestContext[Any]) -> Visit:
         if context.protocol_version in MODERN_PROTOCOL_VERSIONS:
-            key = (principal(), self._answers_forms(context))
+            key = (self._who(context), self._answers_forms(context))
             if (visit := self._visits.get(key)) is None:
                 async with self._opening:
                     visit = self._visits.get(key) or await self._admit(key)
@@ -130,7 +185,8 @@ class House:
         for other in over:
             del self._used[other]
             self.spawn(self.leave(self._visits.pop(other)))
-        visit = self._visits[key] = await self._open(key[1], shared=self._over_http and key[0] is None)
+        visit = self._visits[key] = await self._open(key[1], shared=self._over_http and principal() is None)
+        visit.gone = isinstance(key[0], _OneRequest)
         return visit
 
     async def reopen(self, session_id: str, context: ServerRequestContext[Any]) -> Visit:

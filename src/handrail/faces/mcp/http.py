@@ -41,6 +41,7 @@ from handrail.contract.jsontext import ArgumentText, check_depth
 from handrail.faces.mcp.connections import (
     MOST_CONNECTIONS,
     OneMeaning,
+    RequestsOfOne,
     Sessions,
     connections_within,
     refused,
@@ -240,8 +241,8 @@ async def served(
             at_work=house.at_work,
         )
         address = f"http://{host}:{port}{PATH}"
-        app = _app(manager, listening, address, security)
-        protocol = connections_within(MOST_CONNECTIONS)
+        protocol = connections_within(MOST_CONNECTIONS, house.disconnected)
+        app = _app(manager, listening, address, security, max(4, protocol.most // 4))
         config = uvicorn.Config(
             app,
             http=protocol,
@@ -303,10 +304,15 @@ def _security(listening: Listening, port: int) -> TransportSecuritySettings:
 
 
 def _app(
-    manager: StreamableHTTPSessionManager, listening: Listening, address: str, security: TransportSecuritySettings
+    manager: StreamableHTTPSessionManager,
+    listening: Listening,
+    address: str,
+    security: TransportSecuritySettings,
+    most_of_one: int,
 ) -> Starlette:
+    """:param most_of_one: requests of one credential that are answered at once"""
     resource = listening.public_url or address
-    endpoint: ASGIApp = Bodies(StreamableHTTPASGIApp(manager), security)
+    endpoint: ASGIApp = RequestsOfOne(Bodies(StreamableHTTPASGIApp(manager), security), most_of_one)
     routes: list[BaseRoute] = []
     middleware: list[Middleware] = [Middleware(OneMeaning)]
     if (verifier := _verifier(listening, resource)) is not None:

@@ -157,7 +157,7 @@ class Doors:
         return line.modern and core and self._kernel.generation.resolve(DOOR) is None
 
     async def on_call_tool(self, context: Context, params: types.CallToolRequestParams) -> Any:
-        async with self._house.visited(context) as visit:
+        async with self._house.visited(context, params.request_state) as visit:
             line = _line(context, visit)
             name, arguments = params.name, cast("Mapping[str, Any]", params.arguments or {})
             if name == DOOR and self._has_door(line):
@@ -240,7 +240,7 @@ class Doors:
         return page_of("resourceTemplates", offered_by(self._kernel.generation).templates, params.cursor)
 
     async def on_read_resource(self, context: Context, params: types.ReadResourceRequestParams) -> Any:
-        async with self._house.visited(context) as visit:
+        async with self._house.visited(context, params.request_state) as visit:
             uri = str(params.uri)
             try:
                 own = await visit.outputs.contents(uri)
@@ -344,7 +344,7 @@ class Doors:
             return page_of("prompts", self._prompts(visit), params.cursor)
 
     async def on_get_prompt(self, context: Context, params: types.GetPromptRequestParams) -> Any:
-        async with self._house.visited(context) as visit:
+        async with self._house.visited(context, params.request_state) as visit:
             line, arguments, about = _line(context, visit), dict(params.arguments or {}), {"name": params.name}
             taken = {one["name"] for one in offered_by(self._kernel.generation).prompts}
             if params.name not in taken and (skill := visit.skills.named(params.name, taken)) is not None:

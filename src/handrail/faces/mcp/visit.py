@@ -32,11 +32,13 @@ MOST_SUBSCRIPTIONS = 1_000
 class Visit:
     """A client, with what it was shown and subscribed to.
 
+    :ivar gone: whether its connection has ended, so that its session ends with its work
     :ivar level: the lowest log level that a client of the older era is sent, as an index into the list of levels
     """
 
     def __init__(self, house: House, guest: Guest) -> None:
         self.guest = guest
+        self.gone = False
         self.level = 1
         self.outputs = Outputs(house.kernel, guest)
         self.skills = SkillPrompts(house.kernel, guest)
