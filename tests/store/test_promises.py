@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from tests.store.test_writer import Shelf
@@ -89,7 +90,7 @@ async def test_nobody_stands_still_for_a_slow_disk_nor_where_others_are_at_it(
     writer.close()
 
 
-async def asleep(writer: Writer[str]) -> None:
+async def asleep(writer: Writer[Any]) -> None:
     while not writer._asleep:  # pyright: ignore[reportPrivateUsage]
         await asyncio.sleep(0)
 
