@@ -331,7 +331,7 @@ class Confined(Piped):
         self._drain()
         if self._killed:
             code = -signal.SIGKILL
-        elif self._setup_error is None:
+        elif self._setup_error is None and self._exceeded is None:
             self._setup_error = self._failure(code)
         self._tell(code)
 
