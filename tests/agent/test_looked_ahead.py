@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from tests.agent.sessions import RecordingSession
+from tests.store.test_promises import asleep
 
 from handrail import tool
 from handrail.agent import conversation
@@ -158,14 +159,18 @@ async def test_the_disk_is_roused_for_a_call_that_has_to_be_noted_first(
 
     monkeypatch.setattr(Journal, "rouse", roused)
     monkeypatch.setattr(writing, "MOMENT_S", 300.0)  # whatever else this machine does
-    pause = Pause()
+    before, pause = Pause(), Pause()
     async with temporary_kernel(tmp_path, tools=[note, see, warm], rules=rules) as kernel:
         session = await kernel.session()
         for _ in range(3):
             assert (await session.call("test.warm", {})).ok
             await kernel.log.flush()
-        model = PlayedModel([*opened(name, arguments), pause, *CLOSED], text_reply("done"))
+        model = PlayedModel([before, *opened(name, arguments), pause, *CLOSED], text_reply("done"))
         run = asyncio.create_task(Agent(session, model).complete("go"))
+        await before.reached.wait()
+        await kernel.log.flush()  # the turn's own beginning is written too
+        await asleep(kernel.log._writer)  # pyright: ignore[reportPrivateUsage] - a disk at work is not roused
+        before.proceed.set()
         await pause.reached.wait()
         assert await asyncio.to_thread(heard.wait, 60 if rouses else 0) == rouses
         pause.proceed.set()

@@ -383,7 +383,7 @@ async def test_what_a_kernel_keeps_does_not_grow_with_the_sessions_turns_and_pro
         before = sizes(held)
         for _ in range(3):
             async with joined_kernel(tmp_path) as joined:
-                for round_ in range(20):
+                for round_ in range(8):
                     session = await joined.session()
                     stop = session.watch(lambda event: None)
                     for _ in range(round_):

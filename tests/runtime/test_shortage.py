@@ -34,7 +34,7 @@ from handrail.policy.hidden import hidden
 from handrail.runtime.guard import Guarded
 from handrail.runtime.roots import Roots
 from handrail.runtime.shell import SandboxedShell
-from handrail.sandbox import pool, tiers
+from handrail.sandbox import pool, process, tiers
 from handrail.sandbox.process import settled
 
 place = Path(sys.argv[1])
@@ -78,11 +78,13 @@ async def main():
         assert done.output == b"worked\\n", (spare, done)
         assert (ws / ".git/config").read_text() == "theirs" and (ws / ".vscode/tasks.json").read_text() == "theirs"
     await pooled.aclose()
-    await settled()
+    while process._leaving:  # however long this machine takes to put namespaces away
+        await settled()
     for thread in threading.enumerate():
         if thread.name == "handrail-reap":
             thread.join()
-    print("kinds", sorted(kinds), "worked", worked, "children", len(children()))
+    left = [(child, Path(f"/proc/{child}/cmdline").read_bytes()) for child in children()]
+    print("kinds", sorted(kinds), "worked", worked, "children", len(left), left)
 
 asyncio.run(main())
 """

@@ -438,6 +438,9 @@ async def test_a_ready_sandbox_ends_with_its_mount(home: Ground, pool: Pooled, w
     ENDS[what][1](home.workspace)
     await gone
     assert pool.ready == 0 and not ready.waits
+    with pytest.raises(ToolError, match="was replaced, moved or removed") as caught:
+        await ready.wait()  # as a call does that had taken it just before
+    assert caught.value.kind == "conflict"
 
 
 @pytest.mark.parametrize("name", ["ws", "specs", "scratch", "tool", "folder"])

@@ -20,6 +20,7 @@ from handrail.contract.requires import CapabilitySet
 from handrail.contract.sandbox import SHELL_ARGV, Limits, Program
 from handrail.sandbox import network
 from handrail.sandbox.bubblewrap import Bubblewrap
+from handrail.sandbox.mount_table import host_mounts
 from handrail.sandbox.pool import Pooled
 from handrail.sandbox.process import settled
 
@@ -258,6 +259,7 @@ async def test_nothing_is_left_of_a_closed_pool_or_session(ground: Ground) -> No
     assert isinstance(ground.sandbox, Bubblewrap)
     await ground.bash("true")
     await settled()
+    host_mounts.forget()
     before = sorted(os.listdir("/proc/self/fd")), children()
     pool = Pooled(ground.sandbox)
     told = Told(pool, ground)
@@ -330,6 +332,7 @@ async def test_nothing_is_left_of_a_closed_pool_that_was_listening(ground: Groun
     connected = CapabilitySet((dataclasses.replace(ground.layer(str(ground.workspace)), hosts=("one.invalid",)),))
     await ground.bash("true")
     await settled()
+    host_mounts.forget()
     before = sorted(os.listdir("/proc/self/fd")), children()
     for early in (False, True):
         pool = Pooled(ground.sandbox)

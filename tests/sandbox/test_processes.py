@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import secrets
 import signal
 import sys
 from pathlib import Path
+from typing import IO, Any, cast
 
 import pytest
 from tests.sandbox.conftest import Ground
 
 from handrail.contract.errors import ToolError
-from handrail.contract.requires import CapabilitySet
+from handrail.contract.requires import CapabilitySet, Layer
 from handrail.contract.sandbox import SHELL_ARGV, Program
 from handrail.sandbox import process as processes
 from handrail.sandbox.bubblewrap import Bubblewrap
+from handrail.sandbox.mount_table import host_mounts
 from handrail.sandbox.pool import Pooled
 from handrail.sandbox.process import Confined, settled
 
@@ -219,6 +222,52 @@ async def test_no_descriptor_is_left_here_after_many_runs(ground: Ground) -> Non
     assert sorted(os.listdir("/proc/self/fd")) == before
 
 
+@pytest.mark.parametrize("hosts", [(), ("example.org",)])
+@pytest.mark.parametrize("wanting", ["its handle", "its status"])
+async def test_a_sandbox_whose_first_process_could_not_be_opened_for_a_moment_ends_and_says_so(
+    ground: Ground, monkeypatch: pytest.MonkeyPatch, wanting: str, hosts: tuple[str, ...]
+) -> None:
+    failed: list[int] = []
+    opened, opened_file = os.pidfd_open, Path.open
+
+    def fail(pid: int) -> None:
+        failed.append(pid)
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    def pidfd_open(pid: int, flags: int = 0) -> int:
+        if Path(f"/proc/{pid}/status").read_text().partition("PPid:\t")[2].split()[0] != str(os.getpid()):
+            fail(pid)
+        return opened(pid, flags)
+
+    def open_file(path: Path, *given: Any, **named: Any) -> IO[Any]:
+        if path.name == "status" and given == ("rb",):
+            fail(int(path.parent.name))
+        return cast("IO[Any]", opened_file(path, *given, **named))
+
+    layer = ground.layer(str(ground.workspace))
+    capabilities = CapabilitySet((Layer("t", layer.fs_read, layer.fs_write, hosts, layer.shell),))
+    await ground.bash("true")
+    await settled()
+    before = sorted(os.listdir("/proc/self/fd"))
+    with monkeypatch.context() as patch, pytest.raises(ToolError, match="Too many open files") as caught:
+        if wanting == "its handle":
+            patch.setattr(os, "pidfd_open", pidfd_open)
+        else:
+            patch.setattr(Path, "open", open_file)
+        process = await ground.sandbox.start(capabilities, ground.profile(), Program(("/bin/cat",)))
+        try:
+            await process.wait()
+        finally:
+            await process.kill()
+    assert caught.value.kind == "unavailable" and failed
+    await settled()
+    assert not any(Path(f"/proc/{pid}").exists() for pid in failed)
+    assert sorted(os.listdir("/proc/self/fd")) == before
+    process = await ground.sandbox.start(capabilities, ground.profile(), Program(("/bin/echo", "again")))
+    assert (await process.communicate(b"", 100))[0] == b"again\n"
+    await process.kill()
+
+
 async def test_a_missing_program_is_said_as_a_shell_says_it(ground: Ground) -> None:
     (ground.workspace / "plain").write_text("no program")
     for program, code, text in (("no-such-program", 127, b"not found"), ("./plain", 126, b"denied")):
@@ -335,6 +384,7 @@ async def many_calls(ground: Ground, rounds: int) -> None:
     assert isinstance(ground.sandbox, Bubblewrap)
     await ground.bash("true")
     await settled()
+    host_mounts.forget()
     before = traces()
     pool = Pooled(ground.sandbox)
     marker = secrets.token_hex(8)

@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from tests.store.test_writer import Shelf
@@ -89,18 +90,19 @@ async def test_nobody_stands_still_for_a_slow_disk_nor_where_others_are_at_it(
     writer.close()
 
 
-async def asleep(writer: Writer[str]) -> None:
+async def asleep(writer: Writer[Any]) -> None:
     while not writer._asleep:  # pyright: ignore[reportPrivateUsage]
         await asyncio.sleep(0)
 
 
 async def test_a_sink_is_roused_for_a_promise_that_may_follow(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writing, "MOMENT_S", 300.0)
-    writer, entered, goes_on = Writer(shelf, linger_s=60), threading.Event(), threading.Event()
+    writer, entered = Writer(shelf, linger_s=60), threading.Event()
 
     def rouse() -> None:
         entered.set()
-        goes_on.wait()
+        while not writer._urgent:  # pyright: ignore[reportPrivateUsage] - until the promise is there
+            time.sleep(0)
 
     monkeypatch.setattr(shelf, "rouse", rouse)
     await writer.promise("first")
@@ -109,7 +111,6 @@ async def test_a_sink_is_roused_for_a_promise_that_may_follow(shelf: Shelf, monk
     writer.rouse()
     await asyncio.to_thread(entered.wait)
     writer.append("meanwhile")
-    asyncio.get_running_loop().run_in_executor(None, goes_on.set)
     assert writer.promise("intent").done(), "nobody else is at it"
     assert shelf.promised == [["first"], ["meanwhile", "intent"]]
     await writer.flush()

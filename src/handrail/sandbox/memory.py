@@ -75,7 +75,7 @@ class Watch:
             self._again()
         elif (held := files_of(first)) > self._files:
             self._process.end_beyond(_too_many_files(held, self._files))
-        elif (short := pipes_are_short()) or (self._bound is not None and in_use().all > self._bound):
+        elif (short := pipes_are_short()) or (self._bound is not None and _may_be_beyond(self._bound)):
             looking = _looking(os.getpid())
             looked = self._process.loop.run_in_executor(looking, found_beyond, first, self._bound, short)
             looked.add_done_callback(self._looked)
@@ -208,6 +208,13 @@ def in_use() -> Use:
             figures[name.decode()] = int(rest.split()[0]) * 1024
     shared = figures.get("Shmem", 0)
     return Use(figures.get("AnonPages", 0) + shared + figures.get("SwapTotal", 0) - figures.get("SwapFree", 0), shared)
+
+
+def _may_be_beyond(bound: int) -> bool:
+    try:
+        return in_use().all > bound
+    except OSError:
+        return False  # no descriptor is left: the next look finds out
 
 
 def taken_first(pid: int) -> None:

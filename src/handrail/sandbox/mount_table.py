@@ -11,6 +11,7 @@ import errno
 import os
 import re
 import select
+import threading
 from bisect import bisect_left
 from collections.abc import Container, Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -19,6 +20,7 @@ from typing import NamedTuple
 
 from handrail.contract.errors import ToolError
 from handrail.sandbox.looks import Looks
+from handrail.sandbox.tree import check_passing
 
 TABLE = "/proc/self/mountinfo"
 _AS_INSTALLED = frozenset(
@@ -84,41 +86,71 @@ class HostMount(NamedTuple):
 
 
 class HostMounts:
-    """The mounts of this process's namespace, read again only once the kernel says that they have changed."""
+    """The mounts of this process's namespace, read again only once the kernel says that they have changed.
+
+    Any thread may ask. It holds one descriptor from the first question until :meth:`forget`.
+    """
 
     def __init__(self) -> None:
+        self._asked = threading.Lock()
         self._descriptor = -1
         self._changed = select.poll()
         self._found: tuple[HostMount, ...] = ()
         self._points: list[str] = []
 
     def current(self) -> tuple[HostMount, ...]:
-        """Return the mounts, ordered by mount point."""
-        if self._descriptor < 0 or self._changed.poll(0):
-            self._read()
-        return self._found
+        """Return the mounts, ordered by mount point.
+
+        :raises ToolError: ``unavailable`` where the system is short of something; the next question reads them
+        """
+        with self._asked:
+            return self._looked_up()[0]
 
     def beneath(self, folder: str) -> list[HostMount]:
         """Return the mounts whose mount point is in ``folder``."""
-        mounts, start = self.current(), f"{folder.rstrip('/')}/"
-        first = bisect_left(self._points, start)
+        with self._asked:
+            mounts, points = self._looked_up()
+        start = f"{folder.rstrip('/')}/"
+        first = bisect_left(points, start)
         last = first
         while last < len(mounts) and mounts[last].point.startswith(start):
             last += 1
         return [mount for mount in mounts[first:last] if mount.point != "/"]
 
     def forget(self) -> None:
-        """Read the mounts anew the next time: a folder that holds a mount point can be renamed without a sign of it."""
-        if self._descriptor >= 0:
-            self._changed.unregister(self._descriptor)
-            os.close(self._descriptor)
-            self._descriptor = -1
+        """Read the mounts anew the next time, and hold no descriptor until then.
+
+        A folder that holds a mount point can be renamed without a sign of it.
+        """
+        with self._asked:
+            self._let_go()
+
+    def begin_anew(self) -> None:
+        """In a forked copy of this process: its mounts may become others, and a thread that asked is not in it."""
+        self._asked = threading.Lock()
+        self._let_go()
+
+    def _looked_up(self) -> tuple[tuple[HostMount, ...], list[str]]:
+        if self._descriptor < 0 or self._changed.poll(0):
+            self._read()
+        return self._found, self._points
+
+    def _let_go(self) -> None:
+        descriptor, self._descriptor = self._descriptor, -1
+        self._changed = select.poll()
+        if descriptor >= 0:
+            os.close(descriptor)
 
     def _read(self) -> None:
-        if self._descriptor < 0:
-            self._descriptor = os.open(TABLE, os.O_RDONLY | os.O_CLOEXEC)
-            self._changed.register(self._descriptor, select.POLLPRI)
-        lines = os.fsdecode(Path(TABLE).read_bytes()).rstrip("\n").split("\n")
+        try:
+            if self._descriptor < 0:
+                self._descriptor = os.open(TABLE, os.O_RDONLY | os.O_CLOEXEC)
+                self._changed.register(self._descriptor, select.POLLPRI)
+            lines = os.fsdecode(Path(TABLE).read_bytes()).rstrip("\n").split("\n")
+        except OSError as error:
+            self._let_go()  # the kernel tells of a change once, and what was read last may be older than that
+            check_passing(error, TABLE)
+            raise
         found = sorted(map(_host_mount, lines), key=_point)
         self._found, self._points = tuple(found), [mount.point for mount in found]
 
@@ -144,7 +176,7 @@ def escaped(path: str) -> str:
 
 
 host_mounts = HostMounts()
-os.register_at_fork(after_in_child=host_mounts.forget)
+os.register_at_fork(after_in_child=host_mounts.begin_anew)
 
 
 def expected(options: Sequence[str], look: Looks) -> MountTable:
@@ -211,6 +243,7 @@ def _identity(path: str, look: Looks) -> str:
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
             raise replaced(path) from None
+        check_passing(error, path)
         raise ToolError(
             f"{path} cannot be mounted in a sandbox: {error.strerror}. Give the user that runs Handrail access to it.",
             kind="unavailable",
@@ -222,11 +255,16 @@ def _identity(path: str, look: Looks) -> str:
 
 def _mount_id(path: str) -> int:
     """The mount that a path is on; should it be swapped meanwhile, the comparison fails."""
-    descriptor = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    descriptor = -1
     try:
+        descriptor = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
         lines = Path(f"/proc/self/fdinfo/{descriptor}").read_bytes().splitlines()
+    except OSError as error:
+        check_passing(error, path)
+        raise
     finally:
-        os.close(descriptor)
+        if descriptor >= 0:
+            os.close(descriptor)
     return next((int(line.partition(b":")[2]) for line in lines if line.startswith(b"mnt_id:")), -1)
 
 

@@ -19,6 +19,7 @@ from handrail.contract.requires import CapabilitySet
 from handrail.contract.sandbox import SHELL_ARGV, Process, Profile, Program, Sandbox, Tier
 from handrail.sandbox import cgroups
 from handrail.sandbox.bubblewrap import Bubblewrap
+from handrail.sandbox.mount_table import host_mounts
 from handrail.sandbox.network import Ahead
 from handrail.sandbox.process import Confined, settled
 
@@ -124,6 +125,7 @@ class Pooled:
         await asyncio.gather(*self._tasks)
         await settled()
         cgroups.rest()
+        host_mounts.forget()
 
     def _taken(self, key: object) -> tuple[Confined | None, Ahead | None]:
         for process, ready in self._ready.items():

@@ -24,6 +24,7 @@ from handrail.contract.errors import ToolError
 from handrail.sandbox import launcher, mount_table
 from handrail.sandbox.mount_table import MountTable
 from handrail.sandbox.pipes import Piped
+from handrail.sandbox.tree import check_passing
 
 _READ = 1 << 16
 _SHORT_READ = 1 << 13
@@ -211,7 +212,8 @@ class Confined(Piped):
             if self._inner < 0:
                 # bubblewrap's outer process killed now could leave a child that waits for it for ever: let both go on
                 # to where the launcher finds its lifeline cut.
-                await asyncio.wait({self._known, self._gone}, timeout=_SETUP_S, return_when=asyncio.FIRST_COMPLETED)
+                awaited = {self._gone} if self._known.done() else {self._known, self._gone}
+                await asyncio.wait(awaited, timeout=_SETUP_S, return_when=asyncio.FIRST_COMPLETED)
             self._signal_all()
             await self._until_gone()
         self._loop.call_soon(self._close)  # in this turn of the loop, as all else
@@ -274,7 +276,11 @@ class Confined(Piped):
             return
         child = self._said("child-pid")
         if child is not None:
-            self._inner = _first_of_namespace(child)
+            try:
+                self._inner = _first_of_namespace(child)
+            except ToolError as short:  # nobody could look into it, nor at what it holds: the launcher ends it
+                self._setup_error = short
+                self._cut()
             self._inner_pid = child if self._inner >= 0 else 0
             self._unwatch(self._status_fd)
             self._known.set_result(None)
@@ -359,7 +365,7 @@ class Confined(Piped):
         self._drain()
         if self._killed:
             code = -signal.SIGKILL
-        else:
+        elif self._setup_error is None and self._exceeded is None:
             self._setup_error = self._failure(code)
         self._tell(code)
 
@@ -390,8 +396,6 @@ class Confined(Piped):
             )
         if said.startswith(b"x"):
             return None
-        if self._exceeded is not None:
-            return self._exceeded
         text = said.removeprefix(b"E").decode("utf-8", "replace")
         if not text:
             output = self._stdout if self._stderr is None else self._stderr
@@ -424,20 +428,22 @@ def _written(descriptor: int, data: bytes) -> None:
 
 
 def _first_of_namespace(pid: int) -> int:
-    """A descriptor of the sandbox's first process; -1 if it has ended (and its number perhaps been given away)."""
+    """A descriptor of the sandbox's first process; -1 if it has ended (and its number perhaps been given away).
+
+    :raises ToolError: ``unavailable`` where the system is short of something, which says nothing about the process
+    """
+    path, descriptor, numbers = f"/proc/{pid}/status", -1, []
     try:
         descriptor = os.pidfd_open(pid)
-    except OSError:
-        return -1
-    try:
-        with Path(f"/proc/{pid}/status").open("rb") as file:
+        with Path(path).open("rb") as file:
             numbers = next((line for line in file if line.startswith(b"NSpid:")), b"").split()
-    except OSError:
-        numbers = []
-    if len(numbers) > 2 and numbers[-1] == b"1":
-        return descriptor
-    os.close(descriptor)
-    return -1
+    except OSError as error:
+        check_passing(error, path)
+    finally:
+        first = len(numbers) > 2 and numbers[-1] == b"1"
+        if descriptor >= 0 and not first:
+            os.close(descriptor)
+    return descriptor if first else -1
 
 
 def _has_ended(descriptor: int) -> bool:

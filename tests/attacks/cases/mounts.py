@@ -40,6 +40,14 @@ while not os.path.exists("stop"):
 """
 
 
+_LOOKER = """\
+cd {folder}
+cat pkg/id_ed25519 pkg/.ssh/id_ed25519 real/.env pkg/.env
+for f in pkg/.bashrc pkg/authorized_keys pkg/.ssh/authorized_keys; do [ -e $f ] && echo owned >> $f; done
+true
+"""
+
+
 async def _swapped_in_the_background(home: Home) -> str | None:
     """A job that began before there was anything to keep or hide, so that it may move the folder, races each next call."""
     folder = home.workspace / "raced"
@@ -53,6 +61,7 @@ async def _swapped_in_the_background(home: Home) -> str | None:
     ]
     put(folder / "other" / ".env", "harmless\n")
     put(folder / "swap.py", _SWAPPER.format(folder=str(folder), targets=targets))
+    put(home.workspace / "look.sh", _LOOKER.format(folder=folder))  # a command that named the files is refused before
     kept = {path: path.read_bytes() for path in (home.path / ".bashrc", home.path / ".ssh" / "authorized_keys")}
     job = await home.call("bash", command=f"python3 {folder}/swap.py", background=True)
     if not job.ok:
@@ -66,19 +75,14 @@ async def _swapped_in_the_background(home: Home) -> str | None:
     answered = refused = 0
     try:
         for _ in range(_ROUNDS):
-            result = await home.call(
-                "bash",
-                command="cd raced; cat pkg/id_ed25519 pkg/.ssh/id_ed25519 real/.env pkg/.env; "
-                "for f in pkg/.bashrc pkg/authorized_keys pkg/.ssh/authorized_keys; do [ -e $f ] && echo owned >> $f; done; true",
-                timeout_ms=20_000,
-            )
+            result = await home.call("bash", command="bash look.sh", timeout_ms=20_000)
             if SECRET in said_by(result):
                 return f"a key or a hidden file was read: {result!r}"[:600]
             changed = [str(path) for path, was in kept.items() if path.read_bytes() != was]
             if changed:
                 return breach(changed, "written")
             answered += result.ok
-            refused += result.error_kind == "conflict"
+            refused += result.error_kind == "conflict" and "the sandbox was prepared" in (result.error_text or "")
     finally:
         (folder / "stop").touch()
         told: Any = job.data

@@ -12,6 +12,8 @@ from tests.attacks.victim import SECRET, Home, put
 from handrail.contract.session import Session
 
 _ROUNDS = 4
+_MORE = 200
+"""Calls at most of a tool that no call came through of, while names move ever more slowly."""
 _NAME = "customer-list"
 """Stands in the name of a file in a hidden folder: names of hidden folders are not shown either."""
 _RULES = ("deny fs.read **/.env", "deny fs.read private/**", "allow bash *")
@@ -19,7 +21,7 @@ _RULES = ("deny fs.read **/.env", "deny fs.read private/**", "allow bash *")
 _MOVING = """\
 import ctypes, os, shutil, time
 libc = ctypes.CDLL(None, use_errno=True)
-end = time.monotonic() + 60
+rest = 0.005
 open("running", "w").close()
 
 def exchange(one, other):
@@ -33,8 +35,11 @@ def attempt(work):
 
 for name, to in (("to-env", ".env"), ("to-private", "private"), ("src/to-env", "../.env")):
     attempt(lambda: os.symlink(to, name))
-while time.monotonic() < end and not os.path.exists("stop"):
+while not os.path.exists("stop"):
     STEPS
+    if os.path.exists("slower"):
+        time.sleep(rest)
+        rest = min(rest * 1.1, 1)
 """
 
 _SWAPS = {
@@ -66,6 +71,8 @@ _CALLS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("git.status", {}),
     ("git.blame", {"path": "notes.txt"}),
 )
+_WANTED = frozenset(("grep", "glob", "tree", "read"))
+"""At least one call of each has to come through, or nothing was put to the test."""
 
 
 def _made(workspace: Path) -> None:
@@ -112,15 +119,28 @@ async def _watched(session: Session, workspace: Path) -> str | None:
     else:
         return "the program that moves names did not begin"
     answered: set[str] = set()
+
+    async def call(tool: str, arguments: dict[str, Any]) -> str | None:
+        result = await session.call(tool, arguments)
+        said = repr(result)
+        if SECRET in said or (_NAME in said and _NAME not in repr(arguments)):
+            return f"{tool} {arguments}: {said}"[:800]
+        if result.ok:
+            answered.add(tool)
+        return None
+
     for _ in range(_ROUNDS):
         for tool, arguments in _CALLS:
-            result = await session.call(tool, arguments)
-            said = repr(result)
-            if SECRET in said or (_NAME in said and _NAME not in repr(arguments)):
-                return f"{tool} {arguments}: {said}"[:800]
-            if result.ok:
-                answered.add(tool)
-    if missing := {"grep", "glob", "tree", "read"} - answered:
+            if (shown := await call(tool, arguments)) is not None:
+                return shown
+    put(workspace / "slower", "")
+    for tool, arguments in {tool: arguments for tool, arguments in reversed(_CALLS) if tool in _WANTED}.items():
+        for _ in range(_MORE):
+            if tool in answered:
+                break
+            if (shown := await call(tool, arguments)) is not None:
+                return shown
+    if missing := _WANTED - answered:
         return f"no call of {sorted(missing)} ever came through, so nothing was put to the test"
     return None
 
