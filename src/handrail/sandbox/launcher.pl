@@ -77,7 +77,8 @@ if ($program) {
         my $set = pack("Q", 1 << 28);    # SIGIO
         $moves = syscall($start + 0, -1, $set, 8, 0x80800) if @folders && $start && syscall($mask + 0, 0, $set, 0, 8) == 0;
         for my $name (@folders) {
-            sysopen(my $folder, $name, 0x80000) && fcntl($folder, 1026, 0x80000010) or $polled = 1;    # F_NOTIFY, each rename
+            my $folder;
+            sysopen($folder, $name, 0x80000) && fcntl($folder, 1026, 0x80000010) or $polled = 1;    # F_NOTIFY, each rename
             push(@open, $folder);
         }
         $first = table();
