@@ -88,7 +88,7 @@ def test_the_agent_manifests_that_are_shown_are_sound() -> None:
     for text in shown:
         checked = parse_agent(text.encode(), "agent.toml", tomllib.loads(text)["id"])
         assert checked.faults == ()
-    assert len(shown) == 6
+    assert len(shown) == 7
 
 
 @tool(id="bank.transfer", side_effect="external", locks=["account:{source}:X"])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy
@@ -180,3 +183,19 @@ def test_where_no_hit_is_worth_being_named_nothing_fits_however_likely_some_tool
     unsure = [one for one in found if one.fitting >= LEAST and max(hit.confidence for hit in one.hits) < NAMED]
     assert unsure and all(one.nothing_fits and all(hit.tail for hit in one.hits) for one in unsure)
     assert all(one.nothing_fits == all(hit.tail for hit in one.hits) for one in found if one.fitting >= LEAST)
+
+
+@pytest.mark.proves("D-07")
+def test_the_model_leaves_no_identifier_on_the_machine_and_reports_to_nobody(tmp_path: Path) -> None:
+    """ONNX Runtime's own reporting, which its packages have on, makes these files as soon as it is loaded."""
+    places = {
+        "HOME": str(tmp_path / "home"),
+        "TMPDIR": str(tmp_path / "tmp"),
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+    }
+    for folder in places.values():
+        Path(folder).mkdir()
+    environ = {key: value for key, value in os.environ.items() if not key.startswith("ORT_")}
+    code = "from handrail.catalog.minilm import MiniLM\nassert MiniLM().encode(['a text']).shape == (1, 384)"
+    subprocess.run([sys.executable, "-c", code], env={**environ, **places}, check=True)
+    assert [path for folder in places.values() for path in Path(folder).rglob("*")] == []

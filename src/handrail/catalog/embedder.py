@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -45,6 +46,12 @@ class Embedder(Protocol):
         :raises EmbedderError: it cannot be done now
         """
         ...
+
+
+def disable_telemetry() -> None:
+    """Keep ONNX Runtime from sending usage data to its maker and from writing an identifier of the machine to the user's
+    cache. It reads the variable when it is imported, so this comes before. A value that the user has set holds."""
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 
 def sound(rows: Vectors, texts: int) -> Vectors:

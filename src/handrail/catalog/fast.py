@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from handrail.catalog.embedder import EmbedderError
+from handrail.catalog.embedder import EmbedderError, disable_telemetry
 from handrail.origins.imports import is_installed
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ class FastEmbed:
 
     def load(self) -> None:
         if self._held is None:
+            disable_telemetry()  # it is built on ONNX Runtime
             try:
                 self._held = import_module("fastembed").TextEmbedding(self._model, threads=self._threads)
             except Exception as error:

@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from handrail.catalog.embedder import EmbedderError
+from handrail.catalog.embedder import EmbedderError, disable_telemetry
 from handrail.catalog.wordpiece import WordPiece
 from handrail.origins.imports import is_installed
 
@@ -103,6 +103,7 @@ class MiniLM:
             return self._session, self._pieces
         if why := missing():
             raise EmbedderError(why)
+        disable_telemetry()
         import onnxruntime
 
         path = _model_path()

@@ -131,9 +131,10 @@ class Roots:
 
     def outside(self, located: Located) -> str:
         """Why a path that is in none of the roots is refused, for a model."""
-        there = dict.fromkeys((self.workspace, *self.further.readable, *self.further.writable, *self.readable))
+        there = dict.fromkeys((self.workspace, *self.further.readable, *self.further.writable))
+        outputs = " and its saved outputs" if self.readable else ""
         return (
-            f"{located.shown} is outside the folders of this session, which are {', '.join(map(visible, there))}. Use a path there, "
+            f"{located.shown} is outside the folders of this session ({', '.join(map(visible, there))}){outputs}. Use a path there, "
             "or ask the user to add the folder to [[roots]] in the agent's manifest."
         )
 
