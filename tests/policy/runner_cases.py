@@ -129,7 +129,7 @@ CERTAIN = [
     "latexmk -pdflatex='rm -rf x' y", "dnsmasq --dhcp-script=/bin/rm", "sysctl kernel.core_pattern='|rm -rf x'", "cvs -e 'rm -rf x' ci",
     "bzr -Oeditor='rm -rf x' ci", "fossil set editor 'rm -rf x'", "borg list --remote-path='rm -rf x'", "nano --speller='rm -rf x' f",
     "gvim -c '!rm -rf x'", "mount -t fuse.sshfs -o ssh_command='rm -rf x' h: m", "convert '|rm -rf x' y", "vifm -c '!rm -rf x'",
-    "uv run --with pytest rm -rf x", "uv --directory y run rm -rf x", "uv run env A=1 rm -rf x", "conda run -n test rm -rf x",
+    "uv run --with pytest rm -rf x", "uv --directory y run rm -rf x", "uv --directory x run rm -rf x", "uv tool run --from y rm -rf x", "uv run env A=1 rm -rf x", "conda run -n test rm -rf x",
     "sudo -u test -g echo rm -rf x", "npx -y -p echo rm -rf x", "strace -f -e trace=open -o f rm -rf x", "uv run --no-group test rm -rf x",
     "poetry -C y run rm -rf x", "fakeroot -l y -- rm -rf x",
     # code

@@ -496,8 +496,9 @@ def _starts(form: Form, words: tuple[str, ...]) -> Iterator[int]:
             yield index
         if not open_ and words[index] in form.verbs:
             if form.first:
-                yield from _behind_program_options(words, index + 1)
-                if words[index] != "tool":  # as in ``uv tool run``
+                starts = tuple(_behind_program_options(words, index + 1))
+                yield from starts
+                if not any(words[start] in form.verbs for start in starts):  # as in ``uv tool run``
                     return
             else:
                 open_ = True
