@@ -85,7 +85,10 @@ async def _withheld(home: Home) -> str | None:
 
 async def _own_state(home: Home) -> str | None:
     """The log is out of reach of programs, however they look for it."""
-    databases = [str(path) for path in home.state.parent.rglob("handrail.db")]
+    # Another attack may have left folders there whose paths are too long: a walk leaves those out.
+    databases = [f"{top}/handrail.db" for top, _, names in os.walk(home.state.parent) if "handrail.db" in names]
+    if not databases:
+        return "the log was not found by the attack itself"
     said = await home.shell(
         f"ls -la {' '.join(databases)}; find / -name 'handrail.db*' 2>/dev/null; rm -f {' '.join(databases)}; echo END"
     )
