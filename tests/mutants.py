@@ -288,6 +288,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     def is_chosen(item: pytest.Item) -> bool:
         if not chosen["row"]:
             return item.nodeid in chosen["only"]
+        if item.get_closest_marker("slow") is not None:
+            return False  # each has a small form
         proves = any(chosen["row"] in mark.args for mark in item.iter_markers("proves"))
         return proves and item.nodeid not in chosen["left_out"]
 

@@ -384,7 +384,8 @@ def test_a_build_has_neither_network_nor_a_way_out_of_its_folder(place: Path) ->
     try:
         script = (
             f"echo x > {outside}/new; echo x > {place}/config/handrail.toml; cat {outside}/secret > stolen\n"
-            f"bash -c 'echo x > /dev/tcp/127.0.0.1/{server.getsockname()[1]}' && echo reached > reached\n{SHELL}"
+            f"bash -c 'echo x > /dev/tcp/127.0.0.1/{server.getsockname()[1]}' && echo reached > reached\n"
+            f"env | grep -i proxy > ways; sed 1,2d /proc/net/dev | grep -v lo: >> ways\n{SHELL}"
         )
         source(place, "hum", script, word__txt="mmm")
         settings = (place / "config" / "handrail.toml").read_text()
@@ -398,6 +399,7 @@ def test_a_build_has_neither_network_nor_a_way_out_of_its_folder(place: Path) ->
     assert (place / "config" / "handrail.toml").read_text() == settings
     assert (bundle.folder / "tools" / "hum-source" / "stolen").read_text() == ""
     assert "tools/hum-source/reached" not in bundle.files
+    assert (bundle.folder / "tools" / "hum-source" / "ways").read_text() == "", "neither a device nor a proxy"
 
 
 @confined
