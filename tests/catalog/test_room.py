@@ -34,6 +34,9 @@ class Asked:
     ) -> Findings:
         return Findings(tuple(Hit(tool_id, "", 1.0, 1.0) for tool_id in query.split()[:limit]))
 
+    def load_ahead(self, generation: Generation) -> None:
+        return None
+
     def near(self, generation: Generation, name: str, count: int = 2) -> list[str]:
         return []
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -157,8 +158,8 @@ async def test_a_client_that_sends_on_after_its_answer_is_cut_off(
 
 
 async def test_idle_connections_keep_nobody_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def five(most: int) -> type[connections.Connection]:
-        protocol = connections_within(most)
+    def five(most: int, ended: Callable[[object], object]) -> type[connections.Connection]:
+        protocol = connections_within(most, ended)
         protocol.most = 5
         return protocol
 
@@ -173,7 +174,7 @@ async def test_idle_connections_keep_nobody_out(tmp_path: Path, monkeypatch: pyt
 
 
 def test_connections_leave_room_for_other_files() -> None:
-    assert 16 <= connections_within(2_000).most <= 2_000
+    assert 16 <= connections_within(2_000, id).most <= 2_000
 
 
 async def opened(rpc: Rpc, token: str | None = None) -> tuple[int, str]:

@@ -254,7 +254,9 @@ class Confined(Piped):
         if wrong is not None:
             mount_table.host_mounts.forget()
             self._read_status()
-            self.end_beyond(mount_table.replaced(wrong))
+            self._setup_error = mount_table.replaced(wrong)
+            self._cut()
+            self._signal_all()
             return
         self._table = None
         if self._begun:
