@@ -320,6 +320,7 @@ WRITERS = {
     "faces/acp/screen.py": "the program behind an editor's terminal: its pipe is a call's output, byte by byte",
     "testing/upstream_program.py": "a server for tests, on its own pipes",
     "registry/sources/module_worker.py": "a program in the sandbox: its stderr is a pipe of Handrail's",
+    "contract/bounded_check.py": "a process that checks arguments: its stdout is a pipe of Handrail's",
     "sandbox/launcher_python.py": "the child that becomes a program in the sandbox, with that program's stderr",
 }
 """The modules that may write to a terminal, and why."""

@@ -10,7 +10,7 @@ from tests.sandbox.conftest import Ground
 
 from handrail.contract.errors import ToolError
 from handrail.contract.sandbox import Limits
-from handrail.sandbox import memory
+from handrail.sandbox import launcher, memory
 from handrail.sandbox.limits import memory_of_all, memory_of_call
 from handrail.sandbox.process import Confined
 
@@ -103,3 +103,35 @@ def test_no_call_may_hold_what_the_machine_cannot_spare() -> None:
     assert memory_of_call(Limits(call_memory_bytes=MIB)) == MIB
     total = next(line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemTotal"))
     assert memory_of_all() < int(total.split()[1]) * 1024
+
+
+async def test_a_sandbox_is_not_looked_into_before_its_mounts_are_made(
+    ground: Ground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until then its /tmp is the machine's, with all files of everybody in it."""
+    looked: list[int] = []
+    passed = asyncio.Event()
+
+    def again(watch: memory.Watch) -> None:
+        passed.set()
+
+    def files_of(first: int) -> int:
+        looked.append(first)
+        return 1 << 40
+
+    def nothing_yet(said: bytes) -> None:
+        return None
+
+    monkeypatch.setattr(memory.Watch, "_again", again)
+    monkeypatch.setattr(memory, "files_of", files_of)
+    monkeypatch.setattr(launcher, "described_mounts", nothing_yet)
+    process = await ground.start("true")
+    assert isinstance(process, Confined)
+    try:
+        assert await process.until_known() and not process.mounted
+        passed.clear()
+        memory.Watch(process, None, 1)
+        await passed.wait()
+        assert not looked
+    finally:
+        await process.kill()

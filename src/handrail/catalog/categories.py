@@ -74,7 +74,12 @@ SHIPPED: Mapping[str, Topic] = MappingProxyType(
         ),
         "memory": Topic(
             "Notes and memory",
-            (("notes of this session", ("scratchpad",)), ("search of the conversation", ("search_memory",))),
+            (
+                ("notes of this session", ("scratchpad",)),
+                ("search of the conversation", ("search_memory",)),
+                ("a shorter conversation", ("memory.compact",)),
+                ("stored artifacts", ("artifact.read",)),
+            ),
         ),
         "files": Topic(
             "Files of the workspace",

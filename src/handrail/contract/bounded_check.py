@@ -35,6 +35,7 @@ def main() -> None:
     question = json.load(sys.stdin)
     schema, arguments = compile_schema(question["parameters"]), question["arguments"]
     fits = schema.fits(arguments)
-    print(json.dumps(fits), flush=True)
+    sys.stdout.write(f"{json.dumps(fits)}\n")
+    sys.stdout.flush()
     if not fits:
-        print(json.dumps(schema.every_problem(arguments)), flush=True)
+        sys.stdout.write(f"{json.dumps(schema.every_problem(arguments))}\n")

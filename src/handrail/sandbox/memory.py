@@ -71,7 +71,7 @@ class Watch:
 
     def _look(self) -> None:
         first = self._process.inner_pid
-        if not first:
+        if not first or not self._process.mounted:  # until then its /tmp is the machine's
             self._again()
         elif (held := files_of(first)) > self._files:
             self._process.end_beyond(_too_many_files(held, self._files))

@@ -134,6 +134,11 @@ class Confined(Piped):
         return self._inner_pid
 
     @property
+    def mounted(self) -> bool:
+        """Whether its mounts have been made and compared."""
+        return self._table is None
+
+    @property
     def waits(self) -> bool:
         """Whether the sandbox is there and its program has not begun."""
         return not self._begun and self._pidfd >= 0 and not self._killed and not self._gone.done()
