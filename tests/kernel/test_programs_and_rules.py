@@ -161,7 +161,7 @@ async def there(path: Path) -> None:
 
 @tool_of(
     id="repository.tend",
-    timeout_ms=20_000,
+    timeout_ms=100_000,
     side_effect="write",
     locks=["workspace:X"],
     requires={
@@ -188,8 +188,8 @@ async def test_a_call_within_a_call_does_not_wait_for_the_program_that_waits_for
 ) -> None:
     monkeypatch.setattr(running, "WAIT_S", 0.01)
     repository(workspace)
-    tool("stays", SERVER, persistent=True)
-    tool("once", SCRIPT.replace("echo x > .envrc", "true"))
+    tool("stays", SERVER, persistent=True, timeout_ms=60_000)
+    tool("once", SCRIPT.replace("echo x > .envrc", "true"), timeout_ms=60_000)
     async with Kernel.open(workspace=workspace, tools=[tend], rules=["allow **"]) as kernel:
         session = await kernel.session(headless=True)
         given = {"command": "touch made"} if name == "bash" else {}
@@ -203,7 +203,7 @@ async def test_a_program_waits_for_the_call_of_a_tool_that_stays_up(
 ) -> None:
     repository(workspace)
     requires = {"fs": {"read": ["."], "write": ["."]}, "capabilities": ["vcs.config"]}
-    tool("stays", WAITS, persistent=True, requires=requires, locks=[])
+    tool("stays", WAITS, persistent=True, requires=requires, locks=[], timeout_ms=60_000)
     async with Kernel.open(workspace=workspace, rules=["allow **", "allow fs.write"]) as kernel:
         session, other = await kernel.session(headless=True), await kernel.session(headless=True)
         tending = asyncio.ensure_future(session.call("stays", {}))
