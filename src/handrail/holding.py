@@ -395,6 +395,11 @@ class HeldKernel(Kernel):
                 raise
 
 
+def set_for_holding(settings: Configuration) -> list[str]:
+    """The keys that this process was given values for on its own, and that only count in the process that holds the workspace."""
+    return sorted({value.key for value in settings.values if value.origin.kind == "flag"} - {"rules", "agent", "mode"})
+
+
 @asynccontextmanager
 async def hold(
     workspace: Folder, state: Folder | None, config: Folder | None, brought: Brought, *, allow_home: bool
@@ -446,6 +451,10 @@ async def hold(
         def replaced() -> None:
             loop.call_soon_threadsafe(kernel.replaced)
 
+        keys = ", ".join(set_for_holding(settings))
+        set_here = keys and f"{keys} can only be set where it is held; set it in handrail.toml instead"
+        if why := ", and ".join(filter(None, (brought.held_only, set_here))):
+            store.lease.remedy = f"it cannot join the process that holds the workspace, since {why}. End that process, and start this one again"
         store.lease.when_lost(replaced)
         if joinable:
             store.folders.clear_sockets(socket)

@@ -27,7 +27,7 @@ from handrail.contract.runtime import ClientContext
 from handrail.contract.sandbox import Tier
 from handrail.contract.tool import Tool
 from handrail.contract.tool_settings import ToolConfig
-from handrail.holding import hold
+from handrail.holding import hold, set_for_holding
 from handrail.joining import mirror
 from handrail.joining.approvals import JoinedApprovals
 from handrail.joining.delegating import compacted, handed_over
@@ -65,16 +65,8 @@ class JoinedKernel(Kernel):
     """Made by :func:`join`."""
 
     def __init__(self, folders: Folders, config: Configuration, brought: Brought, successor: Successor) -> None:
-        if brought.watchdogs:
-            raise UsageError(
-                "another process holds this workspace, and watchdogs in Python can only be given where it is held; "
-                "name an external command under [[watchdogs]] of its configuration instead"
-            )
-        if brought.offerings:
-            raise UsageError(
-                "another process holds this workspace, and offerings in Python can only be given where it is held; "
-                "put them as offering.json into its tool folder instead"
-            )
+        if (why := brought.held_only) is not None:
+            raise UsageError(f"another process holds this workspace, and {why}")
         self._folders = folders
         self._config = config
         self._brought = brought
@@ -446,7 +438,7 @@ async def join(
     :param held: why it is not held here
     """
     settings = configuration.load(config, folders=held.folders, flags=brought.settings)
-    if beyond := sorted({v.key for v in settings.values if v.origin.kind == "flag"} - {"rules", "agent", "mode"}):
+    if beyond := set_for_holding(settings):
         raise UsageError(
             f"{', '.join(beyond)} cannot be set here: {held.holder} holds this workspace, whose settings count; "
             "set it in handrail.toml, or start this process first"

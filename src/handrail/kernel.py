@@ -89,6 +89,22 @@ class Brought:
     """None: the agent's, or the configured one."""
     tool_config: ToolConfig = field(default_factory=dict[str, Mapping[str, str]])
 
+    @property
+    def held_only(self) -> str | None:
+        """What of it works only in the process that holds the workspace, and what to do instead; None where there is nothing."""
+        found: list[str] = []
+        if self.watchdogs:
+            found.append(
+                "watchdogs in Python can only be given where it is held; "
+                "name an external command under [[watchdogs]] of its configuration instead"
+            )
+        if self.offerings:
+            found.append(
+                "offerings in Python can only be given where it is held; "
+                "put them as offering.json into its tool folder instead"
+            )
+        return ", and ".join(found) or None
+
     def for_context(self) -> dict[str, Any]:
         """What the contexts of its sessions are made with, by name."""
         names = ("tools", "offerings", "rules", "watchdogs", "secrets", "tool_config", "mode")

@@ -36,6 +36,19 @@ async def hang(name: str) -> str:
     await asyncio.Event().wait()
     return ""
 
+async def look(call):
+    """A watchdog that lets every call pass."""
+    return "allow"
+
+class Nothing:
+    """An offering that has nothing beside tools."""
+    source, foreign = "nothing", False
+    def resources(self):
+        return ()
+    templates = prompts = resources
+    def has(self, uri):
+        return False
+
 def say(number, **told):
     print(json.dumps({"number": number, **told}), flush=True)
 
@@ -46,6 +59,9 @@ async def main():
     tools = [pid, hang] if "tools" in sys.argv else []
     rules = ["allow test.*", "allow write", "allow edit"]
     options = {"state": folder / "state", "config": folder / "config" / "handrail.toml", "rules": rules, "tools": tools}
+    options["settings"] = ["limits.grace_ms=900"] if "settings" in sys.argv else []
+    options["watchdogs"] = [look] if "watchdogs" in sys.argv else []
+    options["offerings"] = [Nothing()] if "offerings" in sys.argv else []
     async with Kernel.open(folder / "ws", **options) as kernel:
         sessions, running = {}, set()
         say(0, holds=isinstance(kernel, HeldKernel), pid=os.getpid())

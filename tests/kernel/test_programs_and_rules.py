@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from handrail import Kernel
+from handrail import Kernel, Runtime
+from handrail import tool as tool_of
+from handrail.runtime import running
 from handrail.sandbox import tiers
 
 pytestmark = pytest.mark.skipif(not tiers.choose().tier.confines, reason=f"no sandbox: {tiers.choose().tier.detail}")
@@ -129,3 +133,89 @@ async def test_what_bash_leaves_in_its_home_does_not_run_with_what_another_tool_
     finally:
         for name in ("more", "same"):
             Path(os.environ["XDG_CONFIG_HOME"], "handrail", "tools", f"{name}.json").unlink()
+
+
+CONFIG = "[core]\n\tbare = false\n"
+WAITS = """#!/bin/sh
+while read line; do
+  id=$(printf %s "$line" | sed 's/.*"id":"\\([^"]*\\)".*/\\1/')
+  touch up; while [ ! -e go ]; do sleep 0.05; done; git config user.name One
+  printf '{"id": "%s", "result": "done"}\\n' "$id"
+done
+"""
+
+
+def repository(workspace: Path) -> None:
+    for name in ("objects", "refs"):
+        (workspace / ".git" / name).mkdir(parents=True)
+    (workspace / ".git" / "HEAD").write_text("ref: refs/heads/main\n")
+    (workspace / ".git" / "config").write_text(CONFIG)
+
+
+async def there(path: Path) -> None:
+    """Return once a program has made ``path``."""
+    async with asyncio.timeout(60):
+        while not path.exists():
+            await asyncio.sleep(0.01)
+
+
+@tool_of(
+    id="repository.tend",
+    timeout_ms=100_000,
+    side_effect="write",
+    locks=["workspace:X"],
+    requires={
+        "fs": {"read": ["{workspace}"], "write": ["{workspace}"]},
+        "shell": [{"cmd": "*"}],
+        "capabilities": ["vcs.config", "call"],
+    },
+)
+async def tend(name: str, arguments: dict[str, Any], runtime: Runtime) -> object:
+    """Call another tool while a program that may change the configuration runs."""
+    (Path(runtime.workdir) / "waits").write_text("touch up; while [ ! -e go ]; do sleep 0.05; done")
+    program = asyncio.ensure_future(runtime.shell.run(("sh", "waits")))
+    await there(Path(runtime.workdir, "up"))
+    answer = await runtime.call(name, arguments)
+    await runtime.files.write("go", b"", over="new")
+    await program
+    return answer.ok or str(answer)
+
+
+@pytest.mark.proves("S-07")
+@pytest.mark.parametrize("name", ["bash", "once", "stays"])
+async def test_a_call_within_a_call_does_not_wait_for_the_program_that_waits_for_it(
+    workspace: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "WAIT_S", 0.01)
+    repository(workspace)
+    tool("stays", SERVER, persistent=True, timeout_ms=60_000)
+    tool("once", SCRIPT.replace("echo x > .envrc", "true"), timeout_ms=60_000)
+    async with Kernel.open(workspace=workspace, tools=[tend], rules=["allow **"]) as kernel:
+        session = await kernel.session(headless=True)
+        given = {"command": "touch made"} if name == "bash" else {}
+        answer = await session.call("repository.tend", {"name": name, "arguments": given})
+        assert answer.ok and answer.data is True, answer
+
+
+@pytest.mark.proves("S-07")
+async def test_a_program_waits_for_the_call_of_a_tool_that_stays_up(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository(workspace)
+    requires = {"fs": {"read": ["."], "write": ["."]}, "capabilities": ["vcs.config"]}
+    tool("stays", WAITS, persistent=True, requires=requires, locks=[], timeout_ms=60_000)
+    async with Kernel.open(workspace=workspace, rules=["allow **", "allow fs.write"]) as kernel:
+        session, other = await kernel.session(headless=True), await kernel.session(headless=True)
+        tending = asyncio.ensure_future(session.call("stays", {}))
+        await there(workspace / "up")
+        with monkeypatch.context() as patch:
+            patch.setattr(running, "WAIT_S", 0.01)
+            refused = await other.call("bash", {"command": "touch made"})
+        assert refused.error_kind == "conflict" and ".git/config" in str(refused.error_text)
+        waiting = asyncio.ensure_future(other.call("bash", {"command": "cat .git/config > made"}))
+        assert (await other.call("read", {"path": "plain"})).ok and not waiting.done()
+        (workspace / "go").touch()
+        assert (await tending).ok
+        answer = await waiting
+        assert answer.ok and "name = One" in (workspace / "made").read_text(), answer
+        assert (await other.call("bash", {"command": "touch made"})).ok

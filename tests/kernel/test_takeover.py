@@ -112,6 +112,37 @@ async def test_a_holder_that_was_paused_finds_itself_replaced_and_commits_nothin
 
 
 @pytest.mark.proves("L-07")
+@pytest.mark.parametrize(
+    ("option", "bound"),
+    [
+        ("watchdogs", "watchdogs in Python can"),
+        ("offerings", "offerings in Python can"),
+        ("settings", "limits.grace_ms can"),
+    ],
+)
+async def test_a_paused_holder_that_cannot_join_the_next_one_says_what_to_do(
+    tmp_path: Path, option: str, bound: str
+) -> None:
+    async with members(tmp_path, ("tools", option), ()) as (holder, one):
+        assert (await holder.call("test.pid", {"name": "before"}, session="ses_h"))["result"]["type"] == "output"
+        holder.pause()
+        told = await one.call("write", {"path": "a.txt", "content": "by the next"}, session="ses_one")
+        assert told["result"]["type"] == "output", told
+        late = holder.call("test.pid", {"name": "late"}, session="ses_h")
+        holder.resume()
+        for answer in (await late, await holder.call("write", {"path": "b.txt", "content": "x"}, session="ses_h")):
+            assert answer["result"]["metadata"]["error_kind"] == "unavailable", answer
+            text = answer["result"]["error_text"]
+            assert bound in text and f"pid {one.hello['pid']}" in text, text
+            assert "End that process, and start this one again" in text, text
+        new = await holder.call("test.pid", {"name": "new"}, session="ses_new")
+        assert bound in new["error"], new
+        assert (await one.call("read", {"path": "a.txt"}, session="ses_one"))["result"]["type"] == "output"
+    assert (tmp_path / "effects").read_text() == "before\n"
+    assert [path.name for path in (tmp_path / "ws").iterdir()] == ["a.txt"]
+
+
+@pytest.mark.proves("L-07")
 async def test_rules_given_in_code_hold_after_a_takeover(tmp_path: Path) -> None:
     async with members(tmp_path, ("tools",), ()) as (holder, one):
         denied = {"rules": ["deny write a.txt"], "further": ["deny write b.txt"]}

@@ -72,6 +72,7 @@ class _Doors:
 
     cancellation = _NotCancelled()
     job_id: str | None = None
+    callers: tuple[str, ...] = ()
 
     def may(self) -> May:
         return _everything

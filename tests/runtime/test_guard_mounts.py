@@ -8,6 +8,7 @@ import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.runtime.test_guard import Ground, ground
@@ -311,3 +312,126 @@ async def test_git_cannot_change_a_configuration_that_a_running_program_has_moun
     assert (ground.workspace / ".git" / "config").read_text() == CONFIG
     await process.kill()
     assert (await ground.run("git config user.name One"))[0] == 0
+
+
+async def up(ground: Ground, script: str, *, vcs: bool = False, **names: Any) -> GuardedProcess:
+    """A program that has started and says so."""
+    ground.vcs = vcs
+    profile = dataclasses.replace(ground.profile, **names)
+    process = await ground.sandbox.start(ground.capabilities, profile, Program(["/bin/bash", "-c", script]))
+    assert await process.read_line(100) == b"up\n"
+    assert isinstance(process, GuardedProcess)
+    return process
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("true", "git config user.name One"),
+        ("git init -q new", "git -C new config user.name One"),
+        ("git init -q new", "rm -rf new"),
+    ],
+)
+async def test_a_program_waits_for_the_git_tool_that_may_end_its_mounts(
+    ground: Ground, before: str, after: str
+) -> None:
+    furnish(ground.workspace)
+    git = await up(ground, f"{before}; echo up; read go; {after}", vcs=True, tool="git.clone", call="job_1")
+    starting = asyncio.ensure_future(up(ground, "echo up; read go; cat .git/config", tool="bash", call="call-2"))
+    reading = dataclasses.replace(ground.profile, workspace_writable=False)
+    other = await ground.sandbox.start(ground.capabilities, reading, Program(["/bin/true"]))
+    assert await other.wait() == 0 and not starting.done()
+    await git.write(b"go\n")
+    assert await git.wait() == 0
+    program = await starting
+    await program.write(b"go\n")
+    assert await program.read_line(100) == b"[core]\n"
+    assert await program.wait() == 0
+
+
+async def test_a_program_that_would_wait_too_long_is_a_conflict_that_names_the_git_tool(
+    ground: Ground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "WAIT_S", 0.01)
+    furnish(ground.workspace)
+    git = await up(ground, "echo up; read go", vcs=True, tool="git.push", call="job_1")
+    with pytest.raises(ToolError, match=r"git\.push \(job_1\).*\.git/config.*call again") as caught:
+        await up(ground, "echo up", tool="bash", call="call-2")
+    assert caught.value.kind == "conflict"
+    await git.kill()
+    await (await up(ground, "echo up", tool="bash", call="call-2")).wait()
+
+
+async def test_a_program_does_not_wait_for_a_git_tool_that_cannot_change_the_configuration_now(
+    ground: Ground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "WAIT_S", 0.01)
+    furnish(ground.workspace)
+    earlier = await up(ground, "echo up; read go; cat .git/config", tool="bash", call="call-1")
+    git = await up(ground, "echo up; read go", vcs=True, tool="git.push", call="call-2")
+    assert await (await up(ground, "echo up", tool="bash", call="call-3")).wait() == 0
+    await git.kill()
+    await earlier.kill()
+
+
+async def test_a_program_that_would_wait_too_long_for_a_write_is_a_conflict(
+    ground: Ground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "WAIT_S", 0.01)
+    furnish(ground.workspace)
+    config = str(ground.workspace / ".git" / "config")
+    async with running.running_programs.replacing(config, ".git/config"):
+        with pytest.raises(ToolError, match=r"a file tool.*\.git/config") as caught:
+            await up(ground, "echo up", tool="bash", call="call-2")
+    assert caught.value.kind == "conflict"
+    await (await up(ground, "echo up", tool="bash", call="call-2")).wait()
+
+
+@pytest.mark.parametrize("names", [{"call": "job_1"}, {"call": "call-2", "callers": ("call-2", "job_1")}])
+async def test_a_program_does_not_wait_for_one_that_waits_for_it(
+    ground: Ground, monkeypatch: pytest.MonkeyPatch, names: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(running, "WAIT_S", 0.01)
+    furnish(ground.workspace)
+    git = await up(ground, "echo up; read go", vcs=True, tool="repository.clone", call="job_1")
+    assert await (await up(ground, "echo up", tool="bash", **names)).wait() == 0
+    await git.write(b"go\n")
+    assert await git.wait() == 0
+
+
+async def test_a_process_that_stays_up_is_waited_for_during_its_calls_only(
+    ground: Ground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "WAIT_S", 0.01)
+    furnish(ground.workspace)
+    stays = await up(ground, "echo up; read go", vcs=True, tool="repositories")
+    await (await up(ground, "echo up", tool="bash", call="call-2")).wait()
+    for number in range(2):
+        await stays.begin(f"call-{number}")
+        with pytest.raises(ToolError, match=rf"repositories \(call-{number}\)"):
+            await up(ground, "echo up", tool="bash", call="call-9")
+        await (await up(ground, "echo up", tool="bash", call="call-9", callers=(f"call-{number}",))).wait()
+        await stays.settle()
+        await (await up(ground, "echo up", tool="bash", call="call-9")).wait()
+    await stays.kill()
+
+
+async def test_a_git_tool_looks_again_at_what_a_program_that_started_meanwhile_has_mounted_over(
+    ground: Ground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The program starts after the git tool has looked, and before it is known to run."""
+    furnish(ground.workspace)
+    programs: list[GuardedProcess] = []
+    hold = running.running_programs.hold
+
+    async def slow(*args: Any, **how: Any) -> bool:
+        if how["changeable"] is not None and not programs:
+            programs.append(await up(dataclasses.replace(ground), "echo up; read go", tool="bash", call="job_1"))
+        return await hold(*args, **how)
+
+    monkeypatch.setattr(running.running_programs, "hold", slow)
+    ground.vcs = True
+    done = await ground.shell().run("git config user.name One")
+    assert done.exit_code != 0 and any("job_1" in note for note in done.notes), done
+    await programs[0].write(b"go\n")
+    assert await programs[0].wait() == 0

@@ -49,6 +49,7 @@ class Doors:
     attendant: Attendant | None = None
     cancellation: Running = field(default_factory=Running)
     job_id: str | None = None
+    callers: tuple[str, ...] = ()
 
     def may(self) -> May:
         return self.judge

@@ -300,6 +300,15 @@ class _Doors:
     def job_id(self) -> str | None:
         return None if self.of.job is None else self.of.job.row.id
 
+    @property
+    def callers(self) -> tuple[str, ...]:
+        found: list[str] = []
+        call: Call | None = self.of
+        while call is not None:  # a call may have become a job since its program started
+            found += (call.id,) if call.job is None else (call.id, call.job.row.id)
+            call = call.parent
+        return tuple(found)
+
     def log(self, level: LogLevel, data: Any, logger: str | None) -> None:
         if self.of.watched:
             on_the_loop(self.of, partial(self.of.emit, "log", said(level, data, logger)))

@@ -116,6 +116,8 @@ class Profile:
     """The id of the tool whose program it is; empty for the kernel's own."""
     call: str = ""
     """The id of the job or call that it runs for, to name it in answers; empty where there is none."""
+    callers: tuple[str, ...] = ()
+    """The ids of the call and its job, and of the calls and jobs that made it: their programs do not wait for each other."""
     unix_sockets: bool = False
     """Whether programs may make Unix sockets, and so reach every server that listens in a folder they see."""
 

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeVar
 
 from handrail.contract.errors import ToolError
@@ -83,17 +84,22 @@ class Guarded:
             self._settle_owed()
             return _prepared(profile, places, read_only, writes=writes, vcs=vcs, git=git)
 
-        holder = object()
+        holder, begun_s = object(), asyncio.get_running_loop().time()
         while True:
             prepared = await self._run(look, (*places, *read_only))
-            if await running_programs.hold(holder, prepared.profile, vcs=vcs):
+            repositories = (path for place in places for path in place.tree.repositories())
+            if await running_programs.hold(
+                holder, prepared.profile, repositories, changeable=prepared.changeable, begun_s=begun_s
+            ):
                 break
         try:
             process = await self._started(capabilities, prepared.profile, program)
         except BaseException:
             running_programs.release(holder)
             raise
-        guarded = GuardedProcess(process, prepared, lambda work: self._run(work, places))
+        guarded = GuardedProcess(
+            process, prepared, lambda work: self._run(work, places), partial(running_programs.works_for, holder)
+        )
         if prepared.aftermath is not None:
             self._living[guarded] = prepared.aftermath, tuple(places)
             self._plan_look(PACE_S)
@@ -211,12 +217,14 @@ class _Prepared:
     :param aftermath: what will be looked at afterwards; None where the program can write nothing
     :param shared: files with names outside of the workspace, which are read-only for it
     :param in_use: configurations that the program could change, if others that run did not have them mounted over, with these
+    :param changeable: the configurations that it can change; None for a program that may never change any
     """
 
     profile: Profile
     aftermath: Aftermath | None
     shared: tuple[str, ...]
     in_use: Mapping[str, str]
+    changeable: Collection[str] | None
 
 
 def _prepared(
@@ -226,6 +234,7 @@ def _prepared(
     masked = [*profile.masked]
     aftermath = Aftermath(places, profile, vcs=vcs) if writes else None
     in_use: Mapping[str, str] = {}
+    free: Collection[str] | None = None
     for place in (*places, *read_only):
         place.look()
         if writes and place in places:
@@ -243,6 +252,7 @@ def _prepared(
         if vcs:
             changeable = aftermath.changeable()
             in_use = running_programs.held(changeable)
+            free = changeable.difference(in_use)
             pinned = [path for path in pinned if path not in changeable or path in in_use]
     over = places[0].mounted_over(
         [*places[1:], *read_only],
@@ -253,7 +263,7 @@ def _prepared(
     kept = replace(profile, pinned=over[0], masked=over[1])
     if aftermath is not None:
         aftermath.mounted(pinned)
-    return _Prepared(kept, aftermath, shared, in_use)
+    return _Prepared(kept, aftermath, shared, in_use, free)
 
 
 def _made_private(places: Sequence[Place], closed: Collection[str]) -> tuple[str, ...]:
@@ -293,6 +303,7 @@ class GuardedProcess(Delegating):
         process: Process,
         prepared: _Prepared,
         run: Callable[[Callable[[], None]], Awaitable[None]],
+        works_for: Callable[[str], None],
     ) -> None:
         super().__init__(process)
         self.profile = prepared.profile
@@ -300,6 +311,7 @@ class GuardedProcess(Delegating):
         self.in_use = prepared.in_use
         self._aftermath = prepared.aftermath
         self._run = run
+        self._works_for = works_for
         self._last_look: asyncio.Future[None] | None = None
         self._unlooked: ToolError | None = None
         self._ending: asyncio.Future[None] | None = None
@@ -348,13 +360,15 @@ class GuardedProcess(Delegating):
         """Once it has been waited for: what it made that stays, and that the model and the person should know of."""
         return () if self._aftermath is None else self._aftermath.notices()
 
-    async def begin(self) -> tuple[str, ...]:
+    async def begin(self, call: str = "") -> tuple[str, ...]:
         """A call begins in a process that stays up: what others did since the last one is not its doing.
 
+        :param call: its id, by which programs that the call starts are told from those that wait for its end
         Gives what has appeared under protected names or was moved away since then, and no call made that may: the process may
         have done it between its calls, or a person.
         """
         self._calls += 1
+        self._works_for(call)
         appeared: list[str] = []
         aftermath = self._aftermath
         if self._calls > 1 and aftermath is not None:
@@ -371,6 +385,7 @@ class GuardedProcess(Delegating):
             return
         self._unsettled = True
         await self._settle(self._aftermath)
+        self._works_for("")
         if (veto := self._aftermath.report()) is not None:
             raise veto
 

@@ -2,7 +2,8 @@
 
 A mount over a file ends, in every sandbox, when the file's name is given to another file. A file tool writes by
 ``rename``, so it would take the mount away from a running program, which is then ended. So a file tool waits until
-no program has the file mounted over, for a bounded time, and a program is not started while such a write is under way.
+no program has the file mounted over, for a bounded time. A program that starts waits, for as long, for the file tools and
+the git tools that may replace a file which it mounts over.
 """
 
 from __future__ import annotations
@@ -16,24 +17,27 @@ from dataclasses import dataclass
 
 from handrail.contract.errors import ToolError
 from handrail.contract.sandbox import Profile
-from handrail.runtime.roots import is_beneath
+from handrail.runtime.roots import is_beneath, visible
+from handrail.sandbox.protected import beneath_any
 
 _MOST_VOUCHED = 100_000
 WAIT_S = 5.0
-"""How long a write waits for the programs that have its file mounted over."""
+"""How long a write waits for the programs that have its file mounted over, and a program for what would end its mounts."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Holder:
     """A running program.
 
     :param mounted: the paths that it has mounted over
     :param changes: the folders in which it may change version-control configuration
+    :param works_for: the call or job that it works for now; empty between the calls of a process that stays up
     """
 
     name: str
     mounted: frozenset[str]
     changes: tuple[str, ...]
+    works_for: str
 
 
 class RunningPrograms:
@@ -47,21 +51,49 @@ class RunningPrograms:
         self._replacing: dict[str, int] = {}
         self._waiting: set[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = set()
 
-    async def hold(self, holder: object, profile: Profile, *, vcs: bool = False) -> bool:
+    async def hold(
+        self,
+        holder: object,
+        profile: Profile,
+        repositories: Iterable[str] = (),
+        *,
+        changeable: Collection[str] | None = None,
+        begun_s: float,
+    ) -> bool:
         """Register a program that is about to start.
 
-        :param vcs: it may change version-control configuration
-        :return: False, after a wait, if a tool was replacing one of its files; then the profile has to be made again
+        :param repositories: the git directories that it sees
+        :param changeable: the version-control configuration that it may change now; None where it may never change any
+        :param begun_s: when its start began, by the event loop's clock
+        :return: False, after a wait, if a tool could replace one of its files; then the profile has to be made again
+        :raises ToolError: ``conflict`` where such a tool does not end in time
         """
         paths = frozenset((*profile.pinned, *profile.masked))
         with self._lock:
-            if paths.isdisjoint(self._replacing):
-                roots = (profile.workspace, *profile.writable) if vcs else ()
-                self._holders[holder] = _Holder(named(profile), paths, roots)
+            if changeable and any(not one.mounted.isdisjoint(changeable) for one in self._holders.values()):
+                return False  # that program has started since the profile was made
+            found = self._replaces(profile, paths, repositories)
+            if found is None:
+                roots = () if changeable is None else (profile.workspace, *profile.writable)
+                self._holders[holder] = _Holder(named(profile), paths, roots, profile.call)
                 return True
             change = self._change()
-        await self._until(change, WAIT_S)
+        if not await self._until(change, begun_s + WAIT_S - asyncio.get_running_loop().time()):
+            name, path = found
+            shown = visible(path.removeprefix(profile.workspace.rstrip("/") + "/"))
+            raise ToolError(
+                f"no program was started: {name} may replace {shown} while it runs, and that would end a program that starts now. "
+                "Wait until it has ended, or stop it, and call again",
+                kind="conflict",
+            )
         return False
+
+    def works_for(self, holder: object, call: str) -> None:
+        """Note for which call a process that stays up works from now on; for none where ``call`` is empty."""
+        with self._lock:
+            if (one := self._holders.get(holder)) is not None:
+                one.works_for = call
+                self._ring()
 
     def release(self, holder: object) -> None:
         """Forget a program whose sandbox is empty."""
@@ -118,6 +150,25 @@ class RunningPrograms:
                     "has ended, or stop it, and write again",
                     kind="conflict",
                 )
+
+    def _replaces(
+        self, profile: Profile, paths: Collection[str], repositories: Iterable[str]
+    ) -> tuple[str, str] | None:
+        """What may replace one of ``paths`` now, and which. A program of the same call, or of one that made this call, is left
+        out: it may wait for this one."""
+        for path in paths:
+            if path in self._replacing:
+                return "a file tool", path
+        own = {profile.call, *profile.callers}
+        others = [one for one in self._holders.values() if one.changes and one.works_for and one.works_for not in own]
+        if not others:
+            return None
+        within = frozenset(repositories)
+        for path in sorted(path for path in paths if beneath_any(path, within)):
+            for one in others:
+                if any(is_beneath(path, root) for root in one.changes) and not beneath_any(path, one.mounted):
+                    return one.name if one.works_for in one.name else f"{one.name} ({one.works_for})", path
+        return None
 
     def _holder_of(self, path: str) -> str | None:
         return next((one.name for one in self._holders.values() if path in one.mounted), None)

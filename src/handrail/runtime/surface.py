@@ -111,6 +111,11 @@ class Doors(Protocol):
         """The job that the call is, where it is one."""
         ...
 
+    @property
+    def callers(self) -> tuple[str, ...]:
+        """The ids by which programs can run for this very call, and for the calls that made it."""
+        ...
+
     def offers(self, runtime: Runtime) -> Offers:
         """
         :param runtime: what an offering is handed
@@ -283,7 +288,7 @@ class CallRuntime:
     def _online(self, profile: Profile) -> Profile:
         """``profile`` with the rules' judge of hosts, where the call's set has any, and with the tool's own HOME."""
         call = self._doors.job_id or self.call_id
-        profile = replace(profile, tool=self.tool_id, call=call, scratch=self._home)
+        profile = replace(profile, tool=self.tool_id, call=call, callers=self._doors.callers, scratch=self._home)
         if not self.capabilities.uses("net.fetch"):
             return profile
         may = self._doors.may()

@@ -78,6 +78,8 @@ class Lease:
         self._renewed_ns = renewed_ns
         self._released = False
         self._lost: str | None = None
+        self.remedy = "start it again"
+        """What to do where another process has taken over."""
         self._callbacks: list[Callable[[], None]] = []
         self._losing = threading.Lock()
         self._stop = threading.Event()
@@ -175,7 +177,7 @@ class Lease:
         who = f"another process ({successor})" if successor is not None and successor.token != self.token else None
         text = (
             f"{who or 'another process'} has taken over this workspace while this one was paused or hung; "
-            "here nothing is run or recorded any more: start it again"
+            f"here nothing is run or recorded any more: {self.remedy}"
         )
         with self._losing:
             if self._lost is not None:

@@ -174,7 +174,7 @@ class PersistentTool(ExecutableTool):
             sent["offers"] = offered
         kept = False
         guarded = process if isinstance(process, GuardedProcess) else None
-        if guarded is not None and (appeared := await guarded.begin()):
+        if guarded is not None and (appeared := await guarded.begin(call_id)):
             raise ToolError(
                 f"nothing was called: since the last call of {self.spec.id}, which stays up between its calls, something was made "
                 f"or changed where no program may write: {'; '.join(appeared[:_MOST_SHOWN])}. The tool did that, or somebody else. "
@@ -220,7 +220,8 @@ class PersistentTool(ExecutableTool):
         if delay_ms:
             await asyncio.sleep(delay_ms / 1000)
         capabilities, profile = self.confinement.own(self.spec)
-        profile = replace(profile, gate=self._judged, on_attempt=self._told)
+        callers = () if self._behalf is None else self._behalf.callers
+        profile = replace(profile, gate=self._judged, on_attempt=self._told, callers=callers)
         self._fruitless += 1  # until a call has been answered
         process = await self.confinement.sandbox.start(
             capabilities, self.around(profile, {}, config), Program(self.command)
