@@ -321,6 +321,17 @@ async def test_output_is_told_as_it_comes_and_read_by_cursor_and_lines(session: 
     assert (await session.jobs.read(job_id, cursor=10**9)).text == ""
 
 
+@pytest.mark.proves("X-10")
+async def test_what_a_call_in_its_turn_writes_is_told_while_it_runs(session: Session) -> None:
+    told: list[str] = []
+    session.watch(lambda event: told.append(event.data["output"]) if "output" in event.data else None)
+    caller = asyncio.create_task(session.call("job.stays", {"name": "a"}))
+    await bench.entered.wait()
+    assert told == ["began a\n"] and not caller.done()
+    bench.open.set()
+    assert (await caller).data == "a"
+
+
 async def test_no_secret_is_in_what_a_job_shows(tmp_path: Path) -> None:
     told: list[str] = []
     secrets = {"key": "s3cr3t-value-of-some-length"}
