@@ -74,7 +74,12 @@ SHIPPED: Mapping[str, Topic] = MappingProxyType(
         ),
         "memory": Topic(
             "Notes and memory",
-            (("notes of this session", ("scratchpad",)), ("search of the conversation", ("search_memory",))),
+            (
+                ("notes of this session", ("scratchpad",)),
+                ("search of the conversation", ("search_memory",)),
+                ("what its calls made", ("artifact.read",)),
+                ("room in the conversation", ("memory.compact",)),
+            ),
         ),
         "files": Topic(
             "Files of the workspace",
