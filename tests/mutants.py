@@ -2,8 +2,9 @@
 
 Run ``python -m tests.mutants`` for every row, or name rows: ``python -m tests.mutants K-04 S-11``. Each mutation of
 ``tests/mutations.toml`` is made by itself, in a copy of the checkout with a copy of its virtual environment. The tests with the row's
-``proves`` mark run until one fails. At the end all tests that failed run once without any mutation: one that fails anyway counts for nothing,
-and what it noticed is judged again without it. A mutation that no test notices survives: the run fails, unless the mutation gives a reason.
+``proves`` mark run until one fails or takes too long. At the end all tests that failed run once without any mutation: one that fails anyway
+counts for nothing, and what it noticed is judged again without it. A mutation that no test notices survives: the run fails, unless the
+mutation gives a reason.
 
 ``--tree FOLDER`` makes the copy there and leaves it, so that the next run only copies what changed.
 
@@ -93,12 +94,14 @@ class Tree:
     :param root: the copy's folder
     :param python: an interpreter that imports the package from the copy
     :param tests: the folder of its tests, beneath ``root``
+    :param test_limit_s: a test that takes longer fails: it waits for what the mutation keeps from it
     """
 
     root: Path
     python: Path
     tests: str = "tests"
     environment: dict[str, str] = field(default_factory=lambda: dict(os.environ))
+    test_limit_s: int = 120
 
     def judge(self, mutation: Mutation, left_out: Collection[str] = ()) -> Outcome:
         """Run the row's tests on the mutated tree, the nearest file's first, until one fails.
@@ -171,7 +174,8 @@ class Tree:
             told.touch()
             command = [
                 *(self.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *(f"-p{name}" for name in PLUGINS)),
-                *("--chosen", chosen, "--failed", told, f"--basetemp={folder}/work", *(["-x"] if row else []), *files),
+                *("--chosen", chosen, "--failed", told, f"--basetemp={folder}/work"),
+                *(f"--timeout={self.test_limit_s}", "--timeout-method=signal", *(["-x"] if row else []), *files),
             ]
             try:
                 done = subprocess.run(

@@ -104,6 +104,11 @@ def test_a_mutation_that_a_test_notices_is_killed_and_undone_and_one_that_none_n
     assert (tree.root / "src/some.py").read_text() == CODE
 
 
+def test_a_test_that_waits_for_ever_notices_the_mutation(tree: Tree) -> None:
+    waits = replace(ADDS, becomes="while True: pass")
+    assert replace(tree, test_limit_s=2).judge(waits) == Outcome(waits, "killed", "checks/test_some.py::test_sum")
+
+
 def test_a_survivor_needs_a_reason_and_what_is_killed_has_none() -> None:
     with_reason = replace(ADDS, reason="both orders are the same sum")
     assert Outcome(ADDS, "killed", "").is_expected and not Outcome(ADDS, "survived", "").is_expected

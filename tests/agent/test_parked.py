@@ -184,6 +184,7 @@ async def test_a_stop_while_calls_that_waited_are_asked_about_answers_each_of_th
         assert ["stopped by the user" in text for text in told_by(agent)] == [True] * 3
 
 
+@pytest.mark.proves("A-10")
 async def test_a_session_that_is_left_while_calls_that_waited_are_asked_about_leaves_them_waiting(
     tmp_path: Path,
 ) -> None:

@@ -110,6 +110,7 @@ async def test_a_call_has_begun_before_anybody_is_told_of_it(tmp_path: Path) -> 
     assert seen == ["runs", "told"]
 
 
+@pytest.mark.proves("X-09")
 async def test_nothing_runs_of_a_block_that_is_not_closed_however_whole_it_looks() -> None:
     session, pause = RecordingSession(), Pause()
     steps: list[Step] = [CallOpened(0, None, "mail.send"), CallArguments(0, '{"n":1}'), TextDelta("x"), pause]
@@ -123,6 +124,7 @@ async def test_nothing_runs_of_a_block_that_is_not_closed_however_whole_it_looks
     assert [(one.name, one.fault is None) for one in session.calls] == [("mail.send", False), ("echo", True)]
 
 
+@pytest.mark.proves("X-09")
 @pytest.mark.parametrize("arguments", ["", '{"n":'])
 async def test_a_last_block_that_a_limit_may_have_cut_waits_for_what_comes_next(arguments: str) -> None:
     session, pause = RecordingSession(), Pause()

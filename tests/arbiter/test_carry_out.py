@@ -80,7 +80,7 @@ async def test_calls_of_one_reply_are_answered_in_order_and_run_together_where_l
     assert gate.ran[-1] == "look"
 
 
-@pytest.mark.proves("L-05")
+@pytest.mark.proves("L-05", "L-06")
 async def test_an_open_question_holds_back_later_side_effects_but_no_unrelated_read(tmp_path: Path) -> None:
     person = ScriptedPerson([ApprovalAnswer("once")])
     person.may_answer.clear()

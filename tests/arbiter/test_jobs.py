@@ -61,6 +61,12 @@ async def either(name: str, runtime: Runtime, later: bool = False) -> str:
     return await pass_through(name, runtime)
 
 
+@tool(id="job.stays", side_effect="external", locks=[])
+async def stays(name: str, runtime: Runtime) -> str:
+    """Take long, with somebody who waits for it."""
+    return await pass_through(name, runtime)
+
+
 @tool(id="job.quick", side_effect="external", locks=["shelf:X"])
 async def quick(name: str) -> str:
     """Be quick."""
@@ -101,7 +107,7 @@ async def heed(job_id: str, fails: bool, runtime: Runtime) -> object:
     return told
 
 
-TOOLS = [long, either, quick, fail, tell, outer, heed]
+TOOLS = [long, either, stays, quick, fail, tell, outer, heed]
 SETTINGS = "[limits]\ngrace_ms = 20\n"
 
 
@@ -315,6 +321,17 @@ async def test_output_is_told_as_it_comes_and_read_by_cursor_and_lines(session: 
     assert (await session.jobs.read(job_id, cursor=10**9)).text == ""
 
 
+@pytest.mark.proves("X-10")
+async def test_what_a_call_in_its_turn_writes_is_told_while_it_runs(session: Session) -> None:
+    told: list[str] = []
+    session.watch(lambda event: told.append(event.data["output"]) if "output" in event.data else None)
+    caller = asyncio.create_task(session.call("job.stays", {"name": "a"}))
+    await bench.entered.wait()
+    assert told == ["began a\n"] and not caller.done()
+    bench.open.set()
+    assert (await caller).data == "a"
+
+
 async def test_no_secret_is_in_what_a_job_shows(tmp_path: Path) -> None:
     told: list[str] = []
     secrets = {"key": "s3cr3t-value-of-some-length"}
@@ -354,6 +371,16 @@ async def test_all_who_promote_a_call_at_once_get_its_one_job(session: Session) 
     bench.open.set()
     result = await session.jobs.wait(jobs[0].id, timeout_ms=30_000)
     assert result is not None and result.data == "a"
+
+
+@pytest.mark.proves("X-04")
+async def test_a_call_of_a_tool_that_is_not_promotable_stays_in_its_turn(session: Session) -> None:
+    caller = asyncio.create_task(session.call("job.stays", {"name": "a"}))
+    await bench.entered.wait()
+    with pytest.raises(ToolError, match=r"a call of job\.stays stays in its turn"):
+        await session.promote(f"{session.id}/1.0")
+    bench.open.set()
+    assert (await caller).data == "a" and await session.jobs.list() == []
 
 
 @pytest.mark.proves("X-12")

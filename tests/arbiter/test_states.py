@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -336,6 +337,16 @@ async def test_a_session_has_so_many_open_and_one_without_steps_ends_by_itself(t
         assert (await session.call("st.asks", {})).ok
         at_once = await (await kernel.session()).call_all([("st.asks", {}) for _ in range(5)])
         assert [result.error_kind for result in at_once] == [None, None, None, "limit", "limit"]
+
+
+async def test_after_each_step_it_waits_for_the_next_for_so_long(kernel: HeldKernel, session: Session) -> None:
+    states, state = states_of(kernel), await opened(session, "st.notes")
+    states.limits = replace(states.limits, idle_s=0)
+    assert (await step(session, state, "a")).ok
+    for _ in range(3):  # turns of the loop, in which its time is over
+        await asyncio.sleep(0)
+    expired = await step(session, state, "b")
+    assert expired.error_kind == "conflict" and "no step came in time" in str(expired.error_text)
 
 
 async def test_a_step_that_waits_keeps_its_state_from_expiring(tmp_path: Path) -> None:

@@ -117,6 +117,9 @@ async def test_an_agents_manifest_sets_values_for_its_own_sessions(tmp_path: Pat
         assert await said(kernel, "weather.wind") == {"units": "imperial"}
         session = await kernel.session(agent="abroad")
         assert (await session.call("weather.wind", {})).data == {"units": "knots"}
+    async with opened(HELD, tmp_path, **how, tool_config={"weather.wind": {"units": "metres"}}) as kernel:
+        session = await kernel.session(agent="abroad")
+        assert (await session.call("weather.wind", {})).data == {"units": "metres"}, "a program's come first"
         manifest.write_text('id = "abroad"\n[tool_config."weather.wnd"]\nunits = "knots"\n')
     async with temporary_kernel(tmp_path, **how) as kernel:
         with pytest.raises(

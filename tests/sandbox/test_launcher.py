@@ -23,6 +23,7 @@ from handrail.contract.sandbox import Limits, Program, Tier
 from handrail.sandbox import launcher
 from handrail.sandbox.bubblewrap import Bubblewrap, binaries
 from handrail.sandbox.launcher import Launcher, is_plain
+from handrail.sandbox.process import Confined
 
 LAUNCHERS = [found for found in (launcher.perl(), launcher.python()) if found is not None]
 
@@ -149,6 +150,15 @@ async def test_orphans_are_waited_for_while_the_program_runs(launched: Ground) -
         "  while grep -ls '^State:.Z' /proc/[0-9]*/status > /dev/null; do :; done; echo none"
     )
     assert ran.out == "none\n"
+
+
+@pytest.mark.proves("S-05")
+async def test_the_sandbox_ends_when_its_holder_lets_go(launched: Ground) -> None:
+    process = await launched.start("/bin/bash", "-c", "echo begun; read -t 30 forever")
+    assert await process.read_line(100) == b"begun\n"
+    assert isinstance(process, Confined)
+    process.let_go()
+    assert await process.wait() == 129, "it was ended, and did not come to its own end"
 
 
 def spoken_to(first: Launcher, letter: bytes) -> tuple[bytes, int]:

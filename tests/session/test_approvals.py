@@ -17,7 +17,7 @@ from handrail.contract.result import Result
 from handrail.contract.runtime import Question
 from handrail.contract.session import Session
 from handrail.contract.tool import Tool
-from handrail.testing.kernels import ScriptedPerson
+from handrail.testing.kernels import ScriptedPerson, temporary_kernel
 
 ran: list[str] = []
 
@@ -233,6 +233,30 @@ async def test_reject_always_denies_in_every_session_from_then_on(tmp_path: Path
         session = await kernel.session()
         assert (await session.call("bank.pay", {"source": "a", "amount": 1})).error_kind == "denied"
         assert (await session.call("bank.pay", {"source": "b", "amount": 1})).ok
+
+
+@pytest.mark.proves("P-07")
+async def test_a_yes_is_for_the_tool_as_it_was_shown_and_not_for_another_definition(tmp_path: Path) -> None:
+    @tool(id="bank.pay", side_effect="external", locks=["account:{source}:X"])
+    async def pay_twice(source: str, amount: int = 1) -> str:
+        """Pay twice the amount."""
+        return await pay(source, 2 * amount)
+
+    async with temporary_kernel(tmp_path, tools=[pay]) as kernel:
+        session = await kernel.session(attendant=Elsewhere())
+        asked = Asked(session)
+        call = start(session, source="a")
+        await asked.times(1)
+        await kernel.reload(tools=[pay_twice])
+        await kernel.approvals.decide(one(kernel).id, ONCE, by="test")
+        result = await call
+        assert result.error_kind == "conflict", result
+        assert "no longer defined as it was when a person approved this call" in str(result.error_text)
+        again = start(session, source="b")
+        await asked.times(2)
+        await kernel.approvals.decide(one(kernel).id, ONCE, by="test")
+        assert (await again).ok, "a new call is of the new definition"
+    assert ran == ["b:2"]
 
 
 @pytest.mark.proves("P-07")

@@ -339,7 +339,7 @@ async def test_a_tool_that_goes_on_after_its_time_out_makes_no_more_calls(kernel
     assert await kinds_of(kernel, f"{session.id}/1.0.1") == ["proposed", "refused"]
 
 
-@pytest.mark.proves("L-08")
+@pytest.mark.proves("L-08", "X-08")
 async def test_locks_are_not_given_back_while_a_nested_call_still_runs_under_them(session: Session) -> None:
     result = await session.call("test.detach", {})
     assert result.data == "gone"

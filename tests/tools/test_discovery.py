@@ -211,7 +211,7 @@ RUNTIME: Mapping[str, Any] = {
     "config": {"markersetting": ConfigKey("markerconfig", secret=True, required=True)},
     "exec_path": "markerexec",
     "build": ("markerbuild",),
-    "build_timeout_ms": 65_432,
+    "build_timeout_ms": 87_654,
     "output_schema": {"type": "object", "properties": {"markeroutput": {"type": "string"}}},
     "provider_support": {"markerprovider": {"markeroption": 1}},
     "max_output": 65_432,

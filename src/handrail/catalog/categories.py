@@ -77,8 +77,8 @@ SHIPPED: Mapping[str, Topic] = MappingProxyType(
             (
                 ("notes of this session", ("scratchpad",)),
                 ("search of the conversation", ("search_memory",)),
-                ("a shorter conversation", ("memory.compact",)),
-                ("stored artifacts", ("artifact.read",)),
+                ("what its calls made", ("artifact.read",)),
+                ("room in the conversation", ("memory.compact",)),
             ),
         ),
         "files": Topic(

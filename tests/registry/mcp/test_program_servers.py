@@ -200,6 +200,18 @@ async def test_one_killed_in_the_middle_of_a_call_answers_with_the_reason_and_ot
         assert text_of(await session.call("other_echo", {"text": "still"})) == "still"
 
 
+@pytest.mark.proves("F-04")
+async def test_after_each_attempt_that_fails_the_next_wait_is_kept(tmp_path: Path) -> None:
+    server = Program(tmp_path, dies_at_start=True)
+    async with temporary_kernel(tmp_path, settings=server.settings("t")) as kernel:
+        upstream = kernel.rooms.upstreams["t"]
+        upstream.backoff_s = (0.001, 0.002, 60)
+        with pytest.raises(ToolError):
+            await upstream.listed()
+        await until(lambda: upstream.state == "waiting" and upstream.waits_s > 1)
+        assert upstream.attempts == 3
+
+
 async def test_it_is_connected_again_by_its_owner_and_never_inside_a_call(opened: Opens, tmp_path: Path) -> None:
     async with opened(Program(tmp_path, ["echo", "die"]), backoff_s=(0.01,)) as (_, session, upstream):
         ended = await session.call("t_die", {"code": 7})
