@@ -96,7 +96,11 @@ def test_an_example_has_what_its_tool_does_not_do_without() -> None:
     for one in entries.values():
         if (example := example_of(one)) is not None:
             one.admitted(example)
-    assert [id for id, one in entries.items() if example_of(one) is None] == ["file.patch", "scratchpad", "artifact.read"]
+    assert [id for id, one in entries.items() if example_of(one) is None] == [
+        "file.patch",
+        "scratchpad",
+        "artifact.read",
+    ]
 
 
 def entry_of(tool: Tool) -> Entry:
