@@ -47,13 +47,13 @@ $(STAMP): pyproject.toml constraints.txt
 	rm -f .venv/.ready-*; touch $@; echo "setup: done"
 
 run: setup ## the tour: an agent at work on a small repository, through the kernel
-	@$(BIN)/python -m handrail.faces.cli.tour
+	@$(BIN)/python -m demos.tour
 
 doors: setup ## four processes edit one file through one kernel, and the one that holds it is killed
-	@$(BIN)/python -m handrail.faces.cli.doors
+	@$(BIN)/python -m demos.doors
 
 agents: setup ## two agents hand work to each other over channels: one reviews, the other mends and tests
-	@$(BIN)/python -m handrail.faces.cli.pair
+	@$(BIN)/python -m demos.pair
 
 test: setup ## every test that is not marked slow
 	@$(BIN)/python -m compileall -q src

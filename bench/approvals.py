@@ -17,15 +17,15 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from handrail.arbiter.approvals import Approvals
-from handrail.arbiter.output import Shaper
-from handrail.arbiter.redaction import Redactor
-from handrail.arbiter.sidecar_room import SidecarRoom
-from handrail.contract.people import ApprovalAnswer, ApprovalRequest
+from handrail.arbiter.approvals.desk import Approvals
+from handrail.arbiter.output.shaper import Shaper
+from handrail.arbiter.output.sidecar_room import SidecarRoom
+from handrail.arbiter.secrets.redaction import Redactor
+from handrail.contract.approvals import ApprovalAnswer, ApprovalRequest
 from handrail.record.artifacts import Artifacts
 from handrail.record.log import CommitLog, Record
-from handrail.store.approvals import ApprovalTable
 from handrail.store.opening import Store
+from handrail.store.tables.approvals import ApprovalTable
 
 TARGET_MS = 50.0
 PENDING = 1_000

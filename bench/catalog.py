@@ -16,11 +16,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from handrail.catalog.tokens import of_spec
-from handrail.contract.runtime import Runtime
-from handrail.contract.spec import ToolSpec
-from handrail.contract.tool import Tool
-from handrail.doctor.tokens import costs_for
-from handrail.holding import HeldKernel
+from handrail.contract.doors.runtime import Runtime
+from handrail.contract.tool.spec import ToolSpec
+from handrail.contract.tool.tool import Tool
+from handrail.kernel.doctor.tokens import costs_for
+from handrail.kernel.held import HeldKernel
 from handrail.registry.pins import Definition, StoredPins
 from handrail.testing.kernels import temporary_kernel
 from handrail.testing.sources import ForeignSource

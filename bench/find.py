@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from finding.bfcl import bfcl
 from finding.google import google
 
-from handrail.contract.names import LOCKED_IDS, SESSION_INTERNAL
+from handrail.contract.tool.names import LOCKED_IDS, SESSION_INTERNAL
 
 TYPES = {
     "dict": "object",
@@ -47,7 +47,7 @@ TYPES = {
     "Array": "array",
 }
 """What corpora call JSON Schema's types."""
-HANDRAIL = (sys.executable, "-m", "handrail.faces.cli")
+HANDRAIL = (sys.executable, "-m", "handrail.frontends.cli")
 """How the program is started."""
 KNOWN = ("object", "number", "integer", "string", "boolean", "array", "null")
 KEPT = ("description", "enum", "default", "required", "format")

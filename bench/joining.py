@@ -21,10 +21,10 @@ from typing import Any, cast
 
 import orjson
 
-from handrail.joining.address import connect, listen
-from handrail.joining.framing import Message
-from handrail.joining.operations import Op, Operations
-from handrail.joining.wire import Connection
+from handrail.ipc.wire.connection import Connection
+from handrail.ipc.wire.framing import Message
+from handrail.ipc.wire.meeting import connect, listen
+from handrail.ipc.wire.operations import Op, Operations
 
 TARGET = 1.3
 ROUNDS, CALLS = 40, 250

@@ -25,9 +25,9 @@ import orjson
 
 from handrail.record.chain import GENESIS, SALT_BYTES, Header, hash_of, new_commitment
 from handrail.record.log import CommitLog, Record
+from handrail.store.database.sink import SinkUnavailable
+from handrail.store.database.writer import Writer
 from handrail.store.opening import Store
-from handrail.store.sink import SinkUnavailable
-from handrail.store.writer import Writer
 
 Entry = tuple[int, Sequence[Record]]
 

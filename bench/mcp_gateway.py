@@ -31,7 +31,7 @@ PROXY = "outside client, through FastMCP's proxy"
 BARE, MANY = "bare SDK server, 1 tool", f"handrail mcp, {UPSTREAMS} x {TOOLS} tools"
 ROOT = Path(__file__).resolve().parent
 STARTED = (sys.executable, str(ROOT / "mcp_gateway.py"))
-HANDRAIL = (sys.executable, "-m", "handrail.faces.cli")
+HANDRAIL = (sys.executable, "-m", "handrail.frontends.cli")
 
 
 async def serve_bare() -> None:
@@ -80,8 +80,8 @@ def opened(folder: Path, file: Path) -> Any:
 
 
 async def serve_gateway(folder: Path) -> None:
-    from handrail.faces.mcp.reception import serve
-    from handrail.faces.mcp.serving import Serving
+    from handrail.frontends.mcp.reception import serve
+    from handrail.frontends.mcp.serving import Serving
 
     async with opened(folder, folder / "config" / "handrail.toml") as kernel:
         await serve(kernel, Serving(discovery="all"))
@@ -159,11 +159,11 @@ async def calls(folder: Path) -> dict[str, list[float]]:
 async def first_lists(folder: Path) -> dict[str, list[float]]:
     from mcp import Client
 
-    from handrail.config.upstreams import configured as servers_in
     from handrail.registry.pins import Definition, StoredPins
-    from handrail.registry.sources.mcp import listing
-    from handrail.registry.sources.mcp.listing import Listing
-    from handrail.registry.sources.mcp.tools import spec_of
+    from handrail.upstream import listing
+    from handrail.upstream.configured.configured import configured as servers_in
+    from handrail.upstream.listing import Listing
+    from handrail.upstream.tools import spec_of
 
     names = [f"server{number}" for number in range(UPSTREAMS)]
     file = configured(folder, names)

@@ -65,7 +65,7 @@ def serve_high_level() -> None:
 
 async def serve_handrail(folder: Path) -> None:
     from handrail import Kernel, tool
-    from handrail.faces.mcp.reception import serve
+    from handrail.frontends.mcp.reception import serve
 
     ours = tool(id="add", side_effect="read", locks=[])(add)
     (folder / "workspace").mkdir()

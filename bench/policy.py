@@ -19,13 +19,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from handrail.contract.requires import FsRequires, NetRequires, Requires, ShellRequires, Variables
-from handrail.contract.spec import ToolSpec
+from handrail.contract.tool.requires import FsRequires, NetRequires, Requires, ShellRequires, Variables
+from handrail.contract.tool.spec import ToolSpec
 from handrail.policy.authority import Authority
 from handrail.policy.capabilities import agent_layer
-from handrail.policy.defaults import default_book
-from handrail.policy.rules import parse_rule
-from handrail.runtime.roots import Located, Roots
+from handrail.policy.rules.defaults import default_book
+from handrail.policy.rules.rules import parse_rule
+from handrail.runtime.files.roots import Located, Roots
 
 CALLS = 1_500
 ROUNDS = 9

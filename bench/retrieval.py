@@ -40,11 +40,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from finding.bfcl import bfcl
 
-from handrail.catalog.encoding import Encoder
-from handrail.catalog.index import Index, texts_of
-from handrail.catalog.minilm import MiniLM, missing
-from handrail.catalog.texts import Document, passage
-from handrail.catalog.words import spelled, telling
+from handrail.catalog.embedders.minilm import MiniLM, missing
+from handrail.catalog.search.encoding import Encoder
+from handrail.catalog.search.index import Index, texts_of
+from handrail.catalog.search.texts import Document, passage
+from handrail.catalog.words.words import spelled, telling
 
 if TYPE_CHECKING:
     from finding.calibrate import Fit
@@ -112,7 +112,7 @@ def ours(corpus: Corpus, model: MiniLM) -> tuple[Index, Search]:
 
 def ours_unsplit(index: Index) -> Search:
     """The same without looking for parts."""
-    import handrail.catalog.index as module
+    import handrail.catalog.search.index as module
 
     kept = module.parts
 
@@ -128,7 +128,7 @@ def ours_unsplit(index: Index) -> Search:
 
 def ours_semantic(index: Index) -> Search:
     """Meaning alone, of the whole request."""
-    import handrail.catalog.fusion as module
+    import handrail.catalog.search.fusion as module
 
     whole, kept = ours_unsplit(index), module.WORDS
 

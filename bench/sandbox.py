@@ -26,12 +26,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from handrail import Kernel
-from handrail.contract.requires import CapabilitySet, Layer, ShellRequires
 from handrail.contract.sandbox import SHELL_ARGV, Profile, Program, Sandbox
-from handrail.sandbox import seccomp, tiers
+from handrail.contract.tool.requires import CapabilitySet, Layer, ShellRequires
+from handrail.sandbox import tiers
 from handrail.sandbox.bubblewrap import Bubblewrap, binaries, command_options
-from handrail.sandbox.pool import Pooled
-from handrail.sandbox.process import settled
+from handrail.sandbox.filters import seccomp
+from handrail.sandbox.start.pool import Pooled
+from handrail.sandbox.start.process import settled
 
 ARGV = (*SHELL_ARGV, "true")
 BWRAP = next(binaries())

@@ -21,16 +21,16 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from handrail.contract.requires import CapabilitySet, Layer
 from handrail.contract.sandbox import Profile, Sandbox, Tier
-from handrail.policy.defaults import default_book
+from handrail.contract.tool.requires import CapabilitySet, Layer
 from handrail.policy.hidden import hidden
-from handrail.runtime.guard import Guarded
+from handrail.policy.rules.defaults import default_book
+from handrail.runtime.files.roots import May, Roots
+from handrail.runtime.guard.guard import Guarded
 from handrail.runtime.ripgrep import installed
-from handrail.runtime.roots import May, Roots
 from handrail.runtime.search import RipgrepSearch
 from handrail.runtime.verifying import HiddenFiles
-from handrail.sandbox.pool import Pooled, pooled
+from handrail.sandbox.start.pool import Pooled, pooled
 from handrail.sandbox.tiers import Refusing, choose
 
 FILES, BYTES, FOLDERS = 24_000, 600_000_000, 400

@@ -19,15 +19,15 @@ from typing import Any
 
 import orjson
 
-from handrail.agent.conversation import Conversation
-from handrail.agent.history import as_data
+from handrail.agent.conversation.conversation import Conversation
+from handrail.agent.conversation.history import as_data
 from handrail.agent.model import AssistantMessage, CallPart, CallResult, Message, ResultsMessage, TextPart, UserMessage
-from handrail.arbiter.redaction import Redactor
+from handrail.arbiter.secrets.redaction import Redactor
 from handrail.record.artifacts import Artifacts
 from handrail.record.log import CommitLog
-from handrail.session.history import SessionHistory
+from handrail.session.past.history import SessionHistory
 from handrail.store.opening import Store
-from handrail.store.sessions import SessionRow
+from handrail.store.tables.sessions import SessionRow
 
 TEXT = "The function reads the file line by line and counts words; an edit follows, then the tests. " * 8
 RESULT = (

@@ -42,9 +42,9 @@ from handrail.agent.model import (
     ModelRequest,
     TextDelta,
 )
-from handrail.catalog.dialects import MCP, Dialect
-from handrail.holding import HeldKernel
-from handrail.kernel import Kernel
+from handrail.catalog.forms.dialects import MCP, Dialect
+from handrail.kernel.held import HeldKernel
+from handrail.kernel.kernel import Kernel
 
 TARGET_LATE = 1.10
 TARGET_DELAY_MS = 1.0

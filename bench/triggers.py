@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from handrail.contract.arrivals import Triggers
-    from handrail.contract.notices import Notice
-    from handrail.holding import HeldKernel
-    from handrail.store.database import Work
+    from handrail.contract.doors.channels import Triggers
+    from handrail.contract.doors.notices import Notice
+    from handrail.kernel.held import HeldKernel
+    from handrail.store.database.database import Work
 
 SESSIONS, EACH, JOBS, IDLE_S, FIRINGS = 10, 1_000, 1_000, 5.0, 200
 SOONEST_MS, APART_MS = 1_000, 10
@@ -99,7 +99,7 @@ async def accuracy(kernel: HeldKernel, session_id: str) -> None:
 
 async def main() -> None:
     from handrail import Kernel, Runtime, tool
-    from handrail.holding import HeldKernel
+    from handrail.kernel.held import HeldKernel
 
     logging.disable(logging.WARNING)
     over = asyncio.Event()

@@ -13,7 +13,7 @@ from tests.loading import pytest_collection as pytest_collection
 from tests.loading import pytest_collection_finish as pytest_collection_finish
 from tests.scheduling import pytest_xdist_make_scheduler as pytest_xdist_make_scheduler
 
-from handrail.sandbox import process
+from handrail.sandbox.start import process
 
 # What holds for every value is tried on few of them each time, others every time, and on many by `make soak`.
 settings.register_profile("handrail", deadline=None, max_examples=35, suppress_health_check=[HealthCheck.too_slow])

@@ -9,9 +9,9 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from handrail.contract.protected_ask import ASK, FREE
-from handrail.contract.protected_never import NEVER
-from handrail.contract.protected_rows import Row
+from handrail.contract.protected.ask import ASK, FREE
+from handrail.contract.protected.never import NEVER
+from handrail.contract.protected.rows import Row
 from handrail.policy.secret_names import ROWS
 
 TABLE = Path(__file__).parent.parent / "docs" / "protected-names.md"

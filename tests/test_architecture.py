@@ -64,9 +64,9 @@ def test_importing_the_library_loads_no_feature_that_is_not_used_yet() -> None:
 
 
 def test_the_command_line_loads_no_kernel_before_a_command_runs() -> None:
-    loaded = loaded_by("import handrail.faces.cli")
+    loaded = loaded_by("import handrail.frontends.cli")
     assert not [name for name in ("pydantic", "jsonschema_rs", "rich", "asyncio", "mcp") if name in loaded]
-    assert not [name for name in loaded if name.startswith("handrail.") and not name.startswith("handrail.faces")]
+    assert not [name for name in loaded if name.startswith("handrail.") and not name.startswith("handrail.frontends")]
 
 
 def test_a_simple_call_loads_only_what_every_call_needs(tmp_path: Path) -> None:
@@ -76,18 +76,26 @@ def test_a_simple_call_loads_only_what_every_call_needs(tmp_path: Path) -> None:
     (file := tmp_path / "handrail.toml").write_text('[mcp.servers.never_listed]\nurl = "http://127.0.0.1:9/mcp"\n')
     call = "assert run(['call', 'glob', '{\"pattern\": \"*\"}', '--json',"
     loaded = loaded_by(
-        f"from handrail.faces.cli.app import run\n{call} *{place}]) == 0\n"
-        "import handrail.joining.adapters as adapters\nassert adapters._made == {}\n"
-        "assert 'handrail.registry.sources.mcp' not in sys.modules\n"
-        f"import handrail.upstreams\nhandrail.upstreams.FIRST_LOOK_S = 3600\n{call} '--config', {str(file)!r}, *{place}]) == 0\n"
-        "assert 'handrail.registry.sources.mcp.owner' in sys.modules, 'the server is there'\n"
-        "before = set(sys.modules)\nimport handrail.faces.mcp.reception\n"
+        f"from handrail.frontends.cli.app import run\n{call} *{place}]) == 0\n"
+        "import handrail.ipc.codec.adapters as adapters\nassert adapters._made == {}\n"
+        "assert 'handrail.upstream.owner' not in sys.modules\n"
+        f"import handrail.upstream.servers\nhandrail.upstream.servers.FIRST_LOOK_S = 3600\n{call} '--config', {str(file)!r}, *{place}]) == 0\n"
+        "assert 'handrail.upstream.owner' in sys.modules, 'the server is there'\n"
+        "before = set(sys.modules)\nimport handrail.frontends.mcp.reception\n"
         "assert not {'mcp', 'mcp_types'} & sys.modules.keys(), 'an MCP client is answered without'\n"
         "for name in set(sys.modules) - before: del sys.modules[name]"
     )
-    assert "handrail.holding" in loaded
+    assert "handrail.kernel.held" in loaded
     assert not [name for name in COSTLY if name in loaded and name not in ("click", "jsonschema_rs", "sqlite3")]
-    features = ("agent.loop", "agent.providers", "authoring", "doctor", "faces.mcp", "gateway", "joined")
+    features = (
+        "agent.loop",
+        "agent.providers",
+        "authoring",
+        "kernel.doctor",
+        "frontends.mcp",
+        "kernel.servers",
+        "kernel.joined",
+    )
     assert not [name for name in features if f"handrail.{name}" in loaded]
 
 
@@ -121,8 +129,8 @@ def test_what_mcp_needs_comes_with_its_extra() -> None:
     there = {re.split(r"[\[><=;! ]", one)[0].lower().replace("-", "_") for one in asked}
     known_as = {"jwt": "pyjwt", "mcp_types": "mcp"}  # a part of the SDK, whose versions go with it
     lacking: set[str] = set()
-    for folder in ("faces/mcp", "registry/sources/mcp"):
-        for path in (SOURCE / folder).glob("*.py"):
+    for folder in ("frontends/mcp", "upstream"):
+        for path in (SOURCE / folder).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text())):
                 names = [one.name for one in node.names] if isinstance(node, ast.Import) else []
                 names += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
@@ -168,22 +176,22 @@ def test_every_module_has_its_place_in_the_wheel_and_the_type_marker_is_there() 
 
 _OWN = "find_program"
 STARTING = {
-    "arbiter/bounded_checks.py": _OWN,
+    "arbiter/calls/bounded_checks.py": _OWN,
     "config/secrets.py": _OWN,
-    "doctor/machine.py": "a bubblewrap or ripgrep that was found before",
-    "faces/cli/demonstration.py": _OWN,
-    "faces/cli/doors/opened.py": "this interpreter, with a safe search path",
-    "faces/cli/mcp_login.py": _OWN,
-    "policy/external.py": _OWN,
-    "registry/sources/mcp/installing.py": _OWN,
+    "kernel/doctor/machine.py": "a bubblewrap or ripgrep that was found before",
+    "demos/demonstration.py": _OWN,
+    "demos/doors/opened.py": "this interpreter, with a safe search path",
+    "frontends/cli/commands/mcp_login.py": _OWN,
+    "policy/watchdogs/external.py": _OWN,
+    "upstream/installing.py": _OWN,
     "runtime/search.py": "a ripgrep that was found before",
     "sandbox/bubblewrap.py": "a bubblewrap by its absolute path, outside of every workspace",
-    "sandbox/identity.py": "perl by its absolute path",
-    "sandbox/launcher_python.py": "what a call asks for, in its sandbox",
-    "sandbox/network.py": _OWN,
+    "sandbox/view/identity.py": "perl by its absolute path",
+    "sandbox/start/launcher_python.py": "what a call asks for, in its sandbox",
+    "sandbox/network/network.py": _OWN,
     "sandbox/selfcheck.py": "the system's shell by its absolute path",
-    "sandbox/spawn.py": "what it is given",
-    "sandbox/toolchains.py": _OWN,
+    "sandbox/start/spawn.py": "what it is given",
+    "sandbox/view/toolchains.py": _OWN,
     "sandbox/unconfined.py": "the system's shell by its absolute path, for a tool that its operator has named",
 }
 """The modules that start programs, and where each has its program from; nothing else starts any."""
@@ -226,7 +234,7 @@ def test_programs_are_started_by_few_modules_and_never_by_a_bare_name() -> None:
         name = str(path.relative_to(SOURCE))
         for function, call in _calls_of(path):
             place = f"{name}:{call.lineno} {function}"
-            if _LOOKS_UP.match(function) and name != "sandbox/launcher_python.py":
+            if _LOOKS_UP.match(function) and name != "sandbox/start/launcher_python.py":
                 faults.append(f"{place} looks a program up by itself; use handrail.origins.programs.find_program")
             if any(key.arg == "shell" and not _is_false(key.value) for key in call.keywords) and _STARTS.match(
                 function
@@ -254,7 +262,7 @@ def test_the_path_for_programs_is_read_in_one_place() -> None:
         for path in SOURCE.rglob("*.py")
         if re.search(r"environb?(\.get\(|\.pop\(|\[)b?\"PATH\"|getenv\(\"PATH\"|defpath", path.read_text())
     }
-    assert reading == {"origins/programs.py", "sandbox/launcher_python.py"}, "use handrail.origins.programs"
+    assert reading == {"origins/programs.py", "sandbox/start/launcher_python.py"}, "use handrail.origins.programs"
 
 
 def _is_false(node: ast.expr) -> bool:

@@ -25,8 +25,8 @@ from typing import Any
 import pytest
 from tests.prefork import command as prefork
 
-from handrail.catalog.minilm import missing
-from handrail.session import triggers
+from handrail.catalog.embedders.minilm import missing
+from handrail.session.arrivals import triggers
 
 BENCH = Path(__file__).parent.parent / "bench"
 SCRIPTS = sorted(

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from handrail.contract.generation import Entry, Generation
 from handrail.contract.sandbox import Tier
-from handrail.contract.spec import ToolSpec, properties_of
-from handrail.registry.generation import Entry, Generation
+from handrail.contract.tool.spec import ToolSpec, properties_of
 from handrail.registry.loading import load_generation
 from handrail.registry.sources.builtin import BuiltinSource
 

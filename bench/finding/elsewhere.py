@@ -1,6 +1,6 @@
 """Write the vectors of tools as there are everywhere, against which it is judged whether anything in a catalogue fits.
 
-    python bench/finding/elsewhere.py --out src/handrail/catalog/elsewhere.npy
+    python bench/finding/elsewhere.py --out src/handrail/catalog/search/elsewhere.npy
 
 They are the usual tools, those of ``everyday.txt`` and those of ``elsewhere.txt``. Nothing is fitted: a component of a vector
 is one byte.
@@ -17,8 +17,8 @@ import numpy
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from handrail.catalog.minilm import MiniLM
-from handrail.catalog.usual import TOOLS
+from handrail.catalog.embedders.minilm import MiniLM
+from handrail.catalog.search.usual import TOOLS
 
 PLACE = Path(__file__).parent
 

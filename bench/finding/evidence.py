@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from finding.google import google
 
-import handrail.catalog.index as searching
-from handrail.catalog.confidence import Evidence
-from handrail.catalog.encoding import Encoder
-from handrail.catalog.index import Index
-from handrail.catalog.texts import Document, passage
+import handrail.catalog.search.index as searching
+from handrail.catalog.search.confidence import Evidence
+from handrail.catalog.search.encoding import Encoder
+from handrail.catalog.search.index import Index
+from handrail.catalog.search.texts import Document, passage
 
 if TYPE_CHECKING:
     from finding.known import Known

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy
 
-from handrail.catalog.minilm import DIMENSION, MiniLM
-from handrail.catalog.turning import Turn
+from handrail.catalog.embedders.minilm import DIMENSION, MiniLM
+from handrail.catalog.search.turning import Turn
 
 
 class Known(MiniLM):

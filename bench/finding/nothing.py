@@ -6,16 +6,16 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import handrail.catalog.index as searching
-from handrail.catalog.confidence import fitting
-from handrail.catalog.texts import passage
+import handrail.catalog.search.index as searching
+from handrail.catalog.search.confidence import fitting
+from handrail.catalog.search.texts import passage
 
 if TYPE_CHECKING:
     from finding.calibrate import Fit
     from retrieval import Corpus
 
-    from handrail.catalog.index import Found, Index
-    from handrail.catalog.minilm import MiniLM
+    from handrail.catalog.embedders.minilm import MiniLM
+    from handrail.catalog.search.index import Found, Index
 
 ASKED = 1_200
 """Requests of each corpus that are put to its own tools, and to those of the others together."""

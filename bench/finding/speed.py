@@ -80,7 +80,7 @@ QUALITIES = [
 
 
 def documents(count: int) -> list[Any]:
-    from handrail.catalog.texts import Document
+    from handrail.catalog.search.texts import Document
 
     out: list[Any] = []
     choose = random.Random(5)
@@ -134,14 +134,14 @@ def memory_mb() -> float:
 
 def main() -> None:
     what, count, folder = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
-    from handrail.catalog.texts import passage
+    from handrail.catalog.search.texts import passage
 
     made = documents(count)
     if what == "make":
-        from handrail.catalog.cache import Cache, key_of
-        from handrail.catalog.encoding import BACKGROUND
-        from handrail.catalog.index import Index
-        from handrail.catalog.minilm import MiniLM
+        from handrail.catalog.embedders.minilm import MiniLM
+        from handrail.catalog.search.cache import Cache, key_of
+        from handrail.catalog.search.encoding import BACKGROUND
+        from handrail.catalog.search.index import Index
 
         Index(made, cache=Cache(folder))
         background = [text for several in BACKGROUND.values() for text in several]
@@ -154,12 +154,12 @@ def main() -> None:
         return
     before = memory_mb()
     start = time.perf_counter()
-    from handrail.catalog.cache import Cache
-    from handrail.catalog.index import Index
+    from handrail.catalog.search.cache import Cache
+    from handrail.catalog.search.index import Index
 
     if what == "cold":
-        from handrail.catalog.encoding import Encoder
-        from handrail.catalog.minilm import MiniLM
+        from handrail.catalog.embedders.minilm import MiniLM
+        from handrail.catalog.search.encoding import Encoder
 
         index = Index(made, encoder=Encoder(MiniLM(), Cache(folder)), cache=Cache(folder))
         found = index.search(REQUESTS[0])
@@ -172,7 +172,7 @@ def main() -> None:
         _say(count, "first search with meaning, vectors kept", meaning * 1000, "ms")
         _say(count, "memory beyond the tools, model loaded", memory_mb() - before, "MB")
         return
-    from handrail.catalog.encoding import Encoder
+    from handrail.catalog.search.encoding import Encoder
 
     index = Index(made, encoder=Encoder(Made()), cache=Cache(folder))
     lexical = Index(made, cache=Cache(folder))

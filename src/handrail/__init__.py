@@ -19,9 +19,10 @@ if TYPE_CHECKING:
     from handrail.agent.budget import Budget
     from handrail.agent.loop import Agent
     from handrail.agent.providers import open_model
+    from handrail.contract.approvals import Approval, ApprovalAnswer, ApprovalRequest, Attendant, Away
     from handrail.contract.call import Answer, ProposedCall
-    from handrail.contract.decorator import tool
-    from handrail.contract.delegation import Delegation
+    from handrail.contract.doors.agents import Delegation
+    from handrail.contract.doors.runtime import ClientContext, Option, Question, Runtime
     from handrail.contract.errors import (
         ErrorKind,
         Fault,
@@ -33,56 +34,55 @@ if TYPE_CHECKING:
         UsageError,
     )
     from handrail.contract.events import Event
-    from handrail.contract.people import Approval, ApprovalAnswer, ApprovalRequest, Attendant, Away
-    from handrail.contract.requires import Requires
     from handrail.contract.result import Blob, Result
-    from handrail.contract.runtime import ClientContext, Option, Question, Runtime
     from handrail.contract.session import Session, Turn
-    from handrail.contract.spec import ConfigKey, LockSpec, ToolSpec
-    from handrail.contract.tool import Tool
-    from handrail.contract.triggers import Fired, TriggerTool, Waiting, trigger_spec
-    from handrail.kernel import Kernel
+    from handrail.contract.tool.decorator import tool
+    from handrail.contract.tool.requires import Requires
+    from handrail.contract.tool.spec import ConfigKey, LockSpec, ToolSpec
+    from handrail.contract.tool.tool import Tool
+    from handrail.contract.tool.triggers import Fired, TriggerTool, Waiting, trigger_spec
+    from handrail.kernel.kernel import Kernel
 
 _HOME = {
     "Agent": "agent.loop",
     "Answer": "contract.call",
-    "Approval": "contract.people",
-    "ApprovalAnswer": "contract.people",
-    "ApprovalRequest": "contract.people",
-    "Attendant": "contract.people",
-    "Away": "contract.people",
+    "Approval": "contract.approvals",
+    "ApprovalAnswer": "contract.approvals",
+    "ApprovalRequest": "contract.approvals",
+    "Attendant": "contract.approvals",
+    "Away": "contract.approvals",
     "Blob": "contract.result",
     "Budget": "agent.budget",
-    "ClientContext": "contract.runtime",
-    "ConfigKey": "contract.spec",
-    "Delegation": "contract.delegation",
+    "ClientContext": "contract.doors.runtime",
+    "ConfigKey": "contract.tool.spec",
+    "Delegation": "contract.doors.agents",
     "ErrorKind": "contract.errors",
     "Event": "contract.events",
     "Fault": "contract.errors",
-    "Fired": "contract.triggers",
+    "Fired": "contract.tool.triggers",
     "HandrailError": "contract.errors",
-    "Kernel": "kernel",
+    "Kernel": "kernel.kernel",
     "LoadError": "contract.errors",
-    "LockSpec": "contract.spec",
+    "LockSpec": "contract.tool.spec",
     "LogUnavailable": "contract.errors",
-    "Option": "contract.runtime",
+    "Option": "contract.doors.runtime",
     "ProposedCall": "contract.call",
-    "Question": "contract.runtime",
-    "Requires": "contract.requires",
+    "Question": "contract.doors.runtime",
+    "Requires": "contract.tool.requires",
     "Result": "contract.result",
-    "Runtime": "contract.runtime",
+    "Runtime": "contract.doors.runtime",
     "Session": "contract.session",
     "StartError": "contract.errors",
-    "Tool": "contract.tool",
+    "Tool": "contract.tool.tool",
     "ToolError": "contract.errors",
-    "ToolSpec": "contract.spec",
-    "TriggerTool": "contract.triggers",
+    "ToolSpec": "contract.tool.spec",
+    "TriggerTool": "contract.tool.triggers",
     "Turn": "contract.session",
     "UsageError": "contract.errors",
-    "Waiting": "contract.triggers",
+    "Waiting": "contract.tool.triggers",
     "open_model": "agent.providers",
-    "tool": "contract.decorator",
-    "trigger_spec": "contract.triggers",
+    "tool": "contract.tool.decorator",
+    "trigger_spec": "contract.tool.triggers",
 }
 
 __all__ = [

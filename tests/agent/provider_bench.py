@@ -15,7 +15,7 @@ from handrail.agent.events import RunOutcome
 from handrail.agent.loop import Agent
 from handrail.agent.model import Model
 from handrail.agent.providers import SERVICES, open_model
-from handrail.agent.retry import RetryPolicy
+from handrail.agent.streaming.retry import RetryPolicy
 from handrail.testing.gemini import GeminiServer
 from handrail.testing.responses import ResponsesServer
 from handrail.testing.servers import AnthropicServer, OpenAIServer, ProviderServer, Refusal, Reply

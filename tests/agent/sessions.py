@@ -7,15 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from handrail.contract.call import Answer, ProposedCall
-from handrail.contract.delegation import AgentType, Child, Delegates, Delegation
+from handrail.contract.doors.agents import AgentType, Child, Delegates, Delegation
+from handrail.contract.doors.history import History
+from handrail.contract.doors.notices import Notices
+from handrail.contract.doors.skills import Skill
 from handrail.contract.errors import ToolError
-from handrail.contract.history import History
-from handrail.contract.jsontext import ArgumentText, parse_arguments
-from handrail.contract.native import NativeOffer
-from handrail.contract.notices import Notices
 from handrail.contract.result import Result
-from handrail.contract.skills import Skill
-from handrail.contract.spec import ToolSpec
+from handrail.contract.text.json import ArgumentText, parse_arguments
+from handrail.contract.tool.native import NativeOffer
+from handrail.contract.tool.spec import ToolSpec
 
 ECHO = ToolSpec(
     id="echo",

@@ -34,7 +34,7 @@ from handrail.agent.model import (
     Usage,
     UserMessage,
 )
-from handrail.agent.retry import Delayed, RetryPolicy
+from handrail.agent.streaming.retry import Delayed, RetryPolicy
 from handrail.contract.agent import AgentBudgets
 from handrail.contract.call import ProposedCall
 from handrail.contract.errors import UsageError

@@ -18,15 +18,15 @@ from handrail.agent.events import CallAnswered, LoopEvent, NativeUsed, NativeWit
 from handrail.agent.loop import Agent
 from handrail.agent.providers.anthropic import AnthropicModel
 from handrail.agent.providers.openai import OpenAIModel
-from handrail.catalog.dialects import DIALECTS
-from handrail.catalog.native import in_own_form
+from handrail.catalog.forms.dialects import DIALECTS
+from handrail.catalog.forms.native import in_own_form
 from handrail.contract.agent import parse_agent
 from handrail.contract.errors import LoadError
-from handrail.contract.native import NATIVE, NativeOffer, native_spec
-from handrail.contract.spec import ToolSpec
-from handrail.contract.tool import Tool
-from handrail.holding import HeldKernel
-from handrail.kernel import Kernel
+from handrail.contract.tool.native import NATIVE, NativeOffer, native_spec
+from handrail.contract.tool.spec import ToolSpec
+from handrail.contract.tool.tool import Tool
+from handrail.kernel.held import HeldKernel
+from handrail.kernel.kernel import Kernel
 from handrail.record.artifacts import Artifacts
 from handrail.testing.kernels import temporary_kernel
 from handrail.testing.provided import Cited, Provided

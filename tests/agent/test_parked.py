@@ -12,8 +12,8 @@ from tests.kernel.guests import joined_kernel
 from handrail import Kernel, tool
 from handrail.agent.loop import Agent
 from handrail.agent.model import ResultsMessage
-from handrail.contract.people import ApprovalAnswer, ApprovalRequest, Away
-from handrail.contract.runtime import Question
+from handrail.contract.approvals import ApprovalAnswer, ApprovalRequest, Away
+from handrail.contract.doors.runtime import Question
 from handrail.testing.kernels import ScriptedPerson, temporary_kernel
 from handrail.testing.models import PlayedModel, call_reply, text_reply
 

@@ -11,7 +11,7 @@ import pytest
 from handrail.agent.loop import Agent
 from handrail.agent.project import files
 from handrail.contract.errors import LogUnavailable
-from handrail.holding import HeldKernel
+from handrail.kernel.held import HeldKernel
 from handrail.record.log import CommitLog
 from handrail.testing.kernels import temporary_kernel
 from handrail.testing.models import PlayedModel, text_reply

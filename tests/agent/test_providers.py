@@ -10,9 +10,9 @@ import pytest
 from tests.agent.provider_bench import Kind, bench, each_provider, in_pieces
 
 from handrail.agent.providers import SERVICES, open_model
-from handrail.agent.retry import RetryPolicy
+from handrail.agent.streaming.retry import RetryPolicy
 from handrail.contract.errors import StartError, UsageError
-from handrail.contract.spec import ToolSpec
+from handrail.contract.tool.spec import ToolSpec
 from handrail.testing.models import Pause
 from handrail.testing.servers import (
     Call,

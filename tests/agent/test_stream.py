@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.agent.conversation import Conversation, shown
+from handrail.agent.conversation.conversation import Conversation, shown
 from handrail.agent.model import (
     AssistantMessage,
     BlockEvent,
@@ -19,10 +19,18 @@ from handrail.agent.model import (
     TextDelta,
     Usage,
 )
-from handrail.agent.stream import MAX_CALLS, MAX_REPLY_UNITS, Reply, ReplyAssembly, ReplyTooLong, WireIds, call_part
+from handrail.agent.streaming.stream import (
+    MAX_CALLS,
+    MAX_REPLY_UNITS,
+    Reply,
+    ReplyAssembly,
+    ReplyTooLong,
+    WireIds,
+    call_part,
+)
 from handrail.contract.call import Answer, ProposedCall
-from handrail.contract.jsontext import MAX_ARGUMENT_BYTES
 from handrail.contract.result import Result
+from handrail.contract.text.json import MAX_ARGUMENT_BYTES
 
 
 def assemble(*events: BlockEvent, cut: str | None = None) -> Reply:

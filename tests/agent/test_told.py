@@ -17,8 +17,8 @@ from handrail.agent.budget import Budget
 from handrail.agent.events import LoopEvent, NoticesHeard, RunFinished, Waiting
 from handrail.agent.loop import Agent
 from handrail.agent.model import ProviderDenied, UserMessage
+from handrail.contract.doors.notices import Notice, NoticeKind
 from handrail.contract.errors import UsageError
-from handrail.contract.notices import Notice, NoticeKind
 from handrail.contract.result import Result
 from handrail.testing.kernels import ScriptedPerson, temporary_kernel
 from handrail.testing.models import Pause, PlayedModel, call_reply, text_reply

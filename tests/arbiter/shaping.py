@@ -7,10 +7,10 @@ from typing import Any
 
 import orjson
 
-from handrail.arbiter.output import Shaped, Shaper
-from handrail.arbiter.redaction import Redactor
-from handrail.arbiter.sidecar_room import SidecarRoom
-from handrail.contract.spec import ToolSpec
+from handrail.arbiter.output.shaper import Shaped, Shaper
+from handrail.arbiter.output.sidecar_room import SidecarRoom
+from handrail.arbiter.secrets.redaction import Redactor
+from handrail.contract.tool.spec import ToolSpec
 from handrail.record.artifacts import Artifacts
 
 SECRET = 'hunter2-"quoted"\\é'

@@ -14,14 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.arbiter.shaping import Room
 
-from handrail.arbiter.approvals import Approvals
-from handrail.arbiter.requests import HOUR_NS, ID_CHARACTERS, new_id
+from handrail.arbiter.approvals.desk import Approvals
+from handrail.arbiter.approvals.requests import HOUR_NS, ID_CHARACTERS, new_id
+from handrail.contract.approvals import Approval, ApprovalAnswer, ApprovalRequest, Choice
 from handrail.contract.errors import ToolError
-from handrail.contract.people import Approval, ApprovalAnswer, ApprovalRequest, Choice
 from handrail.record.log import CommitLog, Record
 from handrail.record.verification import verify
-from handrail.store.approvals import ApprovalTable
 from handrail.store.opening import Store
+from handrail.store.tables.approvals import ApprovalTable
 
 
 class Clock:

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from handrail.arbiter.arguments import parse_compact
-from handrail.contract.jsontext import MAX_ARGUMENT_DEPTH, parse_arguments
+from handrail.arbiter.calls.arguments import parse_compact
+from handrail.contract.text.json import MAX_ARGUMENT_DEPTH, parse_arguments
 
 values: st.SearchStrategy[Any] = st.recursive(
     st.none()

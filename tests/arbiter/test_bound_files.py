@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from handrail.arbiter.binding import MOST_HASHED_BYTES, RunFiles, changes
+from handrail.arbiter.approvals.binding import MOST_HASHED_BYTES, RunFiles, changes
+from handrail.contract.approvals import Approval, ApprovalAnswer, ApprovalRequest
+from handrail.contract.doors.runtime import Question
 from handrail.contract.errors import ToolError
-from handrail.contract.people import Approval, ApprovalAnswer, ApprovalRequest
 from handrail.contract.result import Result
-from handrail.contract.runtime import Question
-from handrail.policy.shell import parse
+from handrail.policy.shell.parse import parse
 from handrail.policy.targets import Target
-from handrail.runtime.roots import Roots
+from handrail.runtime.files.roots import Roots
 from handrail.testing.kernels import temporary_kernel
 
 pytestmark = pytest.mark.proves("P-07", "P-09")

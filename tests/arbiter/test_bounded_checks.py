@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from handrail import Tool, ToolSpec
-from handrail.contract.schema import CoarseProblems, compile_schema
+from handrail.contract.schema.schema import CoarseProblems, compile_schema
 from handrail.testing.kernels import temporary_kernel
 
 CELL: dict[str, Any] = {

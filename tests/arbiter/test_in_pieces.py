@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.arbiter.shaping import Room
 
-from handrail.arbiter import in_pieces, secret_forms
+from handrail.arbiter import in_pieces
+from handrail.arbiter.secrets import forms as secret_forms
 from handrail.testing.kernels import temporary_kernel
 
 DATA = st.recursive(

@@ -13,11 +13,11 @@ from tests.kernel.test_sub_agents import kernel_of, models, task
 
 from handrail import Kernel, Result, Runtime, Session, ToolError, tool
 from handrail.agent.loop import Agent
-from handrail.arbiter.outflow import MAX_HELD, Outflow, OutputFile
-from handrail.arbiter.redaction import Redactor
+from handrail.arbiter.jobs.outflow import MAX_HELD, Outflow, OutputFile
+from handrail.arbiter.secrets.redaction import Redactor
+from handrail.contract.approvals import ApprovalAnswer
 from handrail.contract.errors import LogUnavailable
-from handrail.contract.people import ApprovalAnswer
-from handrail.holding import HeldKernel
+from handrail.kernel.held import HeldKernel
 from handrail.testing.kernels import ScriptedPerson, temporary_kernel
 from handrail.testing.models import PlayedModel, call_reply, text_reply
 

@@ -11,7 +11,7 @@ import pytest
 from tests.kernel.guests import joined_kernel
 
 import handrail
-from handrail.arbiter.logs import LOGGERS
+from handrail.arbiter.secrets.logs import LOGGERS
 from handrail.testing.kernels import temporary_kernel
 
 pytestmark = pytest.mark.proves("O-07")
@@ -49,7 +49,7 @@ async def test_neither_messages_nor_errors_show_one_as_long_as_a_kernel_knows_it
 
 async def test_nor_in_a_process_that_joined(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path), joined_kernel(tmp_path, secrets={"KEY": SECRET}):
-        assert SECRET not in said("handrail.joining")
+        assert SECRET not in said("handrail.ipc")
 
 
 def test_these_are_all_the_loggers_there_are() -> None:

@@ -11,11 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.arbiter.shaping import SECRET, Room, logged
 
-from handrail.arbiter.exposure import views
-from handrail.arbiter.neutral import for_model
-from handrail.contract.neutral import neutralised
+from handrail.arbiter.output.exposure import views
+from handrail.arbiter.output.neutral import for_model
 from handrail.contract.result import Blob, Result
-from handrail.contract.spec import ToolSpec
+from handrail.contract.text.neutral import neutralised
+from handrail.contract.tool.spec import ToolSpec
 
 pytestmark = pytest.mark.proves("O-04")
 HOSTILE = "\x1b[31mred\u202e <|im_start|>"

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.arbiter import outflow
-from handrail.arbiter.outflow import OutputFile, read, read_lines
+from handrail.arbiter.jobs import outflow
+from handrail.arbiter.jobs.outflow import OutputFile, read, read_lines
 
 SMALL = {"KEPT_AT_LEAST": 128 * 1024, "PUNCHED_EVERY": 64 * 1024}
 

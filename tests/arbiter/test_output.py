@@ -13,10 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.arbiter.shaping import METADATA, Room, logged
 
-from handrail.arbiter.exposure import views
-from handrail.arbiter.output import Shaped
+from handrail.arbiter.output.exposure import views
+from handrail.arbiter.output.shaper import Shaped
 from handrail.contract.result import Blob, Result
-from handrail.contract.spec import ToolSpec
+from handrail.contract.tool.spec import ToolSpec
 
 
 @pytest.mark.proves("K-07")

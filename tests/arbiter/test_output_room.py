@@ -12,8 +12,8 @@ import pytest
 from tests.arbiter.test_outflow import small
 
 from handrail import Runtime, Session, tool
-from handrail.arbiter.outflow import OutputFile, read, read_lines, stored
-from handrail.arbiter.output_room import REMOVED, OutputRoom, unlink
+from handrail.arbiter.jobs.outflow import OutputFile, read, read_lines, stored
+from handrail.arbiter.output.room import REMOVED, OutputRoom, unlink
 from handrail.testing.kernels import temporary_kernel
 
 KIB = 1024

@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, SecretStr
 
-from handrail.arbiter.plain import Plain, TooLarge, encoded_as_it_is
+from handrail.arbiter.output.plain import Plain, TooLarge, encoded_as_it_is
 from handrail.contract.result import Blob, Result
 
 pytestmark = pytest.mark.proves("K-07")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.arbiter.test_jobs import TOOLS, bench, kinds
 
 from handrail import Kernel, Session, ToolError
-from handrail.contract.doors import ENDED_STATES
+from handrail.contract.doors.jobs import ENDED_STATES
 from handrail.testing.kernels import temporary_kernel
 
 

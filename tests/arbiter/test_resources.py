@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.arbiter.locks import Want, conflict
-from handrail.arbiter.resources import Resources
+from handrail.arbiter.locks.resources import Resources
+from handrail.arbiter.locks.table import Want, conflict
 from handrail.contract.errors import ToolError
-from handrail.contract.spec import LockSpec, SideEffect, ToolSpec
-from handrail.runtime.roots import FurtherRoots, Roots
+from handrail.contract.tool.spec import LockSpec, SideEffect, ToolSpec
+from handrail.runtime.files.roots import FurtherRoots, Roots
 
 pytestmark = pytest.mark.proves("L-04")
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from handrail import Session, tool
-from handrail.arbiter import sidecar
-from handrail.arbiter.sidecar_room import NOTE, SidecarRoom
+from handrail.arbiter.output import sidecar
+from handrail.arbiter.output.sidecar_room import NOTE, SidecarRoom
 from handrail.contract.result import Result
 from handrail.testing.kernels import temporary_kernel
 

@@ -13,11 +13,11 @@ import pytest
 from tests.arbiter.stepping import SETTINGS, TOOLS, asks, bench, close, opened, step
 
 from handrail import Kernel, Session, ToolError, ToolSpec, UsageError, tool
-from handrail.arbiter.states import OpenState, States
+from handrail.arbiter.states.states import OpenState, States
+from handrail.contract.approvals import ApprovalAnswer
 from handrail.contract.events import Event
-from handrail.contract.people import ApprovalAnswer
-from handrail.contract.spec import faults_in
-from handrail.holding import HeldKernel
+from handrail.contract.tool.spec import faults_in
+from handrail.kernel.held import HeldKernel
 from handrail.session.session import HeldSession
 from handrail.testing.kernels import ScriptedPerson, temporary_kernel
 

@@ -13,7 +13,7 @@ from tests.kernel.test_agents import confined
 
 from handrail import Kernel, Session
 from handrail.arbiter.typing import runs_a_shell
-from handrail.contract.people import ApprovalAnswer
+from handrail.contract.approvals import ApprovalAnswer
 from handrail.testing.kernels import ScriptedPerson, temporary_kernel
 
 PROMPT = "# " if os.geteuid() == 0 else "$ "

@@ -11,7 +11,7 @@ from tests.attacks.outer import NAMESPACES
 from tests.attacks.victim import Agreeing
 
 from handrail.contract.session import Session
-from handrail.kernel import Kernel
+from handrail.kernel.kernel import Kernel
 from handrail.sandbox import tiers
 from handrail.testing.kernels import temporary_kernel
 

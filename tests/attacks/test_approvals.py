@@ -9,8 +9,8 @@ from typing import Any, cast
 import pytest
 
 from handrail import tool
-from handrail.contract.people import ApprovalAnswer, ApprovalRequest
-from handrail.policy.opinions import Opinion, WatchdogCall, allow
+from handrail.contract.approvals import ApprovalAnswer, ApprovalRequest
+from handrail.policy.watchdogs.opinions import Opinion, WatchdogCall, allow
 from handrail.testing.kernels import ScriptedPerson, temporary_kernel
 
 pytestmark = [pytest.mark.proves("P-07"), pytest.mark.attack("permission")]

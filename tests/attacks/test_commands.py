@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from tests.policy.desk import Desk
 
-from handrail.contract.requires import CapabilitySet, Layer, ShellRequires
 from handrail.contract.sandbox import Profile, Program
-from handrail.policy.shell import parse
+from handrail.contract.tool.requires import CapabilitySet, Layer, ShellRequires
+from handrail.policy.shell.parse import parse
 from handrail.sandbox import tiers
 
 pytestmark = [pytest.mark.proves("P-05"), pytest.mark.attack("shell")]

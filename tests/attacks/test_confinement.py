@@ -13,8 +13,8 @@ import pytest
 from tests.attacks.conftest import Probe
 from tests.attacks.victim import Agreeing
 
-from handrail.doctor import of_machine
-from handrail.kernel import Kernel
+from handrail.kernel.doctor import of_machine
+from handrail.kernel.kernel import Kernel
 from handrail.origins.programs import ProgramRefused, find_program
 from handrail.runtime.ripgrep import installed
 from handrail.sandbox import tiers

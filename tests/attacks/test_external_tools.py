@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from handrail.contract.errors import LoadError
-from handrail.kernel import Kernel
+from handrail.kernel.kernel import Kernel
 from handrail.sandbox import tiers
 from handrail.testing.kernels import temporary_kernel
 

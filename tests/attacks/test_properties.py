@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from tests.policy.desk import Desk
 
 from handrail.contract.errors import ToolError
-from handrail.contract.hosts import grant_covers, host_matches, read_host, read_url
-from handrail.contract.patterns import escape, path_matches
-from handrail.contract.requires import Capability
-from handrail.runtime.files import RootedFiles, SeenFiles
-from handrail.runtime.roots import Roots
-from handrail.sandbox.egress import fault_in_address
+from handrail.contract.text.hosts import grant_covers, host_matches, read_host, read_url
+from handrail.contract.text.patterns import escape, path_matches
+from handrail.contract.tool.requires import Capability
+from handrail.runtime.files.files import RootedFiles, SeenFiles
+from handrail.runtime.files.roots import Roots
+from handrail.sandbox.network.egress import fault_in_address
 
 SECRET = "TOP-SECRET"
 

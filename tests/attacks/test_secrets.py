@@ -9,8 +9,8 @@ from urllib.parse import quote
 
 import pytest
 
+from handrail.contract.approvals import ApprovalAnswer
 from handrail.contract.events import Event
-from handrail.contract.people import ApprovalAnswer
 from handrail.testing.kernels import ScriptedPerson, temporary_kernel
 
 pytestmark = [pytest.mark.proves("O-07"), pytest.mark.attack("secrets")]

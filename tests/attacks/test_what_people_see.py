@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from handrail.contract.people import ApprovalRequest
-from handrail.faces.cli.terminal import Terminal
+from handrail.contract.approvals import ApprovalRequest
+from handrail.frontends.cli.terminal import Terminal
 
 pytestmark = [pytest.mark.proves("P-07"), pytest.mark.attack("model-facing")]
 

@@ -18,14 +18,14 @@ from typing import Any
 
 from tests.attacks.outer import NAMESPACES, Mode, NotApplicable
 
+from handrail.contract.approvals import ApprovalAnswer, ApprovalRequest
 from handrail.contract.call import Answer
-from handrail.contract.people import ApprovalAnswer, ApprovalRequest
+from handrail.contract.doors.runtime import Question
 from handrail.contract.result import Result
-from handrail.contract.runtime import Question
 from handrail.contract.session import Session
-from handrail.contract.tool import Tool
-from handrail.kernel import Kernel
-from handrail.policy.watchdog import Watchdog
+from handrail.contract.tool.tool import Tool
+from handrail.kernel.kernel import Kernel
+from handrail.policy.watchdogs.watchdog import Watchdog
 
 SECRET = "TOP-SECRET"
 """Stands in everything that must not be read: in a breach it is seen."""

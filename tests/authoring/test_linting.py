@@ -11,7 +11,7 @@ import pytest
 
 from handrail.authoring.linting import Finding, lint
 from handrail.contract.errors import UsageError
-from handrail.contract.schema import compile_schema
+from handrail.contract.schema.schema import compile_schema
 from handrail.sandbox import tiers
 
 SANDBOX = tiers.choose()

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from handrail.contract.runtime import Runtime
-from handrail.contract.schema import compile_schema
-from handrail.contract.spec import ToolSpec
-from handrail.contract.tool import Tool
-from handrail.registry.generation import BUILT_IN, Entry, Foreign, Generation
+from handrail.contract.doors.runtime import Runtime
+from handrail.contract.generation import BUILT_IN, Entry, Foreign, Generation
+from handrail.contract.schema.schema import compile_schema
+from handrail.contract.tool.spec import ToolSpec
+from handrail.contract.tool.tool import Tool
 
 
 class Still(Tool):

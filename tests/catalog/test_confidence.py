@@ -6,7 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.catalog.confidence import LEAST, LEAST_BY_WORDS, NAMED, Evidence, confidences, fitting, tail, together
+from handrail.catalog.search.confidence import (
+    LEAST,
+    LEAST_BY_WORDS,
+    NAMED,
+    Evidence,
+    confidences,
+    fitting,
+    tail,
+    together,
+)
 
 _FIGURE = st.floats(-1, 1, allow_nan=False)
 _EVIDENCE = st.builds(

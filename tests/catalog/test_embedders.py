@@ -13,11 +13,11 @@ import numpy
 import pytest
 from tests.catalog.texts_of import ALL, STOCK, Directions
 
-from handrail.catalog.cache import Cache
-from handrail.catalog.embedders import GROUP, Chosen, encoder_of
-from handrail.catalog.encoding import Encoder
-from handrail.catalog.index import Index
-from handrail.catalog.texts import passage
+from handrail.catalog.embedders.choosing import GROUP, Chosen, encoder_of
+from handrail.catalog.search.cache import Cache
+from handrail.catalog.search.encoding import Encoder
+from handrail.catalog.search.index import Index
+from handrail.catalog.search.texts import passage
 
 
 class Letters:

@@ -14,12 +14,12 @@ import numpy
 import pytest
 from tests.catalog.texts_of import ALL, HOTEL, Directions, tool
 
-from handrail.catalog.cache import Cache
-from handrail.catalog.embedder import EmbedderError
-from handrail.catalog.encoding import Encoder
-from handrail.catalog.endpoint import Endpoint
-from handrail.catalog.fast import FastEmbed
-from handrail.catalog.index import Index
+from handrail.catalog.embedders.embedder import EmbedderError
+from handrail.catalog.embedders.endpoint import Endpoint
+from handrail.catalog.embedders.fast import FastEmbed
+from handrail.catalog.search.cache import Cache
+from handrail.catalog.search.encoding import Encoder
+from handrail.catalog.search.index import Index
 
 Answer = Callable[[BaseHTTPRequestHandler, dict[str, Any]], None]
 

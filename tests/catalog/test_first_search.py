@@ -15,14 +15,14 @@ from tests.catalog.texts_of import Directions
 from tests.kernel.doors import Opens, by_both_doors
 from tests.tools.desk import Memory
 
-from handrail.catalog.cache import Cache
-from handrail.catalog.encoding import Encoder
-from handrail.catalog.finding import Searches
 from handrail.catalog.interaction import Interaction
+from handrail.catalog.search.cache import Cache
+from handrail.catalog.search.encoding import Encoder
+from handrail.catalog.search.finding import Searches
 from handrail.catalog.view import CatalogOptions
-from handrail.contract.doors import Findings
-from handrail.contract.runtime import Runtime
-from handrail.registry.generation import Generation
+from handrail.contract.doors.jobs import Findings
+from handrail.contract.doors.runtime import Runtime
+from handrail.contract.generation import Generation
 from handrail.tools.discovery import FindTools, ToolSearch
 
 kernel_in = by_both_doors(rules=["allow *"])

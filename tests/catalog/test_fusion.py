@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from handrail.catalog.fusion import Row, ranked
-from handrail.catalog.lexical import Scores
+from handrail.catalog.search.fusion import Row, ranked
+from handrail.catalog.search.lexical import Scores
 
 
 def scores(held: dict[int, float], mean: float, deviation: float) -> Scores:

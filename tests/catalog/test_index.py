@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.catalog.texts_of import ALL, HOTEL, MAIL, STOCK, WEATHER, Directions, tool
 
-from handrail.catalog.encoding import Encoder
-from handrail.catalog.index import Index
-from handrail.catalog.texts import Document, passage
+from handrail.catalog.search.encoding import Encoder
+from handrail.catalog.search.index import Index
+from handrail.catalog.search.texts import Document, passage
 
 if TYPE_CHECKING:
     pass

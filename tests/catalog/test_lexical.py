@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.catalog.texts_of import MAIL, tool
 
-from handrail.catalog import lexical as module
-from handrail.catalog.lexical import K1, B, Bag, Lexical, bag, says_whole_name
-from handrail.catalog.texts import Document, fields
+from handrail.catalog.search import lexical as module
+from handrail.catalog.search.lexical import K1, B, Bag, Lexical, bag, says_whole_name
+from handrail.catalog.search.texts import Document, fields
 
 
 def of(weights: Mapping[str, float]) -> Bag:
@@ -69,7 +69,7 @@ def test_numpy_that_another_thread_is_still_importing_is_not_used(monkeypatch: p
     half.__spec__ = ModuleSpec("numpy", None)
     half.__spec__._initializing = True  # type: ignore[attr-defined] # as the import system says it
     monkeypatch.setitem(sys.modules, "numpy", half)
-    monkeypatch.setattr("handrail.catalog.lexical._BY_NUMPY", 0)
+    monkeypatch.setattr("handrail.catalog.search.lexical._BY_NUMPY", 0)
     index = Lexical.of(THREE)
     assert list(index.scores(["bird"], 5).best) == [2]
 

@@ -11,10 +11,10 @@ from tests.tools.desk import Memory
 from handrail.catalog.interaction import Interaction
 from handrail.catalog.manuals import ManualsRead, example_of
 from handrail.catalog.view import CatalogOptions
-from handrail.contract.checking import checked
 from handrail.contract.errors import ToolError
-from handrail.contract.tool import Tool
-from handrail.registry.generation import Entry, Foreign
+from handrail.contract.generation import Entry, Foreign
+from handrail.contract.tool.checking import checked
+from handrail.contract.tool.tool import Tool
 from handrail.tools import BUILTINS
 
 SCHEMA: dict[str, Any] = {

@@ -11,14 +11,14 @@ import numpy
 import pytest
 from tests.catalog.texts_of import ALL, tool
 
-from handrail.catalog import minilm
-from handrail.catalog.cache import Cache
-from handrail.catalog.confidence import LEAST, NAMED
-from handrail.catalog.embedder import EmbedderError
-from handrail.catalog.encoding import Encoder
-from handrail.catalog.index import Index
-from handrail.catalog.minilm import MiniLM
-from handrail.catalog.usual import TOOLS
+from handrail.catalog.embedders import minilm
+from handrail.catalog.embedders.embedder import EmbedderError
+from handrail.catalog.embedders.minilm import MiniLM
+from handrail.catalog.search.cache import Cache
+from handrail.catalog.search.confidence import LEAST, NAMED
+from handrail.catalog.search.encoding import Encoder
+from handrail.catalog.search.index import Index
+from handrail.catalog.search.usual import TOOLS
 
 pytestmark = pytest.mark.skipif(minilm.missing() is not None, reason="the extra [search] is not installed")
 
@@ -196,6 +196,6 @@ def test_the_model_leaves_no_identifier_on_the_machine_and_reports_to_nobody(tmp
     for folder in places.values():
         Path(folder).mkdir()
     environ = {key: value for key, value in os.environ.items() if not key.startswith("ORT_")}
-    code = "from handrail.catalog.minilm import MiniLM\nassert MiniLM().encode(['a text']).shape == (1, 384)"
+    code = "from handrail.catalog.embedders.minilm import MiniLM\nassert MiniLM().encode(['a text']).shape == (1, 384)"
     subprocess.run([sys.executable, "-c", code], env={**environ, **places}, check=True)
     assert [path for folder in places.values() for path in Path(folder).rglob("*")] == []

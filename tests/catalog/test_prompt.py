@@ -12,7 +12,7 @@ from tests.catalog.stock import CORE, entry, generation, many
 from handrail.catalog.prompt import index_of, tool_part
 from handrail.catalog.tokens import estimated, of_json, of_spec
 from handrail.catalog.view import CatalogOptions, View
-from handrail.registry.generation import Foreign
+from handrail.contract.generation import Foreign
 
 
 def view(*entries: object) -> View:

@@ -15,9 +15,9 @@ from handrail.catalog import interaction
 from handrail.catalog.active import ActiveSet
 from handrail.catalog.interaction import Interaction
 from handrail.catalog.view import CatalogOptions
-from handrail.contract.doors import Findings, Hit
+from handrail.contract.doors.jobs import Findings, Hit
 from handrail.contract.errors import ToolError
-from handrail.registry.generation import Entry, Generation
+from handrail.contract.generation import Entry, Generation
 
 pytestmark = pytest.mark.proves("D-03", "D-05")
 NAMES = [one.id for one in CORE]

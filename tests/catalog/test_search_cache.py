@@ -11,12 +11,12 @@ import numpy
 import pytest
 from tests.catalog.texts_of import ALL, WEATHER, Directions, tool
 
-from handrail.catalog import sealed
-from handrail.catalog.cache import Cache, key_of
-from handrail.catalog.encoding import Encoder
-from handrail.catalog.index import Index
-from handrail.catalog.lexical import Bag, Lexical
-from handrail.catalog.texts import passage
+from handrail.catalog.search import sealed
+from handrail.catalog.search.cache import Cache, key_of
+from handrail.catalog.search.encoding import Encoder
+from handrail.catalog.search.index import Index
+from handrail.catalog.search.lexical import Bag, Lexical
+from handrail.catalog.search.texts import passage
 
 VECTORS = {key_of(name): numpy.arange(4, dtype=numpy.float16) + at for at, name in enumerate("abc")}
 
@@ -117,7 +117,7 @@ def test_processes_that_encode_at_one_time_lose_nothing_of_one_another(tmp_path:
 def test_many_small_files_become_one_and_the_newest_vectors_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("handrail.catalog.cache._MOST_VECTORS", 12)
+    monkeypatch.setattr("handrail.catalog.search.cache._MOST_VECTORS", 12)
     cache = Cache(tmp_path)
     for number in range(20):
         assert cache.keep_vectors("model", {key_of(str(number)): numpy.full(4, number, numpy.float16)})

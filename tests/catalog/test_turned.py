@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.catalog.texts_of import HOTEL, MAIL, STOCK, Directions
 
-from handrail.catalog.encoding import Encoder
-from handrail.catalog.index import Index
+from handrail.catalog.search.encoding import Encoder
+from handrail.catalog.search.index import Index
 
 if TYPE_CHECKING:
-    from handrail.catalog.embedder import Vectors
+    from handrail.catalog.embedders.embedder import Vectors
 
 
 class Turned(Directions):

@@ -7,7 +7,7 @@ from typing import Any
 import numpy
 import pytest
 
-from handrail.catalog.vectors import Vicinity, center_of, directions
+from handrail.catalog.search.vectors import Vicinity, center_of, directions
 
 DRAW = numpy.random.default_rng(4)
 

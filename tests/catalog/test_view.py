@@ -14,7 +14,7 @@ from tests.tools.desk import Memory
 from handrail.catalog.interaction import Interaction, InView
 from handrail.catalog.view import MOST_IN_VIEW, CatalogOptions, View, view_of
 from handrail.contract.errors import ToolError
-from handrail.registry.generation import Foreign, Generation
+from handrail.contract.generation import Foreign, Generation
 
 NAMES = [one.id for one in CORE]
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.catalog.splitting import MOST_PARTS, parts
-from handrail.catalog.stemming import stem
-from handrail.catalog.texts import Document, passage
-from handrail.catalog.words import hollow, names_in, spelled, telling, terms, words
+from handrail.catalog.search.texts import Document, passage
+from handrail.catalog.words.splitting import MOST_PARTS, parts
+from handrail.catalog.words.stemming import stem
+from handrail.catalog.words.words import hollow, names_in, spelled, telling, terms, words
 
 
 @pytest.mark.parametrize(

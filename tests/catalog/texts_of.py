@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
-from handrail.catalog.embedder import EmbedderError
-from handrail.catalog.texts import Document
-from handrail.catalog.words import terms
+from handrail.catalog.embedders.embedder import EmbedderError
+from handrail.catalog.search.texts import Document
+from handrail.catalog.words.words import terms
 
 if TYPE_CHECKING:
-    from handrail.catalog.embedder import Vectors
+    from handrail.catalog.embedders.embedder import Vectors
 
 
 def tool(name: str, description: str = "", **parameters: str) -> Document:

@@ -14,7 +14,7 @@ from handrail.config.given import OTHERS, variable
 from handrail.config.mcp import McpServe
 from handrail.config.settings import keys
 from handrail.contract.errors import LoadError, UsageError
-from handrail.contract.tool_settings import ToolSettings
+from handrail.contract.tool.settings import ToolSettings
 
 pytestmark = pytest.mark.proves("F-11")
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from tests.config.places import Layers
 
-from handrail.config.upstreams import configured
 from handrail.contract.errors import LoadError
-from handrail.registry.sources.mcp.installed import fetches
+from handrail.upstream.configured.configured import configured
+from handrail.upstream.installed import fetches
 
 FILE = {
     "mcpServers": {
@@ -94,8 +94,8 @@ def test_what_would_fetch_its_program_is_known(argv: tuple[str, ...], does: bool
 
 
 def test_the_record_of_an_installed_server_holds_for_the_command_that_it_was_made_for(tmp_path: Path) -> None:
-    from handrail.registry.sources.mcp.definition import ServerDefinition
-    from handrail.registry.sources.mcp.installed import Refused, resolve
+    from handrail.upstream.definition import ServerDefinition
+    from handrail.upstream.installed import Refused, resolve
 
     folder, state = tmp_path / "pkg", tmp_path / "state"
     folder.mkdir()

@@ -17,7 +17,7 @@ from handrail.contract.agent import (
     check_agent,
     parse_agent,
 )
-from handrail.contract.requires import ShellRequires
+from handrail.contract.tool.requires import ShellRequires
 
 WHOLE = b"""
 id = "reviewer"

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mcp.types import CallToolResult
 
+from handrail.contract.envelopes import artifacts_in, from_content, recognise, to_content
 from handrail.contract.result import Blob, Result
-from handrail.contract.shapes import artifacts_in, from_content, recognise, to_content
 
 PIXEL = base64.b64encode(b"\x89PNG").decode()
 TEXT = {"type": "text", "text": "hello"}

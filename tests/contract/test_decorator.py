@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 import pytest
 from pydantic import BaseModel, Field, field_validator
 
-from handrail.contract.decorator import FunctionTool, tool
 from handrail.contract.errors import ToolError, UsageError
-from handrail.contract.requires import Requires
 from handrail.contract.result import Blob, Result
-from handrail.contract.schema import compile_schema
-from handrail.contract.spec import ConfigKey, LockSpec, faults_in
-from handrail.contract.tool import Tool
+from handrail.contract.schema.schema import compile_schema
+from handrail.contract.tool.decorator import FunctionTool, tool
+from handrail.contract.tool.requires import Requires
+from handrail.contract.tool.spec import ConfigKey, LockSpec, faults_in
+from handrail.contract.tool.tool import Tool
 
 if TYPE_CHECKING:
-    from handrail.contract.runtime import Runtime
+    from handrail.contract.doors.runtime import Runtime
 
 RUNTIME = cast("Runtime", object())
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.contract.hosts import (
+from handrail.contract.text.hosts import (
     fault_in_host,
     grant_covers,
     grants_address,

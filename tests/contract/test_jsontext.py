@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.contract.jsontext import (
+from handrail.contract.text.json import (
     MAX_ARGUMENT_BYTES,
     MAX_ARGUMENT_DEPTH,
     MAX_ARGUMENT_VALUES,

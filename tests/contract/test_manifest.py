@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handrail.contract.errors import LoadError
-from handrail.contract.manifest import MAX_MANIFEST_BYTES, RuntimeView, parse_manifest, read_manifest
-from handrail.contract.requires import Requires
-from handrail.contract.spec import LockSpec, ToolSpec
+from handrail.contract.tool.manifest import MAX_MANIFEST_BYTES, RuntimeView, parse_manifest, read_manifest
+from handrail.contract.tool.requires import Requires
+from handrail.contract.tool.spec import LockSpec, ToolSpec
 
 COMMIT: dict[str, Any] = {
     "llm": {

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.contract.names import (
+from handrail.contract.tool.names import (
     LOCKED_IDS,
     MAX_WIRE_NAME,
     fault_in_id,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from handrail.contract.neutral import Shown, found, may_have_any, neutralised, restored
+from handrail.contract.text.neutral import Shown, found, may_have_any, neutralised, restored
 
 pytestmark = pytest.mark.proves("O-04")
 PARTS = [

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from handrail.contract.patterns import (
+from handrail.contract.text.patterns import (
     any_path_source,
     escape,
     fault_in_pattern,

@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.contract.protected import is_key, leads_on, plain, protected, protection, suspicious, tool_protection
+from handrail.contract.protected.protected import (
+    is_key,
+    leads_on,
+    plain,
+    protected,
+    protection,
+    suspicious,
+    tool_protection,
+)
 
 pytestmark = pytest.mark.proves("P-15")
 

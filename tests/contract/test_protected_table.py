@@ -8,10 +8,10 @@ import pytest
 from tests import protected_names
 from tests.contract import protected_lists as lists
 
-from handrail.contract.protected import leads_on, plain, protection, suspicious, tool_protection
-from handrail.contract.protected_ask import ASK, FREE
-from handrail.contract.protected_never import NEVER
-from handrail.contract.protected_rows import WHAT, Row
+from handrail.contract.protected.ask import ASK, FREE
+from handrail.contract.protected.never import NEVER
+from handrail.contract.protected.protected import leads_on, plain, protection, suspicious, tool_protection
+from handrail.contract.protected.rows import WHAT, Row
 
 pytestmark = pytest.mark.proves("P-15")
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from handrail.contract.requires import (
+from handrail.contract.tool.requires import (
     AnyArgument,
     CapabilitySet,
     FsRequires,

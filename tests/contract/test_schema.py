@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.contract.schema import MAX_PROBLEMS, InvalidSchema, compile_schema, path_text
+from handrail.contract.schema.schema import MAX_PROBLEMS, InvalidSchema, compile_schema, path_text
 
 TRANSFER: dict[str, Any] = {
     "type": "object",

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.contract.requires import Requires
-from handrail.contract.spec import ConfigKey, LockSpec, ToolSpec, faults_in, inferred_targets
+from handrail.contract.tool.requires import Requires
+from handrail.contract.tool.spec import ConfigKey, LockSpec, ToolSpec, faults_in, inferred_targets
 
 READ = ToolSpec(
     id="notes.read",

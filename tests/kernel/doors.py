@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from handrail import Kernel, Tool
-from handrail.joined import JoinedKernel
+from handrail.kernel.joined import JoinedKernel
 from handrail.testing.kernels import WORDS_ONLY, temporary_kernel
 
 HELD, JOINED = "held", "joined"

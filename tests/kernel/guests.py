@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from handrail import Kernel
-from handrail.holding import HeldKernel
-from handrail.joined import JoinedKernel
-from handrail.joining.address import connect
-from handrail.joining.operations import Operations
-from handrail.joining.wire import Connection
+from handrail.ipc.wire.connection import Connection
+from handrail.ipc.wire.meeting import connect
+from handrail.ipc.wire.operations import Operations
+from handrail.kernel.held import HeldKernel
+from handrail.kernel.joined import JoinedKernel
 from handrail.store.folders import locate
 from handrail.store.holder import holder_of
 

@@ -16,7 +16,7 @@ PROGRAM = '''
 import asyncio, json, os, sys
 from pathlib import Path
 from handrail import Kernel, tool
-from handrail.holding import HeldKernel
+from handrail.kernel.held import HeldKernel
 
 folder = Path(sys.argv[1])
 

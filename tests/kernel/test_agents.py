@@ -14,10 +14,10 @@ from tests.kernel.doors import opened as opened_by
 from tests.kernel.test_configured import put_tool
 
 from handrail import Kernel, LoadError, UsageError, tool
-from handrail.contract.people import ApprovalAnswer
-from handrail.holding import HeldKernel
-from handrail.joined import JoinedKernel
-from handrail.policy.opinions import Opinion, WatchdogCall, allow
+from handrail.contract.approvals import ApprovalAnswer
+from handrail.kernel.held import HeldKernel
+from handrail.kernel.joined import JoinedKernel
+from handrail.policy.watchdogs.opinions import Opinion, WatchdogCall, allow
 from handrail.sandbox import tiers
 from handrail.testing.kernels import ScriptedPerson
 

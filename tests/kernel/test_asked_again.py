@@ -11,9 +11,9 @@ import pytest
 from tests.kernel.guests import joined_kernel
 
 from handrail import ToolError, UsageError, tool
-from handrail.contract.people import ApprovalAnswer
-from handrail.holding import HeldKernel
-from handrail.joining.operations import Operations
+from handrail.contract.approvals import ApprovalAnswer
+from handrail.ipc.wire.operations import Operations
+from handrail.kernel.held import HeldKernel
 from handrail.testing.kernels import temporary_kernel
 
 pytestmark = pytest.mark.proves("L-07")

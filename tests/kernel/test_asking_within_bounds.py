@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from handrail import Kernel, tool
-from handrail.arbiter import approvals
-from handrail.contract.people import ApprovalAnswer, Away
+from handrail.arbiter.approvals import desk as approvals
+from handrail.contract.approvals import ApprovalAnswer, Away
 
 
 @tool(side_effect="external", locks=[])

@@ -12,8 +12,8 @@ from tests.kernel.doors import Opens, by_both_doors
 from tests.kernel.test_configured import put_tool
 
 from handrail import LoadError, Runtime, Tool, ToolSpec, tool
-from handrail.registry.generation import Difference
-from handrail.registry.sources.sameness import digest_of
+from handrail.contract.generation import Difference
+from handrail.registry.sources.persistent.sameness import digest_of
 from handrail.testing.kernels import temporary_kernel
 
 pytestmark = pytest.mark.proves("R-06")

@@ -12,7 +12,7 @@ from tests.kernel.test_agents import confined, opening, put_agent
 from tests.tools.githost import GitHost
 from tests.tools.repositories import Repo, made
 
-from handrail.contract.people import ApprovalAnswer
+from handrail.contract.approvals import ApprovalAnswer
 from handrail.contract.session import Session
 from handrail.testing.kernels import ScriptedPerson, temporary_kernel
 

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from tests.kernel.guests import OPENING, call, greeting, guest, joined_kernel, opened, reply_of, sizes
 
 from handrail import LoadError, StartError, tool
-from handrail.contract.people import ApprovalAnswer
-from handrail.joining.describing import describe
-from handrail.joining.operations import Op, Operations, Refused
-from handrail.joining.requests import NOTICES, REQUESTS
+from handrail.contract.approvals import ApprovalAnswer
+from handrail.ipc.codec.descriptions import describe
+from handrail.ipc.holder.requests import NOTICES, REQUESTS
+from handrail.ipc.wire.operations import Op, Operations, Refused
 from handrail.sandbox import tiers
 from handrail.testing.kernels import temporary_kernel
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from handrail import ApprovalAnswer, Kernel, tool
-from handrail.joining import server
+from handrail.ipc.holder import server
 from handrail.record.verification import verify
 from handrail.testing.kernels import ScriptedPerson, temporary_kernel
 

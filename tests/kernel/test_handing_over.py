@@ -14,7 +14,7 @@ from tests.kernel.test_sub_agents import Agents, answers, kernel_of, models, tas
 from handrail import Kernel
 from handrail.agent.loop import Agent
 from handrail.agent.model import ResultsMessage
-from handrail.contract.people import ApprovalAnswer
+from handrail.contract.approvals import ApprovalAnswer
 from handrail.contract.result import Result
 from handrail.testing.kernels import ScriptedPerson
 from handrail.testing.models import PlayedModel, call_reply, text_reply

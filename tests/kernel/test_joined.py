@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from handrail import ApprovalAnswer, Event, Kernel, ToolError, UsageError, tool
-from handrail.contract.notices import Notice
-from handrail.holding import HeldKernel
-from handrail.joined import JoinedKernel
+from handrail.contract.doors.notices import Notice
+from handrail.kernel.held import HeldKernel
+from handrail.kernel.joined import JoinedKernel
 from handrail.record.verification import verify
 from handrail.testing.kernels import ScriptedPerson, temporary_kernel
 

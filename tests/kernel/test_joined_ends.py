@@ -13,11 +13,11 @@ from tests.kernel.guests import joined_kernel, second, sizes
 from tests.kernel.test_agents import put_agent
 
 from handrail import Kernel, LoadError, Runtime, StartError, Tool, ToolSpec, UsageError, tool
-from handrail.contract.people import ApprovalAnswer
-from handrail.holding import HeldKernel
-from handrail.joined import JoinedKernel
-from handrail.joining import server
-from handrail.joining.sessions import JoinedSession
+from handrail.contract.approvals import ApprovalAnswer
+from handrail.ipc.holder import server
+from handrail.ipc.joiner.session import JoinedSession
+from handrail.kernel.held import HeldKernel
+from handrail.kernel.joined import JoinedKernel
 from handrail.testing.kernels import ScriptedPerson, temporary_kernel
 
 pytestmark = pytest.mark.proves("L-07")

@@ -11,7 +11,7 @@ from tests.kernel.test_joined_ends import lose
 from tests.kernel.test_sub_agents import READER, WRITER, kernel_of, models, task
 
 from handrail.agent.loop import Agent
-from handrail.contract.people import ApprovalAnswer
+from handrail.contract.approvals import ApprovalAnswer
 from handrail.testing.kernels import ScriptedPerson
 from handrail.testing.models import Pause, PlayedModel, call_reply, text_reply
 

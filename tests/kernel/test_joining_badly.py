@@ -17,11 +17,11 @@ from tests.kernel.guests import joined_kernel
 from tests.kernel.members import members
 
 from handrail import Kernel, StartError
-from handrail.joined import JoinedKernel
-from handrail.joining import membership
-from handrail.joining.framing import Message, frame
-from handrail.joining.handshake import PROTOCOL, Reception
-from handrail.joining.wire import Connection
+from handrail.ipc.joiner import membership
+from handrail.ipc.wire.connection import Connection
+from handrail.ipc.wire.framing import Message, frame
+from handrail.ipc.wire.handshake import PROTOCOL, Reception
+from handrail.kernel.joined import JoinedKernel
 from handrail.record.verification import verify
 from handrail.sandbox.bubblewrap import binaries
 from handrail.store.folders import locate
@@ -32,7 +32,7 @@ JOIN = """
 import asyncio, sys
 from pathlib import Path
 from handrail import Kernel, StartError
-from handrail.joined import JoinedKernel
+from handrail.kernel.joined import JoinedKernel
 
 folder = Path(sys.argv[1])
 

@@ -13,9 +13,9 @@ from tests.kernel.test_joined_ends import SHORT, held, hold, until
 
 from handrail import tool
 from handrail.arbiter import running
-from handrail.joined import Successor
-from handrail.joining import sessions
-from handrail.session.lasting import Lasting
+from handrail.ipc.joiner import session as sessions
+from handrail.kernel.joined import Successor
+from handrail.session.past.lasting import Lasting
 from handrail.testing.kernels import temporary_kernel
 
 pytestmark = pytest.mark.proves("L-07")

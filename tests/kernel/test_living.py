@@ -18,9 +18,9 @@ from handrail.agent.loop import Agent
 from handrail.agent.model import ProviderDenied
 from handrail.contract.result import Result
 from handrail.contract.session import Session
-from handrail.holding import HeldKernel
+from handrail.kernel.held import HeldKernel
 from handrail.session.session import HeldSession
-from handrail.store.jobs import Retention
+from handrail.store.tables.jobs import Retention
 from handrail.testing.kernels import ScriptedPerson, temporary_kernel
 from handrail.testing.models import Pause, PlayedModel, call_reply, text_reply
 

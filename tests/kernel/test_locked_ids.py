@@ -9,10 +9,10 @@ import pytest
 from tests.kernel.doors import HELD, JOINED, opened
 
 from handrail import Kernel, LoadError, Runtime, tool
-from handrail.contract.locked_shapes import LOCKED_SHAPES
-from handrail.contract.names import LOCKED_IDS
 from handrail.contract.result import Result
-from handrail.contract.spec import ConfigKey
+from handrail.contract.schema.locked_shapes import LOCKED_SHAPES
+from handrail.contract.tool.names import LOCKED_IDS
+from handrail.contract.tool.spec import ConfigKey
 from handrail.testing.kernels import temporary_kernel
 from handrail.testing.sources import ForeignSource
 from handrail.tools import BUILTINS
@@ -197,7 +197,7 @@ async def test_a_foreign_tool_answers_once_it_is_approved_and_one_that_cannot_wi
     tmp_path: Path,
 ) -> None:
     from handrail.contract.sandbox import Tier
-    from handrail.contract.tool_settings import SettingsLayer, ToolSettings
+    from handrail.contract.tool.settings import SettingsLayer, ToolSettings
     from handrail.registry.loading import load_generation
     from handrail.registry.pins import Definition, StoredPins
 

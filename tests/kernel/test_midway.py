@@ -14,9 +14,9 @@ import pytest_asyncio
 
 from handrail import Event, Result
 from handrail.arbiter import peers
-from handrail.contract.peer import Ask
-from handrail.holding import HeldKernel
-from handrail.registry.sources import midway
+from handrail.contract.doors.peer import Ask
+from handrail.kernel.held import HeldKernel
+from handrail.registry.sources.persistent import midway
 from handrail.sandbox import tiers
 from handrail.testing.kernels import ScriptedPeer, temporary_kernel
 

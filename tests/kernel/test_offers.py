@@ -16,8 +16,8 @@ from tests.registry.test_own_offering import OFFERING, put_offering
 
 from handrail import Event, Kernel, Runtime, Tool, ToolError, ToolSpec, UsageError, tool
 from handrail.arbiter import subscriptions
-from handrail.contract.offering import PromptSpec, ResourceSpec, ResourceTemplate, SourceRequest
-from handrail.contract.requires import Requires
+from handrail.contract.doors.offers import PromptSpec, ResourceSpec, ResourceTemplate, SourceRequest
+from handrail.contract.tool.requires import Requires
 from handrail.testing.kernels import temporary_kernel
 
 kernel_in = by_both_doors()

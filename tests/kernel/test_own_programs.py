@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from handrail import Kernel, LoadError, StartError, tool
-from handrail.faces.cli import mcp_login
-from handrail.policy.watchdog import ExternalWatchdog
-from handrail.sandbox import toolchains
+from handrail.frontends.cli.commands import mcp_login
+from handrail.policy.watchdogs.watchdog import ExternalWatchdog
+from handrail.sandbox.view import toolchains
 from handrail.testing.kernels import temporary_kernel
 
 NAMES = (

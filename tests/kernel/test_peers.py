@@ -12,8 +12,8 @@ import pytest
 from tests.kernel.doors import Opens, by_both_doors
 
 from handrail import Event, Runtime, ToolError, tool
-from handrail.contract.peer import ASK_KINDS, Ask, kind_of
-from handrail.contract.requires import Requires
+from handrail.contract.doors.peer import ASK_KINDS, Ask, kind_of
+from handrail.contract.tool.requires import Requires
 from handrail.testing.kernels import ScriptedPeer, temporary_kernel
 
 FORM = Ask(

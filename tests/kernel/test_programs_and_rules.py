@@ -12,7 +12,7 @@ import pytest
 
 from handrail import Kernel, Runtime
 from handrail import tool as tool_of
-from handrail.runtime import running
+from handrail.runtime.guard import running
 from handrail.sandbox import tiers
 
 pytestmark = pytest.mark.skipif(not tiers.choose().tier.confines, reason=f"no sandbox: {tiers.choose().tier.detail}")

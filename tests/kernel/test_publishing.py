@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from handrail.contract.checking import checked
-from handrail.contract.requires import NOTHING, Variables
-from handrail.contract.runtime import Runtime
-from handrail.contract.spec import ToolSpec
-from handrail.contract.tool import Tool
+from handrail.contract.doors.runtime import Runtime
+from handrail.contract.tool.checking import checked
+from handrail.contract.tool.requires import NOTHING, Variables
+from handrail.contract.tool.spec import ToolSpec
+from handrail.contract.tool.tool import Tool
 from handrail.policy.capabilities import agent_layer
+from handrail.registry.generations import Succession
 from handrail.registry.loading import Memory
 from handrail.registry.sources.source import Found, Loaded, Rank
-from handrail.registry.succession import Succession
 from handrail.session.context import Shelf
 from handrail.testing.kernels import temporary_kernel
 

@@ -10,7 +10,7 @@ import pytest
 
 from handrail import Runtime, Tool, ToolSpec
 from handrail.sandbox import tiers
-from handrail.sandbox.pool import AGE_S
+from handrail.sandbox.start.pool import AGE_S
 from handrail.testing.kernels import temporary_kernel
 
 pytestmark = pytest.mark.skipif(not tiers.probe().confines, reason="this machine cannot confine programs")

@@ -9,7 +9,7 @@ import pytest
 from tests.kernel.guests import joined_kernel
 
 from handrail import LoadError
-from handrail.joined import JoinedKernel
+from handrail.kernel.joined import JoinedKernel
 from handrail.testing.kernels import temporary_kernel
 
 WRONG = {"rule": "allow read docs/**", "match": ["src/a.py"]}

@@ -12,11 +12,11 @@ from tests.kernel.test_configured import put_tool
 
 from handrail import LoadError, Result, StartError
 from handrail.config import load
-from handrail.confining import GROUP, provider_of, sandbox_of
+from handrail.contract.generation import UNCONFINED
 from handrail.contract.sandbox import Sandbox
-from handrail.holding import HeldKernel
+from handrail.kernel.held import HeldKernel
+from handrail.kernel.sandbox import GROUP, provider_of, sandbox_of
 from handrail.record.reading import LogReader
-from handrail.registry.generation import UNCONFINED
 from handrail.sandbox import tiers
 from handrail.sandbox.unconfined import Unconfined
 from handrail.testing.kernels import temporary_kernel

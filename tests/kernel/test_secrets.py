@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from handrail import ApprovalAnswer, Blob, Event, ProposedCall, Runtime, ToolError, tool
-from handrail.policy.watchdog import Opinion, WatchdogCall
+from handrail.policy.watchdogs.watchdog import Opinion, WatchdogCall
 from handrail.testing.kernels import ScriptedPerson, temporary_kernel
 
 SECRET = 'hunter2-KkQ9/"x'

@@ -9,7 +9,7 @@ import pytest
 
 from handrail import Kernel, Runtime, ToolError, tool
 from handrail.contract.errors import LoadError, UsageError
-from handrail.contract.spec import ConfigKey
+from handrail.contract.tool.spec import ConfigKey
 from handrail.testing.kernels import temporary_kernel
 
 pytestmark = pytest.mark.proves("S-06")

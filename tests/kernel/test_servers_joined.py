@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from handrail import Kernel, UsageError
-from handrail.holding import HeldKernel
+from handrail.kernel.held import HeldKernel
 from handrail.testing.kernels import temporary_kernel
 from handrail.testing.upstreams import Program, approved
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from handrail import Kernel, Runtime, Tool, ToolSpec, tool
-from handrail.contract.spec import ConfigKey
-from handrail.holding import HeldKernel
-from handrail.registry.generation import ToolStatus
+from handrail.contract.generation import ToolStatus
+from handrail.contract.tool.spec import ConfigKey
+from handrail.kernel.held import HeldKernel
 from handrail.testing.kernels import temporary_kernel
 from handrail.testing.upstreams import Program, approved
 

@@ -9,7 +9,7 @@ from tests.kernel.test_configured import put_tool
 from tests.kernel.test_sub_agents import WRITER, WRITES, answers, kernel_of, models, task
 
 from handrail.agent.loop import Agent
-from handrail.contract.people import ApprovalAnswer
+from handrail.contract.approvals import ApprovalAnswer
 from handrail.testing.kernels import ScriptedPerson
 from handrail.testing.models import Pause, PlayedModel, call_reply, text_reply
 

@@ -13,13 +13,13 @@ import pytest
 
 from handrail.agent.loop import Agent
 from handrail.agent.model import Model
-from handrail.contract.delegation import Delegation
+from handrail.contract.approvals import ApprovalAnswer
+from handrail.contract.doors.agents import Delegation
 from handrail.contract.errors import LoadError
-from handrail.contract.people import ApprovalAnswer
 from handrail.contract.result import Result
-from handrail.faces.acp.buffers import Client, Editor
-from handrail.holding import HeldKernel
-from handrail.runtime import unsaved
+from handrail.frontends.acp.buffers import Client, Editor
+from handrail.kernel.held import HeldKernel
+from handrail.runtime.files import unsaved
 from handrail.session.session import HeldSession
 from handrail.testing.kernels import ScriptedPerson, temporary_kernel
 from handrail.testing.models import Pause, PlayedModel, call_reply, text_reply
@@ -280,7 +280,7 @@ async def test_a_sub_agents_session_does_not_go_on_by_itself_and_its_fork_does(t
 
 async def test_a_call_that_is_not_in_flight_begins_no_sub_agent(tmp_path: Path) -> None:
     from handrail import UsageError
-    from handrail.contract.delegation import Delegation
+    from handrail.contract.doors.agents import Delegation
 
     async with kernel_of(tmp_path, {}) as kernel:
         session: HeldSession = await kernel.session()

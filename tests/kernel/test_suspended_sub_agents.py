@@ -17,10 +17,10 @@ from tests.kernel.test_sub_agents import READER, WRITER, WRITES, Agents, answers
 from handrail import ApprovalAnswer, Kernel, Runtime, Session, tool
 from handrail.agent.budget import Budget
 from handrail.agent.loop import Agent
-from handrail.contract.delegation import Delegation
-from handrail.faces.acp.buffers import Client, Editor
-from handrail.holding import HeldKernel
-from handrail.runtime import unsaved
+from handrail.contract.doors.agents import Delegation
+from handrail.frontends.acp.buffers import Client, Editor
+from handrail.kernel.held import HeldKernel
+from handrail.runtime.files import unsaved
 from handrail.session.session import HeldSession
 from handrail.testing.kernels import ScriptedPerson, temporary_kernel
 from handrail.testing.models import Pause, PlayedModel, call_reply, text_reply

@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 from tests.kernel.members import Member, member, members
 
-from handrail import joined, tool
+from handrail import tool
+from handrail.contract.approvals import ApprovalAnswer
 from handrail.contract.errors import StartError
-from handrail.contract.people import ApprovalAnswer
 from handrail.contract.session import Session
-from handrail.kernel import Brought
+from handrail.kernel import joined
+from handrail.kernel.kernel import Brought
 from handrail.record.verification import verify
 from handrail.testing.kernels import ScriptedPerson, temporary_kernel
 

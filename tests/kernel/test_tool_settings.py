@@ -12,7 +12,7 @@ import pytest
 from tests.kernel.doors import HELD, JOINED, opened
 
 from handrail import Kernel, LoadError, Runtime, Tool, ToolSpec, UsageError, tool
-from handrail.contract.spec import ConfigKey
+from handrail.contract.tool.spec import ConfigKey
 from handrail.testing.kernels import temporary_kernel
 from handrail.testing.upstreams import Program, approved
 

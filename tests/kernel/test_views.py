@@ -13,7 +13,7 @@ from tests.kernel.test_agents import put_agent
 from handrail import Kernel, Tool, tool
 from handrail.catalog import interaction
 from handrail.contract.call import ProposedCall
-from handrail.holding import HeldKernel
+from handrail.kernel.held import HeldKernel
 from handrail.testing.kernels import temporary_kernel
 
 kernel_in = by_both_doors(rules=["allow *"])

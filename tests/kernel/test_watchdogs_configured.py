@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from handrail import ApprovalAnswer, ToolError, tool
-from handrail.policy.watchdog import Opinion, WatchdogCall, allow, deny, name_of
+from handrail.policy.watchdogs.watchdog import Opinion, WatchdogCall, allow, deny, name_of
 from handrail.testing.kernels import ScriptedPerson, temporary_kernel
 
 pytestmark = pytest.mark.proves("P-11")

@@ -13,12 +13,12 @@ from urllib.parse import urlencode
 from tests.mcp_suite import client as scenarios
 from tests.mcp_suite.client import Server, answers_to_form
 
+from handrail.contract.doors.peer import Ask
 from handrail.contract.errors import ToolError
-from handrail.contract.peer import Ask
 from handrail.contract.session import Session
-from handrail.gateway import ConnectedServer
-from handrail.registry.sources.mcp.oauth import Prompt
+from handrail.kernel.servers import ConnectedServer
 from handrail.testing.kernels import temporary_kernel
+from handrail.upstream.oauth import Prompt
 
 CALLBACK = "http://localhost:3000/callback"
 IDENTITY_DOCUMENT = "https://conformance-test.local/client-metadata.json"

@@ -18,9 +18,9 @@ from tests.mcp_suite.task_tools import TASK_AFTER_S, TASK_RULES, TASK_TOOLS
 from tests.mcp_suite.timed_tools import TIMED_TOOLS
 
 from handrail import Tool, tool
-from handrail.faces.mcp.http import Listening, listen
-from handrail.faces.mcp.serving import Serving
-from handrail.holding import HeldKernel
+from handrail.frontends.mcp.http.http import Listening, listen
+from handrail.frontends.mcp.serving import Serving
+from handrail.kernel.held import HeldKernel
 from handrail.testing.kernels import temporary_kernel
 
 ROOT = Path(__file__).resolve().parents[2]

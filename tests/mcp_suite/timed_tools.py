@@ -8,8 +8,8 @@ started for that, confined; on a machine with much else to do this alone can tak
 from __future__ import annotations
 
 from handrail import Tool, tool
-from handrail.contract.peer import Ask
-from handrail.contract.runtime import Runtime
+from handrail.contract.doors.peer import Ask
+from handrail.contract.doors.runtime import Runtime
 
 
 @tool(id="test_logging_tool", side_effect="read", locks=[])

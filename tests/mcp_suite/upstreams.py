@@ -28,7 +28,7 @@ import platformdirs
 
 from handrail import Kernel
 from handrail.contract.result import Result
-from handrail.holding import HeldKernel
+from handrail.kernel.held import HeldKernel
 from handrail.registry.pins import Definition, StoredPins
 
 CONNECT_S = 120.0
@@ -270,7 +270,7 @@ def prepare(root: Path) -> None:
 
 def _handrail(*words: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-m", "handrail.faces.cli", *words], stdout=subprocess.PIPE, text=True, check=False
+        [sys.executable, "-m", "handrail.frontends.cli", *words], stdout=subprocess.PIPE, text=True, check=False
     )
     if done.returncode != 0:
         raise SystemExit(f"handrail {' '.join(words)} ended with {done.returncode}")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from handrail.contract.requires import (
+from handrail.contract.tool.requires import (
     CapabilitySet,
     FsRequires,
     Layer,
@@ -17,14 +17,14 @@ from handrail.contract.requires import (
     Variables,
     expand,
 )
-from handrail.contract.spec import ToolSpec
+from handrail.contract.tool.spec import ToolSpec
 from handrail.policy.authority import Authority
 from handrail.policy.capabilities import agent_layer
-from handrail.policy.defaults import default_book
-from handrail.policy.rules import Rule, RuleBook, Scope, parse_rule
+from handrail.policy.rules.defaults import default_book
+from handrail.policy.rules.rules import Rule, RuleBook, Scope, parse_rule
 from handrail.policy.verdict import Verdict
-from handrail.policy.watchdog import Watchdog
-from handrail.runtime.roots import May, Roots
+from handrail.policy.watchdogs.watchdog import Watchdog
+from handrail.runtime.files.roots import May, Roots
 
 
 def properties(**formats: str) -> dict[str, Any]:

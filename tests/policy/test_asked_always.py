@@ -6,12 +6,12 @@ import pytest
 from tests.policy.desk import BASH, EDIT, MOVE, WRITE, Desk, book, rule
 
 from handrail.contract.modes import MODES
-from handrail.contract.requires import FsRequires, Requires
-from handrail.contract.spec import ToolSpec
+from handrail.contract.tool.requires import FsRequires, Requires
+from handrail.contract.tool.spec import ToolSpec
 from handrail.policy.explain import explain
 from handrail.policy.hidden import hidden
-from handrail.policy.modes import in_mode
-from handrail.policy.rules import RuleBook
+from handrail.policy.rules.modes import in_mode
+from handrail.policy.rules.rules import RuleBook
 
 pytestmark = pytest.mark.proves("P-15")
 

@@ -27,8 +27,8 @@ from tests.policy.desk import (
     rule,
 )
 
-from handrail.contract.names import SESSION_INTERNAL
-from handrail.contract.requires import (
+from handrail.contract.tool.names import SESSION_INTERNAL
+from handrail.contract.tool.requires import (
     Capability,
     CapabilitySet,
     FsRequires,
@@ -39,10 +39,10 @@ from handrail.contract.requires import (
     Variables,
     expand,
 )
-from handrail.contract.spec import ToolSpec
+from handrail.contract.tool.spec import ToolSpec
 from handrail.policy.capabilities import CEILING, PASSED_ON, agent_layer, call_set, ceiling_layer, refusal, remedy
-from handrail.policy.defaults import SECRET_LIKE, default_book, default_rules, reading
-from handrail.policy.rules import parse_rule
+from handrail.policy.rules.defaults import SECRET_LIKE, default_book, default_rules, reading
+from handrail.policy.rules.rules import parse_rule
 from handrail.policy.secret_names import EXCEPT
 from handrail.tools import BUILTINS
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from tests.policy.desk import BASH, READ, TODO, TRANSFER, WRITE, Desk, book, rule
 
-from handrail.contract.requires import FsRequires, Requires
-from handrail.contract.spec import ToolSpec
+from handrail.contract.tool.requires import FsRequires, Requires
+from handrail.contract.tool.spec import ToolSpec
 from handrail.policy.explain import Explanation, explain
-from handrail.policy.watchdog import deny
+from handrail.policy.watchdogs.watchdog import deny
 
 
 async def explained(

@@ -11,11 +11,11 @@ from tests.policy.desk import ALL, BASH, EDIT, FETCH, READ, TODO, TRANSFER, WRIT
 
 from handrail.contract.errors import UsageError
 from handrail.contract.modes import MODES, Mode
-from handrail.contract.spec import ToolSpec
-from handrail.policy.defaults import SECRET_LIKE
-from handrail.policy.modes import MEANINGS, TEXTS, in_mode, read_mode
-from handrail.policy.modes import given as named
-from handrail.policy.rules import parse_rule
+from handrail.contract.tool.spec import ToolSpec
+from handrail.policy.rules.defaults import SECRET_LIKE
+from handrail.policy.rules.modes import MEANINGS, TEXTS, in_mode, read_mode
+from handrail.policy.rules.modes import given as named
+from handrail.policy.rules.rules import parse_rule
 from handrail.policy.secret_names import EXCEPT
 from handrail.tools.git import GIT_TOOLS
 from handrail.tools.shell import Bash

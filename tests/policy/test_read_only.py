@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from tests.policy.desk import Desk, book
 from tests.policy.shell_corpus import ASKED_EVEN_THEN
 
-from handrail.policy import read_only
-from handrail.policy.modes import Mode, in_mode
-from handrail.policy.shell import parse
+from handrail.policy.rules.modes import Mode, in_mode
+from handrail.policy.shell import read_only
+from handrail.policy.shell.parse import parse
 from handrail.tools.shell import Bash
 
 pytestmark = pytest.mark.proves("S-09")

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.policy.desk import BASH, READ, TRANSFER, WRITE, Desk, book, rule
 
-from handrail.policy.matching import Ranking
-from handrail.policy.rules import Action, Rule, RuleBook, parse_rule
-from handrail.policy.words import WordFault, literal_words, pattern_words
+from handrail.policy.rules.matching import Ranking
+from handrail.policy.rules.rules import Action, Rule, RuleBook, parse_rule
+from handrail.policy.rules.words import WordFault, literal_words, pattern_words
 
 
 @pytest.mark.proves("P-02")

@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.policy.desk import BASH, FETCH, TRANSFER, WRITE, Desk, book
 
-from handrail.contract.spec import ToolSpec
+from handrail.contract.tool.spec import ToolSpec
 from handrail.policy.explain import explain
 from handrail.policy.hidden import hidden
-from handrail.policy.modes import in_mode, within
 from handrail.policy.native import ruled
-from handrail.policy.rules import STRICTNESS, RuleBook
+from handrail.policy.rules.modes import in_mode, within
+from handrail.policy.rules.rules import STRICTNESS, RuleBook
 
 pytestmark = pytest.mark.proves("P-12")
 

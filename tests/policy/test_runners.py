@@ -9,12 +9,12 @@ from tests.policy import ordinary_commands
 from tests.policy.desk import GIT, Desk, book, rule
 from tests.policy.runner_cases import CERTAIN, DATA, DATA_IN_THE_TEXT, GUESSED, IN_THE_TEXT
 
-from handrail.policy import runners
-from handrail.policy.matching import ranked
-from handrail.policy.modes import within
-from handrail.policy.runner_tables import DATA as DATA_PROGRAMS
-from handrail.policy.runner_tables import RUNNERS
-from handrail.policy.words import literal_words
+from handrail.policy.rules.matching import ranked
+from handrail.policy.rules.modes import within
+from handrail.policy.rules.words import literal_words
+from handrail.policy.shell import runners
+from handrail.policy.shell.runner_tables import DATA as DATA_PROGRAMS
+from handrail.policy.shell.runner_tables import RUNNERS
 
 pytestmark = pytest.mark.proves("P-05")
 

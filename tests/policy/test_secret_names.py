@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.policy.desk import READ, WRITE, Desk, book
 
-from handrail.contract.patterns import fault_in_pattern
-from handrail.policy.defaults import SECRET_LIKE
+from handrail.contract.text.patterns import fault_in_pattern
 from handrail.policy.hidden import hidden
-from handrail.policy.matching import PathSubject, Ranking
-from handrail.policy.modes import in_mode
-from handrail.policy.rules import Rule
+from handrail.policy.rules.defaults import SECRET_LIKE
+from handrail.policy.rules.matching import PathSubject, Ranking
+from handrail.policy.rules.modes import in_mode
+from handrail.policy.rules.rules import Rule
 from handrail.policy.secret_names import EXCEPT, ROWS
 
 pytestmark = pytest.mark.proves("P-03")

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from handrail.policy.shell import MAX_COMMANDS, parse
+from handrail.policy.shell.parse import MAX_COMMANDS, parse
 
 PLAIN: list[tuple[str, list[list[str]]]] = [
     ("ls", [["ls"]]),
@@ -373,7 +373,7 @@ def test_a_text_with_a_construct_that_is_not_judged_is_never_clear(head: str, co
 
 
 def test_importing_the_reader_does_not_import_the_grammar() -> None:
-    code = "import sys, handrail.policy.authority, handrail.policy.shell; print('tree_sitter' in sys.modules)"
+    code = "import sys, handrail.policy.authority, handrail.policy.shell.parse; print('tree_sitter' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 
@@ -381,7 +381,7 @@ def test_importing_the_reader_does_not_import_the_grammar() -> None:
 def test_no_character_beyond_ascii_ends_the_process_that_reads_it() -> None:
     """The grammar's scanner looks one up in a table with 384 places. Read in another process, which would end."""
     code = (
-        "from handrail.policy.shell import parse\n"
+        "from handrail.policy.shell.parse import parse\n"
         "for place in range(0x80, 0x110000, 0x400):\n"
         "    for before in ('{', 'echo {', '{1..', 'cat <<'):\n"
         "        if not 0xD800 <= place < 0xE000:\n"

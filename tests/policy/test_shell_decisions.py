@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tests.policy.desk import GIT, HELPER, Desk, book
 from tests.policy.shell_corpus import ALLOWED_BY_A_RULE_FOR_EVERYTHING, ASKED_EVEN_THEN
 
-from handrail.policy.programs import LONGEST_WAIT_S, concern
-from handrail.policy.words import literal_words
+from handrail.policy.rules.words import literal_words
+from handrail.policy.shell.programs import LONGEST_WAIT_S, concern
 from handrail.tools.shell import Bash
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handrail.contract.agent import AgentManifest, Delegable, DelegableFs, DelegableNet
-from handrail.contract.requires import (
+from handrail.contract.tool.requires import (
     Capability,
     CapabilitySet,
     FsRequires,
@@ -19,7 +19,7 @@ from handrail.contract.requires import (
     expand,
     union,
 )
-from handrail.contract.spec import ToolSpec
+from handrail.contract.tool.spec import ToolSpec
 from handrail.policy.authority import Authority
 from handrail.policy.capabilities import call_set
 

@@ -10,7 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from tests.policy.desk import BASH, READ, TRANSFER, WRITE, Desk
 
-from handrail.policy.read_only import changes_nothing
+from handrail.policy.shell.read_only import changes_nothing
 from handrail.policy.suggestions import wider
 
 pytestmark = pytest.mark.proves("P-08")

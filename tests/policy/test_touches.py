@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.policy.desk import BASH, EDIT, GREP, HELPER, READ, WRITE, Desk, book, rule
 
-from handrail.contract.requires import FsRequires, NetRequires, Requires, ShellRequires
-from handrail.contract.spec import ToolSpec
+from handrail.contract.tool.requires import FsRequires, NetRequires, Requires, ShellRequires
+from handrail.contract.tool.spec import ToolSpec
 
 
 @pytest.mark.proves("P-01")

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.policy.desk import BASH, EDIT, MOVE, READ, TODO, TRANSFER, UPLOAD, WRITE, Desk, book, rule
 
-from handrail.contract.spec import ToolSpec
-from handrail.policy.rules import STRICTNESS, Rule
+from handrail.contract.tool.spec import ToolSpec
+from handrail.policy.rules.rules import STRICTNESS, Rule
 
 
 def untrusted(*texts: str) -> list[Rule]:

@@ -15,7 +15,7 @@ import pytest
 from tests.policy.desk import BASH, TRANSFER, Desk, book
 
 from handrail.policy.verdict import Verdict
-from handrail.policy.watchdog import ExternalWatchdog, Opinion, Watchdog, WatchdogCall, allow, ask, deny
+from handrail.policy.watchdogs.watchdog import ExternalWatchdog, Opinion, Watchdog, WatchdogCall, allow, ask, deny
 
 ALLOWED = book("allow bank.transfer", "allow bash")
 ARGUMENTS: dict[str, Any] = {"source": "alice", "amount": 5}

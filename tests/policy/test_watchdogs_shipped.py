@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.contract.requires import Requires
-from handrail.contract.spec import ToolSpec
-from handrail.policy.opinions import WatchdogCall
+from handrail.contract.tool.requires import Requires
+from handrail.contract.tool.spec import ToolSpec
 from handrail.policy.watchdogs import Exfiltration, OutgoingSecrets, RepeatedFailures
 from handrail.policy.watchdogs.commands import parts
 from handrail.policy.watchdogs.exfiltration import of_address, of_command
+from handrail.policy.watchdogs.opinions import WatchdogCall
 
 pytestmark = pytest.mark.proves("P-11")
 
@@ -171,7 +171,7 @@ async def test_placeholders_are_no_keys(text: str) -> None:
 
 
 async def test_a_registered_secret_in_any_form_is_asked_about() -> None:
-    from handrail.arbiter.redaction import Redactor
+    from handrail.arbiter.secrets.redaction import Redactor
 
     redactor = Redactor({"token": "hunter2-of-the-test"})
     watchdog = OutgoingSecrets(redactor.found_in, "deny")

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.policy.desk import Desk
 
-from handrail.policy import wrappers
-from handrail.policy.words import literal_words
+from handrail.policy.rules.words import literal_words
+from handrail.policy.shell import wrappers
 
 pytestmark = pytest.mark.proves("P-05")
 

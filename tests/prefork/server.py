@@ -25,8 +25,8 @@ from shutil import rmtree
 from typing import BinaryIO, TextIO, cast
 
 COMMON = (
-    "handrail.holding",
-    "handrail.joined",
+    "handrail.kernel.held",
+    "handrail.kernel.joined",
     "handrail.policy.explain",
     "handrail.sandbox.tiers",
     "handrail.store.trust",
@@ -36,7 +36,7 @@ COMMON = (
 SCRIPT = "--script"
 """Before a file: the program is that file, as for Python itself."""
 
-ALONE = {"mcp": ("handrail.faces.mcp.server",)}
+ALONE = {"mcp": ("handrail.frontends.mcp.server",)}
 """What a command loads that takes as long as everything else together: before its first fork only."""
 
 
@@ -102,9 +102,9 @@ def main(listening: socket.socket, folder: str) -> Start | None:
 
 
 def _load() -> None:
-    import handrail.faces.cli as program
+    import handrail.frontends.cli as program
 
-    for module in iter_modules(program.__path__, "handrail.faces.cli."):
+    for module in iter_modules(program.__path__, "handrail.frontends.cli."):
         if not module.name.endswith("__main__"):
             import_module(module.name)
     for name in COMMON:
@@ -167,7 +167,7 @@ def _writer(number: int, like: TextIO, *, unbuffered: bool, lines: bool) -> Text
 
 def program() -> int | str | None:
     """What the interpreter would be told to exit with."""
-    from handrail.faces.cli import main
+    from handrail.frontends.cli import main
 
     try:
         if sys.argv[1:2] == [SCRIPT]:

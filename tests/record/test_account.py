@@ -10,7 +10,7 @@ from tests.store.places import Place
 from handrail.record.account import account_of
 from handrail.record.log import CommitLog, Kind, Record
 from handrail.store.opening import Store
-from handrail.store.sessions import SessionRow
+from handrail.store.tables.sessions import SessionRow
 
 pytestmark = pytest.mark.proves("P-13")
 

@@ -14,14 +14,14 @@ from tests.store.places import Place
 from tests.store.test_engines import offers  # noqa: F401 # pyright: ignore[reportUnusedImport]
 
 from handrail.contract.errors import LogUnavailable, StartError
-from handrail.doctor import check_up
-from handrail.faces.cli.app import ERROR, OUTPUT, run
+from handrail.frontends.cli.app import ERROR, OUTPUT, run
+from handrail.kernel.doctor import check_up
 from handrail.record.log import CommitLog, Record
 from handrail.record.noted import noted
 from handrail.record.reading import LogReader
 from handrail.record.verification import verify
-from handrail.store import database, journal
-from handrail.store.database import Work
+from handrail.store.database import database, journal
+from handrail.store.database.database import Work
 from handrail.store.encoding import encode
 from handrail.store.opening import Store
 

@@ -9,10 +9,10 @@ import pytest
 
 from handrail.contract.agent import AgentManifest, CheckedAgent
 from handrail.contract.errors import LoadError, UsageError
-from handrail.contract.requires import Requires, ShellRequires
+from handrail.contract.generation import Generation
 from handrail.contract.sandbox import Tier
+from handrail.contract.tool.requires import Requires, ShellRequires
 from handrail.registry.agents import faults_in_names, find_agent, find_agents, generation_of
-from handrail.registry.generation import Generation
 from handrail.registry.loading import load_generation
 from handrail.registry.sources.all import ToolSources
 from handrail.registry.sources.python import PythonSource

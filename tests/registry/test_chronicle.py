@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from handrail.contract.generation import Generation
 from handrail.registry.chronicle import MOST_CHANGES, Chronicle
-from handrail.registry.generation import Generation
 from handrail.registry.loading import Memory, load_generation
 from handrail.registry.sources.python import PythonSource
 

@@ -17,7 +17,7 @@ from handrail.registry.sources import executables
 from handrail.registry.sources.executables import ExecutableTool, answer_of
 from handrail.registry.sources.folders import FolderSource
 from handrail.sandbox import tiers
-from handrail.sandbox.process import settled
+from handrail.sandbox.start.process import settled
 
 from .conftest import Place
 

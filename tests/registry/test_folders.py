@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from handrail.contract.manifest import MAX_MANIFEST_BYTES
-from handrail.contract.spec import LockSpec
+from handrail.contract.tool.manifest import MAX_MANIFEST_BYTES
+from handrail.contract.tool.spec import LockSpec
 from handrail.registry.sources.executables import ExecutableTool
 from handrail.registry.sources.folders import FolderSource
-from handrail.registry.sources.persistent import PersistentTool
+from handrail.registry.sources.persistent.persistent import PersistentTool
 from handrail.registry.sources.source import Loaded
 
 from .conftest import Place

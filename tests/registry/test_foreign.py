@@ -14,11 +14,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from handrail.contract.errors import Fault, LoadError
-from handrail.contract.names import FACE_IDS
+from handrail.contract.generation import Entry, Generation
 from handrail.contract.sandbox import Tier
-from handrail.contract.spec import ToolSpec
-from handrail.contract.tool_settings import SettingsLayer
-from handrail.registry.generation import Entry, Generation
+from handrail.contract.tool.names import FACE_IDS
+from handrail.contract.tool.settings import SettingsLayer
+from handrail.contract.tool.spec import ToolSpec
 from handrail.registry.loading import load_generation
 from handrail.registry.pins import Definition, Review, StoredPins, reviews
 from handrail.registry.sources.builtin import BuiltinSource

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.contract.names import wire_name
-from handrail.contract.runtime import Runtime
-from handrail.contract.schema import compile_schema
-from handrail.contract.spec import ToolSpec
-from handrail.contract.tool import Tool
-from handrail.registry.generation import Difference, Entry, Generation
+from handrail.contract.doors.runtime import Runtime
+from handrail.contract.generation import Difference, Entry, Generation
+from handrail.contract.schema.schema import compile_schema
+from handrail.contract.tool.names import wire_name
+from handrail.contract.tool.spec import ToolSpec
+from handrail.contract.tool.tool import Tool
 
 
 class _Tool(Tool):

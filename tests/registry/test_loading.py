@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from handrail.contract.decorator import tool
 from handrail.contract.errors import Fault, LoadError
-from handrail.contract.names import LOCKED_IDS
+from handrail.contract.generation import IN_PROCESS, Generation
 from handrail.contract.sandbox import Mechanism, Tier
-from handrail.contract.spec import ConfigKey
-from handrail.contract.tool import Tool
-from handrail.registry.generation import IN_PROCESS, Generation
+from handrail.contract.tool.decorator import tool
+from handrail.contract.tool.names import LOCKED_IDS
+from handrail.contract.tool.spec import ConfigKey
+from handrail.contract.tool.tool import Tool
 from handrail.registry.loading import load_generation
 from handrail.registry.sources.builtin import BuiltinSource
 from handrail.registry.sources.plugins import PluginSource

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handrail.contract.errors import LoadError
-from handrail.contract.requires import Requires, ShellRequires
+from handrail.contract.generation import Entry, Generation
 from handrail.contract.sandbox import Tier
-from handrail.contract.tool import Tool
-from handrail.contract.tool_settings import SettingsLayer
-from handrail.registry.generation import Entry, Generation
+from handrail.contract.tool.requires import Requires, ShellRequires
+from handrail.contract.tool.settings import SettingsLayer
+from handrail.contract.tool.tool import Tool
 from handrail.registry.loading import Memory, load_generation
 from handrail.registry.pins import Definition, StoredPins
 from handrail.registry.sources.source import Found, Loaded, Rank, Source

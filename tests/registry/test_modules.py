@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from handrail.contract.envelopes import from_card, to_card
 from handrail.contract.errors import ToolError
 from handrail.contract.result import Blob, Result
-from handrail.contract.shapes import from_card, to_card
 from handrail.registry.sources.folders import FolderSource
 from handrail.registry.sources.modules import ModuleTool
 from handrail.sandbox import tiers

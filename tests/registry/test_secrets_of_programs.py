@@ -10,8 +10,8 @@ import pytest
 from tests.registry.conftest import Place, Simple
 
 from handrail.contract.errors import LoadError, ToolError
+from handrail.contract.generation import Entry
 from handrail.contract.sandbox import Tier
-from handrail.registry.generation import Entry
 from handrail.registry.loading import load_generation
 from handrail.registry.sources.executables import Confinement
 from handrail.registry.sources.folders import FolderSource

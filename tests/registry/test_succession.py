@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from handrail.contract.runtime import Runtime
-from handrail.contract.schema import compile_schema
-from handrail.contract.spec import ToolSpec
-from handrail.contract.tool import Tool
-from handrail.registry.generation import Difference, Entry, Generation
-from handrail.registry.succession import OpenTools, Succession
+from handrail.contract.doors.runtime import Runtime
+from handrail.contract.generation import Difference, Entry, Generation
+from handrail.contract.schema.schema import compile_schema
+from handrail.contract.tool.spec import ToolSpec
+from handrail.contract.tool.tool import Tool
+from handrail.registry.generations import OpenTools, Succession
 
 pytestmark = pytest.mark.proves("R-06")
 

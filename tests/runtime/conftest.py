@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from handrail.contract.requires import Capability
-from handrail.runtime.files import RootedFiles, SeenFiles
-from handrail.runtime.roots import Roots
+from handrail.contract.tool.requires import Capability
+from handrail.runtime.files.files import RootedFiles, SeenFiles
+from handrail.runtime.files.roots import Roots
 
 
 @dataclass

@@ -11,9 +11,9 @@ import pytest
 from tests.runtime.conftest import Judge
 
 from handrail.contract.errors import ToolError
-from handrail.runtime.files import RootedFiles, SeenFiles
-from handrail.runtime.openat2 import openat2_works
-from handrail.runtime.roots import Roots
+from handrail.runtime.files.files import RootedFiles, SeenFiles
+from handrail.runtime.files.openat2 import openat2_works
+from handrail.runtime.files.roots import Roots
 from handrail.store.folders import remove_tree
 
 pytestmark = pytest.mark.proves("S-03")

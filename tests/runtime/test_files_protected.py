@@ -9,8 +9,8 @@ import pytest
 from tests.runtime.conftest import Judge
 
 from handrail.contract.errors import ToolError
-from handrail.runtime.files import RootedFiles, SeenFiles
-from handrail.runtime.roots import Roots
+from handrail.runtime.files.files import RootedFiles, SeenFiles
+from handrail.runtime.files.roots import Roots
 
 pytestmark = pytest.mark.proves("P-15", "F-11")
 

@@ -15,9 +15,9 @@ import pytest
 from tests.runtime.conftest import Judge
 
 from handrail.contract.errors import ToolError
-from handrail.runtime import replace
-from handrail.runtime.files import RootedFiles, SeenFiles
-from handrail.runtime.roots import Roots
+from handrail.runtime.files import replace
+from handrail.runtime.files.files import RootedFiles, SeenFiles
+from handrail.runtime.files.roots import Roots
 
 pytestmark = pytest.mark.proves("T-07")
 
@@ -193,8 +193,8 @@ async def test_a_crash_in_the_middle_leaves_the_old_content(workspace: Path) -> 
     script = textwrap.dedent(
         """
         import asyncio, os, signal, sys
-        from handrail.runtime.files import RootedFiles, SeenFiles
-        from handrail.runtime.roots import Roots
+        from handrail.runtime.files.files import RootedFiles, SeenFiles
+        from handrail.runtime.files.roots import Roots
 
         async def main():
             files = RootedFiles(Roots(sys.argv[1]), SeenFiles(), lambda *_: None)

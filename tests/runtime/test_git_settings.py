@@ -9,10 +9,11 @@ import pytest
 from tests.runtime.test_guard import Ground, ground  # noqa: F401  # pyright: ignore[reportUnusedImport]
 
 from handrail.contract.errors import ToolError
-from handrail.runtime import git_settings, vcs
-from handrail.runtime.files import RootedFiles, SeenFiles
-from handrail.runtime.roots import Roots
-from handrail.sandbox.tree import Tree
+from handrail.runtime.files.files import RootedFiles, SeenFiles
+from handrail.runtime.files.roots import Roots
+from handrail.runtime.guard import git as vcs
+from handrail.runtime.guard import git_settings
+from handrail.sandbox.view.tree import Tree
 
 pytestmark = pytest.mark.proves("S-07")
 

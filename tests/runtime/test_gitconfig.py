@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from handrail.runtime.gitconfig import Entry, Unreadable, beyond_the_list, harmless, harmless_url, read
+from handrail.runtime.guard.gitconfig import Entry, Unreadable, beyond_the_list, harmless, harmless_url, read
 
 pytestmark = pytest.mark.proves("S-07")
 EMPTY = {"GIT_CONFIG_NOSYSTEM": "1", "HOME": "/nonexistent", "PATH": "/usr/bin:/bin"}

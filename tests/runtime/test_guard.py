@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from handrail.contract.errors import ToolError
-from handrail.contract.requires import CapabilitySet, Layer, ShellRequires
 from handrail.contract.sandbox import Profile, Program
-from handrail.policy.defaults import default_book
+from handrail.contract.tool.requires import CapabilitySet, Layer, ShellRequires
 from handrail.policy.hidden import hidden
-from handrail.runtime.guard import Guarded, GuardedProcess, Vetoed
-from handrail.runtime.roots import Roots
+from handrail.policy.rules.defaults import default_book
+from handrail.runtime.files.roots import Roots
+from handrail.runtime.guard.guard import Guarded, GuardedProcess, Vetoed
 from handrail.runtime.shell import SandboxedShell
 from handrail.sandbox import tiers
 from handrail.store.folders import remove_tree

@@ -10,10 +10,10 @@ import pytest
 from tests.runtime.test_guard import Ground, ground  # noqa: F401  # pyright: ignore[reportUnusedImport]
 
 from handrail.contract.sandbox import Profile
-from handrail.policy.defaults import default_book
 from handrail.policy.hidden import hidden
-from handrail.policy.rules import parse_rule
-from handrail.runtime.roots import Roots
+from handrail.policy.rules.defaults import default_book
+from handrail.policy.rules.rules import parse_rule
+from handrail.runtime.files.roots import Roots
 from handrail.runtime.shell import Completed, SandboxedShell
 
 pytestmark = pytest.mark.proves("S-07")

@@ -9,8 +9,8 @@ import pytest
 from tests.runtime.test_guard import Ground, ground
 
 from handrail.contract.sandbox import Program
-from handrail.runtime import guard
-from handrail.runtime.guard import Guarded, GuardedProcess, Vetoed
+from handrail.runtime.guard import guard
+from handrail.runtime.guard.guard import Guarded, GuardedProcess, Vetoed
 from handrail.sandbox import tiers
 
 pytestmark = pytest.mark.proves("S-07")

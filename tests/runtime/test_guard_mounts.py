@@ -15,11 +15,11 @@ from tests.runtime.test_guard import Ground, ground
 
 from handrail.contract.errors import ToolError
 from handrail.contract.sandbox import Program
-from handrail.runtime import running
-from handrail.runtime.files import RootedFiles, SeenFiles
-from handrail.runtime.guard import GuardedProcess, Vetoed
-from handrail.runtime.kept import Originals
-from handrail.runtime.roots import Roots
+from handrail.runtime.files.files import RootedFiles, SeenFiles
+from handrail.runtime.files.roots import Roots
+from handrail.runtime.guard import running
+from handrail.runtime.guard.guard import GuardedProcess, Vetoed
+from handrail.runtime.guard.kept import Originals
 
 pytestmark = pytest.mark.proves("S-07")
 __all__ = ["ground"]

@@ -11,8 +11,8 @@ from tests.runtime.conftest import Judge
 from tests.web import Answer, Site, authority, ok, redirect
 
 from handrail.contract.errors import ErrorKind, ToolError
-from handrail.contract.requires import CapabilitySet, Layer
 from handrail.contract.sandbox import Attempt
+from handrail.contract.tool.requires import CapabilitySet, Layer
 from handrail.runtime.net import CheckedNet
 from handrail.testing.names import Names
 

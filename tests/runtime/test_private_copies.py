@@ -12,9 +12,9 @@ import pytest
 from tests.runtime.test_guard import Ground, ground
 
 from handrail.contract.sandbox import Program
-from handrail.runtime import private_copies
-from handrail.sandbox import tree as module
-from handrail.sandbox.tree import Tree
+from handrail.runtime.files import private_copies
+from handrail.sandbox.view import tree as module
+from handrail.sandbox.view.tree import Tree
 
 pytestmark = pytest.mark.proves("S-07")
 __all__ = ["ground"]

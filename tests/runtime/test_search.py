@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from handrail.contract.doors.files import Found
 from handrail.contract.errors import ToolError
-from handrail.contract.files import Found
-from handrail.contract.requires import Capability, CapabilitySet, Layer
 from handrail.contract.sandbox import Profile, Sandbox, Tier
-from handrail.runtime.files import RootedFiles, SeenFiles
-from handrail.runtime.guard import Guarded
+from handrail.contract.tool.requires import Capability, CapabilitySet, Layer
+from handrail.runtime.files.files import RootedFiles, SeenFiles
+from handrail.runtime.files.roots import May, Roots
+from handrail.runtime.guard.guard import Guarded
 from handrail.runtime.ripgrep import PathFilter, Records, alternatives, failure
-from handrail.runtime.roots import May, Roots
 from handrail.runtime.search import RipgrepSearch
 from handrail.runtime.verifying import HiddenFiles
 from handrail.sandbox.tiers import Refusing, choose

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from handrail.contract.errors import ToolError
-from handrail.contract.requires import Capability, CapabilitySet, Layer, ShellRequires
 from handrail.contract.sandbox import Profile, Sandbox, Tier
+from handrail.contract.tool.requires import Capability, CapabilitySet, Layer, ShellRequires
 from handrail.runtime import shell
-from handrail.runtime.roots import Roots
+from handrail.runtime.files.roots import Roots
 from handrail.runtime.shell import SandboxedShell
 from handrail.sandbox import tiers
 

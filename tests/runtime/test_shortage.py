@@ -14,11 +14,11 @@ from tests.runtime.test_guard import Ground, ground
 
 from handrail.contract.errors import ToolError
 from handrail.contract.sandbox import Program
-from handrail.runtime import aftermath, guard
-from handrail.runtime.aftermath import Aftermath
+from handrail.runtime.guard import aftermath, guard
+from handrail.runtime.guard.aftermath import Aftermath
 from handrail.sandbox import tiers
-from handrail.sandbox import tree as module
-from handrail.sandbox.tree import Tree
+from handrail.sandbox.view import tree as module
+from handrail.sandbox.view.tree import Tree
 
 pytestmark = pytest.mark.proves("S-07")
 __all__ = ["ground"]
@@ -27,15 +27,15 @@ SCRIPT = """
 import asyncio, os, resource, sys, threading
 from pathlib import Path
 from handrail.contract.errors import ToolError
-from handrail.contract.requires import CapabilitySet, Layer, ShellRequires
+from handrail.contract.tool.requires import CapabilitySet, Layer, ShellRequires
 from handrail.contract.sandbox import Profile
-from handrail.policy.defaults import default_book
+from handrail.policy.rules.defaults import default_book
 from handrail.policy.hidden import hidden
-from handrail.runtime.guard import Guarded
-from handrail.runtime.roots import Roots
+from handrail.runtime.guard.guard import Guarded
+from handrail.runtime.files.roots import Roots
 from handrail.runtime.shell import SandboxedShell
-from handrail.sandbox import pool, process, tiers
-from handrail.sandbox.process import settled
+from handrail.sandbox import tiers; from handrail.sandbox.start import pool; from handrail.sandbox.start import process
+from handrail.sandbox.start.process import settled
 
 place = Path(sys.argv[1])
 ws = place / "ws"

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from handrail.contract.errors import ToolError
-from handrail.contract.requires import Capability
-from handrail.runtime import unsaved
-from handrail.runtime.roots import Roots
-from handrail.runtime.seen import SeenFiles
-from handrail.runtime.unsaved import EditorFiles
+from handrail.contract.tool.requires import Capability
+from handrail.runtime.files import unsaved
+from handrail.runtime.files.roots import Roots
+from handrail.runtime.files.seen import SeenFiles
+from handrail.runtime.files.unsaved import EditorFiles
 
 pytestmark = [
     pytest.mark.proves("F-05"),

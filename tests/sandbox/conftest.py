@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from handrail.contract.requires import CapabilitySet, Layer, ShellRequires
 from handrail.contract.sandbox import Process, Profile, Program, Sandbox
+from handrail.contract.tool.requires import CapabilitySet, Layer, ShellRequires
 from handrail.sandbox import tiers
 
 

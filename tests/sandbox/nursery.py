@@ -16,8 +16,8 @@ import sys
 import time
 from pathlib import Path
 
-from handrail.contract.requires import CapabilitySet, Layer, ShellRequires
 from handrail.contract.sandbox import Profile, Program
+from handrail.contract.tool.requires import CapabilitySet, Layer, ShellRequires
 from handrail.sandbox import tiers
 from handrail.sandbox.bubblewrap import Bubblewrap
 

@@ -12,8 +12,9 @@ import pytest
 from tests.sandbox.conftest import Ground
 
 from handrail.contract.sandbox import Limits
-from handrail.sandbox import bubblewrap, cgroups, memory
-from handrail.sandbox.process import Confined
+from handrail.sandbox import bubblewrap
+from handrail.sandbox.filters import cgroups, memory
+from handrail.sandbox.start.process import Confined
 
 FORKS = """python3 -c '
 import os, time
@@ -147,7 +148,7 @@ def test_a_group_goes_with_its_process_and_what_a_killed_one_left_with_the_next(
     top = cgroups.top("pids")
     assert top is not None
     place = top.place
-    text = "from handrail.sandbox import cgroups; import os; print(cgroups.groups_for(7, None)[0]); os.{}"
+    text = "from handrail.sandbox.filters import cgroups; import os; print(cgroups.groups_for(7, None)[0]); os.{}"
     for end, stays in (("close(0)", False), ("kill(os.getpid(), 9)", True)):
         ran = subprocess.run([sys.executable, "-uc", text.format(end)], capture_output=True, text=True, check=False)
         made = Path(ran.stdout.strip())

@@ -11,10 +11,10 @@ import pytest
 from tests.sandbox.conftest import Ground
 
 from handrail.contract.errors import ToolError
-from handrail.contract.requires import CapabilitySet, Layer, Requires, Variables, expand
 from handrail.contract.sandbox import Limits, Program
-from handrail.sandbox import mounts
-from handrail.sandbox.mount_table import ExpectedMount, MountTable
+from handrail.contract.tool.requires import CapabilitySet, Layer, Requires, Variables, expand
+from handrail.sandbox.view import mounts
+from handrail.sandbox.view.mount_table import ExpectedMount, MountTable
 
 pytestmark = pytest.mark.proves("S-01")
 

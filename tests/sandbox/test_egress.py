@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handrail.contract.errors import ToolError
-from handrail.contract.hosts import Address, Host, read_host
-from handrail.contract.requires import CapabilitySet, Layer
-from handrail.sandbox.egress import Egress, SystemResolver, embedded, fault_in_address, is_own_address
+from handrail.contract.text.hosts import Address, Host, read_host
+from handrail.contract.tool.requires import CapabilitySet, Layer
+from handrail.sandbox.network.egress import Egress, SystemResolver, embedded, fault_in_address, is_own_address
 from handrail.testing.names import Names
 
 pytestmark = pytest.mark.proves("S-02")

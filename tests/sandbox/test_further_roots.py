@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from tests.sandbox.conftest import Ground
 
-from handrail.contract.requires import CapabilitySet, Requires, Variables, expand
 from handrail.contract.sandbox import Program
+from handrail.contract.tool.requires import CapabilitySet, Requires, Variables, expand
 
 BOTH: Mapping[str, object] = {"fs": {"read": ["{workspace}"], "write": ["{workspace}"]}, "shell": [{"cmd": "*"}]}
 SCRIPT = 'cat "$0/a" "$1/a"; (: > "$0/new") 2>/dev/null && echo WROTE; (: > "$1/new") 2>/dev/null && echo wrote'

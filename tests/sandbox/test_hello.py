@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.sandbox import heads, hello
+from handrail.sandbox.network import heads, hello
 
 pytestmark = pytest.mark.proves("S-02")
 

@@ -15,10 +15,12 @@ from tests.sandbox.conftest import Ground, Ran
 
 from handrail.contract.errors import ToolError
 from handrail.contract.sandbox import SHELL_ARGV, Program, Tier
-from handrail.sandbox import landlock, launcher, mount_table
 from handrail.sandbox.bubblewrap import Bubblewrap, binaries
-from handrail.sandbox.launcher import Launcher
-from handrail.sandbox.looks import Looks
+from handrail.sandbox.filters import landlock
+from handrail.sandbox.start import launcher
+from handrail.sandbox.start.launcher import Launcher
+from handrail.sandbox.view import mount_table
+from handrail.sandbox.view.looks import Looks
 
 ABI = landlock.abi()
 needs_landlock = pytest.mark.skipif(ABI < 1, reason="this kernel has no Landlock")

@@ -14,8 +14,8 @@ from tests.sandbox.conftest import Ground
 from tests.sandbox.test_cgroups import FORKS
 
 from handrail.contract.sandbox import Limits
-from handrail.sandbox import memory
-from handrail.sandbox.limits import ended_by, rlimits
+from handrail.sandbox.filters import memory
+from handrail.sandbox.filters.limits import ended_by, rlimits
 
 MIB = 1024 * 1024
 

@@ -10,9 +10,10 @@ from tests.sandbox.conftest import Ground
 
 from handrail.contract.errors import ToolError
 from handrail.contract.sandbox import Limits
-from handrail.sandbox import launcher, memory
-from handrail.sandbox.limits import memory_of_all, memory_of_call
-from handrail.sandbox.process import Confined
+from handrail.sandbox.filters import memory
+from handrail.sandbox.filters.limits import memory_of_all, memory_of_call
+from handrail.sandbox.start import launcher
+from handrail.sandbox.start.process import Confined
 
 MIB = 1 << 20
 HOLDS = {

@@ -18,13 +18,14 @@ from tests.sandbox.conftest import Ground
 
 from handrail.contract.errors import ToolError
 from handrail.contract.sandbox import SHELL_ARGV, Process, Program, TerminalSize, Tier
-from handrail.sandbox import launcher, mount_table
 from handrail.sandbox.bubblewrap import Bubblewrap, binaries
-from handrail.sandbox.launcher import Launcher
-from handrail.sandbox.looks import Looks
-from handrail.sandbox.mount_table import ExpectedMount, MountTable
-from handrail.sandbox.pool import Pooled
-from handrail.sandbox.process import Confined
+from handrail.sandbox.start import launcher
+from handrail.sandbox.start.launcher import Launcher
+from handrail.sandbox.start.pool import Pooled
+from handrail.sandbox.start.process import Confined
+from handrail.sandbox.view import mount_table
+from handrail.sandbox.view.looks import Looks
+from handrail.sandbox.view.mount_table import ExpectedMount, MountTable
 
 pytestmark = pytest.mark.proves("S-01")
 
@@ -523,10 +524,10 @@ _AMONG_MOUNTS = """
 import asyncio, os, signal, subprocess, sys
 from pathlib import Path
 from handrail.contract.errors import ToolError
-from handrail.contract.requires import CapabilitySet, Layer, ShellRequires
+from handrail.contract.tool.requires import CapabilitySet, Layer, ShellRequires
 from handrail.contract.sandbox import Profile, Program, Tier
 from handrail.sandbox.bubblewrap import Bubblewrap
-from handrail.sandbox.pool import Pooled
+from handrail.sandbox.start.pool import Pooled
 
 place, binary = Path(sys.argv[1]), sys.argv[2]
 ws, specs, scratch = place / "ws", place / "specs", place / "scratch"

@@ -15,9 +15,9 @@ from tests.sandbox.conftest import Ground, Ran
 from tests.web import Site, authority, ok, redirect
 
 from handrail.contract.errors import ToolError
-from handrail.contract.requires import CapabilitySet, Layer
 from handrail.contract.sandbox import Attempt, Program
-from handrail.sandbox import network
+from handrail.contract.tool.requires import CapabilitySet, Layer
+from handrail.sandbox.network import network
 
 pytestmark = pytest.mark.proves("S-02")
 

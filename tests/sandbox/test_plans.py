@@ -13,10 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from handrail.contract.errors import ToolError
-from handrail.contract.requires import CapabilitySet, Layer, ShellRequires
 from handrail.contract.sandbox import SHELL_ARGV, Profile, Program
-from handrail.sandbox.looks import Looks
-from handrail.sandbox.plans import Plan, Planning
+from handrail.contract.tool.requires import CapabilitySet, Layer, ShellRequires
+from handrail.sandbox.view.looks import Looks
+from handrail.sandbox.view.plans import Plan, Planning
 
 TEXT = Program((*SHELL_ARGV, "true"))
 

@@ -16,13 +16,13 @@ from tests.sandbox.test_network import get
 from tests.web import Site, ok
 
 from handrail.contract.errors import ToolError
-from handrail.contract.requires import CapabilitySet
 from handrail.contract.sandbox import SHELL_ARGV, Limits, Program
-from handrail.sandbox import network
+from handrail.contract.tool.requires import CapabilitySet
 from handrail.sandbox.bubblewrap import Bubblewrap
-from handrail.sandbox.mount_table import host_mounts
-from handrail.sandbox.pool import Pooled
-from handrail.sandbox.process import settled
+from handrail.sandbox.network import network
+from handrail.sandbox.start.pool import Pooled
+from handrail.sandbox.start.process import settled
+from handrail.sandbox.view.mount_table import host_mounts
 
 
 @pytest.fixture

@@ -16,13 +16,13 @@ import pytest
 from tests.sandbox.conftest import Ground
 
 from handrail.contract.errors import ToolError
-from handrail.contract.requires import CapabilitySet, Layer
 from handrail.contract.sandbox import SHELL_ARGV, Program
-from handrail.sandbox import process as processes
+from handrail.contract.tool.requires import CapabilitySet, Layer
 from handrail.sandbox.bubblewrap import Bubblewrap
-from handrail.sandbox.mount_table import host_mounts
-from handrail.sandbox.pool import Pooled
-from handrail.sandbox.process import Confined, settled
+from handrail.sandbox.start import process as processes
+from handrail.sandbox.start.pool import Pooled
+from handrail.sandbox.start.process import Confined, settled
+from handrail.sandbox.view.mount_table import host_mounts
 
 
 def survivors(marker: str) -> list[str]:

@@ -9,9 +9,9 @@ import pytest
 from tests.sandbox.conftest import Ground
 
 from handrail.contract.errors import ToolError
-from handrail.sandbox import protected
-from handrail.sandbox.looks import Looks
-from handrail.sandbox.tree import Tree
+from handrail.sandbox.view import protected
+from handrail.sandbox.view.looks import Looks
+from handrail.sandbox.view.tree import Tree
 
 pytestmark = pytest.mark.proves("S-07")
 

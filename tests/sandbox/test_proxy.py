@@ -12,11 +12,11 @@ import pytest
 from tests.sandbox.test_hello import client_hello, record
 from tests.web import Site, authority, ok, redirect
 
-from handrail.contract.requires import CapabilitySet, Layer
 from handrail.contract.sandbox import Attempt
-from handrail.sandbox import heads, hello
-from handrail.sandbox.egress import Egress
-from handrail.sandbox.proxy import Proxy, ProxyLimits
+from handrail.contract.tool.requires import CapabilitySet, Layer
+from handrail.sandbox.network import heads, hello
+from handrail.sandbox.network.egress import Egress
+from handrail.sandbox.network.proxy import Proxy, ProxyLimits
 from handrail.testing.names import Names
 
 pytestmark = pytest.mark.proves("S-02")
@@ -359,7 +359,7 @@ async def test_a_tunnel_to_443_carries_tls_and_nothing_else(monkeypatch: pytest.
 
     listener = await asyncio.start_server(server, "127.0.0.1", 0)
     port = listener.sockets[0].getsockname()[1]
-    monkeypatch.setattr("handrail.sandbox.proxy.TLS_PORT", port)
+    monkeypatch.setattr("handrail.sandbox.network.proxy.TLS_PORT", port)
     async with listener, front(f"127.0.0.1:{port}") as proxy:
         for said in (b"GET / HTTP/1.1\r\n\r\n", b"SSH-2.0-x\r\n", b"\x16\x03\x01\xff\xff", b"\x16\x02\0\0\1\1"):
             _, reader, writer = await proxy.tunnel(f"127.0.0.1:{port}")

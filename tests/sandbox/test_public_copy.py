@@ -11,8 +11,8 @@ from tests.sandbox.conftest import Ground
 
 from handrail.contract.errors import ToolError
 from handrail.contract.sandbox import Process
-from handrail.sandbox import mounts, public_copy
-from handrail.sandbox.public_copy import RELOOK_S, PublicCopy
+from handrail.sandbox.view import mounts, public_copy
+from handrail.sandbox.view.public_copy import RELOOK_S, PublicCopy
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="others are shown /etc itself, which gives them what is theirs")
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from handrail.contract.errors import ToolError
-from handrail.contract.requires import CapabilitySet
 from handrail.contract.sandbox import Process, Profile, Program, Sandbox, Tier
+from handrail.contract.tool.requires import CapabilitySet
 from handrail.sandbox.bubblewrap import binaries
 from handrail.sandbox.selfcheck import NotTried, self_check
 from handrail.sandbox.selfcheck_suite import CHECKS

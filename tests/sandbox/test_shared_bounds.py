@@ -11,10 +11,12 @@ from tests.sandbox.conftest import Ground
 
 from handrail.contract.errors import ToolError
 from handrail.contract.sandbox import Limits
-from handrail.sandbox import launcher, memory, seccomp, tiers
+from handrail.sandbox import tiers
 from handrail.sandbox.bubblewrap import Bubblewrap
-from handrail.sandbox.launcher import Launcher
-from handrail.sandbox.limits import rlimits, user_counts
+from handrail.sandbox.filters import memory, seccomp
+from handrail.sandbox.filters.limits import rlimits, user_counts
+from handrail.sandbox.start import launcher
+from handrail.sandbox.start.launcher import Launcher
 
 LAUNCHERS = [found for found in (launcher.perl(), launcher.python()) if found is not None]
 INOTIFY = """

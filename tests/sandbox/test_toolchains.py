@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.sandbox.conftest import Ground
 
-from handrail.sandbox import toolchains
+from handrail.sandbox.view import toolchains
 
 pytestmark = pytest.mark.proves("S-01")
 

@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from handrail.sandbox.tree import Tree
+from handrail.sandbox.view.tree import Tree
 
 pytestmark = pytest.mark.proves("S-07")
 

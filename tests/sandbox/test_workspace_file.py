@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from tests.sandbox.conftest import Ground
 
-from handrail.contract.requires import CapabilitySet
 from handrail.contract.sandbox import Program
+from handrail.contract.tool.requires import CapabilitySet
 
 pytestmark = pytest.mark.proves("P-15", "F-11")
 THEIRS = 'rules = ["deny bash"]\n'

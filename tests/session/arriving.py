@@ -10,11 +10,11 @@ from datetime import datetime
 from pathlib import Path
 from types import MappingProxyType
 
-from handrail.arbiter.redaction import Redactor
-from handrail.contract.notices import Notice
-from handrail.session.channels import SessionChannels, Switchboard
-from handrail.session.notices import Noticeboard
-from handrail.session.triggers import Clockwork, SessionTriggers
+from handrail.arbiter.secrets.redaction import Redactor
+from handrail.contract.doors.notices import Notice
+from handrail.session.arrivals.channels import SessionChannels, Switchboard
+from handrail.session.arrivals.notices import Noticeboard
+from handrail.session.arrivals.triggers import Clockwork, SessionTriggers
 from handrail.store.opening import Store
 
 SECOND = 1_000_000_000

@@ -25,37 +25,37 @@ from typing import Any, cast
 from handrail import ApprovalAnswer, tool
 from handrail.agent.loop import Agent
 from handrail.agent.model import BlockEvent, CallArguments, Finished, ModelRequest, TextDelta
-from handrail.contract.tool import Tool
-from handrail.holding import HeldKernel
+from handrail.contract.tool.tool import Tool
+from handrail.kernel.held import HeldKernel
 from handrail.session.session import HeldSession
 from handrail.testing.kernels import ScriptedPerson, temporary_kernel
 from handrail.testing.models import Pause, PlayedModel, call_reply, text_reply
 
 SESSION = "ses_killed"
-JOBS = "handrail.arbiter.jobs:DetachedCalls"
-ASKING = "handrail.arbiter.approvals:Approvals"
+JOBS = "handrail.arbiter.jobs.jobs:DetachedCalls"
+ASKING = "handrail.arbiter.approvals.desk:Approvals"
 BEFORE, AFTER = "before", "after"
 OF_A_JOB: Mapping[str, tuple[str, str]] = {
     "proposed": (BEFORE, f"{JOBS}.detach"),
     "detached": (AFTER, f"{JOBS}._keep"),
-    "answered": (BEFORE, "handrail.agent.conversation:Conversation.answer"),
+    "answered": (BEFORE, "handrail.agent.conversation.conversation:Conversation.answer"),
     "intended": (BEFORE, "handrail.arbiter.running:ToolRuns.run"),
     "running": (BEFORE, ""),
     "ended": (BEFORE, f"{JOBS}._end"),
     "row ended": (BEFORE, f"{JOBS}.tell"),
-    "notice written": (AFTER, "handrail.session.notices:Noticeboard.post"),
-    "notice given": (BEFORE, "handrail.session.notices:SessionNotices.take"),
-    "notice taken": (AFTER, "handrail.session.notices:SessionNotices.take"),
+    "notice written": (AFTER, "handrail.session.arrivals.notices:Noticeboard.post"),
+    "notice given": (BEFORE, "handrail.session.arrivals.notices:SessionNotices.take"),
+    "notice taken": (AFTER, "handrail.session.arrivals.notices:SessionNotices.take"),
 }
 OF_ASKING: Mapping[str, tuple[str, str]] = {
     "asked": (AFTER, f"{ASKING}.ask"),
     "decided": (AFTER, f"{ASKING}._decided"),
     "taken up": (AFTER, f"{ASKING}.use"),
     "running": (BEFORE, ""),
-    "done": (BEFORE, "handrail.agent.conversation:Conversation.answer"),
+    "done": (BEFORE, "handrail.agent.conversation.conversation:Conversation.answer"),
 }
 OF_A_TASK: Mapping[str, tuple[str, str]] = {
-    "created": (AFTER, "handrail.held_sessions:HeldSessions.open_child"),
+    "created": (AFTER, "handrail.kernel.sessions:HeldSessions.open_child"),
     "in the model's turn": (BEFORE, ""),
     "asked": (AFTER, f"{ASKING}.ask"),
     "running": (BEFORE, ""),

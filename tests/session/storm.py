@@ -12,10 +12,10 @@ from typing import Any
 
 from handrail import ApprovalAnswer, ApprovalRequest, Result, Runtime, ToolError, tool
 from handrail.contract.call import Answer, ProposedCall
-from handrail.holding import HeldKernel
+from handrail.kernel.held import HeldKernel
 from handrail.record.verification import verify
 from handrail.session.session import HeldSession
-from handrail.store.approvals import ApprovalReader
+from handrail.store.tables.approvals import ApprovalReader
 
 RULES = ["allow storm.*", "ask storm.asked"]
 SETTINGS = "[limits]\ngrace_ms = 5\nlock_wait_ms = 2000\n"

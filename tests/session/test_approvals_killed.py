@@ -12,7 +12,7 @@ import pytest
 from tests.session.crashing import die_by_itself
 
 from handrail import tool
-from handrail.contract.people import ApprovalAnswer
+from handrail.contract.approvals import ApprovalAnswer
 from handrail.testing.kernels import temporary_kernel
 
 CHILD = """

@@ -13,14 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.session.arriving import SECOND, Clock, place
 
-from handrail.contract.arrivals import Trigger
+from handrail.contract.doors.channels import Trigger
 from handrail.contract.errors import LogUnavailable, ToolError
-from handrail.holding import HeldKernel
-from handrail.session import channels as channelling
-from handrail.session import notices as noticing
-from handrail.session.schedules import next_after
+from handrail.kernel.held import HeldKernel
+from handrail.session.arrivals import channels as channelling
+from handrail.session.arrivals import notices as noticing
+from handrail.session.arrivals.schedules import next_after
 from handrail.session.session import HeldSession
-from handrail.store.triggers import TriggerTable
+from handrail.store.tables.triggers import TriggerTable
 from handrail.testing.kernels import temporary_kernel
 
 pytestmark = pytest.mark.proves("A-07")

@@ -18,9 +18,9 @@ from tests.prefork import command as prefork
 
 from handrail import Kernel, tool
 from handrail.contract.errors import LogUnavailable, StartError
-from handrail.faces.cli.app import CANNOT_START, ERROR, OUTPUT, run
+from handrail.frontends.cli.app import CANNOT_START, ERROR, OUTPUT, run
 from handrail.sandbox.bubblewrap import binaries
-from handrail.store.schema import VERSION
+from handrail.store.database.schema import VERSION
 from handrail.testing.kernels import temporary_kernel
 
 PATIENCE_S = 300

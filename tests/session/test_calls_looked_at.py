@@ -8,10 +8,10 @@ from typing import Any, cast
 import pytest
 
 from handrail import tool
-from handrail.arbiter.resources import Resources
+from handrail.arbiter.locks.resources import Resources
 from handrail.contract.call import Answer
-from handrail.contract.jsontext import MAX_ARGUMENT_BYTES
-from handrail.contract.requires import Layer
+from handrail.contract.text.json import MAX_ARGUMENT_BYTES
+from handrail.contract.tool.requires import Layer
 from handrail.testing.kernels import temporary_kernel
 
 pytestmark = pytest.mark.proves("X-09")

@@ -9,10 +9,10 @@ import pytest
 from tests.session.arriving import Clock, place
 
 from handrail import Requires, Runtime, tool
-from handrail.contract.arrivals import ChannelKind
+from handrail.contract.doors.channels import ChannelKind
 from handrail.contract.errors import ToolError
-from handrail.session import channels as channelling
-from handrail.store import channels as storing
+from handrail.session.arrivals import channels as channelling
+from handrail.store.tables import channels as storing
 from handrail.testing.kernels import temporary_kernel
 
 pytestmark = pytest.mark.proves("A-07")

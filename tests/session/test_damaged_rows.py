@@ -15,13 +15,13 @@ import pytest
 from tests.kernel.doors import HELD, JOINED, opened
 
 from handrail import Kernel, tool
+from handrail.contract.approvals import ApprovalAnswer, Away
 from handrail.contract.call import Answer
+from handrail.contract.doors.runtime import Runtime
 from handrail.contract.errors import LogUnavailable, StartError, ToolError
-from handrail.contract.people import ApprovalAnswer, Away
 from handrail.contract.result import Result
-from handrail.contract.runtime import Runtime
-from handrail.faces.cli.app import CANNOT_START, OUTPUT, run
-from handrail.holding import HeldKernel
+from handrail.frontends.cli.app import CANNOT_START, OUTPUT, run
+from handrail.kernel.held import HeldKernel
 from handrail.session.session import HeldSession
 from handrail.testing.kernels import ScriptedPerson, temporary_kernel
 

@@ -16,10 +16,10 @@ from tests.session.crashing import die_by_itself, records_of
 
 from handrail import Kernel, Session, tool
 from handrail.contract.errors import LogUnavailable
-from handrail.contract.tool import Tool
+from handrail.contract.tool.tool import Tool
 from handrail.record.reading import LoggedRecord
 from handrail.record.verification import verify
-from handrail.store.jobs import Retention
+from handrail.store.tables.jobs import Retention
 from handrail.testing.kernels import temporary_kernel
 
 EACH_STEP = """

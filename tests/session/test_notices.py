@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from handrail.contract.doors.notices import Notice
 from handrail.contract.errors import UsageError
-from handrail.contract.notices import Notice
-from handrail.session import notices as noticing
-from handrail.store.notices import MOST_AT_ONCE
+from handrail.session.arrivals import notices as noticing
+from handrail.store.tables.notices import MOST_AT_ONCE
 from handrail.testing.kernels import temporary_kernel
 
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from handrail.contract.arrivals import Trigger
-from handrail.session.schedules import SECOND_NS, Zone, next_after
+from handrail.contract.doors.channels import Trigger
+from handrail.session.arrivals.schedules import SECOND_NS, Zone, next_after
 
 pytestmark = [
     pytest.mark.proves("A-07"),

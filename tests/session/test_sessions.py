@@ -12,9 +12,9 @@ import pytest
 from tests.kernel.doors import Opens, by_both_doors
 
 from handrail import Event, Kernel, Runtime, ToolError, UsageError, tool
-from handrail.contract.people import ApprovalAnswer, ApprovalRequest
+from handrail.contract.approvals import ApprovalAnswer, ApprovalRequest
 from handrail.contract.session import Session
-from handrail.holding import HeldKernel
+from handrail.kernel.held import HeldKernel
 from handrail.testing.kernels import ScriptedPerson, temporary_kernel
 
 ALLOW = ["allow test.*"]
@@ -424,7 +424,7 @@ async def test_a_long_session_keeps_nothing_of_its_calls_in_memory(tmp_path: Pat
 
 
 def _parameters_of(made: Any) -> Any:
-    from handrail.contract.signature import parameters_of
+    from handrail.contract.tool.signature import parameters_of
 
     return parameters_of(made.function, "look", {}, None, {})
 

@@ -8,7 +8,7 @@ import pytest
 
 from handrail.contract.result import Result
 from handrail.contract.session import Session
-from handrail.kernel import Kernel
+from handrail.kernel.kernel import Kernel
 from handrail.testing.kernels import temporary_kernel
 
 LINES = 500

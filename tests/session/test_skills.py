@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from handrail.agent.loop import Agent
 from handrail.agent.prompt import skill_lines
-from handrail.contract.skills import Skill
-from handrail.session.skill_files import MAX_BYTES, SHIPPED, find_skills
+from handrail.contract.doors.skills import Skill
+from handrail.session.skills.files import MAX_BYTES, SHIPPED, find_skills
 from handrail.testing.kernels import temporary_kernel
 from handrail.testing.models import PlayedModel, call_reply, text_reply
 
@@ -210,7 +210,7 @@ async def test_a_session_keeps_the_skills_that_it_found_first(tmp_path: Path) ->
 
 
 def test_the_shipped_skill_fits_its_own_rules_and_names_commands_that_there_are() -> None:
-    from handrail.faces.cli.app import COMMANDS
+    from handrail.frontends.cli.app import COMMANDS
 
     text = (SHIPPED / "tool-builder" / "SKILL.md").read_text()
     assert len(text.encode()) < MAX_BYTES

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.kernel.doors import Opens, by_both_doors
 
-from handrail.contract.people import ApprovalAnswer, Choice
+from handrail.contract.approvals import ApprovalAnswer, Choice
 from handrail.testing.kernels import ScriptedPerson
 
 kernel_in = by_both_doors()

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from handrail.sandbox.process import settled
+from handrail.sandbox.start.process import settled
 from handrail.testing.kernels import temporary_kernel
 from handrail.testing.upstreams import Program, http_server
 

@@ -19,7 +19,7 @@ from tests.soak.hostile import VALUES, texts
 from tests.soak.stalls import StallWatch
 
 from handrail import ApprovalAnswer, ApprovalRequest, tool
-from handrail.contract.runtime import Question
+from handrail.contract.doors.runtime import Question
 from handrail.testing.kernels import temporary_kernel
 
 pytestmark = pytest.mark.slow

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from handrail.store import bells
-from handrail.store.bells import Bell, LoopBell, new_bell
+from handrail.store.database import bells
+from handrail.store.database.bells import Bell, LoopBell, new_bell
 
 pytestmark = pytest.mark.proves("G-01")
 

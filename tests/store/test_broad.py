@@ -10,8 +10,8 @@ import pytest
 
 from handrail.contract.agent import AgentRoot
 from handrail.contract.errors import StartError
-from handrail.kernel import Kernel
-from handrail.runtime.further_roots import further_roots
+from handrail.kernel.kernel import Kernel
+from handrail.runtime.files.further_roots import further_roots
 from handrail.sandbox.bubblewrap import binaries
 from handrail.store import broad
 from handrail.store.broad import of_the_system, too_broad

@@ -12,10 +12,10 @@ import pytest
 from tests.store.places import Place
 
 from handrail.contract.errors import StartError
-from handrail.store import connection as store_connection
-from handrail.store.connection import open_reader
-from handrail.store.schema import VERSION
-from handrail.store.sessions import SessionRow
+from handrail.store.database import connection as store_connection
+from handrail.store.database.connection import open_reader
+from handrail.store.database.schema import VERSION
+from handrail.store.tables.sessions import SessionRow
 
 
 async def made(place: Place) -> Path:
@@ -100,7 +100,7 @@ async def test_a_reader_sees_what_the_owner_has_written_and_cannot_write(place: 
     read = place.finished(
         "import sys, sqlite3\n"
         "from handrail.store.folders import locate\n"
-        "from handrail.store.connection import open_reader\n"
+        "from handrail.store.database.connection import open_reader\n"
         "reader = open_reader(locate(sys.argv[1], sys.argv[2]).database)\n"
         "print(reader.execute('SELECT id FROM session').fetchall())\n"
         "try:\n    reader.execute('DELETE FROM session')\n"

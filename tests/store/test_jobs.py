@@ -11,10 +11,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from handrail.contract.doors import ENDED_STATES, Job, JobState
+from handrail.contract.doors.jobs import ENDED_STATES, Job, JobState
 from handrail.contract.errors import LogUnavailable
-from handrail.store.jobs import JobRow, JobTable, Retention
 from handrail.store.opening import Store
+from handrail.store.tables.jobs import JobRow, JobTable, Retention
 
 ENDS = sorted(ENDED_STATES)
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handrail.contract.errors import StartError
-from handrail.store import journal
-from handrail.store.journal import CAPACITY, Journal, left_behind, notes_of, set_aside
+from handrail.store.database import journal
+from handrail.store.database.journal import CAPACITY, Journal, left_behind, notes_of, set_aside
 
 pytestmark = pytest.mark.proves("G-01")
 

@@ -18,7 +18,7 @@ from handrail.contract.errors import LogUnavailable, StartError
 from handrail.store.folders import Folders, prepare
 from handrail.store.holder import STALE_NS, Holder, holder_of
 from handrail.store.lease import VALID_NS, Lease, WorkspaceHeld
-from handrail.store.sessions import SessionRow
+from handrail.store.tables.sessions import SessionRow
 
 HOLD = """
 import sys

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from tests.store.places import Place
 
 from handrail.contract.errors import LogUnavailable
-from handrail.store import remembered
 from handrail.store.encoding import decode, encode
-from handrail.store.messages import messages_of
-from handrail.store.sessions import SessionRow
+from handrail.store.tables import remembered
+from handrail.store.tables.messages import messages_of
+from handrail.store.tables.sessions import SessionRow
 
 
 async def test_messages_come_back_by_position_and_a_position_given_again_is_replaced(place: Place) -> None:

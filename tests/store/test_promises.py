@@ -12,8 +12,8 @@ import pytest
 from tests.store.test_writer import Shelf
 
 from handrail.contract.errors import LogUnavailable
-from handrail.store import writer as writing
-from handrail.store.writer import Writer
+from handrail.store.database import writer as writing
+from handrail.store.database.writer import Writer
 
 pytestmark = pytest.mark.proves("G-01")
 

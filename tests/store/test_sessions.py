@@ -9,7 +9,7 @@ import pytest
 from tests.store.places import Place
 
 from handrail.contract.errors import LogUnavailable, UsageError
-from handrail.store.sessions import SessionRow
+from handrail.store.tables.sessions import SessionRow
 
 
 async def test_a_session_is_found_again_after_a_restart_and_keeps_its_first_time(place: Place) -> None:

@@ -11,8 +11,8 @@ from collections.abc import Awaitable, Callable, Sequence
 import pytest
 
 from handrail.contract.errors import LogUnavailable
-from handrail.store.sink import SinkLost, SinkUnavailable
-from handrail.store.writer import Writer
+from handrail.store.database.sink import SinkLost, SinkUnavailable
+from handrail.store.database.writer import Writer
 
 
 class Shelf:

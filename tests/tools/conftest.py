@@ -8,8 +8,8 @@ import pytest
 from tests.tools.desk import Desk, Memory
 from tests.tools.repositories import Repo, made
 
-from handrail.runtime.guard import Guarded
-from handrail.runtime.roots import Roots
+from handrail.runtime.files.roots import Roots
+from handrail.runtime.guard.guard import Guarded
 from handrail.runtime.surface import Surroundings
 from handrail.sandbox.tiers import choose
 

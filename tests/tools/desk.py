@@ -10,22 +10,22 @@ from typing import Any
 
 import pytest
 
-from handrail.contract.arrivals import Channels, Triggers
-from handrail.contract.delegation import Agents
-from handrail.contract.doors import Catalog, Jobs
+from handrail.contract.approvals import ApprovalAnswer, ApprovalRequest, Attendant
+from handrail.contract.doors.agents import Agents
+from handrail.contract.doors.channels import Channels, Triggers
+from handrail.contract.doors.jobs import Catalog, Jobs
+from handrail.contract.doors.offers import Offers
+from handrail.contract.doors.opened import Opened
+from handrail.contract.doors.peer import LogLevel, PeerDoor
+from handrail.contract.doors.runtime import Question, Runtime
+from handrail.contract.doors.skills import Skills
 from handrail.contract.errors import ErrorKind, ToolError
-from handrail.contract.offering import Offers
-from handrail.contract.opened import Opened
-from handrail.contract.peer import LogLevel, PeerDoor
-from handrail.contract.people import ApprovalAnswer, ApprovalRequest, Attendant
-from handrail.contract.requires import Capability, CapabilitySet, Variables, expand
 from handrail.contract.result import Result
-from handrail.contract.runtime import Question, Runtime
 from handrail.contract.sandbox import Attempt
-from handrail.contract.schema import compile_schema
-from handrail.contract.skills import Skills
-from handrail.contract.tool import Tool
-from handrail.runtime.roots import May
+from handrail.contract.schema.schema import compile_schema
+from handrail.contract.tool.requires import Capability, CapabilitySet, Variables, expand
+from handrail.contract.tool.tool import Tool
+from handrail.runtime.files.roots import May
 from handrail.runtime.surface import CallRuntime, Surroundings
 from handrail.tools import BUILTINS
 

@@ -14,17 +14,17 @@ from pydantic import BaseModel
 from tests.catalog.stock import CORE, built_in, entry, generation, many
 from tests.tools.desk import Memory
 
-from handrail.catalog.finding import Searches
 from handrail.catalog.interaction import Interaction, InteractionCatalog
+from handrail.catalog.search.finding import Searches
 from handrail.catalog.view import MOST_GIVEN, CatalogOptions
+from handrail.contract.doors.runtime import Runtime
 from handrail.contract.errors import ToolError
-from handrail.contract.requires import Requires
+from handrail.contract.generation import Foreign, Generation
 from handrail.contract.result import Result
-from handrail.contract.runtime import Runtime
-from handrail.contract.schema import compile_schema
-from handrail.contract.spec import ConfigKey, LockSpec, ToolSpec
-from handrail.contract.tool import Tool
-from handrail.registry.generation import Foreign, Generation
+from handrail.contract.schema.schema import compile_schema
+from handrail.contract.tool.requires import Requires
+from handrail.contract.tool.spec import ConfigKey, LockSpec, ToolSpec
+from handrail.contract.tool.tool import Tool
 from handrail.tools.discovery import BrowseTools, FindTools, Info, LoadTools, ToolSearch
 
 GITHUB = Foreign("github", "Our repositories.")

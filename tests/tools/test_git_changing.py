@@ -8,7 +8,7 @@ import pytest
 from tests.tools.desk import Desk, refused
 from tests.tools.repositories import Repo, made
 
-from handrail.runtime.guard import Guarded
+from handrail.runtime.guard.guard import Guarded
 from handrail.sandbox.tiers import choose
 
 pytestmark = pytest.mark.proves("T-05a", "T-02a")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.tools.desk import Desk, Someone, refused
 
-from handrail.contract.runtime import Option, Question
+from handrail.contract.doors.runtime import Option, Question
 
 
 @pytest.mark.proves("A-06")

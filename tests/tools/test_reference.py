@@ -14,10 +14,10 @@ from tests.tools.githost import GitHost
 from tests.tools.repositories import made
 
 from handrail.agent.loop import Agent
-from handrail.contract.decorator import tool
-from handrail.contract.names import STATE_IDS, TERMINAL_IDS
 from handrail.contract.result import Result
 from handrail.contract.session import Session
+from handrail.contract.tool.decorator import tool
+from handrail.contract.tool.names import STATE_IDS, TERMINAL_IDS
 from handrail.testing.kernels import ScriptedPerson, temporary_kernel
 from handrail.testing.models import PlayedModel, text_reply
 from handrail.tools import ALIASES, BUILTINS

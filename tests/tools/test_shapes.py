@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import handrail.tools
-from handrail.contract.schema import compile_schema
-from handrail.contract.spec import ToolSpec, faults_in
+from handrail.contract.schema.schema import compile_schema
+from handrail.contract.tool.spec import ToolSpec, faults_in
 from handrail.tools import BUILTINS
 
 WORKSPACE = ("{workspace}",)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from handrail.contract.call import ProposedCall
-from handrail.contract.neutral import neutralised
 from handrail.contract.session import Session
+from handrail.contract.text.neutral import neutralised
 from handrail.testing.kernels import temporary_kernel
 
 pytestmark = pytest.mark.proves("O-04", "T-01a")

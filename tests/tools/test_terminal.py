@@ -16,7 +16,7 @@ from tests.kernel.test_agents import confined
 from tests.tools.test_jobs import left_over
 
 from handrail import Kernel, Session
-from handrail.arbiter import outflow
+from handrail.arbiter.jobs import outflow
 from handrail.contract.result import Result
 from handrail.runtime import terminals
 from handrail.runtime.terminals import MOST_TERMINALS

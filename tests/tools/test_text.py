@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handrail.contract.errors import ToolError
-from handrail.tools.files import replaced
-from handrail.tools.text import (
+from handrail.tools.files.files import replaced
+from handrail.tools.files.text import (
     MAX_DIFF_LINES,
     Block,
     Span,

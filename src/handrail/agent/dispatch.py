@@ -6,17 +6,17 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from handrail.agent.conversation import Conversation
-from handrail.agent.stream import Reply, ReplyAssembly
+from handrail.agent.conversation.conversation import Conversation
+from handrail.agent.streaming.stream import Reply, ReplyAssembly
 from handrail.contract.call import Answer, ProposedCall, call_id
-from handrail.contract.delegation import AgentType, Child, Delegates, Delegation
-from handrail.contract.history import History
-from handrail.contract.native import NativeOffer
-from handrail.contract.notices import Notices
+from handrail.contract.doors.agents import AgentType, Child, Delegates, Delegation
+from handrail.contract.doors.history import History
+from handrail.contract.doors.notices import Notices
+from handrail.contract.doors.skills import Skill
 from handrail.contract.result import Result
 from handrail.contract.session import StopReason
-from handrail.contract.skills import Skill
-from handrail.contract.spec import ToolSpec
+from handrail.contract.tool.native import NativeOffer
+from handrail.contract.tool.spec import ToolSpec
 
 MAX_KEPT_AGAIN = 16 * 1024 * 1024
 """Characters of one reply that are kept again and again while it grows; from there on its calls wait for its end."""

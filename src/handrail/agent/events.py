@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 from handrail.agent.budget import BudgetKind
 from handrail.agent.model import TextDelta
-from handrail.agent.retry import Delayed
+from handrail.agent.streaming.retry import Delayed
 from handrail.contract.call import Answer, ProposedCall
-from handrail.contract.notices import Notice
+from handrail.contract.doors.notices import Notice
 
 RunStatus = Literal[
     "answered",  # the model ended with text and no calls

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from handrail.agent.conversation import Conversation
-from handrail.contract.neutral import neutralised
-from handrail.contract.notices import Notice, Notices
+from handrail.agent.conversation.conversation import Conversation
+from handrail.contract.doors.notices import Notice, Notices
+from handrail.contract.text.neutral import neutralised
 
 MOST_AT_ONCE = 100
 """Notices in one message; further ones come before the next request."""

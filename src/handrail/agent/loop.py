@@ -13,8 +13,8 @@ from functools import partial
 from typing import Literal, TypeVar
 
 from handrail.agent.budget import Budget, Spent
-from handrail.agent.compaction import Room
-from handrail.agent.conversation import Conversation
+from handrail.agent.conversation.compaction import Room
+from handrail.agent.conversation.conversation import Conversation
 from handrail.agent.dispatch import Dispatch, Session, Turn
 from handrail.agent.events import (
     BudgetSpent,
@@ -43,13 +43,13 @@ from handrail.agent.model import (
 from handrail.agent.native import Natives
 from handrail.agent.project import project_text
 from handrail.agent.prompt import system_prompt
-from handrail.agent.pump import Heed
 from handrail.agent.reading import read_reply
-from handrail.agent.retry import Delayed, RetryPolicy
 from handrail.agent.run import Run, Task
-from handrail.agent.stream import ReplyAssembly
+from handrail.agent.streaming.pump import Heed
+from handrail.agent.streaming.retry import Delayed, RetryPolicy
+from handrail.agent.streaming.stream import ReplyAssembly
 from handrail.agent.subagents import OpenModel, Subagents
-from handrail.catalog.fitting import forms_to_restore
+from handrail.catalog.forms.fitting import forms_to_restore
 from handrail.contract.call import Answer, ProposedCall
 from handrail.contract.errors import LogUnavailable, UsageError
 from handrail.contract.result import Result
@@ -189,7 +189,7 @@ class Agent:
             self._run = None
 
     async def asked_to_compact(self) -> Result:
-        """Compact as a call of the session asks for it; see :meth:`handrail.contract.delegation.Delegates.compact`."""
+        """Compact as a call of the session asks for it; see :meth:`handrail.contract.doors.agents.Delegates.compact`."""
         if self._run is None:
             made = await self.compact()
             removed, tokens, kept = made.messages, made.tokens_before - made.tokens_after, made.kept

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from handrail.contract.errors import HandrailError
 
 if TYPE_CHECKING:
-    from handrail.catalog.dialects import Dialect
+    from handrail.catalog.forms.dialects import Dialect
 
 # --- what a reply is made of, in the order it arrives ---------------------------------------------------------
 
@@ -130,7 +130,7 @@ class TextPart:
 class CallPart:
     """A call in the history, in a form that every provider takes.
 
-    :param wire_id: unique within the conversation; see :class:`handrail.agent.stream.WireIds`
+    :param wire_id: unique within the conversation; see :class:`handrail.agent.streaming.stream.WireIds`
     :param name: matches ``[A-Za-z0-9_-]{1,64}``, whatever the model wrote
     :param arguments: always an object, whatever the model wrote
     """

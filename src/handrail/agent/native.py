@@ -8,11 +8,11 @@ from typing import Any
 
 from handrail.agent.events import NativeUsed, NativeWithheld
 from handrail.agent.model import BlockEvent, Kept, Model, NativeGiven
-from handrail.catalog.native import in_own_form, name_in_reply
+from handrail.catalog.forms.native import in_own_form, name_in_reply
+from handrail.contract.doors.history import History
 from handrail.contract.errors import HandrailError
-from handrail.contract.history import History
-from handrail.contract.native import NativeOffer
-from handrail.contract.spec import ToolSpec
+from handrail.contract.tool.native import NativeOffer
+from handrail.contract.tool.spec import ToolSpec
 
 
 class Natives:

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from handrail.agent.model import Message, Model, Picture, UserMessage
+from handrail.contract.doors.history import History
 from handrail.contract.errors import ToolError, UsageError
-from handrail.contract.history import History
 from handrail.contract.result import Blob
 
 MOST_BYTES = 5 * 1024 * 1024

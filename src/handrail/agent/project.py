@@ -12,8 +12,8 @@ from typing import Any, Protocol, cast
 from handrail.agent.budget import CHARACTERS_PER_TOKEN
 from handrail.contract.errors import HandrailError
 from handrail.contract.instructions import NAMES
-from handrail.contract.neutral import neutralised
 from handrail.contract.result import Result
+from handrail.contract.text.neutral import neutralised
 
 MAX_TOKENS = 8_000
 """Of all files together; what does not fit is left out, the farthest first."""

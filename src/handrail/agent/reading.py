@@ -7,10 +7,10 @@ from contextlib import aclosing
 
 from handrail.agent.events import LoopEvent
 from handrail.agent.model import Model, ModelRequest, ProviderError, StreamCut
-from handrail.agent.pump import Heed, OutOfTime, ReplyPump, StoppedReading
-from handrail.agent.retry import RetryPolicy
 from handrail.agent.run import Run
-from handrail.agent.stream import ReplyAssembly, ReplyTooLong
+from handrail.agent.streaming.pump import Heed, OutOfTime, ReplyPump, StoppedReading
+from handrail.agent.streaming.retry import RetryPolicy
+from handrail.agent.streaming.stream import ReplyAssembly, ReplyTooLong
 
 
 async def read_reply(

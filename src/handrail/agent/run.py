@@ -9,8 +9,8 @@ from handrail.agent.budget import BudgetKind, Spent, tokens_of
 from handrail.agent.dispatch import Dispatch
 from handrail.agent.events import LoopEvent, RunOutcome, RunStatus
 from handrail.agent.model import ModelRequest, ProviderError, Usage, UserMessage
-from handrail.agent.pump import ReplyPump
-from handrail.agent.stream import Reply, ReplyAssembly
+from handrail.agent.streaming.pump import ReplyPump
+from handrail.agent.streaming.stream import Reply, ReplyAssembly
 from handrail.contract.call import ProposedCall
 from handrail.contract.errors import ErrorKind
 from handrail.contract.session import StopReason

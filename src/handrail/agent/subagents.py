@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from handrail.agent.budget import Budget, Spent
 from handrail.agent.events import RunOutcome
 from handrail.agent.model import Model, ModelRequest, Usage
-from handrail.agent.stream import Reply
+from handrail.agent.streaming.stream import Reply
 from handrail.contract.agent import AgentManifest
-from handrail.contract.delegation import Delegation
+from handrail.contract.doors.agents import Delegation
 from handrail.contract.errors import ErrorKind, HandrailError, ToolError
 from handrail.contract.result import Result
 
@@ -78,7 +78,7 @@ class SharedSpent(Spent):
 
 
 class Subagents:
-    """Implements :class:`~handrail.contract.delegation.Delegates` for one agent.
+    """Implements :class:`~handrail.contract.doors.agents.Delegates` for one agent.
 
     :param of: whose model they work with, where their manifest names no other, and whose budget they share
     :param models: opens the others
@@ -101,11 +101,11 @@ class Subagents:
         await self._idle.wait()
 
     async def compact(self) -> Result:
-        """See :meth:`handrail.contract.delegation.Delegates.compact`."""
+        """See :meth:`handrail.contract.doors.agents.Delegates.compact`."""
         return await self._of.asked_to_compact()
 
     async def run(self, call_id: str, delegation: Delegation) -> Result:
-        """See :meth:`handrail.contract.delegation.Delegates.run`."""
+        """See :meth:`handrail.contract.doors.agents.Delegates.run`."""
         self._at_work += 1
         self._idle.clear()
         try:

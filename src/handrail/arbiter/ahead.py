@@ -8,10 +8,10 @@ disk awake where it will have to be noted first.
 
 from __future__ import annotations
 
-from handrail.arbiter.arguments import arguments_of
 from handrail.arbiter.authorisation import Authorisation
-from handrail.arbiter.call import Call, LookedAhead
-from handrail.arbiter.resources import Resources
+from handrail.arbiter.calls.arguments import arguments_of
+from handrail.arbiter.calls.call import Call, LookedAhead
+from handrail.arbiter.locks.resources import Resources
 
 
 def look_ahead(call: Call, resources: Resources, authorisation: Authorisation) -> LookedAhead | None:

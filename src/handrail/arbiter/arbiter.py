@@ -1,7 +1,7 @@
 """How one call is carried out: nine steps, in one place, in this order.
 
 :meth:`Arbiter.carry_out` reads like the list in the README. Each step is one short method below it; a step
-says no by raising :class:`~handrail.arbiter.call.Refusal`, and whatever happens the call is answered once. A step that
+says no by raising :class:`~handrail.arbiter.calls.call.Refusal`, and whatever happens the call is answered once. A step that
 seldom has to wait gives back what there is to wait for, or None: a coroutine that never waits costs as much as the step.
 """
 
@@ -14,35 +14,35 @@ from functools import lru_cache, partial
 from typing import Any
 
 from handrail.arbiter.ahead import look_ahead
-from handrail.arbiter.approvals import Approvals
-from handrail.arbiter.arguments import arguments_of, for_the_record, unrun
-from handrail.arbiter.asking import Parked
+from handrail.arbiter.approvals.asking import Parked
+from handrail.arbiter.approvals.desk import Approvals
+from handrail.arbiter.approvals.requests import Lifetimes
 from handrail.arbiter.authorisation import Authorisation
 from handrail.arbiter.blind import near, read_first, unseen
-from handrail.arbiter.bounded_checks import BoundedChecks
-from handrail.arbiter.call import Call, Lane, LookedAhead, Refusal
+from handrail.arbiter.calls.arguments import arguments_of, for_the_record, unrun
+from handrail.arbiter.calls.bounded_checks import BoundedChecks
+from handrail.arbiter.calls.call import Call, Lane, LookedAhead, Refusal
+from handrail.arbiter.calls.repeats import Repeats
 from handrail.arbiter.delegating import check_handing
 from handrail.arbiter.execution import Execution, HandedOver, uninterrupted, until_known
-from handrail.arbiter.jobs import DetachedCalls, JobLimits
-from handrail.arbiter.locking import Locking, choose_locks
-from handrail.arbiter.locks import LockTable, Want, lock_names
-from handrail.arbiter.output import Shaped, Shaper, said, told_at_the_end
-from handrail.arbiter.repeats import Repeats
-from handrail.arbiter.requests import Lifetimes
-from handrail.arbiter.resources import Resources
-from handrail.arbiter.restarts import Restarts
+from handrail.arbiter.jobs.jobs import DetachedCalls, JobLimits
+from handrail.arbiter.jobs.restarts import Restarts
+from handrail.arbiter.locks.locking import Locking, choose_locks
+from handrail.arbiter.locks.resources import Resources
+from handrail.arbiter.locks.table import LockTable, Want, lock_names
+from handrail.arbiter.output.shaper import Shaped, Shaper, said, told_at_the_end
 from handrail.arbiter.running import ToolRuns
-from handrail.arbiter.states import StateLimits, States
+from handrail.arbiter.states.states import StateLimits, States
 from handrail.contract.call import Answer, ProposedCall
 from handrail.contract.errors import LogUnavailable, ToolError
-from handrail.contract.schema import UnfinishedCheck
-from handrail.contract.spec import ToolSpec
+from handrail.contract.generation import Generation
+from handrail.contract.schema.schema import UnfinishedCheck
+from handrail.contract.tool.spec import ToolSpec
 from handrail.record.log import CommitLog, Interrupted
-from handrail.registry.generation import Generation
-from handrail.store.approvals import ApprovalTable
-from handrail.store.jobs import JobTable
 from handrail.store.lease import Lease
-from handrail.store.states import StateTable
+from handrail.store.tables.approvals import ApprovalTable
+from handrail.store.tables.jobs import JobTable
+from handrail.store.tables.states import StateTable
 
 _LOOK_AGAIN_S = 0.02
 _tuple: Any = tuple

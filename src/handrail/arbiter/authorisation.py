@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Awaitable
 
-from handrail.arbiter.approvals import Approvals
-from handrail.arbiter.asking import Asking
-from handrail.arbiter.call import Call, Lane, Refusal
+from handrail.arbiter.approvals.asking import Asking
+from handrail.arbiter.approvals.desk import Approvals
+from handrail.arbiter.calls.call import Call, Lane, Refusal
+from handrail.arbiter.locks.resources import Resources, shared
 from handrail.arbiter.offers import judged_as, reading
-from handrail.arbiter.output import Shaper
-from handrail.arbiter.resources import Resources, shared
+from handrail.arbiter.output.shaper import Shaper
 from handrail.arbiter.typing import typed_into
-from handrail.contract.requires import CapabilitySet
+from handrail.contract.tool.requires import CapabilitySet
 from handrail.policy.verdict import Step as PolicyStep
 from handrail.policy.verdict import Verdict
 

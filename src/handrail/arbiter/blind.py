@@ -10,9 +10,9 @@ from typing import Any
 
 import orjson
 
-from handrail.arbiter.call import Call, Refusal
+from handrail.arbiter.calls.call import Call, Refusal
 from handrail.catalog.manuals import READER
-from handrail.contract.names import wire_name
+from handrail.contract.tool.names import wire_name
 
 MAX_SCHEMA = 32 * 1024
 """Bytes of JSON; of a larger schema only the way to it is told."""

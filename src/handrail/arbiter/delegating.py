@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from handrail.arbiter.call import Call, Refusal
+from handrail.arbiter.calls.call import Call, Refusal
 from handrail.arbiter.peers import not_counted
-from handrail.contract.delegation import NO_MODEL, AgentType, Delegates, Delegation, Handed
+from handrail.contract.doors.agents import NO_MODEL, AgentType, Delegates, Delegation, Handed
 from handrail.contract.errors import ToolError
-from handrail.contract.names import nearest
 from handrail.contract.result import Result
+from handrail.contract.tool.names import nearest
 
 
 def naming(result: Result, handed: Sequence[Handed]) -> Result:
@@ -28,7 +28,7 @@ def naming(result: Result, handed: Sequence[Handed]) -> Result:
 
 
 class CallAgents:
-    """Implements :class:`~handrail.contract.delegation.Agents` for one call. What a sub-agent may use is its budget's to
+    """Implements :class:`~handrail.contract.doors.agents.Agents` for one call. What a sub-agent may use is its budget's to
     say, so the call's own time does not count meanwhile."""
 
     __slots__ = ("_of",)
@@ -61,7 +61,7 @@ class CallAgents:
 def check_handing(call: Call) -> None:
     """Look, before a call may run or become a job, whether the work that it hands over can be begun at all.
 
-    :raises Refusal: as :meth:`~handrail.contract.delegation.Agents.run` fails
+    :raises Refusal: as :meth:`~handrail.contract.doors.agents.Agents.run` fails
     """
     assert call.entry is not None and call.arguments is not None
     agent = call.entry.tool.hands_to(call.arguments)

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from handrail.arbiter.eager import Begun, begin_at_once
 from handrail.contract.errors import ErrorKind, ToolError
 from handrail.contract.session import StopReason
-from handrail.store.awaiting import Written
+from handrail.store.database.awaiting import Written
 
 T = TypeVar("T")
 
@@ -56,7 +56,7 @@ class HandedOver(BaseException):
 class Execution:
     """Runs one piece of work at a time and can be told to stop it, from the same event loop.
 
-    Also the :class:`~handrail.contract.runtime.Cancellation` that the tool sees.
+    Also the :class:`~handrail.contract.doors.runtime.Cancellation` that the tool sees.
     """
 
     # What a run that is not stopped never sets stands on the class, which keeps making one cheap.

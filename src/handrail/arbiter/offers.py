@@ -9,15 +9,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from handrail.arbiter.subscriptions import Subscriptions
+from handrail.contract.doors.offers import Given, Offering, SourceRequest, offered
+from handrail.contract.doors.runtime import Runtime
 from handrail.contract.errors import ToolError
 from handrail.contract.events import Event
-from handrail.contract.offering import Given, Offering, SourceRequest, offered
-from handrail.contract.runtime import Runtime
-from handrail.contract.spec import ToolSpec
-from handrail.registry.generation import Entry, Generation
+from handrail.contract.generation import Entry, Generation
+from handrail.contract.tool.spec import ToolSpec
 
 if TYPE_CHECKING:
-    from handrail.arbiter.call import Call, Lane
+    from handrail.arbiter.calls.call import Call, Lane
 
 _MOST_NAMED = 5
 _MOST_KEPT = 64
@@ -57,7 +57,7 @@ def reading(spec: ToolSpec) -> ToolSpec:
 
 
 class CallOffers:
-    """Implements :class:`~handrail.contract.offering.Offers` for one call."""
+    """Implements :class:`~handrail.contract.doors.offers.Offers` for one call."""
 
     __slots__ = ("_call", "_runtime")
 

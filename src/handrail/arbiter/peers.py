@@ -11,11 +11,11 @@ from typing import Any, cast
 
 import orjson
 
-from handrail.arbiter.call import Call
-from handrail.arbiter.plain import Plain, TooLarge
+from handrail.arbiter.calls.call import Call
+from handrail.arbiter.output.plain import Plain, TooLarge
+from handrail.contract.doors.peer import CAPABILITY_OF, NOT_ANSWERED, Ask, AskMethod, LogLevel, Peer
 from handrail.contract.errors import ToolError
-from handrail.contract.peer import CAPABILITY_OF, NOT_ANSWERED, Ask, AskMethod, LogLevel, Peer
-from handrail.contract.schema import InvalidSchema, Schema, compile_schema
+from handrail.contract.schema.schema import InvalidSchema, Schema, compile_schema
 
 MOST_AT_ONCE = 16
 """Requests in one ask."""
@@ -35,7 +35,7 @@ _MAX_KEY = 200
 
 
 class CallPeer:
-    """Implements :class:`~handrail.contract.peer.PeerDoor` for one call.
+    """Implements :class:`~handrail.contract.doors.peer.PeerDoor` for one call.
 
     :param require: raises unless the tool has a capability, by its name
     """

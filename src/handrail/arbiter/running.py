@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from handrail.arbiter.asking import Asking
-from handrail.arbiter.call import Call
+from handrail.arbiter.approvals.asking import Asking
+from handrail.arbiter.calls.call import Call
 from handrail.arbiter.delegating import CallAgents, naming
 from handrail.arbiter.execution import (
     STOPPED_TEXT,
@@ -24,30 +24,30 @@ from handrail.arbiter.execution import (
     kind_of_stop,
     uninterrupted,
 )
-from handrail.arbiter.exposure import SEEN_AT_FACE, SEEN_BY_MODEL
-from handrail.arbiter.jobs import DetachedCalls
-from handrail.arbiter.locks import LockTable
-from handrail.arbiter.looking import SessionJobs
+from handrail.arbiter.jobs.jobs import DetachedCalls
+from handrail.arbiter.jobs.outflow import Outflow
+from handrail.arbiter.jobs.views import SessionJobs
+from handrail.arbiter.locks.table import LockTable
 from handrail.arbiter.offers import CallOffers
-from handrail.arbiter.outflow import Outflow
+from handrail.arbiter.output.exposure import SEEN_AT_FACE, SEEN_BY_MODEL
 from handrail.arbiter.peers import CallPeer, far_along, not_counted, on_the_loop, said
-from handrail.arbiter.redaction import Redactor
-from handrail.arbiter.state_calls import CallOpened
-from handrail.arbiter.states import States
-from handrail.contract.arrivals import Channels, Triggers
+from handrail.arbiter.secrets.redaction import Redactor
+from handrail.arbiter.states.calls import CallOpened
+from handrail.arbiter.states.states import States
 from handrail.contract.call import Answer
-from handrail.contract.decorator import FunctionTool
-from handrail.contract.doors import Catalog, Jobs
+from handrail.contract.doors.channels import Channels, Triggers
+from handrail.contract.doors.jobs import Catalog, Jobs
+from handrail.contract.doors.peer import LogLevel
+from handrail.contract.doors.runtime import Question, Runtime
+from handrail.contract.doors.skills import Skills
 from handrail.contract.errors import LogUnavailable, ToolError
-from handrail.contract.peer import LogLevel
-from handrail.contract.requires import Capability
 from handrail.contract.result import Result
-from handrail.contract.runtime import Question, Runtime
 from handrail.contract.sandbox import Attempt
 from handrail.contract.session import StopReason
-from handrail.contract.skills import Skills
-from handrail.policy.plain import argv_of
-from handrail.runtime.roots import May
+from handrail.contract.tool.decorator import FunctionTool
+from handrail.contract.tool.requires import Capability
+from handrail.policy.shell.plain import argv_of
+from handrail.runtime.files.roots import May
 from handrail.runtime.surface import CallRuntime
 
 logger = logging.getLogger("handrail.arbiter")

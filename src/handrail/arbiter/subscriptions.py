@@ -7,8 +7,8 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
+from handrail.contract.doors.offers import Offering, SourceRequest, Stamped, offered
 from handrail.contract.errors import ToolError
-from handrail.contract.offering import Offering, SourceRequest, Stamped, offered
 
 logger = logging.getLogger("handrail.arbiter")
 

@@ -7,11 +7,11 @@ import shlex
 from dataclasses import replace
 from functools import lru_cache
 
-from handrail.arbiter.call import Call, Lane
-from handrail.contract.terminals import DEFAULT_COMMAND, START
-from handrail.policy import wrappers
-from handrail.policy.program_forms import SHELLS
-from handrail.policy.shell import Command, Script, parse
+from handrail.arbiter.calls.call import Call, Lane
+from handrail.contract.doors.terminals import DEFAULT_COMMAND, START
+from handrail.policy.shell import wrappers
+from handrail.policy.shell.forms import SHELLS
+from handrail.policy.shell.parse import Command, Script, parse
 from handrail.policy.targets import Target, shown_command
 from handrail.runtime.terminals import ENTERS, runs_unseen, takes_input, typed_value
 

@@ -17,8 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from handrail.contract.errors import Fault, LoadError, ToolError
-from handrail.contract.requires import CapabilitySet, Layer, ShellRequires
 from handrail.contract.sandbox import Profile, Program, Sandbox
+from handrail.contract.tool.requires import CapabilitySet, Layer, ShellRequires
 from handrail.registry.sources.executables import ExecutableTool
 from handrail.registry.sources.folders import problem_with_executable
 from handrail.sandbox.operated import Operated

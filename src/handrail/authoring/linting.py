@@ -21,15 +21,15 @@ from typing import Any, Literal, NoReturn, cast
 
 from handrail.authoring.parameters import never_meant, never_right
 from handrail.catalog.costs import dearest
-from handrail.catalog.dialects import DIALECTS
-from handrail.catalog.fitting import fit, told
+from handrail.catalog.forms.dialects import DIALECTS
+from handrail.catalog.forms.fitting import fit, told
 from handrail.catalog.tokens import of_json
 from handrail.contract.errors import Fault, LoadError, UsageError
-from handrail.contract.jsontext import ArgumentText, parse_object
-from handrail.contract.manifest import MAX_MANIFEST_BYTES
 from handrail.contract.sandbox import Sandbox
-from handrail.contract.spec import ToolSpec, properties_of
-from handrail.contract.tool import Tool
+from handrail.contract.text.json import ArgumentText, parse_object
+from handrail.contract.tool.manifest import MAX_MANIFEST_BYTES
+from handrail.contract.tool.spec import ToolSpec, properties_of
+from handrail.contract.tool.tool import Tool
 from handrail.registry.loading import load_generation
 from handrail.registry.sources.executables import Confinement, ExecutableTool
 from handrail.registry.sources.folders import FolderSource

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeGuard, cast
 from urllib.parse import quote
 
-from handrail.contract.schema import InvalidSchema, compile_schema
+from handrail.contract.schema.schema import InvalidSchema, compile_schema
 
 Node = Mapping[str, Any]
 

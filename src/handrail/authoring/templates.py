@@ -17,12 +17,12 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any, Literal
 
+from handrail.contract.doors.runtime import Runtime
 from handrail.contract.errors import LoadError, UsageError
-from handrail.contract.names import fault_in_id
-from handrail.contract.runtime import Runtime
 from handrail.contract.sandbox import Tier
-from handrail.contract.spec import ToolSpec
-from handrail.contract.tool import Tool
+from handrail.contract.tool.names import fault_in_id
+from handrail.contract.tool.spec import ToolSpec
+from handrail.contract.tool.tool import Tool
 from handrail.registry.loading import load_generation
 from handrail.registry.sources.builtin import BuiltinSource
 from handrail.registry.sources.source import Found, Loaded, Rank

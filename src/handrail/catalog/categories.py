@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
 
-from handrail.registry.generation import Entry
+from handrail.contract.generation import Entry
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """About how many tokens a catalog costs: each tool, each category, each source, what of it is in view, and in all.
 
-Providers are given one tool in forms of their own (:mod:`handrail.catalog.fitting`); what is counted is the form in which
+Providers are given one tool in forms of their own (:mod:`handrail.catalog.forms.fitting`); what is counted is the form in which
 it takes the most, so that no provider's takes more than is told.
 """
 
@@ -11,13 +11,13 @@ from dataclasses import asdict, dataclass
 from pathlib import PurePath
 from typing import Any
 
-from handrail.catalog.dialects import DIALECTS, Dialect
-from handrail.catalog.fitting import told
+from handrail.catalog.forms.dialects import DIALECTS, Dialect
+from handrail.catalog.forms.fitting import told
 from handrail.catalog.prompt import index_of, tool_part
 from handrail.catalog.tokens import estimated, of_json
 from handrail.catalog.view import Standing, View
-from handrail.contract.spec import ToolSpec
-from handrail.registry.generation import Entry
+from handrail.contract.generation import Entry
+from handrail.contract.tool.spec import ToolSpec
 
 
 @dataclass(frozen=True, slots=True)

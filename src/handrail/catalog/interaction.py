@@ -18,11 +18,11 @@ from handrail.catalog.manuals import ManualsRead, Values, manual_of
 from handrail.catalog.prompt import index_of
 from handrail.catalog.tokens import of_spec
 from handrail.catalog.view import MOST_GIVEN, CatalogOptions, View, view_of
-from handrail.contract.doors import NOT_HEARD, BroughtIn, Category, Findings, Manual
+from handrail.contract.doors.jobs import NOT_HEARD, BroughtIn, Category, Findings, Manual
 from handrail.contract.errors import HandrailError, ToolError
-from handrail.contract.names import nearest
-from handrail.contract.spec import ToolSpec
-from handrail.registry.generation import Entry, Generation
+from handrail.contract.generation import Entry, Generation
+from handrail.contract.tool.names import nearest
+from handrail.contract.tool.spec import ToolSpec
 
 _Kind = Literal["category", "tool"]
 """What a name is of."""
@@ -274,7 +274,7 @@ class Interaction:
 
 
 class InteractionCatalog:
-    """Implements :class:`~handrail.contract.doors.Catalog` for one call."""
+    """Implements :class:`~handrail.contract.doors.jobs.Catalog` for one call."""
 
     __slots__ = ("_found", "_generation", "_of")
 

@@ -7,10 +7,10 @@ from contextlib import suppress
 from typing import Any, Protocol, cast
 
 from handrail.catalog.view import View
-from handrail.contract.doors import Manual
+from handrail.contract.doors.jobs import Manual
 from handrail.contract.errors import ToolError
-from handrail.contract.names import wire_name
-from handrail.registry.generation import Entry
+from handrail.contract.generation import Entry
+from handrail.contract.tool.names import wire_name
 
 READER = "info"
 """The tool that reads manuals, under whose name a session keeps which it has read."""

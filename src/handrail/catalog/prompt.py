@@ -9,9 +9,9 @@ from collections.abc import Iterable
 
 from handrail.catalog.tokens import estimated
 from handrail.catalog.view import View
-from handrail.contract.names import wire_name
-from handrail.contract.native import native_name
-from handrail.contract.spec import ToolSpec
+from handrail.contract.tool.names import wire_name
+from handrail.contract.tool.native import native_name
+from handrail.contract.tool.spec import ToolSpec
 
 BUCKETS = ("first", "normal", "last")
 _AT_PROVIDER = """\

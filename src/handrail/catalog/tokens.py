@@ -11,7 +11,7 @@ import json
 import re
 from typing import Any
 
-from handrail.contract.spec import ToolSpec
+from handrail.contract.tool.spec import ToolSpec
 
 _PIECE = re.compile(
     r"[ ]?[A-Za-z]+"  # a word with the blank before it

@@ -14,12 +14,12 @@ from typing import Literal
 
 from handrail.catalog.categories import CORE, SHIPPED, about, about_empty, category_of
 from handrail.contract.agent import AGENT_TOOL, tool_matches
-from handrail.contract.delegation import MAX_DEPTH
-from handrail.contract.doors import Category
-from handrail.contract.names import OFFER_IDS
-from handrail.contract.native import AT_PROVIDER
-from handrail.contract.spec import ToolSpec
-from handrail.registry.generation import BUILT_IN, Entry, Generation
+from handrail.contract.doors.agents import MAX_DEPTH
+from handrail.contract.doors.jobs import Category
+from handrail.contract.generation import BUILT_IN, Entry, Generation
+from handrail.contract.tool.names import OFFER_IDS
+from handrail.contract.tool.native import AT_PROVIDER
+from handrail.contract.tool.spec import ToolSpec
 from handrail.registry.sources.agents import SOURCE as AGENTS
 
 MOST_GIVEN = 128

@@ -11,8 +11,8 @@ from handrail.config.layers import Kind, Layer
 from handrail.config.reading import unsayable
 from handrail.config.settings import LISTS, key_of, keys, path_of
 from handrail.contract.errors import Fault, UsageError
-from handrail.contract.names import nearest
-from handrail.contract.schema import path_text
+from handrail.contract.schema.schema import path_text
+from handrail.contract.tool.names import nearest
 
 PREFIX = "HANDRAIL_"
 _PROGRAMS = ("STATE", "HEADLESS", "DEBUG", "MODEL")

@@ -11,10 +11,10 @@ from typing import Any, Literal, cast
 
 from handrail.config.secrets import faults_in_secrets, faults_in_tools
 from handrail.config.settings import LISTS, Settings, key_of, keys, path_of
-from handrail.contract.checked import faults_of
 from handrail.contract.errors import Fault
 from handrail.contract.modes import MODES, Mode
-from handrail.contract.schema import path_text
+from handrail.contract.schema.schema import path_text
+from handrail.contract.tool.checked import faults_of
 
 Kind = Literal["default", "configuration", "workspace", "environment", "flag"]
 

@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import Iterator
 from typing import Any
 
-from handrail.contract.schema import path_text
+from handrail.contract.schema.schema import path_text
 
 _STRING = re.compile(
     r'"""(?:[^\\]|\\.)*?"""(?:"{0,2}(?!"))'

@@ -14,8 +14,8 @@ from handrail.config.reading import content_of, parsed
 from handrail.config.settings import FILE_NAME, Settings, path_of
 from handrail.contract.errors import Fault, LoadError
 from handrail.contract.modes import Mode
-from handrail.contract.rule_texts import RuleEntry, entry_of
-from handrail.contract.tool_settings import SettingsLayer, ToolSettings
+from handrail.contract.rules import RuleEntry, entry_of
+from handrail.contract.tool.settings import SettingsLayer, ToolSettings
 
 if TYPE_CHECKING:
     from handrail.store.folders import Folders

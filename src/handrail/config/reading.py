@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from handrail.config.lines import lines_of
 from handrail.contract.errors import Fault, LoadError
-from handrail.contract.schema import path_text
+from handrail.contract.schema.schema import path_text
 
 MAX_BYTES = 256 * 1024
 _FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOCTTY", 0) | getattr(os, "O_NONBLOCK", 0)

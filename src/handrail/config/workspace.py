@@ -12,9 +12,9 @@ from handrail.config.layers import Kind, Layer
 from handrail.config.reading import content_of, parsed
 from handrail.config.settings import FILE_NAME, OPERATORS
 from handrail.contract.errors import Fault
-from handrail.contract.names import nearest
-from handrail.contract.rule_texts import text_of
-from handrail.policy.rules import ACTIONS
+from handrail.contract.rules import text_of
+from handrail.contract.tool.names import nearest
+from handrail.policy.rules.rules import ACTIONS
 
 UNTRUSTED = "its content is not trusted; look at it with handrail trust"
 NARROWING = ("deny", "ask")

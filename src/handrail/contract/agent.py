@@ -15,15 +15,15 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from handrail.contract.checked import faults_of, sound_part
 from handrail.contract.errors import Fault
 from handrail.contract.modes import Mode
-from handrail.contract.names import LOCKED_IDS, fault_in_id
-from handrail.contract.native import faults_in_native, native_id
-from handrail.contract.patterns import fault_in_pattern, text_regex
-from handrail.contract.requires import FsRequires, NetRequires, Requires, ShellRequires
-from handrail.contract.rule_texts import GivenRule
-from handrail.contract.schema import path_text
+from handrail.contract.rules import GivenRule
+from handrail.contract.schema.schema import path_text
+from handrail.contract.text.patterns import fault_in_pattern, text_regex
+from handrail.contract.tool.checked import faults_of, sound_part
+from handrail.contract.tool.names import LOCKED_IDS, fault_in_id
+from handrail.contract.tool.native import faults_in_native, native_id
+from handrail.contract.tool.requires import FsRequires, NetRequires, Requires, ShellRequires
 
 MAX_AGENT_BYTES = 256 * 1024
 DEFAULT_AGENT = "default"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from handrail.contract.requires import CapabilitySet
+from handrail.contract.tool.requires import CapabilitySet
 
 SHELL_ARGV = ("/bin/bash", "--noprofile", "--norc", "-c", "--")
 """What a shell text is started with, as the last argument. ``--``: a text that begins with a dash is a command, as it

@@ -6,15 +6,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from typing import Any, Literal, Protocol
 
 from handrail.contract.call import Answer, ProposedCall
-from handrail.contract.delegation import AgentType, Child, Delegates, Delegation
-from handrail.contract.doors import Job, Jobs
+from handrail.contract.doors.agents import AgentType, Child, Delegates, Delegation
+from handrail.contract.doors.history import History
+from handrail.contract.doors.jobs import Job, Jobs
+from handrail.contract.doors.notices import Notices
+from handrail.contract.doors.skills import Skill
 from handrail.contract.events import Event
-from handrail.contract.history import History
-from handrail.contract.native import NativeOffer
-from handrail.contract.notices import Notices
 from handrail.contract.result import Result
-from handrail.contract.skills import Skill
-from handrail.contract.spec import ToolSpec
+from handrail.contract.tool.native import NativeOffer
+from handrail.contract.tool.spec import ToolSpec
 
 Proposal = tuple[str, Mapping[str, Any] | str] | ProposedCall
 """``(tool, arguments)``, or a :class:`ProposedCall`, which also carries what a provider adds to a call."""
@@ -62,7 +62,7 @@ class Turn(Protocol):
 
 
 class Session(Protocol):
-    """Opened by :meth:`handrail.kernel.Kernel.session`. Use it from tasks of the kernel's event loop."""
+    """Opened by :meth:`handrail.kernel.kernel.Kernel.session`. Use it from tasks of the kernel's event loop."""
 
     @property
     def id(self) -> str: ...
@@ -210,7 +210,7 @@ class Session(Protocol):
         may touch at most what this one's agent passes on.
 
         :param call_id: of the call, which has to be in flight
-        :raises ToolError: as :meth:`handrail.contract.delegation.Agents.run` does
+        :raises ToolError: as :meth:`handrail.contract.doors.agents.Agents.run` does
         :raises UsageError: when no such call is in flight
         """
         ...

@@ -7,23 +7,23 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from handrail.contract.agent import AgentManifest
-from handrail.contract.patterns import escape
-from handrail.contract.requires import Capability, CapabilitySet, Layer, Variables
-from handrail.contract.spec import ToolSpec
+from handrail.contract.text.patterns import escape
+from handrail.contract.tool.requires import Capability, CapabilitySet, Layer, Variables
+from handrail.contract.tool.spec import ToolSpec
 from handrail.policy.capabilities import call_set, passed_on, refusal
-from handrail.policy.matching import PathSubject, Ranked
-from handrail.policy.programs import concern
 from handrail.policy.questions import Prepared, asked_always, mandatory
-from handrail.policy.rules import STRICTNESS, Action, Rule, RuleBook
-from handrail.policy.shell import Command, parse
+from handrail.policy.rules.matching import PathSubject, Ranked
+from handrail.policy.rules.rules import STRICTNESS, Action, Rule, RuleBook
+from handrail.policy.rules.words import literal_words
+from handrail.policy.shell.parse import Command, parse
+from handrail.policy.shell.programs import concern
 from handrail.policy.suggestions import target_pattern
 from handrail.policy.targets import PathRoots, Target, argv_script, path_subject, redirections, shown_command
 from handrail.policy.verdict import Finding, Verdict, reason_of
-from handrail.policy.words import literal_words
-from handrail.runtime.roots import May, visible
+from handrail.runtime.files.roots import May, visible
 
 if TYPE_CHECKING:
-    from handrail.policy.watchdog import Watchdog
+    from handrail.policy.watchdogs.watchdog import Watchdog
 
 _MOST_PREPARED = 4096
 
@@ -169,7 +169,7 @@ class Authority:
         watchdogs = self.watchers(spec, failed != (0, 0))
         if verdict.action == "deny" or not watchdogs:
             return verdict
-        from handrail.policy.watchdog import WatchdogCall, watched
+        from handrail.policy.watchdogs.watchdog import WatchdogCall, watched
 
         call = WatchdogCall(
             tool_id=spec.id,
@@ -227,7 +227,7 @@ def _concerns(watchdog: Watchdog, spec: ToolSpec) -> bool:
 
 
 class _Touches:
-    """One running call's :data:`~handrail.runtime.roots.May`."""
+    """One running call's :data:`~handrail.runtime.files.roots.May`."""
 
     __slots__ = ("_answered", "_exact", "_prepared", "_roots", "_tool", "_verdict")
 

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from handrail.contract.requires import CapabilitySet
-from handrail.contract.spec import ToolSpec
-from handrail.policy import read_only
+from handrail.contract.tool.requires import CapabilitySet
+from handrail.contract.tool.spec import ToolSpec
 from handrail.policy.authority import Authority
-from handrail.policy.modes import DEFAULT_MODE, MODES, in_mode
-from handrail.policy.rules import Action, Rule, RuleBook
-from handrail.policy.shell import Script
+from handrail.policy.rules.modes import DEFAULT_MODE, MODES, in_mode
+from handrail.policy.rules.rules import Action, Rule, RuleBook
+from handrail.policy.shell import read_only
+from handrail.policy.shell.parse import Script
 from handrail.policy.suggestions import SOURCE, target_pattern
 from handrail.policy.targets import PathRoots
 from handrail.policy.verdict import Step, Verdict
@@ -217,7 +217,7 @@ def _denials(verdict: Verdict, spec: ToolSpec) -> Iterator[str]:
 
 def _narrowest(verdict: Verdict, spec: ToolSpec, action: Action = "allow") -> Iterator[str]:
     """Rules about exactly what decided, tool first."""
-    from handrail.policy.words import literal_words
+    from handrail.policy.rules.words import literal_words
 
     finding = verdict.deciding
     pattern = literal_words(finding.argv) if finding.argv is not None else None
@@ -232,7 +232,7 @@ def _narrowest(verdict: Verdict, spec: ToolSpec, action: Action = "allow") -> It
 
 def _answers_with(verdict: Verdict, text: str, action: Action) -> bool:
     """Whether the call would be decided so with this rule added to the session."""
-    from handrail.policy.rules import parse_rule
+    from handrail.policy.rules.rules import parse_rule
 
     if not text.isprintable():
         return False

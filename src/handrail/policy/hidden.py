@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Hashable
 from functools import lru_cache
 
-from handrail.contract.patterns import text_regex
-from handrail.contract.protected import INSTALLED, is_key
-from handrail.contract.requires import Capability
-from handrail.policy.matching import PathSubject, Ranked, Ranking, names_path, ranking
-from handrail.policy.rules import Rule, RuleBook, is_capability_glob
+from handrail.contract.protected.protected import INSTALLED, is_key
+from handrail.contract.text.patterns import text_regex
+from handrail.contract.tool.requires import Capability
+from handrail.policy.rules.matching import PathSubject, Ranked, Ranking, names_path, ranking
+from handrail.policy.rules.rules import Rule, RuleBook, is_capability_glob
 
 _ALL = frozenset(("", "*", "**", ".", "./"))
 

@@ -6,11 +6,11 @@ tool, of its side effect, or of the network that a search or a fetch is about.
 
 from __future__ import annotations
 
-from handrail.contract.native import NativeOffer
-from handrail.contract.requires import CapabilitySet
-from handrail.contract.spec import ToolSpec
+from handrail.contract.tool.native import NativeOffer
+from handrail.contract.tool.requires import CapabilitySet
+from handrail.contract.tool.spec import ToolSpec
 from handrail.policy.questions import Prepared
-from handrail.policy.rules import RuleBook
+from handrail.policy.rules.rules import RuleBook
 
 _REACHES_OUT = ("native.web_search", "native.web_fetch")
 

@@ -11,16 +11,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any, Literal, cast
 
-from handrail.contract import protected
 from handrail.contract.errors import ToolError
-from handrail.contract.names import is_session_internal
-from handrail.contract.patterns import text_regex
-from handrail.contract.protected import Protection
-from handrail.contract.requires import CAPABILITIES, Capability, CapabilitySet
-from handrail.contract.spec import ToolSpec
-from handrail.policy import programs, read_only, runners, wrappers
+from handrail.contract.protected import protected
+from handrail.contract.protected.protected import Protection
+from handrail.contract.text.patterns import text_regex
+from handrail.contract.tool.names import is_session_internal
+from handrail.contract.tool.requires import CAPABILITIES, Capability, CapabilitySet
+from handrail.contract.tool.spec import ToolSpec
 from handrail.policy.capabilities import refusal, remedy
-from handrail.policy.matching import (
+from handrail.policy.rules.matching import (
     KINDS,
     Kind,
     PathSubject,
@@ -32,11 +31,12 @@ from handrail.policy.matching import (
     ranking,
     ranking_of,
 )
-from handrail.policy.rules import READ_ONLY, STRICTNESS, Rule, RuleBook, is_capability_glob, is_glob
-from handrail.policy.shell import Command, Script
+from handrail.policy.rules.rules import READ_ONLY, STRICTNESS, Rule, RuleBook, is_capability_glob, is_glob
+from handrail.policy.rules.words import standard_name
+from handrail.policy.shell import programs, read_only, runners, wrappers
+from handrail.policy.shell.parse import Command, Script
 from handrail.policy.targets import PathRoots, Target, TargetReader, kind_of, shown_argv
 from handrail.policy.verdict import Finding, Verdict
-from handrail.policy.words import standard_name
 
 _UNNAMEABLE = ("\0",)
 """An argv that no literal word matches: a rule that matches it matches every command."""

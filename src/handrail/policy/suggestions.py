@@ -7,15 +7,15 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from handrail.contract.patterns import escape
-from handrail.contract.spec import properties_of
-from handrail.policy import read_only
-from handrail.policy.matching import PathSubject, named_pattern, value_text
-from handrail.policy.rules import parse_rule
-from handrail.policy.shell import Script
+from handrail.contract.text.patterns import escape
+from handrail.contract.tool.spec import properties_of
+from handrail.policy.rules.matching import PathSubject, named_pattern, value_text
+from handrail.policy.rules.rules import parse_rule
+from handrail.policy.rules.words import literal_words
+from handrail.policy.shell import read_only
+from handrail.policy.shell.parse import Script
 from handrail.policy.targets import Target
 from handrail.policy.verdict import Finding, Verdict
-from handrail.policy.words import literal_words
 
 SOURCE = "answered for this session"
 PROJECT = "answered for this project"

@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol, cast
 
 from handrail.contract.errors import ToolError
-from handrail.contract.excerpts import excerpt
-from handrail.contract.hosts import read_host, read_url
-from handrail.contract.requires import Capability
-from handrail.contract.spec import ToolSpec, fill, placeholders, properties_of
-from handrail.policy.matching import Kind, PathSubject
-from handrail.policy.shell import Command, Script, parse
-from handrail.policy.words import literal_words
+from handrail.contract.text.excerpts import excerpt
+from handrail.contract.text.hosts import read_host, read_url
+from handrail.contract.tool.requires import Capability
+from handrail.contract.tool.spec import ToolSpec, fill, placeholders, properties_of
+from handrail.policy.rules.matching import Kind, PathSubject
+from handrail.policy.rules.words import literal_words
+from handrail.policy.shell.parse import Command, Script, parse
 
 _Getter = Callable[[Mapping[str, Any]], object]
 _LONGEST_SHOWN = 400

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from handrail.contract.requires import Capability, CapabilitySet
-from handrail.policy.matching import Ranked, Ranking, Subject
-from handrail.policy.shell import Script
+from handrail.contract.tool.requires import Capability, CapabilitySet
+from handrail.policy.rules.matching import Ranked, Ranking, Subject
+from handrail.policy.shell.parse import Script
 from handrail.policy.targets import Target, shown_argv
 from handrail.policy.verdict import Finding, Step, Verdict, reason_of
 

@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from handrail.contract.requires import CapabilitySet
+from handrail.contract.tool.requires import CapabilitySet
 from handrail.policy.capabilities import VERBS
-from handrail.policy.rules import STRICTNESS, Action, Rule
+from handrail.policy.rules.rules import STRICTNESS, Action, Rule
 from handrail.policy.targets import Target, shown_argv
 
 if TYPE_CHECKING:
-    from handrail.policy.matching import Ranked
-    from handrail.policy.program_forms import Concern
     from handrail.policy.questions import Prepared
+    from handrail.policy.rules.matching import Ranked
+    from handrail.policy.shell.forms import Concern
 
 Cause = Literal["rule", "no rule", "capability", "protected", "unclear", "program", "wait", "fault"]
 Stage = Literal["target", "capability", "rule", "shell", "program", "watchdog"]

@@ -23,12 +23,12 @@ from typing import Any, Literal, NamedTuple, TypeVar, cast
 from handrail.contract.errors import StartError, UsageError
 from handrail.record.chain import GENESIS, MAX_GROUP, SALT_BYTES, Header, hash_of, new_commitment
 from handrail.record.reading import LoggedRecord, LogReader
-from handrail.store.awaiting import Promised, Written
-from handrail.store.connection import readable
-from handrail.store.database import Database, Statement, Value, Work
+from handrail.store.database.awaiting import Promised, Written
+from handrail.store.database.connection import readable
+from handrail.store.database.database import Database, Statement, Value, Work
+from handrail.store.database.head import written
+from handrail.store.database.sink import SinkUnavailable
 from handrail.store.encoding import decode, encode
-from handrail.store.head import written
-from handrail.store.sink import SinkUnavailable
 
 T = TypeVar("T")
 
@@ -156,12 +156,12 @@ class CommitLog:
         return self._writer.promise((self._table, _new_entry(_Entry, (self._clock(), records))))
 
     def rouse(self) -> None:
-        """A promise may follow soon (see :meth:`Writer.rouse <handrail.store.writer.Writer.rouse>`)."""
+        """A promise may follow soon (see :meth:`Writer.rouse <handrail.store.database.writer.Writer.rouse>`)."""
         self._writer.rouse()
 
     def work(self, records: Sequence[Record]) -> Work:
         """The records as one of several works that are written whole or not at all
-        (:meth:`~handrail.store.database.Database.commit_together`)."""
+        (:meth:`~handrail.store.database.database.Database.commit_together`)."""
         return self._table, _Entry(self._clock(), records)
 
     async def flush(self) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from handrail.contract.errors import StartError
 from handrail.record.log import Record, records_noted
-from handrail.store.connection import journalled
-from handrail.store.journal import journals, outstanding, unreadable
+from handrail.store.database.connection import journalled
+from handrail.store.database.journal import journals, outstanding, unreadable
 
 
 def noted(connection: sqlite3.Connection, folder: Path) -> list[Record]:

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from handrail.record.chain import CLOSING_BYTES, GENESIS, MAX_GROUP, SALT_BYTES, Walk, hash_in
-from handrail.store.connection import open_reader, start_error
+from handrail.store.database.connection import open_reader, start_error
+from handrail.store.database.sink import SinkUnavailable
 from handrail.store.encoding import decode
-from handrail.store.sink import SinkUnavailable
 
 CallState = Literal[
     "proposed",

@@ -17,9 +17,9 @@ from handrail.record.chain import SALT_BYTES
 from handrail.record.leftovers import Leftovers, leftovers, tables_of_sessions
 from handrail.record.log import CommitLog
 from handrail.record.reading import LogReader
-from handrail.store.database import Database, Statement
+from handrail.store.database.database import Database, Statement
 from handrail.store.folders import Folders
-from handrail.store.sessions import LAST_USED
+from handrail.store.tables.sessions import LAST_USED
 
 _KEPT = ("redacted", "lost")
 """Records that prove what became of others. They hold numbers and reasons only."""

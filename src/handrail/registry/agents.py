@@ -21,12 +21,12 @@ from handrail.contract.agent import (
     tool_matches,
 )
 from handrail.contract.errors import Fault, LoadError, UsageError
-from handrail.contract.locked_shapes import LOCKED_SHAPES
-from handrail.contract.names import nearest, wire_name
-from handrail.contract.patterns import has_wildcard
+from handrail.contract.generation import Entry, Generation, foreign_origin
 from handrail.contract.sandbox import Tier
-from handrail.contract.schema import path_text
-from handrail.registry.generation import Entry, Generation, foreign_origin
+from handrail.contract.schema.locked_shapes import LOCKED_SHAPES
+from handrail.contract.schema.schema import path_text
+from handrail.contract.text.patterns import has_wildcard
+from handrail.contract.tool.names import nearest, wire_name
 from handrail.registry.sources.folders import content_of, loose, problem_with_folder
 from handrail.registry.withholding import Reason, reasons_to_withhold, verdict
 from handrail.runtime.secrets import NO_SECRETS, SecretStore

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from handrail.contract.errors import Fault, LoadError
-from handrail.contract.jsontext import ArgumentText, parse_object
+from handrail.contract.text.json import ArgumentText, parse_object
 from handrail.registry.sources.folders import content_of
 from handrail.registry.sources.source import Loaded, Rank
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
-from handrail.registry.generation import Difference, Entry, Generation
+from handrail.contract.generation import Difference, Entry, Generation
 
 MOST_CHANGES = 50
 """Generations in a row that are told by what changed."""

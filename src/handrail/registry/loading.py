@@ -10,17 +10,17 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from handrail.contract.checking import checked
-from handrail.contract.decorator import yields
+from handrail.contract.doors.runtime import Runtime
 from handrail.contract.errors import Fault, LoadError, ToolError
-from handrail.contract.locked_shapes import LOCKED_SHAPES
-from handrail.contract.names import FACE_IDS, LOCKED_IDS, fault_in_id, is_session_internal, nearest, wire_name
-from handrail.contract.runtime import Runtime
+from handrail.contract.generation import IN_PROCESS, Entry, Foreign, Generation, foreign_origin
 from handrail.contract.sandbox import Tier
-from handrail.contract.spec import ToolSpec
-from handrail.contract.tool import Tool
-from handrail.contract.tool_settings import SettingsLayer, in_force
-from handrail.registry.generation import IN_PROCESS, Entry, Foreign, Generation, foreign_origin
+from handrail.contract.schema.locked_shapes import LOCKED_SHAPES
+from handrail.contract.tool.checking import checked
+from handrail.contract.tool.decorator import yields
+from handrail.contract.tool.names import FACE_IDS, LOCKED_IDS, fault_in_id, is_session_internal, nearest, wire_name
+from handrail.contract.tool.settings import SettingsLayer, in_force
+from handrail.contract.tool.spec import ToolSpec
+from handrail.contract.tool.tool import Tool
 from handrail.registry.pins import NO_PINS, Definition, Pins, review
 from handrail.registry.sources.native import NativeTool
 from handrail.registry.sources.source import Found, Loaded, Rank, Source, Unheard

@@ -18,7 +18,7 @@ from typing import Any, Protocol, cast
 
 import orjson
 
-from handrail.contract.spec import TOLD_BESIDE, ToolSpec
+from handrail.contract.tool.spec import TOLD_BESIDE, ToolSpec
 from handrail.store import pins as stored
 
 
@@ -26,7 +26,7 @@ from handrail.store import pins as stored
 class Definition:
     """What a foreign tool says of itself, as far as a model is told of it.
 
-    :param further: by name, what of :data:`~handrail.contract.spec.TOLD_BESIDE` it says
+    :param further: by name, what of :data:`~handrail.contract.tool.spec.TOLD_BESIDE` it says
     """
 
     id: str

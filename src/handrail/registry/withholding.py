@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from handrail.contract.native import AT_PROVIDER
+from handrail.contract.generation import IN_PROCESS, UNCONFINED, Foreign, Status
 from handrail.contract.sandbox import Tier
-from handrail.contract.spec import ToolSpec
-from handrail.contract.tool import Tool
-from handrail.contract.tool_settings import line_to_add
-from handrail.registry.generation import IN_PROCESS, UNCONFINED, Foreign, Status
+from handrail.contract.tool.native import AT_PROVIDER
+from handrail.contract.tool.settings import line_to_add
+from handrail.contract.tool.spec import ToolSpec
+from handrail.contract.tool.tool import Tool
 from handrail.registry.sources.executables import ExecutableTool
 from handrail.runtime.secrets import NO_SECRETS, SecretStore, secret_settings
 

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 import h11
 
 from handrail.contract.errors import ToolError
-from handrail.contract.excerpts import excerpt
+from handrail.contract.text.excerpts import excerpt
 
 MAX_HEAD_BYTES = 64 * 1024
 _PIECE = 1 << 16

@@ -1,6 +1,6 @@
 """The net door of the runtime: fetches over http and https, with every hop judged and every address checked.
 
-The same check as the sandbox's proxy (:mod:`handrail.sandbox.egress`): the host is judged by the call's set and the
+The same check as the sandbox's proxy (:mod:`handrail.sandbox.network.egress`): the host is judged by the call's set and the
 rules (where ask counts as deny), every address of it is checked and the checked one is dialled, while the certificate
 is verified for the host's name. A redirect is a new request, judged anew; what a tool adds to a request for one
 origin does not go to another.
@@ -15,15 +15,15 @@ from dataclasses import replace
 from functools import lru_cache
 from urllib.parse import quote, urljoin
 
+from handrail.contract.doors.runtime import Response
 from handrail.contract.errors import ToolError
-from handrail.contract.excerpts import excerpt
-from handrail.contract.hosts import WebAddress, bracketed, read_url
-from handrail.contract.requires import CapabilitySet
-from handrail.contract.runtime import Response
 from handrail.contract.sandbox import Attempt
+from handrail.contract.text.excerpts import excerpt
+from handrail.contract.text.hosts import WebAddress, bracketed, read_url
+from handrail.contract.tool.requires import CapabilitySet
 from handrail.runtime.fetching import Body, Exchange, Fields, fault_in_field, fault_in_method
-from handrail.runtime.roots import May
-from handrail.sandbox.egress import Egress, Resolver
+from handrail.runtime.files.roots import May
+from handrail.sandbox.network.egress import Egress, Resolver
 
 MOST_BYTES = 256 * 1024 * 1024
 MOST_REDIRECTS = 20
@@ -36,7 +36,7 @@ _UNRESERVED = "".join(chr(code) for code in range(0x21, 0x7F))
 
 
 class CheckedNet:
-    """Implements :class:`handrail.contract.runtime.Net`.
+    """Implements :class:`handrail.contract.doors.runtime.Net`.
 
     :param may: judges ``net.fetch`` for ``host:port``
     :param on_attempt: told of each host when it is decided

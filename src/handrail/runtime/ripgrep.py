@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from handrail.contract.errors import ToolError
-from handrail.contract.excerpts import excerpt
-from handrail.contract.patterns import path_regex
+from handrail.contract.text.excerpts import excerpt
+from handrail.contract.text.patterns import path_regex
 from handrail.origins.imports import trusted_path
 from handrail.origins.places import folder_around, workspaces
 from handrail.origins.programs import ProgramRefused, find_program

@@ -17,12 +17,13 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+from handrail.contract.doors.files import Found, Match
 from handrail.contract.errors import ToolError
-from handrail.contract.files import Found, Match
-from handrail.contract.requires import CapabilitySet
 from handrail.contract.sandbox import Profile, Program, Sandbox
-from handrail.runtime import beneath
-from handrail.runtime.guard import GuardedProcess
+from handrail.contract.tool.requires import CapabilitySet
+from handrail.runtime.files import beneath
+from handrail.runtime.files.roots import Located, May, Roots, is_beneath
+from handrail.runtime.guard.guard import GuardedProcess
 from handrail.runtime.ripgrep import (
     PathFilter,
     Records,
@@ -32,7 +33,6 @@ from handrail.runtime.ripgrep import (
     installed,
     names,
 )
-from handrail.runtime.roots import Located, May, Roots, is_beneath
 from handrail.runtime.verifying import HiddenFiles, Hit, verified_hits, verified_paths
 
 _PIECE = 64 * 1024
@@ -41,7 +41,7 @@ _T = TypeVar("_T")
 
 
 class RipgrepSearch:
-    """Implements :class:`handrail.contract.files.Search`.
+    """Implements :class:`handrail.contract.doors.files.Search`.
 
     :param profile: the session's; the search runs with its workspace read-only
     :param may: judges each file that has a result, by its canonical path, for ``fs.read``

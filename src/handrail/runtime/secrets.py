@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 from handrail.contract.errors import ToolError
-from handrail.contract.spec import ToolSpec
-from handrail.contract.tool_settings import line_to_add
+from handrail.contract.tool.settings import line_to_add
+from handrail.contract.tool.spec import ToolSpec
 
 NAME = re.compile(r"[\w./:-]+")
 """What a secret may be called; a name may be shown to anybody."""
@@ -110,7 +110,7 @@ def secret_settings(spec: ToolSpec) -> tuple[str, ...]:
 
 
 class DeclaredSecrets:
-    """Implements :class:`~handrail.contract.runtime.Secrets` for one tool."""
+    """Implements :class:`~handrail.contract.doors.runtime.Secrets` for one tool."""
 
     __slots__ = ("_refusal", "_spec", "_store")
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from handrail.contract.doors.runtime import Question
 from handrail.contract.errors import ToolError
-from handrail.contract.runtime import Question
 
 if TYPE_CHECKING:
     from handrail.runtime.surface import Doors, Surroundings

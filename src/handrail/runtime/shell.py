@@ -8,16 +8,16 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from handrail.contract.doors.runtime import Completed
 from handrail.contract.errors import ToolError
-from handrail.contract.requires import CapabilitySet
-from handrail.contract.runtime import Completed
 from handrail.contract.sandbox import SHELL_ARGV, Process, Profile, Program, Sandbox, TerminalSize
+from handrail.contract.tool.requires import CapabilitySet
 from handrail.origins.places import folder_around
 from handrail.origins.programs import ProgramRefused, find_program
-from handrail.runtime.guard import GuardedProcess, Vetoed, explained
-from handrail.runtime.roots import May, Roots, is_beneath, lost_root, visible
-from handrail.sandbox import toolchains
-from handrail.sandbox.limits import ended_by
+from handrail.runtime.files.roots import May, Roots, is_beneath, lost_root, visible
+from handrail.runtime.guard.guard import GuardedProcess, Vetoed, explained
+from handrail.sandbox.filters.limits import ended_by
+from handrail.sandbox.view import toolchains
 
 _FEW_PATHS = 200
 """Paths that are looked at on the event loop, each for about 25 µs."""
@@ -32,7 +32,7 @@ _FIXED_BEGIN = ("LD_", "BASH", "HANDRAIL", "DYLD_")
 
 
 class SandboxedShell:
-    """Implements :class:`handrail.contract.runtime.Shell` on a sandbox.
+    """Implements :class:`handrail.contract.doors.runtime.Shell` on a sandbox.
 
     :param profile: the session's folders; each run has its own working directory in it
     :param may: judges ``shell.run``: a shell text is handed over as one text, a program with its arguments as a sequence

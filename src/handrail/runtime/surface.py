@@ -6,26 +6,36 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, cast
 
-from handrail.contract.arrivals import Channels, Triggers
-from handrail.contract.delegation import Agents
-from handrail.contract.doors import Catalog, Jobs
+from handrail.contract.approvals import Attendant
+from handrail.contract.doors.agents import Agents
+from handrail.contract.doors.channels import Channels, Triggers
+from handrail.contract.doors.files import Files, Search
+from handrail.contract.doors.jobs import Catalog, Jobs
+from handrail.contract.doors.offers import Offers
+from handrail.contract.doors.opened import Opened
+from handrail.contract.doors.peer import LOG_LEVELS, Buffers, LogLevel, Peer, PeerDoor
+from handrail.contract.doors.runtime import (
+    Cancellation,
+    ClientContext,
+    Net,
+    People,
+    Question,
+    Runtime,
+    Secrets,
+    Shell,
+    State,
+)
+from handrail.contract.doors.skills import Skills
+from handrail.contract.doors.terminals import Terminals
+from handrail.contract.doors.transcript import Transcript
 from handrail.contract.errors import ToolError
-from handrail.contract.files import Files, Search
-from handrail.contract.offering import Offers
-from handrail.contract.opened import Opened
-from handrail.contract.peer import LOG_LEVELS, Buffers, LogLevel, Peer, PeerDoor
-from handrail.contract.people import Attendant
-from handrail.contract.protected import VCS_CONFIG
-from handrail.contract.requires import CapabilitySet
+from handrail.contract.protected.protected import VCS_CONFIG
 from handrail.contract.result import Result
-from handrail.contract.runtime import Cancellation, ClientContext, Net, People, Question, Runtime, Secrets, Shell, State
 from handrail.contract.sandbox import Attempt, Denials, Profile, Sandbox
-from handrail.contract.skills import Skills
-from handrail.contract.spec import ToolSpec
-from handrail.contract.terminals import Terminals
-from handrail.contract.transcript import Transcript
-from handrail.runtime.files import RootedFiles, SeenFiles
-from handrail.runtime.roots import May, Roots
+from handrail.contract.tool.requires import CapabilitySet
+from handrail.contract.tool.spec import ToolSpec
+from handrail.runtime.files.files import RootedFiles, SeenFiles
+from handrail.runtime.files.roots import May, Roots
 from handrail.runtime.search import RipgrepSearch
 from handrail.runtime.secrets import NO_SECRETS, DeclaredSecrets, SecretStore, secret_settings
 from handrail.runtime.session_doors import SessionPeople, ToolState
@@ -174,7 +184,7 @@ class Doors(Protocol):
 
 
 class CallRuntime:
-    """Implements :class:`~handrail.contract.runtime.Runtime` for one call."""
+    """Implements :class:`~handrail.contract.doors.runtime.Runtime` for one call."""
 
     # A door stands on the class until it is touched, which keeps making a runtime cheap.
     kept: Any = None
@@ -241,7 +251,7 @@ class CallRuntime:
             self._require(bool(fs.read or fs.write), "fs", '{"fs": {"read": ["{workspace}"]}}')
             around, may = self._around, self._doors.may()
             if around.peer is not None and isinstance(around.peer, Buffers):
-                from handrail.runtime.unsaved import EditorFiles  # for sessions in editors
+                from handrail.runtime.files.unsaved import EditorFiles  # for sessions in editors
 
                 self._files = EditorFiles(around.roots, around.seen, may, around.peer, around.hidden_files)
             else:

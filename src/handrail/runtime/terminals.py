@@ -9,12 +9,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
+from handrail.contract.doors.runtime import Completed
+from handrail.contract.doors.terminals import KEYS, Typed
 from handrail.contract.errors import ToolError
-from handrail.contract.runtime import Completed
 from handrail.contract.sandbox import TerminalProcess, TerminalSize
-from handrail.contract.terminals import KEYS, Typed
-from handrail.runtime.guard import GuardedProcess, Vetoed
-from handrail.runtime.roots import May
+from handrail.runtime.files.roots import May
+from handrail.runtime.guard.guard import GuardedProcess, Vetoed
 from handrail.runtime.shell import SandboxedShell, ended
 
 MOST_TERMINALS = 16
@@ -123,7 +123,7 @@ class SessionTerminals:
 
 
 class CallTerminals:
-    """Implements :class:`handrail.contract.terminals.Terminals` for one call.
+    """Implements :class:`handrail.contract.doors.terminals.Terminals` for one call.
 
     :param shell: opens programs in the sandbox of this call; raises where its tool declared none, which then types nothing
     :param may: judges what is typed

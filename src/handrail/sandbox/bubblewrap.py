@@ -12,28 +12,21 @@ from functools import lru_cache
 from pathlib import Path
 
 from handrail.contract.errors import ToolError
-from handrail.contract.requires import CapabilitySet
 from handrail.contract.sandbox import Process, Profile, Program, Tier
+from handrail.contract.tool.requires import CapabilitySet
 from handrail.origins.places import folder_around, workspaces
-from handrail.sandbox import (
-    cgroups,
-    identity,
-    landlock,
-    launcher,
-    memory,
-    mounts,
-    network,
-    terminal,
-    toolchains,
-)
-from handrail.sandbox.launcher import Launcher, Mode
-from handrail.sandbox.limits import memory_of_all, memory_of_call, rlimits, user_counts
-from handrail.sandbox.looks import Looks
-from handrail.sandbox.mount_table import MountTable
-from handrail.sandbox.plans import Plan, Planning, after, start_of
-from handrail.sandbox.process import Confined, Ends
-from handrail.sandbox.spawn import spawn
-from handrail.sandbox.tree import PASSING
+from handrail.sandbox.filters import cgroups, landlock, memory
+from handrail.sandbox.filters.limits import memory_of_all, memory_of_call, rlimits, user_counts
+from handrail.sandbox.network import network
+from handrail.sandbox.start import launcher, terminal
+from handrail.sandbox.start.launcher import Launcher, Mode
+from handrail.sandbox.start.process import Confined, Ends
+from handrail.sandbox.start.spawn import spawn
+from handrail.sandbox.view import identity, mounts, toolchains
+from handrail.sandbox.view.looks import Looks
+from handrail.sandbox.view.mount_table import MountTable
+from handrail.sandbox.view.plans import Plan, Planning, after, start_of
+from handrail.sandbox.view.tree import PASSING
 
 SYSTEM_BWRAP = "/usr/bin/bwrap"
 _FIXED = (

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from handrail.contract.requires import CapabilitySet
 from handrail.contract.sandbox import Limits, Process, Profile, Program, Sandbox, Tier
-from handrail.sandbox.pool import Pooled
+from handrail.contract.tool.requires import CapabilitySet
+from handrail.sandbox.start.pool import Pooled
 from handrail.sandbox.unconfined import Unconfined
 
 

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from handrail.contract.errors import ToolError
-from handrail.contract.requires import CapabilitySet, Layer, ShellRequires
 from handrail.contract.sandbox import Profile, Program, Sandbox
+from handrail.contract.tool.requires import CapabilitySet, Layer, ShellRequires
 
 PATIENCE_S = 60.0
 _ANY_PROGRAM = ShellRequires(cmd="*")

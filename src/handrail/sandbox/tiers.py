@@ -21,11 +21,12 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from handrail.contract.errors import ToolError
-from handrail.contract.requires import CapabilitySet, Layer
 from handrail.contract.sandbox import Limits, Mechanism, Process, Profile, Program, Sandbox, Tier
-from handrail.sandbox import cgroups, identity, landlock, seccomp
+from handrail.contract.tool.requires import CapabilitySet, Layer
 from handrail.sandbox.bubblewrap import SYSTEM_BWRAP, Bubblewrap, binaries
-from handrail.sandbox.limits import memory_of_all, memory_of_call, rlimits, user_counts
+from handrail.sandbox.filters import cgroups, landlock, seccomp
+from handrail.sandbox.filters.limits import memory_of_all, memory_of_call, rlimits, user_counts
+from handrail.sandbox.view import identity
 
 Optional = Literal["landlock", "seccomp"]
 """The layers that an operator can do without by name. Nothing replaces the namespaces."""

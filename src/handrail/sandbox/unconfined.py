@@ -13,12 +13,12 @@ import os
 import signal
 
 from handrail.contract.errors import ToolError
-from handrail.contract.requires import CapabilitySet
 from handrail.contract.sandbox import Process, Profile, Program, Tier
+from handrail.contract.tool.requires import CapabilitySet
 from handrail.origins.programs import clean_path
-from handrail.sandbox import locale_names
-from handrail.sandbox.pipes import Piped
-from handrail.sandbox.spawn import spawn
+from handrail.sandbox.start.pipes import Piped
+from handrail.sandbox.start.spawn import spawn
+from handrail.sandbox.view import locale_names
 
 NAME = "nothing"
 """What results say that a program was confined by."""

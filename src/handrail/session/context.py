@@ -14,16 +14,16 @@ from typing import Any
 from handrail.catalog.view import CatalogOptions, view_of
 from handrail.contract.agent import AgentManifest
 from handrail.contract.errors import UsageError
-from handrail.contract.requires import Layer
-from handrail.contract.tool import Tool
+from handrail.contract.generation import Difference, Generation
+from handrail.contract.tool.requires import Layer
+from handrail.contract.tool.tool import Tool
 from handrail.policy.authority import Authority
-from handrail.policy.rules import RuleBook
+from handrail.policy.rules.rules import RuleBook
 from handrail.registry.chronicle import Chronicle
-from handrail.registry.generation import Difference, Generation
+from handrail.registry.generations import Succession
 from handrail.registry.sources.all import ToolSources
 from handrail.registry.sources.source import Source
-from handrail.registry.succession import Succession
-from handrail.runtime.roots import NO_FURTHER, FurtherRoots
+from handrail.runtime.files.roots import NO_FURTHER, FurtherRoots
 from handrail.runtime.secrets import NO_SECRETS, SecretStore
 
 

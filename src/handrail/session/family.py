@@ -9,15 +9,15 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from handrail.arbiter.call import Call
+from handrail.arbiter.calls.call import Call
 from handrail.arbiter.peers import far_along
 from handrail.contract.agent import AgentManifest
-from handrail.contract.delegation import MAX_DEPTH, Child, Delegation, Handed
+from handrail.contract.approvals import ApprovalAnswer, ApprovalRequest, Attendant
+from handrail.contract.doors.agents import MAX_DEPTH, Child, Delegation, Handed
+from handrail.contract.doors.peer import Buffers, Peer
+from handrail.contract.doors.runtime import Question
 from handrail.contract.errors import ToolError, UsageError
 from handrail.contract.events import Event
-from handrail.contract.peer import Buffers, Peer
-from handrail.contract.people import ApprovalAnswer, ApprovalRequest, Attendant
-from handrail.contract.runtime import Question
 from handrail.runtime.secrets import SecretStore
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from handrail.arbiter.call import Lane
+from handrail.arbiter.calls.call import Lane
 from handrail.arbiter.offers import tell
-from handrail.registry.generation import Generation
+from handrail.contract.generation import Generation
 
 Watchers = list[Callable[[Generation], None]]
 

@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from handrail.contract.peer import Peer
-from handrail.contract.people import Attendant
-from handrail.contract.rule_texts import RuleEntry
-from handrail.contract.runtime import ClientContext
+from handrail.contract.approvals import Attendant
+from handrail.contract.doors.peer import Peer
+from handrail.contract.doors.runtime import ClientContext
+from handrail.contract.rules import RuleEntry
 from handrail.session.context import Context
 from handrail.session.family import Under, attendant_for
-from handrail.store.sessions import SessionRow
+from handrail.store.tables.sessions import SessionRow
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
-from handrail.arbiter.approvals import Approvals
+from handrail.arbiter.approvals.binding import RunFiles
+from handrail.arbiter.approvals.desk import Approvals
+from handrail.arbiter.approvals.requests import check_changed, rule_of
 from handrail.arbiter.arbiter import Arbiter
-from handrail.arbiter.binding import RunFiles
-from handrail.arbiter.call import Call, Lane
-from handrail.arbiter.requests import check_changed, rule_of
+from handrail.arbiter.calls.call import Call, Lane
+from handrail.contract.approvals import Approval, StoredRule
 from handrail.contract.call import ProposedCall
 from handrail.contract.errors import LogUnavailable
-from handrail.contract.people import Approval, StoredRule
+from handrail.contract.generation import Generation
 from handrail.policy.authority import Authority
-from handrail.policy.rules import Rule, RuleBook, parse_rule
+from handrail.policy.rules.rules import Rule, RuleBook, parse_rule
 from handrail.policy.suggestions import NEVER, PROJECT
-from handrail.registry.generation import Generation
-from handrail.runtime.roots import Roots
+from handrail.runtime.files.roots import Roots
 
 _NOT_WHOLE = "its arguments held a registered secret, which is never stored, so it cannot be taken up; propose it again"
 

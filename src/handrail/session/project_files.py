@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from handrail.contract.instructions import NAMES
-from handrail.contract.requires import CapabilitySet, Layer
-from handrail.contract.spec import ToolSpec
-from handrail.policy.matching import PathSubject
+from handrail.contract.tool.requires import CapabilitySet, Layer
+from handrail.contract.tool.spec import ToolSpec
 from handrail.policy.questions import Prepared
-from handrail.policy.rules import RuleBook
+from handrail.policy.rules.matching import PathSubject
+from handrail.policy.rules.rules import RuleBook
 from handrail.policy.targets import Target
 from handrail.session.repository import upwards
 

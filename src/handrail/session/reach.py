@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from handrail.policy.checking import check_loaded, specs_of
-from handrail.policy.rules import Rule, parse_rule
-from handrail.registry.generation import Generation
+from handrail.contract.generation import Generation
+from handrail.policy.rules.checking import check_loaded, specs_of
+from handrail.policy.rules.rules import Rule, parse_rule
 
 GIVEN = "session"
 """The source of the rules that a program gives a session, when it opens it and later."""

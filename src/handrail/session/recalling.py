@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from handrail.arbiter.calls.repeats import recorded_result
 from handrail.arbiter.delegating import naming
-from handrail.arbiter.exposure import views
-from handrail.arbiter.output import Shaper
-from handrail.arbiter.repeats import recorded_result
+from handrail.arbiter.output.exposure import views
+from handrail.arbiter.output.shaper import Shaper
 from handrail.contract.call import Answer
-from handrail.contract.delegation import Tree
+from handrail.contract.doors.agents import Tree
+from handrail.contract.generation import Generation
 from handrail.contract.result import Result
 from handrail.record.log import CommitLog
-from handrail.registry.generation import Generation
 
 _INTERRUPTED = (
     "Handrail ended while this call was running, and nobody knows how far it came; it is not run again. "

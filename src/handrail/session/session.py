@@ -13,29 +13,29 @@ from pathlib import Path
 from typing import Any
 
 from handrail.arbiter.arbiter import Arbiter
-from handrail.arbiter.call import Lane
-from handrail.arbiter.looking import JobView
+from handrail.arbiter.calls.call import Lane
+from handrail.arbiter.jobs.views import JobView
 from handrail.catalog.interaction import Interaction
 from handrail.catalog.view import CatalogOptions
 from handrail.contract.agent import AgentManifest
+from handrail.contract.approvals import Attendant
 from handrail.contract.call import Answer, ProposedCall
-from handrail.contract.delegation import AgentType, Child, Delegates, Delegation, usable
-from handrail.contract.doors import Job, Jobs
+from handrail.contract.doors.agents import AgentType, Child, Delegates, Delegation, usable
+from handrail.contract.doors.history import History
+from handrail.contract.doors.jobs import Job, Jobs
+from handrail.contract.doors.notices import Notices
+from handrail.contract.doors.skills import Skill
 from handrail.contract.errors import LogUnavailable, UsageError
 from handrail.contract.events import Event
-from handrail.contract.history import History
-from handrail.contract.native import NativeOffer
-from handrail.contract.notices import Notices
-from handrail.contract.people import Attendant
+from handrail.contract.generation import Generation
 from handrail.contract.result import Result
 from handrail.contract.session import Proposal, Session, StopReason, Turn
-from handrail.contract.skills import Skill
-from handrail.contract.spec import ToolSpec
-from handrail.policy.modes import given, in_mode
+from handrail.contract.tool.native import NativeOffer
+from handrail.contract.tool.spec import ToolSpec
 from handrail.policy.native import ruled
-from handrail.policy.rules import RuleBook
+from handrail.policy.rules.modes import given, in_mode
+from handrail.policy.rules.rules import RuleBook
 from handrail.record.log import Record
-from handrail.registry.generation import Generation
 from handrail.session.events import EventQueue, events_of
 from handrail.session.family import Family
 from handrail.session.news import News

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from handrail.arbiter.arbiter import Arbiter
-from handrail.arbiter.call import Call, Lane
+from handrail.arbiter.calls.call import Call, Lane
+from handrail.arbiter.calls.reply import Reply
 from handrail.arbiter.execution import StopReason
-from handrail.arbiter.reply import Reply
 from handrail.contract.call import Answer
-from handrail.registry.generation import Generation
+from handrail.contract.generation import Generation
 from handrail.session.parked import parked_calls
 from handrail.session.recalling import recalled
 

@@ -6,17 +6,17 @@ import asyncio
 from collections.abc import Iterable, Sequence
 
 from handrail.arbiter.arbiter import Arbiter
-from handrail.arbiter.call import Call, Lane, LookedAhead
-from handrail.arbiter.reply import Reply
+from handrail.arbiter.calls.call import Call, Lane, LookedAhead
+from handrail.arbiter.calls.reply import Reply
 from handrail.catalog.interaction import Interaction
 from handrail.contract.call import Answer, ProposedCall, call_id
-from handrail.contract.delegation import usable
+from handrail.contract.doors.agents import usable
 from handrail.contract.errors import UsageError
-from handrail.contract.native import NativeOffer
+from handrail.contract.generation import Generation
 from handrail.contract.session import Proposal
-from handrail.contract.spec import ToolSpec
+from handrail.contract.tool.native import NativeOffer
+from handrail.contract.tool.spec import ToolSpec
 from handrail.policy.native import ruled
-from handrail.registry.generation import Generation
 
 
 class HeldTurn:

@@ -27,11 +27,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from handrail.contract.errors import StartError, UsageError
-from handrail.contract.names import wire_name
+from handrail.contract.tool.names import wire_name
 from handrail.store.broad import of_the_system, too_broad
 
 if TYPE_CHECKING:
-    from handrail.contract.requires import Variables
+    from handrail.contract.tool.requires import Variables
 
 STATE_VARIABLE = "HANDRAIL_STATE"
 _SESSION_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
@@ -98,7 +98,9 @@ class Folders:
     def variables(self) -> Variables:
         """What the variables of ``requires`` stand for in this workspace. Which of the outputs a session reaches is a matter
         of its rules and roots."""
-        from handrail.contract.requires import Variables  # brings pydantic, which completing a command does without
+        from handrail.contract.tool.requires import (
+            Variables,  # brings pydantic, which completing a command does without
+        )
 
         return Variables((str(self.workspace),), user_data=(str(self.user_data),), output=(str(self.outputs),))
 

@@ -2,7 +2,7 @@
 
 Whoever acquires the lease counts the database's token up, in one transaction with the check that nobody else validly
 holds it. A holder that dies is replaced at once, one that is paused or hangs after two seconds. It can never do harm
-afterwards: every transaction of its writer looks at the token (see :class:`~handrail.store.database.Database`), and
+afterwards: every transaction of its writer looks at the token (see :class:`~handrail.store.database.database.Database`), and
 :attr:`Lease.valid` is false before anybody may take over, since both sides count from the same beat:
 
 - a renewal counts only if it was written while the one before was still fresh, looked at *after* writing. So
@@ -24,10 +24,10 @@ from time import monotonic_ns
 from types import TracebackType
 
 from handrail.contract.errors import StartError
-from handrail.store.connection import abandon, connect, is_busy, migrate, start_error, token_of
+from handrail.store.database.connection import abandon, connect, is_busy, migrate, start_error, token_of
+from handrail.store.database.journal import set_aside
 from handrail.store.folders import Folders
 from handrail.store.holder import STALE_NS, Holder, HolderFile, clear_former, holder_of, look
-from handrail.store.journal import set_aside
 
 RENEW_S = 0.5
 VALID_NS = STALE_NS * 3 // 4

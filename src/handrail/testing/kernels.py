@@ -10,13 +10,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from handrail.contract.peer import Ask, AskMethod, kind_of
-from handrail.contract.people import ApprovalAnswer, ApprovalRequest
-from handrail.contract.runtime import Question
-from handrail.contract.tool import Tool
-from handrail.holding import HeldKernel
-from handrail.kernel import Kernel
-from handrail.policy.watchdog import Watchdog
+from handrail.contract.approvals import ApprovalAnswer, ApprovalRequest
+from handrail.contract.doors.peer import Ask, AskMethod, kind_of
+from handrail.contract.doors.runtime import Question
+from handrail.contract.tool.tool import Tool
+from handrail.kernel.held import HeldKernel
+from handrail.kernel.kernel import Kernel
+from handrail.policy.watchdogs.watchdog import Watchdog
 
 WORDS_ONLY = '[search]\nembedder = "none"\n'
 
@@ -64,7 +64,7 @@ async def temporary_kernel(
 
 
 class ScriptedPerson:
-    """An :class:`~handrail.contract.people.Attendant` that gives prepared answers and remembers what it was asked.
+    """An :class:`~handrail.contract.approvals.Attendant` that gives prepared answers and remembers what it was asked.
 
     :param approvals: one answer for each approval, in order; after the last it rejects
     :param answers: one list of answers per question, for each ``question`` call in order
@@ -100,7 +100,7 @@ class ScriptedPerson:
 
 
 class ScriptedPeer:
-    """A :class:`~handrail.contract.peer.Peer` that gives prepared answers and remembers what it was asked.
+    """A :class:`~handrail.contract.doors.peer.Peer` that gives prepared answers and remembers what it was asked.
 
     :param answers: one mapping of key to answer for each ask, in order; an exception is raised
     :param kinds: what its client said that it answers

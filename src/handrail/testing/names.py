@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 
 class Names:
-    """Implements :class:`handrail.sandbox.egress.Resolver` from a table.
+    """Implements :class:`handrail.sandbox.network.egress.Resolver` from a table.
 
     :param table: name to its addresses, or to a list of such answers: one for each question, the last for all further
     """

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from handrail.contract.errors import Fault
-from handrail.contract.tool import Tool
+from handrail.contract.tool.tool import Tool
 from handrail.registry.sources.source import Found, Loaded, Rank
 
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from handrail.holding import HeldKernel
+from handrail.kernel.held import HeldKernel
 from handrail.registry.pins import Definition, StoredPins
 
 ANYTHING: Mapping[str, Any] = {"type": "object", "additionalProperties": True}

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from handrail.contract.tool import Tool
+from handrail.contract.tool.tool import Tool
 from handrail.tools.agents import Compact, Task
-from handrail.tools.ask import Ask
 from handrail.tools.channels import CHANNEL_TOOLS
 from handrail.tools.discovery import BrowseTools, FindTools, Info, LoadTools, ToolSearch
-from handrail.tools.files import Edit, FilePatch, MultiEdit, Read, Write
-from handrail.tools.find import Glob, Grep, Tree
+from handrail.tools.files.files import Edit, FilePatch, MultiEdit, Read, Write
+from handrail.tools.files.find import Glob, Grep, Tree
+from handrail.tools.files.structured import JsonRead, JsonWrite
 from handrail.tools.git import GIT_TOOLS
 from handrail.tools.jobs import JOB_TOOLS
 from handrail.tools.offers import OFFER_TOOLS
-from handrail.tools.plan import Todo
-from handrail.tools.scratchpad import Scratchpad
+from handrail.tools.session.ask import Ask
+from handrail.tools.session.plan import Todo
+from handrail.tools.session.scratchpad import Scratchpad
+from handrail.tools.session.skill import SkillTool
+from handrail.tools.session.stateful import STATE_TOOLS
+from handrail.tools.session.transcript import ReadArtifact, SearchMemory
 from handrail.tools.shell import Bash, Python
-from handrail.tools.skill import SkillTool
-from handrail.tools.stateful import STATE_TOOLS
-from handrail.tools.structured import JsonRead, JsonWrite
 from handrail.tools.terminal import TERMINAL_TOOLS
-from handrail.tools.transcript import ReadArtifact, SearchMemory
 from handrail.tools.triggers import TRIGGER_TOOLS
 
 BUILTINS: tuple[Tool, ...] = (

@@ -6,11 +6,11 @@ from functools import partial
 from typing import Any
 
 from handrail.contract.agent import AGENT_TOOL
-from handrail.contract.delegation import Delegation
-from handrail.contract.requires import Requires
-from handrail.contract.runtime import Runtime
-from handrail.contract.spec import ToolSpec
-from handrail.contract.tool import Tool
+from handrail.contract.doors.agents import Delegation
+from handrail.contract.doors.runtime import Runtime
+from handrail.contract.tool.requires import Requires
+from handrail.contract.tool.spec import ToolSpec
+from handrail.contract.tool.tool import Tool
 from handrail.tools.declaring import object_schema
 
 _DAY_MS = 24 * 60 * 60 * 1000

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from handrail.contract.arrivals import HISTORY
-from handrail.contract.requires import Requires
-from handrail.contract.runtime import Runtime
-from handrail.contract.spec import ToolSpec
-from handrail.contract.tool import Tool
+from handrail.contract.doors.channels import HISTORY
+from handrail.contract.doors.runtime import Runtime
+from handrail.contract.tool.requires import Requires
+from handrail.contract.tool.spec import ToolSpec
+from handrail.contract.tool.tool import Tool
 from handrail.tools.declaring import object_schema
 
 LONGEST_WAIT_MS = 600_000

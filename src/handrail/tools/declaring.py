@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from handrail.contract.requires import FsRequires, Requires
-from handrail.contract.spec import LockSpec, ToolSpec
+from handrail.contract.tool.requires import FsRequires, Requires
+from handrail.contract.tool.spec import LockSpec, ToolSpec
 
 MAX_OUTPUT = 200 * 1024
 """Bytes of a result that shows a file, a search or what a program wrote."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from handrail.contract.doors import Job
-from handrail.contract.requires import Requires
-from handrail.contract.runtime import Runtime
-from handrail.contract.spec import ToolSpec
-from handrail.contract.tool import Tool
+from handrail.contract.doors.jobs import Job
+from handrail.contract.doors.runtime import Runtime
+from handrail.contract.tool.requires import Requires
+from handrail.contract.tool.spec import ToolSpec
+from handrail.contract.tool.tool import Tool
 from handrail.tools.declaring import object_schema
 
 LONGEST_WAIT_MS = 600_000

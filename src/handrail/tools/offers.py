@@ -12,8 +12,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from handrail.contract.errors import ToolError
-from handrail.contract.offering import (
+from handrail.contract.doors.offers import (
     AT_SOURCE,
     Given,
     Offering,
@@ -22,11 +21,12 @@ from handrail.contract.offering import (
     ResourceTemplate,
     SourceRequest,
 )
-from handrail.contract.requires import Requires
+from handrail.contract.doors.runtime import Runtime
+from handrail.contract.errors import ToolError
 from handrail.contract.result import Result
-from handrail.contract.runtime import Runtime
-from handrail.contract.spec import ToolSpec
-from handrail.contract.tool import Tool
+from handrail.contract.tool.requires import Requires
+from handrail.contract.tool.spec import ToolSpec
+from handrail.contract.tool.tool import Tool
 from handrail.tools.declaring import object_schema
 
 MAX_URI = 4_096

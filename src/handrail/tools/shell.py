@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from handrail.contract.requires import Requires, ShellRequires
-from handrail.contract.runtime import Runtime
-from handrail.contract.spec import LockSpec, ToolSpec
-from handrail.contract.tool import Tool
+from handrail.contract.doors.runtime import Runtime
+from handrail.contract.tool.requires import Requires, ShellRequires
+from handrail.contract.tool.spec import LockSpec, ToolSpec
+from handrail.contract.tool.tool import Tool
 from handrail.tools.declaring import MAX_OUTPUT, WORKSPACE, object_schema
 
 LONGEST_MS = 600_000

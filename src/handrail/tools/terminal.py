@@ -6,13 +6,13 @@ import time
 from functools import partial
 from typing import Any, cast
 
-from handrail.contract.doors import Job
+from handrail.contract.doors.jobs import Job
+from handrail.contract.doors.runtime import Runtime
+from handrail.contract.doors.terminals import DEFAULT_COMMAND, KEYS, MOST_KEYS, START
 from handrail.contract.errors import ToolError
-from handrail.contract.requires import Requires, ShellRequires
-from handrail.contract.runtime import Runtime
-from handrail.contract.spec import LockSpec, ToolSpec
-from handrail.contract.terminals import DEFAULT_COMMAND, KEYS, MOST_KEYS, START
-from handrail.contract.tool import Tool
+from handrail.contract.tool.requires import Requires, ShellRequires
+from handrail.contract.tool.spec import LockSpec, ToolSpec
+from handrail.contract.tool.tool import Tool
 from handrail.tools.declaring import WORKSPACE, object_schema
 from handrail.tools.jobs import state_after_stopping
 

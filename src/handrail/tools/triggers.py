@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from handrail.contract.cron import plain_cron
+from handrail.contract.doors.runtime import Runtime
 from handrail.contract.errors import ToolError
-from handrail.contract.requires import Requires
-from handrail.contract.runtime import Runtime
-from handrail.contract.spec import ToolSpec
-from handrail.contract.tool import Tool
-from handrail.contract.triggers import TRIGGER_NAME, TRIGGER_PROMPT, described
+from handrail.contract.text.cron import plain_cron
+from handrail.contract.tool.requires import Requires
+from handrail.contract.tool.spec import ToolSpec
+from handrail.contract.tool.tool import Tool
+from handrail.contract.tool.triggers import TRIGGER_NAME, TRIGGER_PROMPT, described
 from handrail.tools.channels import CHANNEL
 from handrail.tools.declaring import object_schema
 

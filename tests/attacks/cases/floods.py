@@ -8,9 +8,9 @@ from pathlib import Path
 from tests.attacks.case import Case
 from tests.attacks.victim import Home
 
+from handrail.contract.approvals import Away
 from handrail.contract.errors import StartError
-from handrail.contract.people import Away
-from handrail.kernel import Kernel
+from handrail.kernel.kernel import Kernel
 
 _ASKED = 130
 

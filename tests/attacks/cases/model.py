@@ -136,7 +136,7 @@ async def _changed_definition(home: Home) -> str | None:
         pay.__doc__ = description
         return tool(id="pay", side_effect="external")(pay)
 
-    from handrail.contract.people import ApprovalAnswer, ApprovalRequest
+    from handrail.contract.approvals import ApprovalAnswer, ApprovalRequest
 
     class Changing(Agreeing):
         async def approve(self, request: ApprovalRequest) -> ApprovalAnswer:

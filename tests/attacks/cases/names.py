@@ -12,7 +12,7 @@ from tests.attacks.victim import Home, put, said_by
 from tests.contract import protected_lists as lists
 from tests.policy.test_secret_names import SECRETS, names
 
-from handrail.contract.protected import tool_protection
+from handrail.contract.protected.protected import tool_protection
 from handrail.contract.session import Session
 
 _EVERYTHING = ("allow *", "allow fs.write", "allow fs.write **", "allow write **", "allow bash", "allow bash *")

@@ -10,9 +10,9 @@ from tests.attacks.case import Case, breach
 from tests.attacks.victim import SECRET, Agreeing, Home, put
 
 from handrail import tool
+from handrail.contract.approvals import ApprovalAnswer, ApprovalRequest
 from handrail.contract.errors import HandrailError
-from handrail.contract.people import ApprovalAnswer, ApprovalRequest
-from handrail.policy.opinions import WatchdogCall
+from handrail.policy.watchdogs.opinions import WatchdogCall
 
 
 class Answering(Agreeing):

@@ -73,8 +73,8 @@ async def _withheld(home: Home) -> str | None:
         return "this machine confines nothing, and the case would prove nothing"
     refusing = tiers.Refusing(tiers.Tier("none", "taken away by the test", ""))
     from handrail.contract.errors import ToolError
-    from handrail.contract.requires import CapabilitySet
     from handrail.contract.sandbox import Profile, Program
+    from handrail.contract.tool.requires import CapabilitySet
 
     try:
         await refusing.start(CapabilitySet(()), Profile(str(home.workspace), "/tmp"), Program(("true",)))

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from handrail.agent.model import Model
-from handrail.agent.text_calls import TextForm
+from handrail.agent.streaming.text_calls import TextForm
 from handrail.contract.errors import StartError, UsageError
 
 SERVICES: Mapping[str, tuple[str, str]] = {

@@ -35,8 +35,8 @@ from handrail.agent.model import (
 from handrail.agent.providers.anthropic_native import NativeReader, matched
 from handrail.agent.providers.failures import failure, late, unreachable, unreadable
 from handrail.agent.providers.fields import count, get, text
-from handrail.catalog.dialects import ANTHROPIC, Dialect
-from handrail.catalog.fitting import offered
+from handrail.catalog.forms.dialects import ANTHROPIC, Dialect
+from handrail.catalog.forms.fitting import offered
 
 if TYPE_CHECKING:
     from anthropic.types import MessageParam, RawMessageStreamEvent, ToolUnionParam

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from handrail.agent.model import BlockEvent, Kept, NativeGiven
 from handrail.agent.providers.fields import plain
-from handrail.contract.jsontext import MAX_ARGUMENT_BYTES, ArgumentText, parse_object
+from handrail.contract.text.json import MAX_ARGUMENT_BYTES, ArgumentText, parse_object
 
 _USE, _RESULT = "server_tool_use", "_tool_result"
 

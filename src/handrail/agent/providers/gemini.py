@@ -40,8 +40,8 @@ from handrail.agent.model import (
 )
 from handrail.agent.providers.failures import failure, late, unreachable, unreadable
 from handrail.agent.providers.fields import count, get, text
-from handrail.catalog.dialects import GEMINI, Dialect
-from handrail.catalog.fitting import offered
+from handrail.catalog.forms.dialects import GEMINI, Dialect
+from handrail.catalog.forms.fitting import offered
 
 PROVIDER = "gemini"
 _REASONS: dict[str, FinishReason] = {"STOP": "end", "MAX_TOKENS": "length", "TOO_MANY_TOOL_CALLS": "calls"}

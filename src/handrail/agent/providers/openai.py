@@ -33,8 +33,8 @@ from handrail.agent.model import (
 )
 from handrail.agent.providers.fields import count, get, plain, text, written
 from handrail.agent.providers.openai_failures import explained
-from handrail.catalog.dialects import OPENAI_CHAT, Dialect
-from handrail.catalog.fitting import offered
+from handrail.catalog.forms.dialects import OPENAI_CHAT, Dialect
+from handrail.catalog.forms.fitting import offered
 
 if TYPE_CHECKING:
     from openai.types.chat import (

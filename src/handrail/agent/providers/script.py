@@ -35,8 +35,8 @@ from handrail.agent.providers.script_file import (
     ScriptedTurn,
     read_script,
 )
-from handrail.catalog.dialects import MCP, Dialect
-from handrail.contract.names import wire_name
+from handrail.catalog.forms.dialects import MCP, Dialect
+from handrail.contract.tool.names import wire_name
 
 _MISSING = object()
 _SHOWN = 600

@@ -43,9 +43,9 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from handrail.agent.model import FinishReason
-from handrail.contract.checked import faults_of
 from handrail.contract.errors import Fault, LoadError
-from handrail.contract.schema import path_text
+from handrail.contract.schema.schema import path_text
+from handrail.contract.tool.checked import faults_of
 
 REFERENCE = re.compile(r"\$(\$?)\{([^{}]*)\}")
 """``${of.path}``, or ``$${`` for a plain ``${``."""

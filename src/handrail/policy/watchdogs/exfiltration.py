@@ -15,13 +15,13 @@ from itertools import pairwise
 from typing import Any, cast
 from urllib.parse import parse_qsl, urlsplit
 
-from handrail.contract.excerpts import excerpt
-from handrail.contract.patterns import any_path_source
-from handrail.contract.spec import ToolSpec
-from handrail.policy.defaults import SECRET_LIKE
-from handrail.policy.opinions import Opinion, WatchdogCall, allow
-from handrail.policy.rules import Action
+from handrail.contract.text.excerpts import excerpt
+from handrail.contract.text.patterns import any_path_source
+from handrail.contract.tool.spec import ToolSpec
+from handrail.policy.rules.defaults import SECRET_LIKE
+from handrail.policy.rules.rules import Action
 from handrail.policy.watchdogs.commands import MADE, Part, parts, read
+from handrail.policy.watchdogs.opinions import Opinion, WatchdogCall, allow
 
 _WEB = frozenset({"curl", "wget", "http", "https", "xh", "aria2c", "lynx", "w3m"})
 _RAW = frozenset({"nc", "ncat", "netcat", "socat", "telnet"})
@@ -94,7 +94,7 @@ MOST_PARTS = 300
 
 
 class Exfiltration:
-    """Implements :data:`~handrail.policy.watchdog.Watchdog`.
+    """Implements :data:`~handrail.policy.watchdogs.watchdog.Watchdog`.
 
     :param action: what it answers to such a call
     """

@@ -8,11 +8,11 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from handrail.contract.spec import ToolSpec
-from handrail.policy.opinions import Opinion, WatchdogCall, allow
-from handrail.policy.rules import Action
+from handrail.contract.tool.spec import ToolSpec
+from handrail.policy.rules.rules import Action
 from handrail.policy.watchdogs.commands import parts, read
 from handrail.policy.watchdogs.exfiltration import NETWORK
+from handrail.policy.watchdogs.opinions import Opinion, WatchdogCall, allow
 from handrail.store.encoding import encode
 
 _KEY = "[A-Za-z0-9_-]"
@@ -51,7 +51,7 @@ _PLACEHOLDER = re.compile(r"example|xxxx|your|placeholder|dummy|redacted|\.\.\."
 
 
 class OutgoingSecrets:
-    """Implements :data:`~handrail.policy.watchdog.Watchdog`.
+    """Implements :data:`~handrail.policy.watchdogs.watchdog.Watchdog`.
 
     :param registered: whether a JSON text has a registered secret in it
     :param action: what it answers to such a call

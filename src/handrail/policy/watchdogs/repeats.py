@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from handrail.contract.spec import ToolSpec
-from handrail.policy.opinions import Opinion, WatchdogCall, allow
-from handrail.policy.rules import Action
+from handrail.contract.tool.spec import ToolSpec
+from handrail.policy.rules.rules import Action
+from handrail.policy.watchdogs.opinions import Opinion, WatchdogCall, allow
 
 PATIENCE = 3
 """How many times as often a call may fail where other calls succeed in between."""
 
 
 class RepeatedFailures:
-    """Implements :data:`~handrail.policy.watchdog.Watchdog`. Only asked where something has failed in the session.
+    """Implements :data:`~handrail.policy.watchdogs.watchdog.Watchdog`. Only asked where something has failed in the session.
 
     :param failures: after how many in a row; three times as many where other calls succeeded in between and none of
         them changed anything

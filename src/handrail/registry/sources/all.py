@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from handrail.contract.agent import AgentManifest, CheckedAgent
+from handrail.contract.doors.offers import Offering
 from handrail.contract.errors import Fault, LoadError
-from handrail.contract.names import nearest
-from handrail.contract.offering import Offering
-from handrail.contract.tool import Tool
-from handrail.contract.tool_settings import SettingsLayer
+from handrail.contract.generation import Generation
+from handrail.contract.tool.names import nearest
+from handrail.contract.tool.settings import SettingsLayer
+from handrail.contract.tool.tool import Tool
 from handrail.registry.agents import faults_in_names, generation_of
 from handrail.registry.bundles import BundleSource
-from handrail.registry.generation import Generation
 from handrail.registry.loading import Memory, load_generation
 from handrail.registry.pins import NO_PINS, Pins
 from handrail.registry.sources.agents import AgentSource

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from handrail.registry.generation import BUILT_IN
+from handrail.contract.generation import BUILT_IN
 from handrail.registry.sources.source import Found, Loaded, Rank
 
 

@@ -24,16 +24,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from handrail.contract.doors.runtime import Runtime
+from handrail.contract.envelopes import recognise
 from handrail.contract.errors import ToolError
-from handrail.contract.jsontext import ArgumentText, parse_object
-from handrail.contract.requires import CapabilitySet
-from handrail.contract.runtime import Runtime
 from handrail.contract.sandbox import Profile, Program, Sandbox
-from handrail.contract.shapes import recognise
-from handrail.contract.spec import ToolSpec
-from handrail.contract.tool import Tool
-from handrail.runtime.guard import GuardedProcess, Vetoed
-from handrail.sandbox.limits import ended_by
+from handrail.contract.text.json import ArgumentText, parse_object
+from handrail.contract.tool.requires import CapabilitySet
+from handrail.contract.tool.spec import ToolSpec
+from handrail.contract.tool.tool import Tool
+from handrail.runtime.guard.guard import GuardedProcess, Vetoed
+from handrail.sandbox.filters.limits import ended_by
 
 MAX_ANSWER_BYTES = 16 * 1024 * 1024
 MAX_ANSWER_DEPTH = 128

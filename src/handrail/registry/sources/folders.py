@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from handrail.contract.errors import Fault, LoadError
-from handrail.contract.jsontext import parse_object
-from handrail.contract.manifest import MAX_MANIFEST_BYTES, own_exec_path, parse_manifest
-from handrail.contract.spec import ToolSpec
-from handrail.contract.tool import Tool
+from handrail.contract.text.json import parse_object
+from handrail.contract.tool.manifest import MAX_MANIFEST_BYTES, own_exec_path, parse_manifest
+from handrail.contract.tool.spec import ToolSpec
+from handrail.contract.tool.tool import Tool
 from handrail.registry.sources.executables import Confinement, ExecutableTool
 from handrail.registry.sources.modules import (
     ModuleTool,
@@ -28,8 +28,8 @@ from handrail.registry.sources.modules import (
     metadata_in,
 )
 from handrail.registry.sources.own_offering import MAX_OFFERING_BYTES, OFFERING_FILE, OwnOffering, read_offering
-from handrail.registry.sources.persistent import PersistentTool
-from handrail.registry.sources.sameness import digest_of
+from handrail.registry.sources.persistent.persistent import PersistentTool
+from handrail.registry.sources.persistent.sameness import digest_of
 from handrail.registry.sources.source import Found, Loaded, Rank
 
 _OTHERS_MAY_WRITE = 0o022

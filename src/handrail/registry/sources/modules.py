@@ -18,14 +18,14 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
 
+from handrail.contract.doors.runtime import ClientContext, Runtime
+from handrail.contract.envelopes import from_card
 from handrail.contract.errors import Fault, LoadError
-from handrail.contract.manifest import MAX_MANIFEST_BYTES, read_manifest
-from handrail.contract.runtime import ClientContext, Runtime
 from handrail.contract.sandbox import Profile
-from handrail.contract.shapes import from_card
-from handrail.contract.spec import ToolSpec
+from handrail.contract.tool.manifest import MAX_MANIFEST_BYTES, read_manifest
+from handrail.contract.tool.spec import ToolSpec
 from handrail.registry.sources.executables import Confinement, ExecutableTool
-from handrail.registry.sources.persistent import PersistentTool
+from handrail.registry.sources.persistent.persistent import PersistentTool
 
 METADATA = "METADATA"
 _VIEWS = frozenset({"llm", "runtime"})

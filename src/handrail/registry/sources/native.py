@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from handrail.contract.doors.runtime import Runtime
 from handrail.contract.errors import ToolError
-from handrail.contract.native import AT_PROVIDER, NATIVE, Chosen, native_spec
-from handrail.contract.runtime import Runtime
-from handrail.contract.spec import ToolSpec
-from handrail.contract.tool import Tool
+from handrail.contract.tool.native import AT_PROVIDER, NATIVE, Chosen, native_spec
+from handrail.contract.tool.spec import ToolSpec
+from handrail.contract.tool.tool import Tool
 from handrail.registry.sources.source import Found, Loaded, Rank
 
 SOURCE = "native"

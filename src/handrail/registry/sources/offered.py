@@ -13,8 +13,8 @@ from importlib import metadata
 from typing import Any, cast
 
 from handrail.contract.errors import Fault
-from handrail.registry.entry_points import entry_points as of_group
 from handrail.registry.sources.source import Loaded, Rank, Source
+from handrail.store.installed import entry_points as of_group
 
 GROUP = "handrail.sources"
 

@@ -20,13 +20,13 @@ from urllib.parse import unquote
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from handrail.contract.doors.offers import PromptArgument, PromptSpec, ResourceSpec, ResourceTemplate
+from handrail.contract.doors.peer import Ask
+from handrail.contract.doors.runtime import Runtime
 from handrail.contract.errors import Fault, LoadError, ToolError
-from handrail.contract.jsontext import ArgumentText, parse_object
-from handrail.contract.offering import PromptArgument, PromptSpec, ResourceSpec, ResourceTemplate
-from handrail.contract.peer import Ask
 from handrail.contract.result import Blob
-from handrail.contract.runtime import Runtime
-from handrail.contract.schema import path_text
+from handrail.contract.schema.schema import path_text
+from handrail.contract.text.json import ArgumentText, parse_object
 from handrail.registry.sources.uris import VARIABLE, matching_of
 
 OFFERING_FILE = "offering.json"
@@ -103,7 +103,7 @@ class _File(_Part):
 
 
 class OwnOffering:
-    """Implements :class:`~handrail.contract.offering.Offering`. Made by :func:`read_offering`."""
+    """Implements :class:`~handrail.contract.doors.offers.Offering`. Made by :func:`read_offering`."""
 
     source = ""
     foreign = False

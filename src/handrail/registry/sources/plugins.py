@@ -12,9 +12,9 @@ from importlib import metadata
 from typing import cast
 
 from handrail.contract.errors import Fault
-from handrail.registry.entry_points import entry_points as of_group
 from handrail.registry.sources.python import tools_among
 from handrail.registry.sources.source import Found, Loaded, Rank
+from handrail.store.installed import entry_points as of_group
 
 GROUP = "handrail.tools"
 

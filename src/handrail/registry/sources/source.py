@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from handrail.contract.doors.offers import Offering
 from handrail.contract.errors import Fault
-from handrail.contract.offering import Offering
-from handrail.contract.tool import Tool
+from handrail.contract.tool.tool import Tool
 
 Rank = Literal["built-in", "global", "agent", "code", "package"]
 """Who a source speaks for. Only a built-in may have a locked id; only ``agent`` may override, and only ``global``."""

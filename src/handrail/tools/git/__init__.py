@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from handrail.contract.tool import Tool
+from handrail.contract.tool.tool import Tool
 from handrail.tools.git.changing import Add, Checkout, Commit, CreateBranch
 from handrail.tools.git.joining import Merge, Stash
 from handrail.tools.git.reading import Blame, Branches, Log, Status

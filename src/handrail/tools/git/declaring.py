@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from handrail.contract.requires import FsRequires, Requires, ShellRequires
-from handrail.contract.spec import LockSpec, ToolSpec
+from handrail.contract.tool.requires import FsRequires, Requires, ShellRequires
+from handrail.contract.tool.spec import LockSpec, ToolSpec
 from handrail.tools.declaring import MAX_OUTPUT, WORKSPACE
 
 TIMEOUT_MS = 120_000

@@ -4,7 +4,7 @@ A repository's own configuration can name hooks, filters, drivers, helpers and t
 anybody whom the operator trusts: a repository may come out of an archive. So git is run with the person's and the
 machine's configuration left out, with settings of ours over the repository's (``GIT_CONFIG_COUNT``: they are read last,
 and git takes the last of nearly all), and with one more for each entry of the repository's that would run something.
-Where git takes the first, an option on its command line says it (:mod:`handrail.contract.git_serving`). The sandbox is what holds should one have been
+Where git takes the first, an option on its command line says it (:mod:`handrail.contract.protected.git_serving`). The sandbox is what holds should one have been
 forgotten.
 """
 

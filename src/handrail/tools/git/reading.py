@@ -5,9 +5,9 @@ from __future__ import annotations
 import datetime
 from typing import Any
 
+from handrail.contract.doors.runtime import Runtime
 from handrail.contract.errors import ToolError
-from handrail.contract.runtime import Runtime
-from handrail.contract.tool import Tool
+from handrail.contract.tool.tool import Tool
 from handrail.tools.declaring import object_schema
 from handrail.tools.git import declaring, forms
 from handrail.tools.git.answers import MOST_LISTED, STATUS, conflicts, filters_noted, hidden, listed

@@ -5,12 +5,12 @@ from __future__ import annotations
 import posixpath
 from typing import Any
 
+from handrail.contract.doors.runtime import Runtime
 from handrail.contract.errors import ToolError
-from handrail.contract.git_serving import serving
-from handrail.contract.names import nearest
-from handrail.contract.requires import NetRequires
-from handrail.contract.runtime import Runtime
-from handrail.contract.tool import Tool
+from handrail.contract.protected.git_serving import serving
+from handrail.contract.tool.names import nearest
+from handrail.contract.tool.requires import NetRequires
+from handrail.contract.tool.tool import Tool
 from handrail.tools.declaring import object_schema
 from handrail.tools.git import declaring, neutral, urls
 from handrail.tools.git.changing import branch_name

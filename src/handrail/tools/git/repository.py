@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from handrail.contract.doors.runtime import Completed, Runtime
 from handrail.contract.errors import ToolError
-from handrail.contract.names import nearest
-from handrail.contract.runtime import Completed, Runtime
+from handrail.contract.tool.names import nearest
 from handrail.tools.git import neutral
 
 _T = TypeVar("_T")

@@ -6,7 +6,7 @@ import re
 from typing import Literal
 
 from handrail.contract.errors import ToolError
-from handrail.contract.hosts import WebAddress, read_url
+from handrail.contract.text.hosts import WebAddress, read_url
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _HELPER = re.compile(r"[A-Za-z0-9+-]+::")

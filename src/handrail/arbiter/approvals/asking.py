@@ -1,0 +1,480 @@
+"""Asking a person about a call: the request, the wait (without locks and without a time-out), and applying the answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from copy import copy
+from dataclasses import replace
+from itertools import islice
+from typing import Any, cast
+
+from handrail.arbiter.approvals.binding import RunFiles, changes
+from handrail.arbiter.approvals.desk import Approvals
+from handrail.arbiter.approvals.requests import WITHOUT_A_RULE, check_changed, rule_of, rule_offered
+from handrail.arbiter.calls.call import Call, Refusal
+from handrail.arbiter.delegating import check_handing
+from handrail.arbiter.execution import uninterrupted
+from handrail.arbiter.locks.locking import choose_locks
+from handrail.arbiter.locks.resources import Resources
+from handrail.arbiter.output.shaper import Shaper
+from handrail.arbiter.typing import typed_from
+from handrail.contract.approvals import Approval, ApprovalAnswer, ApprovalKind, ApprovalRequest, Attendant
+from handrail.contract.doors.runtime import Question
+from handrail.contract.errors import LogUnavailable, ToolError
+from handrail.policy import suggestions
+from handrail.policy.verdict import Verdict
+from handrail.record.log import Record
+
+_MOST_FILES_ON_RECORD = 50
+MAX_TRIES = 5
+"""How often an attendant may give arguments that cannot be taken before that is a no."""
+
+Judge = Callable[[Call], Verdict]
+Watch = Callable[[Call, Verdict], Awaitable[Verdict]]
+
+
+class Parked(Exception):
+    """The call waits for a person and goes on when its session is taken up again: it has no outcome yet."""
+
+    def __init__(self, approval_id: str) -> None:
+        super().__init__(approval_id)
+        self.approval_id = approval_id
+
+
+class Asking:
+    """Asks on behalf of calls.
+
+    :param judged: a call's arguments by the rules of now
+    :param watched: the same, with what watchdogs make of it
+    """
+
+    def __init__(
+        self, approvals: Approvals, shaper: Shaper, resources: Resources, judged: Judge, watched: Watch
+    ) -> None:
+        self.approvals = approvals
+        self._shaper = shaper
+        self._resources = resources
+        self._judged = judged
+        self._watched = watched
+
+    # ── may it run? ──────────────────────────────────────────────────────────────────────────────
+
+    async def permission(self, call: Call) -> None:
+        """Ask whether ``call`` may run, or go on with what was answered to an earlier process.
+
+        :raises Refusal: when the answer is no, or nobody can be asked
+        :raises Parked: when nobody is there now
+        """
+        assert call.verdict is not None
+        call.own_arguments()
+        row = self._taken_up(call, "approval")
+        if row is None:
+            self._check_askable(call)
+            row = await self._ask(call, self._request(call, await self._files(call)))
+        if row.pending:
+            row = await self._until_decided(call, row, self._approved_by)
+        await self._heed(call, row)
+        call.note("authorised", self._authorised(row))
+        call.emit("approved", {"choice": row.choice, "approval": row.id})
+
+    async def not_needed(self, call: Call) -> None:
+        """The rules of now allow what a person had been asked about: their no still holds.
+
+        :raises Refusal: ``denied``
+        """
+        row = self._taken_up(call, "approval")
+        if row is not None and not row.pending:
+            await self._heed(call, row)
+
+    def _check_askable(self, call: Call) -> None:
+        assert call.verdict is not None
+        reason = call.verdict.reason
+        if call.parent is not None:
+            text = f"{reason} A call that a tool makes cannot ask a person, so it is denied; a rule has to allow it."
+            raise Refusal("authorise", "denied", text)
+        if call.lane.attendant is None:
+            raise Refusal(
+                "authorise",
+                "denied",
+                f"{reason} Nobody is attached to this session who could be asked, so it is denied.",
+            )
+
+    async def _files(self, call: Call) -> Mapping[str, str]:
+        """The files of the workspace that the call runs, as they are now.
+
+        :raises Refusal: where it names more than can be looked for
+        """
+        if not _runs_commands(call):
+            return {}  # at once, so that calls of one reply are asked about in its order
+        try:
+            return await call.interruptible("authorise", lambda: asyncio.to_thread(self._run_files, call))
+        except ToolError as error:
+            raise Refusal("authorise", error.kind, error.text) from None
+
+    def _run_files(self, call: Call) -> Mapping[str, str]:
+        assert call.verdict is not None and call.entry is not None and call.arguments is not None
+        around, text = call.lane.around, self._shaper.redactor.text
+        folders = typed_from(call) if call.entry.tool.types else ()
+        found = RunFiles(around.roots, around.scratch).of(call.verdict.targets, call.arguments, folders)
+        return {text(path): mark for path, mark in found.items()}
+
+    async def check_files(self, call: Call) -> None:
+        """What a person said yes to are the files that the call runs, as they were when the person was asked.
+
+        :raises Refusal: ``conflict``
+        """
+        for row in call.granted:
+            if row.kind != "approval":
+                continue
+            approved = row.request.files if row.changed is None else row.changed_files or {}
+            if not approved and not _runs_commands(call):
+                continue
+            now = await call.interruptible("intend", lambda: asyncio.to_thread(self._run_files, call))
+            if (fault := changes(approved, now)) is not None:
+                raise Refusal("intend", "conflict", fault)
+
+    def _request(self, call: Call, files: Mapping[str, str]) -> Approval:
+        assert call.verdict is not None
+        always, never, wider = call.verdict.always, suggestions.never(call.verdict), suggestions.wider(call.verdict)
+        targets = (self._shaper.redact(f"{target.capability} {target.shown}") for target in call.verdict.targets)
+        return self.approvals.new(
+            replace(
+                self._about(call),
+                reason=self._shaper.redact(call.verdict.reason),
+                always=self._showable(always),
+                never=self._showable(never),
+                wider=self._showable(wider),
+                targets=tuple(targets),
+                files=files,
+            )
+        )
+
+    def _showable(self, rule: str | None) -> str | None:
+        """A rule is stored and shown as it is, so one with a secret in it is not offered."""
+        return rule if rule is None or self._shaper.redact(rule) == rule else None
+
+    def _about(self, call: Call) -> ApprovalRequest:
+        """What is shown is a copy, with the names of registered secrets in the secrets' places; what runs is what the
+        hash was made of."""
+        assert call.entry is not None and call.arguments is not None
+        return ApprovalRequest(
+            call_id=call.id,
+            session_id=call.lane.session_id,
+            tool_id=call.entry.spec.id,
+            arguments=self._shaper.redact(call.arguments),
+            arguments_hash=self._shaper.hash(call.arguments),
+            definition_hash=call.entry.definition_hash,
+            reason="",
+            origin=call.lane.origin,
+            shared=bool(getattr(call.lane.attendant, "shared", False)),
+        )
+
+    async def _ask(self, call: Call, asked: Approval) -> Approval:
+        """Make the request durable, with the call's records up to it."""
+        request = asked.request
+        told: dict[str, Any] = {
+            "approval": asked.id,
+            "reason": request.reason,
+            "arguments_hash": request.arguments_hash,
+            "always": request.always,
+            "wider": request.wider,
+        }
+        if request.files:
+            told["files"] = dict(islice(request.files.items(), _MOST_FILES_ON_RECORD))
+        if asked.kind == "question":
+            told = {"approval": asked.id, "kind": asked.kind, "arguments_hash": request.arguments_hash}
+        call.note("approval-requested", told)
+        records, call.records = call.records, []
+        whole = request.arguments == call.arguments
+        try:
+            await uninterrupted(self.approvals.ask(asked, records, whole=whole), call.execution)
+        except ToolError as error:
+            call.records = records[:-1]  # it was not asked
+            raise Refusal("authorise", error.kind, error.text) from None
+        call.asked = (*call.asked, asked)
+        call.emit("asking", {"reason": request.reason, "always": request.always, "approval": asked.id})
+        return asked
+
+    def _taken_up(self, call: Call, kind: ApprovalKind) -> Approval | None:
+        """What an earlier attempt at this very call asked.
+
+        :raises Refusal: ``conflict`` where the call is no longer what was asked about
+        """
+        if not call.resumed and not call.replayable:
+            return None
+        rows = self.approvals.of_call(call.lane.session_id, call.id)
+        call.asked = tuple(rows)
+        row = next((row for row in rows if row.kind == kind), None)
+        if row is None:
+            return None
+        assert call.entry is not None
+        request, tool = row.request, call.entry.spec.id
+        if call.entry.definition_hash != request.definition_hash:
+            why = f"{tool} is no longer defined as it was when {row.id} was asked; propose the call again"
+            raise Refusal("authorise", "conflict", why)
+        if self._shaper.hash(call.arguments) != request.arguments_hash:
+            why = f"the arguments of this call are not those that {row.id} was asked about; propose the call again"
+            raise Refusal("authorise", "conflict", why)
+        return row
+
+    # ── the wait ─────────────────────────────────────────────────────────────────────────────────
+
+    async def _until_decided(
+        self, call: Call, row: Approval, ask: Callable[[Call, Attendant, Approval], Awaitable[Approval | None]]
+    ) -> Approval:
+        """Wait for the attendant, and for every other door, whoever is first.
+
+        :raises Parked: when nobody is there now, or the process ends
+        :raises Refusal: when the call was stopped, or its face cannot ask
+        """
+        attendant = call.lane.attendant
+        if attendant is None:
+            raise Parked(row.id)
+
+        async def first() -> Approval | None:
+            arrival = self.approvals.wait(row, lambda asked, given: self._check(call, given))
+            asking = asyncio.ensure_future(ask(call, attendant, row))
+            try:
+                await asyncio.wait((arrival, asking), return_when=asyncio.FIRST_COMPLETED)
+                return arrival.result() if arrival.done() else asking.result()
+            finally:
+                self.approvals.stop_waiting(row.id)
+                if not asking.done():
+                    asking.cancel()
+                    await asyncio.wait((asking,), timeout=call.execution.grace_s)
+                elif not asking.cancelled():
+                    asking.exception()  # looked at: the answer came from elsewhere
+
+        try:
+            decided = await call.interruptible("authorise", first)
+        except Refusal:
+            if call.execution.reason == "shutdown":
+                raise Parked(row.id) from None
+            raise
+        except LogUnavailable:
+            raise
+        except Exception as error:
+            text = self._shaper.redact(str(error))[:300]  # a cut secret would not be found
+            said = error.text if isinstance(error, ToolError) else f"{type(error).__name__}: {text}"
+            why = row.request.reason or f"{call.tool_id} asks a question."
+            raise Refusal(
+                "authorise", "denied", f"{why} The user could not be asked ({said}), so it is denied."
+            ) from None
+        if decided is None:
+            raise Parked(row.id)
+        return decided
+
+    async def _approved_by(self, call: Call, attendant: Attendant, row: Approval) -> Approval | None:
+        """The decision that the attendant brings about; None when nobody is there now."""
+        request = replace(row.request, arguments=self._shaper.redact(row.request.arguments))
+        for _ in range(MAX_TRIES):
+            answer = cast("object", await attendant.approve(request))
+            if not isinstance(answer, ApprovalAnswer):
+                raise TypeError(f"its answer was a {type(answer).__name__}")
+            if answer.choice == "later":
+                return None
+            if (narrowed := WITHOUT_A_RULE.get(answer.choice)) is not None and rule_offered(
+                request, answer.choice
+            ) is None:
+                answer = replace(answer, choice=narrowed)
+            try:
+                return await self.approvals.decide(row.id, answer, by="attendant")
+            except ToolError as error:
+                if error.kind == "conflict":
+                    return await self._as_it_is(row)
+                if answer.arguments is None:
+                    raise
+                request = replace(request, reason=f"{row.request.reason}\nThese arguments are not taken: {error}")
+        raise ToolError(f"arguments that cannot be taken, {MAX_TRIES} times", kind="invalid_input")
+
+    async def _as_it_is(self, row: Approval) -> Approval:
+        """The row after somebody else, or the clock, was faster."""
+        await self.approvals.sweep()
+        return self.approvals.get(row.id)
+
+    def _check(self, call: Call, given: Mapping[str, Any]) -> Mapping[str, str]:
+        """Judge arguments that a person gives instead, while they can still correct them. Give the files that they run."""
+        assert call.entry is not None
+        lane = call.lane
+        check_changed(call.entry, given, lane.authority, lane.rules, lane.around.roots)
+        changed = copy(call)
+        changed.arguments = call.entry.admitted(dict(given))
+        changed.verdict = self._judged(changed)
+        return self._run_files(changed)
+
+    # ── what was answered ────────────────────────────────────────────────────────────────────────
+
+    async def _heed(self, call: Call, row: Approval) -> None:
+        """Go on where the answer is yes, by the rules of now: a grant answers asks, never a deny.
+
+        :raises Refusal: where it is no
+        """
+        lane = call.lane
+        if row.state != "approved":
+            raise self._refusal(call, row)
+        if (rule := rule_of(row)) and rule not in lane.rules.rules:
+            lane.rule_by(lane.rules.with_rules(rule))
+        if row.changed is not None:
+            await self._change(call, row.changed)
+        elif call.rules is not lane.rules and (verdict := self._judged(call)).action == "deny":
+            raise Refusal("authorise", "denied", verdict.reason)
+        call.rules = lane.rules
+        call.granted = (*call.granted, row)
+
+    async def _change(self, call: Call, changed: Mapping[str, Any]) -> None:
+        """Take a person's arguments instead of the model's: steps 2 and 3 again."""
+        assert call.entry is not None
+        try:
+            call.arguments, call.owns_arguments = call.entry.admitted(dict(changed)), True
+        except ToolError as error:
+            raise Refusal("validate", error.kind, error.text) from None
+        choose_locks(call, self._resources)
+        check_handing(call)
+        verdict = await self._watched(call, self._judged(call))
+        if verdict.action == "deny":
+            raise Refusal("authorise", "denied", verdict.reason)
+        call.verdict = verdict
+
+    def _refusal(self, call: Call, row: Approval) -> Refusal:
+        said = f": {row.message}" if row.message else "."
+        if row.choice == "stop" and row.state == "rejected":
+            self._stop_session(call)
+            return Refusal(
+                "authorise",
+                "cancelled",
+                f"the user stopped this session{said}",
+                stopped_by="user",
+                session_stopped=True,
+            )
+        if row.state == "rejected":
+            what = "did not answer" if row.kind == "question" else "rejected this call"
+            return Refusal("authorise", "denied", f"the user {what}{said}")
+        if row.state == "expired":
+            return Refusal("authorise", "denied", f"nobody answered {row.id} in time, so it is denied; nothing was run")
+        if row.state == "withdrawn":
+            return Refusal("authorise", "cancelled", f"{row.id} is no longer asked; nothing was run", stopped_by="user")
+        return Refusal(
+            "authorise", "conflict", f"the approval {row.id} is {row.state}; it holds for one run. Nothing was run"
+        )
+
+    @staticmethod
+    def _stop_session(call: Call) -> None:
+        lane = call.lane
+        lane.closed = lane.closed or f"session {lane.session_id} was stopped by the user"
+        for other in tuple(lane.running.values()):
+            if other is not call:
+                other.execution.stop("user")
+
+    def _authorised(self, row: Approval) -> dict[str, Any]:
+        told = {"by": "person", "choice": row.choice, "approval": row.id, "arguments_hash": row.request.arguments_hash}
+        return told if row.changed_hash is None else {**told, "changed_hash": row.changed_hash}
+
+    # ── questions ────────────────────────────────────────────────────────────────────────────────
+
+    async def questions(self, call: Call) -> None:
+        """Ask what the tool of ``call`` wants to know before it runs, and keep the answers for it.
+
+        :raises Refusal: when a person declined, or the tool has no questions for these arguments
+        :raises Parked: when nobody is there now
+        """
+        assert call.entry is not None and call.arguments is not None
+        call.own_arguments()
+        try:
+            given = call.entry.tool.questions(call.arguments)
+            if isinstance(given, Awaitable):
+                waits = given
+                given = cast("Sequence[Question]", await call.interruptible("authorise", lambda: waits))
+            asked = tuple(given)
+        except ToolError as error:
+            raise Refusal("authorise", error.kind, error.text) from None
+        if not asked:
+            return
+        row = self._taken_up(call, "question")
+        if row is None:
+            row = await self._ask(call, self.approvals.new(self._about(call), kind="question", questions=asked))
+        if row.pending:
+            row = await self._until_decided(call, row, self._answered_by)
+        if row.state != "approved":
+            raise self._refusal(call, row)
+        call.granted = (*call.granted, row)
+        call.told = (asked, row.answers)
+
+    async def _answered_by(self, call: Call, attendant: Attendant, row: Approval) -> Approval | None:
+        answers = await attendant.answer(call.lane.session_id, row.questions)
+        if answers is None:
+            return None
+        try:
+            return await self.approvals.answer(row.id, answers, by="attendant")
+        except ToolError as error:
+            if error.kind == "conflict":
+                return await self._as_it_is(row)
+            raise
+
+    async def during(self, call: Call, questions: Sequence[Question]) -> list[list[str]]:
+        """Ask on behalf of a tool that is running. It can be answered from every door, and ends with the call.
+
+        :raises ToolError: ``unavailable`` when nobody is there now, ``denied`` when they declined
+        """
+        attendant = call.lane.attendant
+        assert attendant is not None
+        asked = self.approvals.new(self._about(call), kind="question", questions=questions)
+        records, call.records = call.records, []
+        call_record = Record(
+            "approval-requested", call.lane.session_id, call.id, {"approval": asked.id, "kind": asked.kind}
+        )
+        await self.approvals.ask(asked, [*records, call_record], whole=False)
+        call.emit("asking", {"reason": "", "always": None, "approval": asked.id})
+        arrival = self.approvals.wait(asked)
+        asking = asyncio.ensure_future(self._answered_by(call, attendant, asked))
+        try:
+            await asyncio.wait((arrival, asking), return_when=asyncio.FIRST_COMPLETED)
+            row = arrival.result() if arrival.done() else asking.result()
+        except BaseException:
+            self.approvals.let_go(asked)
+            raise
+        finally:
+            self.approvals.stop_waiting(asked.id)
+            asking.cancel()
+        if row is not None and row.state == "approved":
+            await self.approvals.use((row,), ())
+        else:
+            self.approvals.let_go(row or asked)
+        if row is None:
+            raise ToolError("nobody is here to answer now, and a tool that is running cannot wait", kind="unavailable")
+        if row.state != "approved":
+            raise ToolError(self._refusal(call, row).text, kind="denied")
+        return [list(answer) for answer in row.answers]
+
+    # ── the call begins, or has its answer ──────────────────────────────────────────────────────────────────────────────────
+
+    @staticmethod
+    def check_definition(call: Call) -> None:
+        """What a person said yes to is the tool as it was shown, also where its turn keeps an older one.
+
+        :raises Refusal: ``conflict``
+        """
+        assert call.entry is not None
+        current = call.lane.current
+        now = call.entry if current is None else current().resolve(call.entry.id)
+        if now is None or now.definition_hash != call.entry.definition_hash:
+            why = f"{call.tool_id} is no longer defined as it was when a person approved this call; propose it again"
+            raise Refusal("intend", "conflict", why)
+
+    async def use(self, call: Call, records: Sequence[Record]) -> None:
+        """Use what was granted, with the record of the call's intent; see :meth:`Approvals.use`."""
+        await self.approvals.use(call.granted, records)
+        used = {row.id for row in call.granted}
+        self.let_go(row for row in call.asked if row.id not in used)  # a rule had answered it meanwhile
+        call.asked = call.granted = ()
+
+    def let_go(self, rows: Iterable[Approval]) -> None:
+        """Their call has its answer without having used them."""
+        for row in rows:
+            self.approvals.let_go(row)
+
+
+def _runs_commands(call: Call) -> bool:
+    """Return whether a call runs a command, or types one, so that files of the workspace may be run by it."""
+    assert call.verdict is not None and call.entry is not None
+    return call.entry.tool.types or any(target.capability == "shell.run" for target in call.verdict.targets)

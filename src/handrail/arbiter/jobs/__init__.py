@@ -1,0 +1,1 @@
+"""Calls that go on in the background, and what they have put out."""

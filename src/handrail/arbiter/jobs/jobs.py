@@ -1,0 +1,445 @@
+"""Jobs: calls that outlive their turn. They are detached from it, go on by themselves, and are resumed after a restart.
+
+A call is detached before its locks (a call in the background) or while its tool runs (one that is promoted). It is a row
+from then on, durable before its proposer is answered with the job; the steps that are left are taken in a task of its own,
+under the same call id. What that comes to is on record before the row ends, and the row ends before its session is told:
+whoever starts after a crash finds out from the one what is missing of the other, and nothing runs twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets as randomness
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from handrail.arbiter.calls.call import Call, Lane, LiveJob, Refusal
+from handrail.arbiter.calls.repeats import recorded_result
+from handrail.arbiter.delegating import naming
+from handrail.arbiter.execution import uninterrupted
+from handrail.arbiter.jobs.outflow import OutputFile, stored
+from handrail.arbiter.jobs.texts import MOST_ATTEMPTS, about, as_text, cut_short, notice_of, state_of
+from handrail.arbiter.locks.resources import Resources, shared
+from handrail.arbiter.locks.table import lock_names
+from handrail.arbiter.output.exposure import views
+from handrail.arbiter.output.neutral import for_model
+from handrail.arbiter.output.room import JOB_ENDING, OutputRoom, unlink
+from handrail.arbiter.output.shaper import Shaper
+from handrail.arbiter.output.sidecar import file_name
+from handrail.contract.call import Answer
+from handrail.contract.doors.agents import Tree
+from handrail.contract.doors.jobs import Job, JobState
+from handrail.contract.errors import HandrailError, LogUnavailable, ToolError
+from handrail.contract.result import Result
+from handrail.contract.session import StopReason
+from handrail.contract.tool.names import JOB_IDS, TERMINAL_IDS, wire_name
+from handrail.contract.tool.spec import ToolSpec
+from handrail.record.log import CommitLog, Record
+from handrail.store.tables.jobs import JobRow, JobTable, Retention
+from handrail.store.tables.notices import NoticeTable
+
+_RETIRED_EVERY = 32
+
+
+@dataclass(frozen=True, slots=True)
+class JobLimits:
+    """Bounds of the jobs of one workspace.
+
+    :param most: unfinished jobs of one session
+    :param grace_s: how long work that was told to end may take to do so
+    :param keep: for how long those that ended can be looked at
+    :param output_bytes: what their outputs may take together
+    :param again_s: how long until it is tried again to keep the end of one
+    """
+
+    most: int = 1_000
+    grace_s: float = 5.0
+    keep: Retention = field(default_factory=Retention)
+    output_bytes: int = 1024 * 1024 * 1024
+    again_s: float = 1.0
+
+
+class DetachedCalls:
+    """The jobs of one workspace in the process that holds it. Bound to its event loop.
+
+    :param carry_out: takes the remaining steps of a call
+    :param clock: wall-clock time in nanoseconds
+    """
+
+    def __init__(
+        self,
+        table: JobTable,
+        log: CommitLog,
+        shaper: Shaper,
+        resources: Resources,
+        carry_out: Callable[[Call, Sequence[Call]], Awaitable[Answer]],
+        limits: JobLimits | None = None,
+        *,
+        clock: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self.table = table
+        self.live: dict[str, LiveJob] = {}
+        self.log = log
+        self._shaper = shaper
+        self._resources = resources
+        self._carry_out = carry_out
+        self.limits = limits or JobLimits()
+        self.outputs = OutputRoom(self.limits.output_bytes)
+        self.clock = clock
+        self.tree: Tree | None = None
+        """Tells which sessions are sub-agents'; None when there are none."""
+        self._notices = NoticeTable(log.database)
+        self._ended = 0
+        self._promoting: dict[Call, asyncio.Task[Job]] = {}
+
+    # ── from a turn to a job ─────────────────────────────────────────────────────────────────────
+
+    async def detach(self, call: Call, predecessors: Sequence[Call]) -> Answer:
+        """Turn an authorised call into a job, before it takes its locks. Gives the answer for its proposer.
+
+        :raises Refusal: ``limit`` when its session has too many jobs
+        :raises LogUnavailable: when it cannot be made durable; nothing was detached
+        """
+        self._check_room(call.session_id)
+        call.own_arguments()
+        await call.known()
+        live = self._new(call, "pending")
+        await uninterrupted(self._keep(live), call.execution)
+        return self._begin(live, predecessors)
+
+    async def promote(self, lane: Lane, call_id: str) -> Job:
+        """Turn a running call of a promotable tool into a job: its caller gets the job as the answer. Doing so again has no
+        further effect.
+
+        :raises ToolError: ``invalid_input`` when there is no such call, or its tool is not promotable; ``conflict`` where
+            it has ended, or is about to: its caller has its result; ``limit`` where its session has too many jobs
+        :raises LogUnavailable: when it cannot be made durable; it goes on as it was
+        """
+        call = lane.running.get(call_id)
+        if call is None or call.parent is not None or call.entry is None:
+            raise ToolError(f"no call {call_id[:80]!r} is running in session {lane.session_id}", kind="invalid_input")
+        if call.job is not None:
+            return call.job.row.job
+        if (under_way := self._promoting.get(call)) is not None:
+            return await asyncio.shield(under_way)
+        if not call.entry.spec.promotable:
+            text = f"a call of {call.tool_id} stays in its turn: the tool does not say that it is promotable"
+            raise ToolError(text, kind="invalid_input")
+        try:
+            self._check_room(lane.session_id)
+        except Refusal as refusal:
+            raise ToolError(refusal.text, kind=refusal.kind) from None
+        try:
+            handing = call.execution.hand_over()
+        except ToolError as error:
+            raise ToolError(
+                f"the call {call_id} cannot go on in the background: {error.text}", kind=error.kind
+            ) from None
+        # From here on its caller waits for what becomes of this, whoever asked for it.
+        task = self._promoting[call] = call.execution.loop.create_task(self._promote(call, handing))
+        task.add_done_callback(lambda _: self._promoting.pop(call, None))
+        return await asyncio.shield(task)
+
+    async def _promote(self, call: Call, handing: asyncio.Future[bool]) -> Job:
+        try:
+            live = self._new(call, "running")
+            await self._keep(live)
+        except BaseException:
+            handing.set_result(False)
+            raise
+        if call.outflow is not None:
+            call.outflow.into(live.output)
+        handing.set_result(True)
+        return live.row.job
+
+    def took_over(self, call: Call) -> Answer:
+        """The caller of a promoted call no longer waits. Gives the answer for it."""
+        assert call.job is not None
+        return self._begin(call.job, ())
+
+    def _check_room(self, session_id: str) -> None:
+        if self.count(session_id) >= self.limits.most:
+            text = f"this session has {self.limits.most:,} jobs that have not ended; wait for some, or stop them"
+            raise Refusal("lock", "limit", f"{text}. Nothing was run")
+
+    def count(self, session_id: str) -> int:
+        """How many jobs of a session have not ended."""
+        return sum(live.row.job.session_id == session_id for live in self.live.values())
+
+    def _new(self, call: Call, state: JobState) -> LiveJob:
+        assert call.entry is not None and call.arguments is not None
+        spec = call.entry.spec
+        job_id = f"{wire_name(spec.id)}_{randomness.token_hex(4)}"
+        while job_id in self.live or self.table.get(job_id) is not None:
+            job_id = f"{wire_name(spec.id)}_{randomness.token_hex(4)}"
+        shown = self._shaper.redact(call.arguments)
+        again = spec.idempotent and not call.granted and shown == call.arguments
+        path = Path(self._shaper.folder(call.session_id)) / f"{file_name(job_id)}{JOB_ENDING}"
+        job = Job(job_id, spec.id, call.id, call.session_id, state, self.clock(), about=about(shown, spec))
+        row = JobRow(
+            job,
+            arguments=shown if again else None,
+            definition=call.entry.definition_hash,
+            output=str(path),
+            untrusted=call.entry.untrusted or "",
+            exposure=spec.exposure,
+            prompt_mask=spec.prompt_mask,
+        )
+        live = LiveJob(
+            row, call, self.output(row, ring=spec.open_ended), Result.output(None), self._not_locked(call, spec)
+        )
+        live.told = self._told(live)
+        return live
+
+    def output(self, row: JobRow, *, ring: bool = False) -> OutputFile:
+        """Where its output is kept."""
+        return OutputFile(Path(row.output), self.outputs, ring=ring)
+
+    def _not_locked(self, call: Call, spec: ToolSpec) -> tuple[str, ...]:
+        """The locks that the call would hold in its turn and does without in the background."""
+        if not call.background or call.arguments is None:
+            return ()
+        direct = self._resources.wants(spec, call.arguments, call.lane.around.roots)
+        if call.read_only:
+            direct = shared(direct)
+        return tuple(lock_names(tuple(want for want in direct if want not in call.wants)))
+
+    def _told(self, live: LiveJob) -> Result:
+        """The answer for its proposer."""
+        call, job = live.call, live.row.job
+        assert call.entry is not None
+        state = "running" if not call.wants else job.state
+        data: dict[str, Any] = {"job_id": job.id, "state": state}
+        if live.not_locked:
+            held = ", ".join(live.not_locked)
+            data["note"] = f"It runs without the lock on {held}: other calls may read and change the same meanwhile."
+        elif call.begun and call.wants:
+            data["note"] = f"It keeps {', '.join(lock_names(call.wants))} until it ends: calls that need it wait."
+        metadata = {"duration_ms": call.elapsed_ms, "confined_by": call.entry.confined_by, **self.said_of(live)}
+        return Result("output", data, None, metadata)
+
+    @staticmethod
+    def said_of(live: LiveJob) -> dict[str, Any]:
+        """The metadata that all its results carry."""
+        unlocked = {"not_locked": list(live.not_locked)} if live.not_locked else {}
+        return {"job": live.row.id, **unlocked}
+
+    async def _keep(self, live: LiveJob) -> None:
+        """Make the job durable, with the records of its call so far."""
+        call = live.call
+        call.note("detached", {"job": live.row.id, "result": live.told.to_dict()})
+        records, call.records = call.records, []
+        self.live[live.row.id] = live
+        try:
+            await self.table.commit(self.table.add(live.row), self.log.work(records))
+        except BaseException:
+            del self.live[live.row.id]
+            call.records = [record for record in records if record.kind != "detached"] + call.records
+            raise
+        call.job = live
+
+    def _begin(self, live: LiveJob, predecessors: Sequence[Call]) -> Answer:
+        """Let the job go on from here, in a task of its own."""
+        call = live.call
+        call.decided = call.detached = True
+        owed, call.execution.owed = call.execution.owed, None
+        self.start(live, predecessors)
+        if call.lane.catalog is not None:
+            kept_open = call.entry is not None and call.entry.spec.open_ended
+            call.lane.catalog.bring(call.generation, (*JOB_IDS, *TERMINAL_IDS) if kept_open else JOB_IDS)
+        call.emit("detached", {"job": live.row.id})
+        if owed is not None:
+            raise owed
+        return Answer(call.id, call.tool_id, live.told, for_model(live.told))
+
+    def start(self, live: LiveJob, predecessors: Sequence[Call]) -> None:
+        entry = live.call.entry
+        if (box := live.call.lane.notices) is not None and not (entry is not None and entry.spec.open_ended):
+            box.expect(live.row.id)
+        live.task = asyncio.get_running_loop().create_task(self._run(live, predecessors))
+
+    # ── a job's own way ──────────────────────────────────────────────────────────────────────────
+
+    async def _run(self, live: LiveJob, predecessors: Sequence[Call]) -> None:
+        live.call.detached = False
+        try:
+            answer = await self._carry_out(live.call, predecessors)
+            if self._has_ended(live, answer):
+                while not await self._end(live, answer.model):
+                    live.ended.set()
+                    await asyncio.sleep(self.limits.again_s)
+        finally:
+            live.output.close()
+            del self.live[live.row.id]
+            live.ended.set()
+            if (box := live.call.lane.notices) is not None:
+                box.forget(live.row.id)
+        await self._retire_some()
+
+    def begun(self, call: Call) -> None:
+        """Its tool is about to run."""
+        live = call.job
+        if live is not None and live.row.job.state == "pending":
+            live.row = live.row.moved("running")
+            self.table.append(self.table.move(live.row))
+
+    def _has_ended(self, live: LiveJob, answer: Answer) -> bool:
+        """Whether it has, for good."""
+        row, result = live.row, answer.result
+        if self.may_go_on(row, result):
+            live.row = row.moved("pending")
+            self.table.append(self.table.move(live.row))
+            return False
+        if live.call.outflow is None or not live.call.outflow.kept:
+            live.output.write(as_text(answer.model))
+        live.row = row.moved(state_of(result), self.clock())
+        live.output.ended()
+        return True
+
+    async def _end(self, live: LiveJob, model: Result) -> bool:
+        """Store how a job ended, which is on record already, and leave a notice for its session. Gives whether that is done;
+        where the process ends before, the next one finds it out from the log."""
+        try:
+            if not live.kept:
+                await self.table.commit(self.table.end(live.row))
+                live.kept = True
+            return await self.tell(live.call.lane, live.row, model)
+        except LogUnavailable:
+            with contextlib.suppress(LogUnavailable):  # closed for good, or ended by somebody else?
+                known = self.table.get(live.row.id)
+                return known is None or known.job.ended
+            return False
+
+    @staticmethod
+    def may_go_on(row: JobRow, result: Result) -> bool:
+        """Whether only the end of the process ended it, and it may be run again."""
+        by_its_end = result.metadata.get("stopped_by") == "shutdown" or "parked" in result.metadata
+        return by_its_end and row.arguments is not None and row.job.attempt < MOST_ATTEMPTS
+
+    async def tell(self, lane: Lane, row: JobRow, model: Result) -> bool:
+        """Leave a notice for its session; where that is not open, it is left when it is opened again. Gives whether nothing is
+        left to do now."""
+        if lane.notices is None or lane.closed is not None:
+            self.leave_untold(row)
+            return True
+        try:
+            await lane.notices.post(notice_of(row, model, self.clock()))
+        except HandrailError:
+            return False
+        self.table.append(self.table.told(row.id))
+        return True
+
+    def leave_untold(self, row: JobRow) -> None:
+        """Its session is not open: it is told when it goes on, unless it is a sub-agent's, with which nobody does."""
+        if self.tree is not None and self.tree.is_below(row.job.session_id):
+            self.table.append(self.table.told(row.id))
+
+    async def record_telling(self, call: Call, records: Sequence[Record]) -> None:
+        """Record the outcome of a call whose answer tells how jobs ended. With it, and not before, their notices are taken:
+        killed in between, the agent would hear neither.
+
+        :raises LogUnavailable: when that cannot be made durable; they stay to be told
+        """
+        await call.known()
+        await self.table.commit(self.log.work(records), self._notices.taking(call.session_id, call.heard_of))
+
+    # ── ends ─────────────────────────────────────────────────────────────────────────────────────
+
+    async def stop(self, live: LiveJob, reason: StopReason) -> None:
+        """Stop a job and wait until it has ended, within the grace period."""
+        live.call.execution.stop(reason)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._patience_s):
+                await live.ended.wait()
+
+    def stop_all(self, reason: StopReason, session_id: str | None = None) -> list[LiveJob]:
+        """Tell all jobs, or those of a session, to end. Gives these."""
+        found = [live for live in self.live.values() if session_id in (None, live.row.job.session_id)]
+        for live in found:
+            live.call.execution.stop(reason)
+        return found
+
+    async def end(self, reason: StopReason, session_id: str | None = None) -> None:
+        """Stop all jobs, or those of a session, and wait until they have ended, within a bound."""
+        await asyncio.gather(*self._promoting.values(), return_exceptions=True)
+        waiting: list[asyncio.Task[None]] = []
+        for live in self.stop_all(reason, session_id):
+            if live.task is not None:
+                waiting.append(live.task)
+                if live.ended.is_set():  # its end cannot be kept now
+                    live.task.cancel()
+        if waiting:
+            await asyncio.wait(waiting, timeout=self._patience_s)
+
+    @property
+    def _patience_s(self) -> float:
+        return 1 + 3 * self.limits.grace_s
+
+    async def _retire_some(self) -> None:
+        self._ended += 1
+        if self._ended % _RETIRED_EVERY == 0:
+            with contextlib.suppress(LogUnavailable):
+                await self.retire()
+
+    async def retire(self) -> None:
+        """Remove jobs that ended long ago, or before very many others, with their outputs. The log keeps their records.
+
+        :raises LogUnavailable: when that cannot be made durable
+        """
+        gone = self.table.retired(self.clock(), self.limits.keep)
+        if gone:
+            await self.table.commit(self.table.remove(row.id for row in gone))
+            self.outputs.forget(row.output for row in gone)
+            await asyncio.to_thread(unlink, [row.output for row in gone])
+
+    async def count_outputs(self) -> None:
+        """At start: what a former process left of outputs takes room, too.
+
+        :raises LogUnavailable: when the database cannot tell
+        """
+        rows = [row for row in self.table.by_end() if row.output]
+        sizes = await asyncio.to_thread(lambda: [stored(row.output) for row in rows])
+        for row, size in zip(rows, sizes, strict=True):
+            self.outputs.found(row.output, size, ended=row.job.ended)
+        self.outputs.trim()  # they may take less now
+
+    async def give_up(self, row: JobRow) -> JobRow:
+        """Cancel a job that waits for its session to be opened again. Gives it as it is afterwards.
+
+        :raises LogUnavailable: when that cannot be made durable
+        """
+        outcome = await self.log.outcome_of(row.job.call_id)
+        if (live := self.live.get(row.id)) is not None:  # its session was opened meanwhile
+            await self.stop(live, "user")
+            return live.row
+        text = f"the job {row.id} was stopped by the user before it was begun again"
+        result = Result.error("cancelled", text, job=row.id, stopped_by="user")
+        record = Record("refused", row.job.session_id, row.job.call_id, {"step": "lock", "result": result.to_dict()})
+        row = row if outcome is None else replace(row, given_up=True)
+        ended = row.moved("cancelled" if outcome is None else "interrupted", self.clock())
+        await self.table.commit(self.table.end(ended), self.log.work([record] if outcome is None else []))
+        self.output(row).ended()
+        return ended
+
+    async def result_of(self, row: JobRow) -> Result:
+        """The result of a job that has ended, as a model may see it.
+
+        :raises LogUnavailable: when the log cannot be read
+        """
+        outcome = await self.log.outcome_of(row.job.call_id)
+        if outcome is None or outcome.kind == "interrupted":
+            begun = outcome is not None and (outcome.body or {}).get("outcome") != "not-begun"
+            handed = () if self.tree is None else self.tree.begun_by(row.job.session_id, row.job.call_id)
+            return naming(cut_short(row, begun=begun), handed)
+        if (recorded := recorded_result(outcome)) is None:
+            return Result.error(
+                "unavailable", "what it gave has been removed from the log, or is damaged there", job=row.id
+            )
+        if outcome.kind == "refused":
+            return for_model(recorded)
+        spec = ToolSpec(id=row.job.tool_id, description="-", exposure=row.exposure, prompt_mask=row.prompt_mask)
+        return views(spec, recorded)[1]

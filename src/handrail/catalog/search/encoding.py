@@ -1,0 +1,443 @@
+"""The one thread that encodes: requests first, then whatever tools have no vector yet.
+
+A search waits for its request's vectors only so long, and not at all while the embedder is stuck in an earlier call;
+it then goes by words. So a model that is still loading, or an endpoint that hangs, delays nobody.
+
+An embedder that refuses texts (:class:`~handrail.catalog.embedders.embedder.TextsRefused`) is given them one by one and shortened;
+those of which it takes nothing are set aside, and found by words. Only what it cannot do at all turns meaning off.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from handrail.catalog.embedders.embedder import Embedder, EmbedderError, Reading, TextsRefused, Turning, sound
+from handrail.catalog.search.cache import Cache, key_of
+from handrail.catalog.search.usual import REQUESTS, TOOLS
+from handrail.catalog.words.words import telling
+
+if TYPE_CHECKING:
+    from handrail.catalog.embedders.embedder import Vectors
+
+_AT_ONCE = 16
+"""Texts encoded between two looks for a request."""
+
+BACKGROUND = {"requests": REQUESTS, "told": tuple(map(telling, REQUESTS)), "tools": TOOLS}
+"""What is encoded before anything else."""
+
+_TOLD = 0.25
+"""What a request's telling words count beside the request as it is said: chatter around a need points nowhere."""
+
+_REMEMBERED = 512
+"""Texts of requests whose vectors are kept in memory."""
+
+_PAUSE_S = 30.0
+"""After a failure, how long the embedder is left alone."""
+
+_SHORTEST = 300
+"""Characters down to which a text that is refused is shortened."""
+
+_SAVE_EVERY_S = 60.0
+
+HANGS_S = 25.0
+"""A batch that takes longer is not waited for at the end: no model on this machine takes as long, however busy it is."""
+
+Progress = Callable[[int, int], None]
+"""Told how many of how many texts are encoded."""
+
+
+@dataclass
+class _Asked:
+    texts: tuple[str, ...]
+    answered: threading.Event = field(default_factory=threading.Event)
+    vectors: dict[str, Any] | None = None
+    given_up: bool = False
+
+
+class Wishing(Protocol):
+    """Somebody who wants vectors of texts. All of it is called in the encoder's thread."""
+
+    def passages(self) -> Mapping[bytes, str]:
+        """The texts, by key; asked for once."""
+        ...
+
+    def joined(self, known: Mapping[bytes, Any]) -> None:
+        """Here are vectors: once what is known at the start, where that is much, and once all."""
+        ...
+
+
+class _Wish:
+    """What is left to do for one who wishes, as long as there is anybody to whom it matters."""
+
+    def __init__(self, wishing: Wishing) -> None:
+        self._of = weakref.ref(wishing)
+        self.texts: Mapping[bytes, str] | None = None
+        self.missing: list[bytes] = []
+        """Keys without a vector, those of short texts last."""
+
+    @property
+    def wishing(self) -> Wishing | None:
+        return self._of()
+
+
+class Encoder:
+    """Runs one embedder in a thread of its own. Starts with the first wish or request.
+
+    :param cache: where vectors are kept between two starts
+    :param progress: told how far the encoding is
+    :param hangs_s: after how long at one batch it is not waited for at the end. What computes in this process takes it down
+        where it is left at work; what waits for an answer from elsewhere can be left
+    """
+
+    def __init__(
+        self,
+        embedder: Embedder,
+        cache: Cache | None = None,
+        progress: Progress | None = None,
+        *,
+        hangs_s: float = HANGS_S,
+    ) -> None:
+        self._embedder, self._cache, self._progress, self._hangs_s = embedder, cache, progress, hangs_s
+        self._change = threading.Condition()
+        self._asked: deque[_Asked] = deque()
+        self._wishes: list[_Wish] = []
+        self._known: dict[bytes, Any] = {}
+        """The vectors that wishes need now; without a cache all there are."""
+        self._new: dict[bytes, Any] = {}
+        """Those of them that are not kept yet."""
+        self._saved_at = time.monotonic()
+        self._recent: OrderedDict[str, Any] = OrderedDict()
+        self._aside: set[bytes] = set()
+        """Keys of texts that the embedder refuses at any length."""
+        self._alone = 0
+        """How many texts of tools are next encoded one by one, because they were refused together."""
+        self._thread: threading.Thread | None = None
+        self._busy_since: float | None = None
+        self._rest_until = 0.0
+        self._closed = False
+        self._usual: dict[str, Any] = {}
+        """Of each kind of text what such texts commonly say, as vectors: ``BACKGROUND``'s."""
+        self.state = "not started"
+        """Why there is no meaning yet or now, or not of all tools, for people; empty where there is."""
+
+    def wish(self, wishing: Wishing) -> None:
+        """Have these texts encoded. Nobody is kept waiting for a bigger wish, and nobody who is gone is worked for."""
+        with self._change:
+            self._wishes.append(_Wish(wishing))
+            self._start()
+            self._change.notify_all()
+
+    def request(self, texts: Sequence[str], patience_s: float) -> list[Vectors] | None:
+        """The directions of the texts of a request, or None where they cannot be had in time."""
+        with self._change:
+            known = {text: self._recent[text] for text in texts if text in self._recent}
+            if len(known) == len(set(texts)):
+                return [known[text] for text in texts]
+            now = time.monotonic()
+            stuck = self._busy_since is not None and now - self._busy_since > patience_s
+            if self._closed or stuck or now < self._rest_until:
+                return None
+            asked = _Asked(tuple(dict.fromkeys(texts)))
+            self._asked.append(asked)
+            self._start()
+            self._change.notify_all()
+        asked.answered.wait(patience_s)
+        with self._change:
+            asked.given_up = True
+            if asked.vectors is None:
+                return None
+            return [asked.vectors[text] for text in texts]
+
+    @property
+    def reads(self) -> str:
+        """The one language that the embedder reads; empty where it does not say."""
+        return self._embedder.reads if isinstance(self._embedder, Reading) else ""
+
+    @property
+    def left_out(self) -> str:
+        """How many tools are without meaning because their texts are refused, for people; empty where there are none."""
+        number = len(self._aside)
+        several = "1 tool is" if number == 1 else f"{number} tools are"
+        return f"{several} searched by words only: the embedder refuses what they say of themselves" if number else ""
+
+    def is_aside(self, key: bytes) -> bool:
+        """Whether the text of this key is refused at any length; only in ``joined``."""
+        return key in self._aside
+
+    def usual_tools(self) -> Vectors:
+        """The vectors of what tools commonly say; only in ``joined``."""
+        return self._usual["tools"]
+
+    def elsewhere(self) -> Vectors:
+        """The vectors of tools as there are everywhere: many for the local model, the usual ones for others; only in ``joined``."""
+        return self._embedder.elsewhere() if isinstance(self._embedder, Turning) else self._usual["tools"]
+
+    def drawn(self, tools: Vectors) -> Vectors:
+        """Directions of tools, as the local model draws them to what is asked of such; only in ``joined``."""
+        return self._embedder.drawn(tools) if isinstance(self._embedder, Turning) else tools
+
+    def wait(self, done: threading.Event, timeout_s: float | None = None) -> bool:
+        """Wait for the ``done`` of who wishes, not beyond a failure; whether it came."""
+        with self._change:
+            self._change.wait_for(
+                lambda: done.is_set() or self._closed or time.monotonic() < self._rest_until, timeout_s
+            )
+        return done.is_set()
+
+    def close(self, wait_s: float = 0.0) -> None:
+        """End the thread after what it is at, and keep what was encoded.
+
+        :param wait_s: how long to wait for that: a thread that is at work in a library when the process ends takes the process
+            down with it. One that hangs is not waited for
+        """
+        with self._change:
+            self._closed = True
+            self._change.notify_all()
+        until = time.monotonic() + wait_s
+        while self._thread is not None and self._thread.is_alive() and (now := time.monotonic()) < until:
+            if self._busy_since is not None and now - self._busy_since > self._hangs_s:
+                break
+            self._thread.join(min(0.1, until - now))
+
+    def _start(self) -> None:
+        if self._thread is None and not self._closed:
+            self._thread = threading.Thread(target=self._run, name="handrail-encoder", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            while True:
+                asked, wishes = None, ()  # texts of what is done are not held while nothing is to be done
+                with self._change:
+                    self._wishes = [wish for wish in self._wishes if wish.wishing is not None]
+                    while not (self._closed or self._asked or self._due()):
+                        rest = self._rest_until - time.monotonic()
+                        self._change.wait(rest if self._wishes and rest > 0 else None)
+                    if self._closed:
+                        break
+                    asked = self._asked.popleft() if self._asked else None
+                    wishes = tuple(self._wishes)
+                try:
+                    self._prepare()
+                    if asked is not None:
+                        self._answer(asked)
+                    else:
+                        self._further(wishes)
+                except EmbedderError as error:
+                    self._fail(str(error), asked)
+                except Exception as error:
+                    self._fail(f"the embedder failed: {type(error).__name__}: {error}", asked)
+            self._save()
+        finally:
+            with self._change:
+                self._closed = True
+                for asked in self._asked:
+                    asked.answered.set()
+                self._change.notify_all()
+
+    def _due(self) -> bool:
+        return bool(self._wishes) and time.monotonic() >= self._rest_until
+
+    def _fail(self, why: str, asked: _Asked | None) -> None:
+        with self._change:
+            self.state = why
+            self._rest_until = time.monotonic() + _PAUSE_S
+            for each in (asked, *self._asked):
+                if each is not None:
+                    each.answered.set()
+            self._asked.clear()
+            self._change.notify_all()
+
+    def _encode(self, texts: Sequence[str]) -> Vectors:
+        self._busy_since = time.monotonic()
+        try:
+            rows = self._embedder.encode(texts)
+        finally:
+            self._busy_since = None
+        rows = sound(rows, len(texts))
+        if self._usual and rows.shape[1] != (before := self._usual["tools"].shape[1]):
+            if self._cache is not None:
+                self._cache.forget_vectors(self._embedder.fingerprint)
+            raise EmbedderError(
+                f"the embedder gives vectors of {rows.shape[1]} numbers and gave some of {before}, so another model has its "
+                "name by now; what was kept of it is made again at the next start"
+            )
+        return rows
+
+    def _prepare(self) -> None:
+        """The background, once."""
+        if self._usual:
+            return
+        self.state = "the model is loading"
+        self._embedder.load()
+        import numpy
+
+        self.state = "the model is at its first texts"
+        texts = {key_of(text): text for several in BACKGROUND.values() for text in several}
+        missing = self._without(texts)
+        try:
+            self._learn(missing, [texts[key] for key in missing])
+        except TextsRefused:  # so many at once; each is short, so that who refuses one can do nothing
+            for key in missing:
+                self._learn([key], [texts[key]])
+        self._usual = {
+            kind: numpy.stack([self._known[key_of(text)] for text in several]).astype(numpy.float32)
+            for kind, several in BACKGROUND.items()
+        }
+
+    def _answer(self, asked: _Asked) -> None:
+        if asked.given_up:
+            return
+        try:
+            seen = self._directions(asked.texts)
+        except TextsRefused:  # of this request, which is no reason to leave others without meaning
+            asked.answered.set()
+            return
+        with self._change:
+            asked.vectors = dict(zip(asked.texts, seen, strict=True))
+            self._recent.update(asked.vectors)
+            while len(self._recent) > _REMEMBERED:
+                self._recent.popitem(last=False)
+        asked.answered.set()
+
+    def _directions(self, texts: Sequence[str]) -> Vectors:
+        """Where requests point: as they are said, and for the local model a little as their telling words alone do."""
+        from handrail.catalog.search.vectors import directions
+
+        usual = self._usual["requests"].mean(axis=0)
+        if not isinstance(self._embedder, Turning):
+            return directions(self._each(texts), usual)
+        rows = self._each([*texts, *map(telling, texts)])
+        said: Any = directions(rows[: len(texts)], usual)
+        told: Any = directions(rows[len(texts) :], self._usual["told"].mean(axis=0))
+        return self._embedder.turned((1 - _TOLD) * said + _TOLD * told)
+
+    def _further(self, wishes: Sequence[_Wish]) -> None:
+        """One batch for the smallest of ``wishes``, or their end."""
+        for wish in wishes:
+            if wish.texts is None:
+                self._begin(wish)
+        wish = min(wishes, key=lambda one: len(one.missing))
+        texts: Mapping[bytes, str] = wish.texts or {}
+        left = wish.missing[-1 if self._alone else -_AT_ONCE :]
+        # another may have had it encoded
+        some = [key for key in left if key not in self._known and key not in self._aside]
+        self.state = f"{len(texts) - len(wish.missing)} of {len(texts)} tools are encoded"
+        try:
+            self._learn(some, [texts[key] for key in some])
+        except TextsRefused:
+            self._try_any()
+            if len(some) > 1:
+                self._alone = len(left)
+                return  # the same ones again, with a look for a request between any two
+            self._learn_beginning(some[0], texts[some[0]])
+        self._alone = max(0, self._alone - len(left))
+        del wish.missing[-len(left) :]
+        if some and self._progress is not None:
+            self._progress(len(texts) - len(wish.missing), len(texts))
+        if wish.missing:
+            if time.monotonic() - self._saved_at > _SAVE_EVERY_S:
+                self._save()
+            return
+        if (wishing := wish.wishing) is not None:
+            wishing.joined(self._known)
+        with self._change:
+            self._wishes.remove(wish)
+            waiting = tuple(self._wishes)
+            if not waiting:
+                self.state = self.left_out
+        if self._save():
+            needed = {key for one in waiting for key in one.texts or ()}
+            self._known = {key: row for key, row in self._known.items() if key in needed}
+        with self._change:
+            self._change.notify_all()
+
+    def _begin(self, wish: _Wish) -> None:
+        wishing = wish.wishing
+        texts: Mapping[bytes, str] = {} if wishing is None else wishing.passages()
+        wish.texts = texts
+        wish.missing = self._without(texts)
+        if wishing is not None and wish.missing and len(wish.missing) * 2 <= len(texts):
+            wishing.joined(self._known)
+
+    def _without(self, texts: Mapping[bytes, str]) -> list[bytes]:
+        """The keys of those that have no vector; what the cache has is known from then on."""
+        missing = [key for key in texts if key not in self._known]
+        if missing and self._cache is not None:
+            self._known.update(self._cache.vectors(self._embedder.fingerprint, missing))
+            missing = [key for key in missing if key not in self._known]
+        return sorted(missing, key=lambda key: -len(texts[key]))
+
+    def _learn(self, keys: Sequence[bytes], texts: Sequence[str]) -> None:
+        if keys:
+            self._keep(keys, self._encode(texts))
+
+    def _keep(self, keys: Sequence[bytes], rows: Vectors) -> None:
+        import numpy
+
+        for key, row in zip(keys, rows.astype(numpy.float16), strict=True):
+            self._known[key] = self._new[key] = row
+
+    def _learn_beginning(self, key: bytes, text: str) -> None:
+        """The vector of as much of a refused text as is taken; where nothing is, it is set aside."""
+        try:
+            self._keep((key,), self._beginning(_half(text)))
+        except TextsRefused:
+            self._aside.add(key)
+
+    def _each(self, texts: Sequence[str]) -> Vectors:
+        """The vectors of a request's texts; of those that are refused, as much as is taken.
+
+        :raises TextsRefused: nothing of one of them is
+        """
+        try:
+            return self._encode(texts)
+        except TextsRefused:
+            self._try_any()
+        import numpy
+
+        return numpy.concatenate([self._beginning(text) for text in texts])
+
+    def _beginning(self, text: str) -> Vectors:
+        """The vector of a text, or of as much of its beginning as is taken.
+
+        :raises TextsRefused: nothing is
+        """
+        while True:
+            try:
+                return self._encode([text])
+            except TextsRefused:
+                if len(text) <= _SHORTEST:
+                    raise
+                text = _half(text)
+
+    def _try_any(self) -> None:
+        """After a refusal: whether it is of those texts.
+
+        :raises EmbedderError: any text is refused
+        """
+        try:
+            self._encode(TOOLS[:1])
+        except TextsRefused as error:
+            raise EmbedderError(f"{error}, to any text") from None
+
+    def _save(self) -> bool:
+        """Keep what is new; whether all that is known is kept."""
+        self._saved_at = time.monotonic()
+        if self._cache is None:
+            return False
+        if not self._cache.keep_vectors(self._embedder.fingerprint, self._new):
+            return False
+        self._new = {}
+        return True
+
+
+def _half(text: str) -> str:
+    """The first half of a text, or as much of it as is not shortened further."""
+    return text[: max(len(text) // 2, _SHORTEST)]

@@ -1,0 +1,249 @@
+"""Which tools fit a need: an index for each generation, made when it is first asked of and kept as long as that lives.
+
+Making one and searching in it are the work of threads. What changed from one generation to the next is all that is read
+anew. The first index, and with it the model for a search by meaning, is made shortly after a model was shown a catalog that
+holds more than is in view; a search that comes earlier waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import weakref
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from handrail.catalog.categories import category_of
+from handrail.catalog.embedders.choosing import Chosen, encoder_of
+from handrail.catalog.view import idle_in, is_extension
+from handrail.contract.doors.jobs import Findings, Hit
+from handrail.contract.errors import ToolError
+from handrail.contract.generation import BUILT_IN, Entry, Generation
+
+if TYPE_CHECKING:
+    from handrail.catalog.search import index as searching
+    from handrail.catalog.search.cache import Cache
+    from handrail.catalog.search.encoding import Encoder
+    from handrail.catalog.search.index import Found
+    from handrail.catalog.search.texts import Document
+
+    Made = tuple[dict[str, str], searching.Index]
+    """The definitions that an index has, by id, and the index."""
+
+logger = logging.getLogger("handrail")
+
+_WAYS = frozenset({"browse_tools", "load_tools", "find_tools", "tool_search", "info"})
+"""Whoever searches has these already."""
+MAX_QUERY = 8_000
+"""Characters of a query that count; the rest is ignored."""
+FIRST_WAIT_S = 20.0
+"""Seconds after an index was begun until which a search waits for meaning. The local model is loaded in one second, and the
+tools that ship are encoded in two more, once on a machine; a machine with other work takes a few times as long."""
+AHEAD_S = 1.0
+"""Seconds after which loading begins without a search. A program that ends sooner, and the first answers of one that stays, do
+not share the processor with it."""
+_PATIENCE_S = 30.0
+"""How long the end waits for a model that is being loaded or asked; none takes as long."""
+
+
+class Searches:
+    """Implements :class:`~handrail.catalog.interaction.Finder` for one kernel. Bound to its event loop.
+
+    :param folder: where what is slow to make is kept between two starts; None: nowhere
+    :param encoder: makes what encodes texts for a search by meaning, or says why there is none; called once, when something
+        is first searched for or loaded ahead
+    :param ahead_s: see :meth:`load_ahead`; None where nothing is loaded before a search
+    :param first_wait_s: until how long after an index was begun a search waits for meaning
+    """
+
+    def __init__(
+        self,
+        folder: Path | None,
+        encoder: Callable[[Cache | None], tuple[Encoder | None, str]] | None = None,
+        *,
+        ahead_s: float | None = AHEAD_S,
+        first_wait_s: float = FIRST_WAIT_S,
+    ) -> None:
+        self._folder = folder
+        self._make_encoder = encoder or encoder_of(Chosen())
+        self._ahead_s, self._first_wait_s = ahead_s, first_wait_s
+        self._ahead: asyncio.TimerHandle | None = None
+        self._threads = ThreadPoolExecutor(2, "handrail-search")
+        self._waiting = ThreadPoolExecutor(4, "handrail-search-wait")
+        """Searches that wait for the encoder. Others go on meanwhile."""
+        self._indexes: weakref.WeakKeyDictionary[Generation, asyncio.Task[searching.Index]] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._latest: Made | None = None
+        """The index that was made last, with the definitions that it has by id."""
+        self._encoder: Encoder | None = None
+        self._cache: Cache | None = None
+        self._without: str | None = None
+        self._beginning = threading.Lock()
+
+    async def find(
+        self,
+        generation: Generation,
+        query: str,
+        *,
+        limit: int,
+        extensions_only: bool = False,
+        source: Callable[[Entry], str],
+        patience_s: float | None = None,
+        by_words: bool = False,
+    ) -> Findings:
+        """See :meth:`handrail.catalog.interaction.Finder.find`."""
+        asked = query.strip()[:MAX_QUERY]
+        if not any(char.isalnum() for char in asked):
+            raise ToolError(
+                "the query has no words; say what the tool should do, as in 'send an e-mail'", kind="invalid_input"
+            )
+        index = await self._index(generation, by_words=by_words)
+        loop = asyncio.get_running_loop()
+        if not (by_words or index.complete):
+            wait_s = self._first_wait_s - index.age_s if patience_s is None else patience_s
+            if wait_s > 0:
+                await loop.run_in_executor(self._waiting, index.wait, wait_s)
+
+        def searched() -> tuple[Found, bool]:
+            if not extensions_only:
+                return index.search(asked, limit), False
+            among = index.search(asked, limit, among=lambda tool_id: is_extension(generation.entries[tool_id]))
+            if not (among.hits and among.hits[0].weak):
+                return among, False
+            best = index.search(asked, 1).hits
+            return among, bool(best) and best[0].id != among.hits[0].id
+
+        found, ships = await loop.run_in_executor(self._threads, searched)
+        hits = [
+            Hit(
+                tool_id=hit.id,
+                description=entry.spec.description,
+                relevance=min(1.0, max(0.0, hit.score / top)),
+                confidence=hit.confidence,
+                weak=hit.weak,
+                tail=hit.tail,
+                reason="; ".join(hit.reasons),
+                source=source(entry),
+            )
+            for top in [max((hit.score for hit in found.hits), default=0.0) or 1.0]
+            for hit in found.hits
+            if (entry := generation.entries.get(hit.id)) is not None and entry.withheld is None
+        ]
+        nothing = found.nothing_fits or all(hit.tail for hit in hits) or ships  # what fits ships with Handrail
+        means = "words and meaning" if found.means != "lexical" else "words only"
+        return Findings(tuple(hits), nothing, f"{means}: {found.note}" if found.note else means, found.unread)
+
+    def load_ahead(self, generation: Generation) -> None:
+        """Somebody may search soon: load what a search needs shortly, unless it has begun. Once for all generations; what a later
+        one needs beside it is little."""
+        if self._ahead is None and self._ahead_s is not None:
+            known = weakref.ref(generation)
+            self._ahead = asyncio.get_running_loop().call_later(self._ahead_s, self._begin_ahead, known)
+
+    def _begin_ahead(self, known: weakref.ref[Generation]) -> None:
+        generation = known()
+        if generation is not None and self._latest is None and not self._indexes:
+            self._task(generation).add_done_callback(_seen)
+
+    def near(self, generation: Generation, name: str, count: int = 2) -> list[str]:
+        """Tools that share words with an unknown name. Empty unless an index exists already, because a caller waits."""
+        task = self._indexes.get(generation)
+        if task is None or not task.done() or task.cancelled() or task.exception() is not None:
+            return []
+        found = task.result().search(name[:200], count, patience_s=0.0)
+        return [] if found.nothing_fits else [hit.id for hit in found.hits]
+
+    async def aclose(self) -> None:
+        """End the threads once they have finished their current work."""
+        if self._ahead is not None:
+            self._ahead.cancel()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._waiting.shutdown(wait=False, cancel_futures=True)
+        if self._encoder is not None:
+            await asyncio.to_thread(self._encoder.close, _PATIENCE_S)
+
+    async def _index(self, generation: Generation, *, by_words: bool) -> searching.Index:
+        """:param by_words: an index without a model is enough"""
+        task = self._indexes.get(generation)
+        if task is None and by_words:
+            work = partial(self._of_words, generation)
+            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        return await asyncio.shield(self._task(generation))  # others may wait for the same
+
+    def _task(self, generation: Generation) -> asyncio.Task[searching.Index]:
+        """What makes the index of ``generation``, or has made it."""
+        task = self._indexes.get(generation)
+        if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
+            task = asyncio.get_running_loop().create_task(self._made(generation))
+            self._indexes[generation] = task
+        return task
+
+    async def _made(self, generation: Generation) -> searching.Index:
+        work = partial(self._build, generation, self._latest)
+        made = await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        self._latest = made
+        return made[1]
+
+    def _build(self, generation: Generation, latest: Made | None) -> Made:
+        from handrail.catalog.search.index import Index
+
+        documents = _documents(generation)
+        versions = {tool_id: one.version for tool_id, one in documents.items()}
+        if latest is not None:
+            had, before = latest
+            new = [one for tool_id, one in documents.items() if had.get(tool_id) != one.version]
+            if 2 * len(new) <= len(documents):
+                return versions, before.with_changes(new, had.keys() - documents.keys())
+        with self._beginning:  # two generations may be read at once
+            if self._without is None:
+                self._begin()
+        assert self._without is not None
+        return versions, Index(documents.values(), encoder=self._encoder, cache=self._cache, without=self._without)
+
+    def _of_words(self, generation: Generation) -> searching.Index:
+        from handrail.catalog.search.index import Index
+
+        return Index(_documents(generation).values(), cache=self._kept(), without="as was asked for")
+
+    def _begin(self) -> None:
+        self._encoder, self._without = self._make_encoder(self._kept())
+
+    def _kept(self) -> Cache | None:
+        from handrail.catalog.search.cache import Cache
+
+        if self._cache is None and self._folder is not None:  # made by what is first kept in it, where it can be
+            self._cache = Cache(self._folder, lambda text: logger.info("search: %s", text))
+        return self._cache
+
+
+def _seen(task: asyncio.Task[searching.Index]) -> None:
+    """Its failure is told to the search that needs it, which tries again."""
+    if not task.cancelled():
+        task.exception()
+
+
+def _documents(generation: Generation) -> dict[str, Document]:
+    """The documents that are searched: the tools that can be called."""
+    from handrail.catalog.search.texts import Document
+
+    idle = idle_in(generation)
+    aliases: dict[str, list[str]] = {}
+    for alias, tool_id in generation.aliases.items():
+        aliases.setdefault(tool_id, []).append(alias)
+    return {
+        tool_id: Document(
+            tool_id,
+            entry.spec.description,
+            entry.spec.parameters,
+            category_of(entry),
+            tuple(aliases.get(tool_id, ())),
+            version=entry.definition_hash,
+        )
+        for tool_id, entry in generation.entries.items()
+        if entry.withheld is None and tool_id not in idle and not (entry.source == BUILT_IN and tool_id in _WAYS)
+    }

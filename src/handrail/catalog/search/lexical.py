@@ -1,0 +1,344 @@
+"""BM25 over the fields of tools: which tools share telling words with a request. Needs the standard library only.
+
+What a term weighs in a tool is its count in each field times that field's weight, and BM25 divides by the sum of all
+of them. Only the first few of a term's repetitions in a field count for it, all of them count as length: a description
+stuffed with keywords pays for each one. Postings lie in flat arrays, which are written to and
+read from disk as they are; where numpy is loaded already, big catalogues are scored with it, to the same figures.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import re
+import sys
+from array import array
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from handrail.catalog.search.texts import Fields
+from handrail.catalog.words.words import MOST_LETTERS, compounds, term_of, terms, together, words
+
+K1, B = 1.5, 0.75
+"""BM25's saturation of repetitions and its weight of length: the values of the literature."""
+
+WEIGHTS: Mapping[str, float] = {
+    "name": 3.0,
+    "also": 2.0,
+    "description": 1.0,
+    "parameter_names": 1.0,
+    "parameter_texts": 0.5,
+}
+"""What one occurrence counts in each field."""
+
+_MOST_TERMS = 64
+"""Different terms of one request that are looked up: the first ones."""
+
+_BY_NUMPY = 1_000
+"""Postings of one request from which numpy is worth its start."""
+
+_LETTERS = frozenset("ex")
+"""Letters that begin a compound: e-mail, x-ray."""
+
+_PART = 3
+"""Letters of each part of a compound, at least."""
+
+_BEFORE_LAST = re.compile(r"^.*(?:[.:/]|__)")
+"""What separates a server or a namespace from the name of its tool."""
+
+_LONGEST_NAME = 200
+"""Characters of a name, or of a category, that is read here."""
+
+_TELLING = 2
+"""Different words that a name must have for it to tell something that a request says them all."""
+
+_SLIGHT = 0.01
+"""The part of its score that a document keeps which has nothing of a request but what is hollow: enough to be the nearest."""
+
+_REPEATED = 3
+"""Repetitions of a term in one field that count for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bag:
+    """The terms of one tool with their weights, and its length in weights."""
+
+    weights: Mapping[str, float]
+    length: float
+
+
+def bag(found: Fields) -> Bag:
+    """The terms of one tool."""
+    weights: dict[str, float] = {}
+    length = 0.0
+    for name, weight in WEIGHTS.items():
+        counts = Counter(terms(getattr(found, name)))
+        length += weight * counts.total()
+        for term, count in counts.items():
+            weights[term] = weights.get(term, 0.0) + weight * min(count, _REPEATED)
+    return Bag(weights, length)
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """What one text scored against all documents.
+
+    :param best: the numbers of the best documents, best first
+    :param mean: of the scores of all documents; ``deviation`` is their standard deviation
+    :param score: the score of any document
+    """
+
+    best: Sequence[int]
+    mean: float
+    deviation: float
+    score: Callable[[int], float]
+
+    def standing(self, number: int) -> float:
+        """How many standard deviations the document stands above the mean."""
+        return (self.score(number) - self.mean) / self.deviation if self.deviation > 1e-9 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Lexical:
+    """An immutable BM25 index over documents, which are numbers from 0 on.
+
+    :param terms: each term's place in ``starts``
+    :param starts: where the postings of each term begin; one more at the end
+    :param documents: of each posting; ``weights`` beside it
+    :param lengths: of each document: the sum of its weights
+    :param average: of the lengths
+    """
+
+    terms: Mapping[str, int]
+    starts: array[int]
+    documents: array[int]
+    weights: array[float]
+    lengths: array[float]
+    average: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(
+            self, "average", (math.fsum(self.lengths) / len(self.lengths) if self.lengths else 0.0) or 1.0
+        )
+
+    @classmethod
+    def of(cls, bags: Sequence[Bag]) -> Lexical:
+        """The index of ``bags``, in their order."""
+        postings: dict[str, list[tuple[int, float]]] = {}
+        for number, each in enumerate(bags):
+            for term, weight in each.weights.items():
+                postings.setdefault(term, []).append((number, weight))
+        return cls._laid(postings, array("f", (each.length for each in bags)))
+
+    def changed(self, kept: Mapping[int, int], added: Mapping[int, Bag]) -> Lexical:
+        """The index after a change.
+
+        :param kept: old number to new number, of the documents that stay
+        :param added: new number to terms, of those that come
+        """
+        numbers = [-1] * len(self)
+        lengths = array("f", bytes(4 * (len(kept) + len(added))))
+        for old, new in kept.items():
+            numbers[old] = new
+            lengths[new] = self.lengths[old]
+        coming: dict[str, list[tuple[int, float]]] = {}
+        for number, each in added.items():
+            lengths[number] = each.length
+            for term, weight in each.weights.items():
+                coming.setdefault(term, []).append((number, weight))
+        renumbered = array("i", [numbers[number] for number in self.documents])
+        gone = iter([at for at, number in enumerate(renumbered) if number < 0])
+        places: dict[str, int] = {}
+        starts, documents, weights = array("i", [0]), array("i"), array("f")
+        next_gone = next(gone, len(renumbered))
+        for term, place in self.terms.items():  # in the order of their places
+            begin, end = self.starts[place], self.starts[place + 1]
+            while next_gone < end:
+                documents += renumbered[begin:next_gone]
+                weights += self.weights[begin:next_gone]
+                begin, next_gone = next_gone + 1, next(gone, len(renumbered))
+            documents += renumbered[begin:end]
+            weights += self.weights[begin:end]
+            if term in coming:
+                new_here = coming.pop(term)
+                documents.extend([number for number, _ in new_here])
+                weights.extend([weight for _, weight in new_here])
+            if len(documents) > starts[-1]:
+                places[term] = len(places)
+                starts.append(len(documents))
+        for term, held in coming.items():
+            documents.extend([number for number, _ in held])
+            weights.extend([weight for _, weight in held])
+            places[term] = len(places)
+            starts.append(len(documents))
+        return Lexical(places, starts, documents, weights, lengths)
+
+    @classmethod
+    def _laid(cls, postings: Mapping[str, Sequence[tuple[int, float]]], lengths: array[float]) -> Lexical:
+        starts, documents, weights = array("i", [0]), array("i"), array("f")
+        for held in postings.values():
+            documents.extend([number for number, _ in held])
+            weights.extend([weight for _, weight in held])
+            starts.append(len(documents))
+        return cls({term: place for place, term in enumerate(postings)}, starts, documents, weights, lengths)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def tells(self, term: str) -> float:
+        """How much ``term`` tells: its inverse document frequency; most where no document has it."""
+        place = self.terms.get(term)
+        count = 0 if place is None else self.starts[place + 1] - self.starts[place]
+        return math.log(1 + (len(self) - count + 0.5) / (count + 0.5))
+
+    def understood(self, text: str) -> list[str]:
+        """The terms of a request, compounds as the documents write them: "e mail" is "email" where one says so, and
+        "website" is "web" and "site" where no document has the one word and one has both.
+        """
+        found = words(text)
+        out: dict[str, None] = {}
+        whole = [term for word in compounds(text, found) if (term := term_of(word)) in self.terms]
+        at = 0
+        while at < len(found) and len(out) < _MOST_TERMS:
+            word, after = found[at], found[at + 1] if at + 1 < len(found) else ""
+            at += 1
+            if word in _LETTERS and (joined := term_of(word + after)) in self.terms:
+                out[joined] = None
+                at += 1
+                continue
+            if after and together(word, after) and (joined := term_of(word + after)) in self.terms:
+                whole.append(joined)
+            if term := term_of(word):
+                out.update(dict.fromkeys([term] if term in self.terms else self._parts(word) or [term]))
+        return list(dict.fromkeys((*out, *whole)))
+
+    def _parts(self, word: str) -> list[str]:
+        """Two terms that ``word`` is made of, where one document has both."""
+        if len(word) > MOST_LETTERS or not word.isalpha():
+            return []
+        for cut in range(_PART, len(word) - _PART + 1):
+            first, second = term_of(word[:cut]), term_of(word[cut:])
+            places = [self.terms[term] for term in (first, second) if term in self.terms]
+            if len(places) == 2 and self._holding(places[:1]) & self._holding(places[1:]):
+                return [first, second]
+        return []
+
+    def _holding(self, places: Iterable[int]) -> set[int]:
+        """The documents that have a term of any of these places."""
+        return set[int]().union(*(self.documents[self.starts[at] : self.starts[at + 1]] for at in places))
+
+    def attainable(self, wanted: Sequence[str]) -> float:
+        """What a document could score at most that had all of ``wanted`` without end. What no document has is asked for
+        all the same.
+        """
+        return (K1 + 1) * math.fsum(self.tells(term) for term in dict.fromkeys(wanted))
+
+    def scores(self, wanted: Sequence[str], pool: int, hollow: Collection[str] = ()) -> Scores:
+        """BM25 of every document for the terms ``wanted``, with the ``pool`` best ones.
+
+        :param hollow: those of the terms that count only beside others: "3" tells one tool for models from another, and by
+            itself, however rare it is, says nothing of what is wanted
+        """
+        places: list[tuple[int, float]] = []
+        telling: list[int] = []
+        for term in list(dict.fromkeys(wanted))[:_MOST_TERMS]:
+            place = self.terms.get(term)
+            if place is not None:
+                places.append((place, self.tells(term) * (K1 + 1)))
+                if term not in hollow:
+                    telling.append(place)
+        postings = sum(self.starts[place + 1] - self.starts[place] for place, _ in places)
+        damped = len(telling) < len(places)
+        numpy = _loaded_numpy()
+        if numpy is not None and postings >= _BY_NUMPY:
+            return self._by_numpy(numpy, places, telling if damped else None, pool)
+        found: dict[int, float] = {}
+        lengths, base, slope = self.lengths, K1 * (1 - B), K1 * B / self.average
+        for place, tells in places:
+            begin, end = self.starts[place], self.starts[place + 1]
+            for number, weight in zip(self.documents[begin:end], self.weights[begin:end], strict=True):
+                norm = base + slope * lengths[number]
+                found[number] = found.get(number, 0.0) + tells * weight / (weight + norm)
+        count = max(len(self), 1)
+        mean = math.fsum(found.values()) / count
+        square = math.fsum(score * score for score in found.values()) / count
+        deviation = math.sqrt(max(0.0, square - mean * mean))
+        if damped:  # now: what many have by chance is part of what a document has to stand out from
+            for number in found.keys() - self._holding(telling):
+                found[number] *= _SLIGHT
+        best = heapq.nsmallest(pool, found.items(), key=lambda item: (-item[1], item[0]))
+        return Scores([number for number, _ in best], mean, deviation, lambda number: found.get(number, 0.0))
+
+    def _by_numpy(
+        self, numpy: Any, places: Sequence[tuple[int, float]], telling: Sequence[int] | None, pool: int
+    ) -> Scores:
+        """:param telling: places of which a document has one, or keeps little of its score; None: any will do"""
+        documents = numpy.frombuffer(self.documents, numpy.int32)
+        weights = numpy.frombuffer(self.weights, numpy.float32)
+        lengths = numpy.frombuffer(self.lengths, numpy.float32)
+        total = numpy.zeros(len(self))
+        for place, tells in places:
+            begin, end = self.starts[place], self.starts[place + 1]
+            numbers, held = documents[begin:end], weights[begin:end].astype(float)
+            norm = K1 * (1 - B) + K1 * B / self.average * lengths[numbers].astype(float)
+            total[numbers] += tells * held / (held + norm)
+        mean, deviation = float(total.mean()), float(total.std())
+        if telling is not None:
+            bare = numpy.ones(len(self), bool)
+            for place in telling:
+                bare[documents[self.starts[place] : self.starts[place + 1]]] = False
+            total[bare] *= _SLIGHT
+        best = [number for number in highest(numpy, total, pool) if total[number] > 0]
+        return Scores(best, mean, deviation, lambda number: float(total[number]))
+
+
+def says_whole_name(said: Collection[str], name: str, category: str = "") -> bool:
+    """Whether a request says every word of a tool's name, two different ones at least.
+
+    What stands before the last separator of the name (a server, a namespace) need not be said, nor the category with
+    which it begins, where two words or more are left.
+
+    :param said: the request as :meth:`Lexical.understood` gives it
+    """
+    if len(name) > _LONGEST_NAME:
+        return False
+    if _says_all(said, words(name)):
+        return True
+    last, of = words(_BEFORE_LAST.sub("", name)), words(category[:_LONGEST_NAME])
+    return _says_all(said, last) or (bool(of) and last[: len(of)] == of and _says_all(said, last[len(of) :]))
+
+
+def _says_all(said: Collection[str], found: Sequence[str]) -> bool:
+    """Two words that the request writes together are one."""
+    told: set[str] = set()
+    at = 0
+    while at < len(found):
+        term, both = term_of(found[at]), found[at : at + 2]
+        at += 1
+        if term in said:
+            told.add(term)
+        elif len(both) > 1 and (joined := term_of("".join(both))) in said:
+            told.add(joined)
+            at += 1
+        elif term:
+            return False
+    return len(told) >= _TELLING
+
+
+def _loaded_numpy() -> Any:
+    """numpy where it is loaded; None while another thread is still at importing it, which nobody waits for here."""
+    numpy = sys.modules.get("numpy")
+    return None if getattr(getattr(numpy, "__spec__", None), "_initializing", False) else numpy
+
+
+def highest(numpy: Any, total: Any, count: int) -> list[int]:
+    """The numbers of the ``count`` highest values, highest first; of equal ones the lower number comes first."""
+    several = min(count, len(total))
+    if several == 0:
+        return []
+    least = numpy.partition(total, len(total) - several)[len(total) - several]
+    above = numpy.flatnonzero(total > least)
+    found = numpy.concatenate((above, numpy.flatnonzero(total == least)[: several - len(above)]))
+    return found[numpy.lexsort((found, -total[found]))].tolist()

@@ -1,0 +1,193 @@
+"""What counts as a word in a search: identifiers come apart, inflections fall together, filler is left out.
+
+Compounds are written in three ways ("e-mail", "email", "e mail"). A text that is searched has the parts and the whole
+of each that it writes with a hyphen, and of those apart that are commonly written together; a request is then
+understood by what the searched texts have (:meth:`~handrail.catalog.search.lexical.Lexical.understood`).
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import islice
+
+from handrail.catalog.words.stemming import stem
+
+_WORD = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+|[0-9]+|[^\W\d_A-Za-z]+")
+_UNSPACED = re.compile(
+    r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002fa1f]+"
+)
+_NAME = re.compile(r"[A-Za-z](?:[\w.:/-]{0,126}\w)?")
+_JOINED = re.compile(r"[a-z][A-Z]|[_.:/]")
+_NAMES = 500
+"""Runs of one text that are looked at as names."""
+_LONGEST = 40
+"""A longer run is no word (a key, base64, a hostile name): only its beginning counts."""
+
+_HYPHENATED = re.compile(
+    r"(?<![^\W_])(?<![-\u2010\u2011])([^\W\d_]+)[-\u2010\u2011]([^\W\d_]+)(?![^\W_]|[-\u2010\u2011])"
+)
+_E_WORD = re.compile(r"(?<![^\W_])([eE])[-\u2010\u2011](?=[a-z]{3})")
+_APART: dict[str, frozenset[str]] = {
+    first: frozenset(rest.split())
+    for first, rest in {
+        "e": "mail mails book books commerce learning ticket tickets signature signatures sign invoice invoices card cards",
+        "x": "ray rays",
+        "wi": "fi",
+        "to": "do",
+        "check": "out in list lists",
+        "log": "in out",
+        "sign": "up in",
+        "set": "up",
+        "back": "up ups end",
+        "front": "end",
+        "play": "list lists",
+        "time": "stamp stamps zone zones out line",
+        "web": "site sites page pages hook hooks",
+        "home": "page pages",
+        "file": "name names",
+        "user": "name names",
+        "data": "base bases set sets",
+        "screen": "shot shots",
+        "work": "flow flows space spaces",
+        "on": "line",
+        "off": "line",
+        "spread": "sheet sheets",
+        "white": "list",
+        "black": "list",
+        "health": "care",
+        "real": "time",
+        "git": "hub lab",
+        "you": "tube",
+    }.items()
+}
+"""Words that are written together as often as apart; "to do" counts before what is done with one."""
+_PARTICLES = frozenset(["down", "in", "off", "on", "out", "over", "under", "up"])
+"""Filler that is part of many a compound."""
+MOST_LETTERS = 14
+"""Letters of a compound at most."""
+_TO_DO = frozenset("app entry item items list lists note notes task tasks".split())  # noqa: SIM905 - as a text it can be read
+
+_RUN = re.compile(r"[^\W_]+")
+_LITERALS = frozenset({"false", "none", "null", "true"})
+
+_FILLER = frozenset(
+    """a about above after again all also am an and any are as at be because been before being below between both but by
+    can cannot could did do does doing down during each else ever few for from further get give had has have having he
+    her here hers herself him himself his how i if in into is it its itself just kindly know let like may me might more
+    most must my myself need no nor not now of off on once only or other our ours ourselves out over own please same she
+    should so some such tell than thank thanks that the their theirs them themselves then there these they this those
+    through to too under until up us very want was we were what when where which while who whom whose why will with
+    would you your yours yourself yourselves""".split()  # noqa: SIM905 - as a text it can be read
+)
+
+
+def words(text: str) -> list[str]:
+    """The words of ``text`` in order, lower-case and without accents; ``getHTTPStatus_v2`` is ``get http status v 2``.
+
+    Writing without blanks (Chinese, Japanese, Thai and their like) gives every two neighbouring characters.
+    """
+    if not text.isascii():
+        text = _plain(text)
+    found = _WORD.findall(text)
+    if text.isascii():
+        return [word.lower()[:_LONGEST] for word in found]
+    out: list[str] = []
+    for word in found:
+        if word.isascii() or not _UNSPACED.match(word):
+            out.append(word.lower()[:_LONGEST])
+        elif len(word) == 1:
+            out.append(word)
+        else:
+            out.extend(word[at : at + 2] for at in range(len(word) - 1))
+    return out
+
+
+def terms(text: str) -> list[str]:
+    """The stems of the words of ``text`` that tell one text from another, in order; after them those of compounds."""
+    found = words(text)
+    return [term for word in (*found, *compounds(text, found)) if (term := term_of(word))]
+
+
+def compounds(text: str, found: Sequence[str]) -> list[str]:
+    """What ``text`` writes with a hyphen, or apart where others write it together, as one word each.
+
+    :param found: its words
+    """
+    out: list[str] = []
+    if "-" in text or not text.isascii():
+        out = [_plain(first + rest).lower()[:_LONGEST] for first, rest in _HYPHENATED.findall(text)]
+    hyphenated = frozenset(out)
+    for at, word in enumerate(found[:-1]):
+        joined = word + found[at + 1]
+        done = word != "to" or (at + 2 < len(found) and found[at + 2] in _TO_DO)
+        if done and found[at + 1] in _APART.get(word, ()) and joined not in hyphenated:
+            out.append(joined)
+    return out
+
+
+def spelled(text: str) -> str:
+    """``text`` with "e-mail" and its like in one word, which models know better."""
+    return _E_WORD.sub(r"\1", text)
+
+
+def together(word: str, after: str) -> bool:
+    """Whether two neighbouring words of a request may be one that others write together."""
+    if not (len(word) > 1 and len(after) > 1 and 4 < len(word) + len(after) <= MOST_LETTERS):
+        return False
+    return (word not in _FILLER or word in _PARTICLES) and (after not in _FILLER or after in _PARTICLES)
+
+
+def names_in(text: str) -> list[str]:
+    """What ``text`` has, of its first runs, that is written as only names are: ``get_time``, ``getTime``, ``clock.get``.
+
+    It has two words, of which one tells something: no text calls a tool "e.g." or "and/or" by saying so.
+    """
+    out: list[str] = []
+    for found in islice(_NAME.finditer(text), _NAMES):
+        if _JOINED.search(found.group()):
+            said = [word for word in words(found.group()) if len(word) > 1]
+            if len(said) > 1 and not all(filler(word) for word in said):
+                out.append(found.group())
+    return out
+
+
+def filler(word: str) -> bool:
+    """Whether ``word`` says nothing about what is wanted."""
+    return word in _FILLER
+
+
+def hollow(text: str) -> frozenset[str]:
+    """The terms that ``text`` has only as a character, a number or a literal of JSON that stands alone: values, and what
+    is left of a pattern. That a tool has one of them too is chance; "s3" and "x509" are names.
+    """
+    found = _RUN.findall((text if text.isascii() else _plain(text)).lower())
+    alone = {
+        run for run in found if (len(run) == 1 and not _UNSPACED.match(run)) or run in _LITERALS or run.isdecimal()
+    }
+    alone -= _FILLER
+    return (
+        frozenset(alone.difference(words(" ".join(run for run in found if run not in alone)))) if alone else frozenset()
+    )
+
+
+def telling(text: str) -> str:
+    """``text`` without its filler; the text itself where nothing is left, or where it is not written in ASCII alone."""
+    if not text.isascii():
+        return text
+    return " ".join(word for word in words(text) if not filler(word)) or text
+
+
+@lru_cache(maxsize=65_536)
+def term_of(word: str) -> str:
+    """The stem of ``word``; empty for filler."""
+    return "" if word in _FILLER else stem(word)
+
+
+def _plain(text: str) -> str:
+    """Compatibility forms as usual ones (full width, ligatures), letters without accents."""
+    decomposed = unicodedata.normalize("NFKD", text)
+    bare = "".join(c for c in decomposed if not unicodedata.combining(c) or ord(c) > 0x36F)
+    return unicodedata.normalize("NFC", bare)

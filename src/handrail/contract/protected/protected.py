@@ -1,0 +1,321 @@
+"""Files that programs take orders from: which of them no tool writes, and which a tool writes only with a word for them.
+
+A name has one of three answers. *Never*: a program reads the file unasked (a shell that starts, an editor that opens
+the folder, a commit) and runs what it says. No tool writes it and no rule allows it. *Ask always*: other agents follow
+the file, or a tool runs what it says when a person starts that tool. A rule opens it only by naming it. *Free*: rules
+decide, as for the project's own code (a Makefile, a test). Private keys are not read either.
+
+:mod:`handrail.contract.protected.never` and :mod:`handrail.contract.protected.ask` hold the rows, each with its source.
+This module compares names with them for every room: rules, file tools, mounts, and the look after a program has ended.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from handrail.contract.protected.ask import ASK, FREE
+from handrail.contract.protected.never import NEVER
+from handrail.contract.protected.rows import WHAT, Kind, Row
+
+WORKSPACE_FILE = "handrail.toml"
+"""Directly in the workspace's root; what a person decides there, no call changes."""
+
+VCS_CONFIG = "vcs.config"
+"""The capability of a tool whose programs may change version-control configuration, by an allow-list of keys."""
+
+INSTALLED = frozenset(("node_modules", "site-packages", "dist-packages"))
+"""Folders of packages from a public index."""
+
+_ASKED: frozenset[Kind] = frozenset(("instructions", "settings", "code"))
+
+
+@dataclass(frozen=True, slots=True)
+class Protection:
+    """Why a path is protected.
+
+    :param kind: ``vcs`` is what a program with the capability ``vcs.config`` may change, by keys
+    """
+
+    kind: Kind
+
+    @property
+    def asks(self) -> bool:
+        """Whether a person, or a rule that names the path, may open it. Otherwise nothing does."""
+        return self.kind in _ASKED
+
+    @property
+    def held(self) -> bool:
+        """Whether programs are kept from it, too. What a tool loads as code is the project's, and programs write that."""
+        return self.kind != "code"
+
+    @property
+    def what(self) -> str:
+        """What it is, to follow "it"."""
+        return WHAT[self.kind]
+
+    def refusal(self, shown: str) -> str:
+        """Return why a write to it is refused, for the model."""
+        if self.asks:
+            return f"{shown} {self.what}: {self._opened(shown)}"
+        return f"{shown} {self.what}: no tool can write it and no rule allows it. " + (
+            "Only a person changes it; tell them what you would change"
+        )
+
+    def question(self, shown: str) -> str:
+        """Return why a write to it is asked about although a rule allows it, for the model and for the person."""
+        return f"{shown} {self.what}, and no rule names it"
+
+    @staticmethod
+    def _opened(shown: str) -> str:
+        return f"only a person, or a rule that names it such as 'allow fs.write {shown}', lets it be written"
+
+
+_BY_KIND: Mapping[Kind, Protection] = {kind: Protection(kind) for kind in WHAT}
+_RULES, _KEY, _HOOK, _VCS, _STATE = (_BY_KIND[kind] for kind in ("rules", "key", "hook", "vcs", "state"))
+
+GIT = ".git"
+GIT_NAMES: Mapping[str, Protection] = {
+    "config": _VCS,
+    "config.worktree": _VCS,
+    "commondir": _VCS,
+    "hooks": _HOOK,
+}
+"""What in a git directory decides what git runs. ``commondir`` says where the rest of it is."""
+_GIT_DATA = frozenset(("objects", "refs", "logs"))
+"""Folders of a git directory in which names are those of branches and objects."""
+_BELOW: Mapping[str, Mapping[str, Protection]] = {
+    ".hg": dict.fromkeys(("hgrc", "hgrc-not-shared", "sharedpath"), _VCS),
+    ".sl": dict.fromkeys(("config", "hgrc", "sharedpath"), _VCS),
+    ".jj": dict.fromkeys(("config.toml", "workspace-config.toml"), _VCS),
+    ".bzr": dict.fromkeys(("branch.conf",), _VCS),
+}
+"""Protected beneath a folder of that name, at any depth."""
+_STATES = frozenset((GIT, *_BELOW, ".svn", ".pijul", "_darcs", ".fslckout"))
+"""Where version control keeps its state. Its programs write there, and file tools do not."""
+
+
+# ── the rows, made for comparing ─────────────────────────────────────────────────────────────────
+
+
+_ENDS = 3
+"""Characters that a pattern has at least before or after its ``*``."""
+
+
+class _Names:
+    """Single names, exact and with one ``*``, each with its protection."""
+
+    def __init__(self, entries: Iterable[tuple[str, Protection]]) -> None:
+        self.exact: dict[str, Protection] = {}
+        self._heads: dict[str, list[tuple[str, str, Protection]]] = {}
+        """Patterns that begin with a text, by its first characters."""
+        self._tails: dict[str, list[tuple[str, str, Protection]]] = {}
+        """Patterns that begin with the ``*``, by their last characters."""
+        for name, found in entries:
+            head, star, tail = name.partition("*")
+            if not star:
+                self.exact.setdefault(name, found)
+            elif head:
+                self._heads.setdefault(head[:_ENDS], []).append((head, tail, found))
+            else:
+                self._tails.setdefault(tail[-_ENDS:], []).append((head, tail, found))
+
+    def of(self, name: str) -> Protection | None:
+        return self.exact.get(name) or self.by_pattern(name)
+
+    def by_pattern(self, name: str) -> Protection | None:
+        for patterns in (self._heads.get(name[:_ENDS]), self._tails.get(name[-_ENDS:])):
+            for head, tail, found in patterns or ():
+                if name.startswith(head) and name.endswith(tail) and len(name) >= len(head) + len(tail):
+                    return found
+        return None
+
+
+def _entries(rows: Iterable[Row], *, paths: bool) -> list[tuple[str, Protection]]:
+    return [
+        (name, _BY_KIND[row.kind])
+        for row in rows
+        if row.kind != "free"
+        for name in row.names.split()
+        if ("/" in name) is paths
+    ]
+
+
+_NEVER = _Names(_entries(NEVER, paths=False))
+_ASK = _Names(_entries(ASK, paths=False))
+_FREE = frozenset(name for row in FREE for name in row.names.split())
+_BY_PATH: dict[str, list[tuple[tuple[str, ...], _Names]]] = {}
+"""By the first name of a path: the names between, and the last one with its protection."""
+for _path, _found in _entries((*NEVER, *ASK), paths=True):
+    _first, *_between, _last = _path.split("/")
+    _BY_PATH.setdefault(_first, []).append((tuple(_between), _Names([(_last, _found)])))
+_ANY = _Names(
+    (path.rpartition("/")[2], found) for paths in (False, True) for path, found in _entries((*NEVER, *ASK), paths=paths)
+)
+"""Every single name, and the last name of every path."""
+
+
+@lru_cache(maxsize=16_384)
+def _of_name(name: str) -> Protection | None:
+    """Return what a single plain name is protected as, wherever it is."""
+    if (found := _NEVER.of(name) or _ASK.exact.get(name)) is not None:
+        return found
+    return None if name in _FREE else _ASK.by_pattern(name)
+
+
+# ── questions ────────────────────────────────────────────────────────────────────────────────────
+
+
+def protection(relative: str) -> Protection | None:
+    """Return why a path, given relative to its root, is protected from tools and programs; None for an ordinary one.
+
+    It is the strictest answer for any of its names. Names are compared as the least exact file system does: whatever
+    the letter case, without invisible characters, trailing dots or blanks, without what follows a colon, compatibility
+    forms as what they stand for. Every call that touches files asks this.
+    """
+    parts = relative.split("/")
+    if not any(map(_may_matter, parts)):
+        return None
+    return _of_parts([plain(part) for part in parts if part not in ("", ".")])
+
+
+def tool_protection(relative: str) -> Protection | None:
+    """Return why a file tool does not write a path: :func:`protection`, or it is state of version control."""
+    parts = relative.split("/")
+    if not any(map(_may_matter, parts)):
+        return None
+    names = [plain(part) for part in parts if part not in ("", ".")]
+    found = _of_parts(names)
+    if (found is None or found.asks) and not _STATES.isdisjoint(names):
+        return _STATE
+    return found
+
+
+def protected(relative: str) -> bool:
+    """Whether no tool may write it, see :func:`protection`."""
+    found = protection(relative)
+    return found is not None and not found.asks
+
+
+def is_key(relative: str) -> bool:
+    """Whether it is a private key, which no tool reads either."""
+    parts = relative.split("/")
+    if not any(map(_may_matter, parts)):
+        return False
+    parts = [plain(part) for part in parts if part not in ("", ".")]
+    if not any(_NEVER.exact.get(part) is _KEY for part in parts):
+        return False
+    if ".ssh" in parts:
+        name = parts[-1]
+        public = name in (".ssh", "config", "authorized_keys", "allowed_signers") or name.startswith("known_hosts")
+        return not public and not name.endswith(".pub")
+    if ".gnupg" in parts:
+        return "private-keys-v1.d" in parts or parts[-1] in ("secring.gpg", ".gpg-v21-migrated")
+    return not _LOGINS.issuperset(part for part in parts if _NEVER.exact.get(part) is _KEY)
+
+
+_LOGINS = frozenset((".rhosts", ".shosts", ".k5login", ".k5users"))
+"""Who may log in: protected like a key, and read like any file."""
+
+
+def refusal(shown: str, relative: str | None = None) -> str:
+    """Return why a write to a protected path is refused, for the model.
+
+    :param relative: the path as it was judged, where it is shown otherwise
+    """
+    found = protection(shown if relative is None else relative) or _RULES
+    return found.refusal(shown)
+
+
+def key_refusal(shown: str) -> str:
+    """Return why a private key is not read, for the model."""
+    return f"{shown} is a private key or lies where keys are kept: no tool reads it and no rule allows it"
+
+
+@lru_cache(maxsize=4096)
+def plain(name: str) -> str:
+    """Return one name as the least exact file system reads it."""
+    if not name.isascii():
+        name = unicodedata.normalize("NFKC", name)
+        name = "".join(c for c in name if unicodedata.category(c) not in ("Cf", "Mn"))
+    name = name.partition(":")[0].casefold().rstrip(". ")
+    return GIT if name.startswith("git~") else name
+
+
+def suspicious(name: str) -> bool:
+    """Whether an entry of this name has to be looked at with its whole path; quick, for walks over many."""
+    if not name.isascii() or name[:1] == "." or ":" in name or name[-1:] in ". " or name[3:4] == "~":
+        return True
+    low = name.lower()
+    return low in _ANY.exact or low == WORKSPACE_FILE or _ANY.by_pattern(low) is not None
+
+
+def leads_on(name: str) -> bool:
+    """Whether what is protected in a folder of this name is decided by its path, so each entry has to be looked at."""
+    name = plain(name)
+    return name == GIT or name in _BELOW
+
+
+@lru_cache(maxsize=16_384)
+def _may_matter(name: str) -> bool:
+    """Whether a path with this name in it can be protected."""
+    name = plain(name)
+    return (
+        name in _BY_PATH
+        or name in _STATES
+        or name == WORKSPACE_FILE
+        or _of_name(name) is not None
+        or name.startswith(GIT)
+    )
+
+
+def _of_parts(parts: Sequence[str]) -> Protection | None:
+    if parts == [WORKSPACE_FILE]:
+        return _RULES
+    asked: Protection | None = None
+    installed = False
+    for index, part in enumerate(parts):
+        for found in (_of_name(part), *_by_path(parts, index)):
+            if found is None:
+                continue
+            if not found.asks:
+                return found
+            if not installed or (found.kind == "code" and "node_modules" not in parts[:index]):
+                asked = found if asked is None or (found.held and not asked.held) else asked
+        if part == GIT:
+            return _in_git(parts[index + 1 :]) or asked
+        if (below := _BELOW.get(part)) is not None:
+            for name in parts[index + 1 :]:
+                if (found := below.get(name)) is not None:
+                    return found
+        installed = installed or part in INSTALLED
+    return asked
+
+
+def _by_path(parts: Sequence[str], index: int) -> list[Protection | None]:
+    """Return what the rows of several names say about the path whose first name is at ``index``."""
+    rows = _BY_PATH.get(parts[index])
+    if rows is None:
+        return []
+    found: list[Protection | None] = []
+    for between, last in rows:
+        at = index + 1 + len(between)
+        if at < len(parts) and tuple(parts[index + 1 : at]) == between:
+            found.append(last.of(parts[at]))
+    return found
+
+
+def _in_git(rest: Sequence[str]) -> Protection | None:
+    """Return what protects a path beneath a ``.git``, or the ``.git`` itself: as a file it says where the repository is."""
+    if not rest:
+        return _VCS
+    if rest[0] in _GIT_DATA:
+        return None
+    for index, name in enumerate(rest):
+        if (found := GIT_NAMES.get(name)) is not None:
+            return found
+        if name == "attributes" and rest[index - 1] == "info":
+            return _VCS
+    return None

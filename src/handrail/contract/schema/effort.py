@@ -1,0 +1,670 @@
+"""How much work a schema can make of a check, and how much it makes of given arguments.
+
+The native checker is quick and has no budget: it holds the process until it is done. So every check is estimated first,
+by upper bounds: how often a value may be looked at, how many characters a pattern reads, how many errors come of it. The
+estimate follows each ``$ref``. It is made of the schema alone, level by level of the arguments that it describes, and a
+call then only counts its values and characters by level.
+
+The checker remembers its answer for each definition that holds itself and each container, but only while it asks whether
+a value fits. While it collects errors, nothing bounds the branches but their number; so errors have an estimate apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import zip_longest
+from typing import Any, cast
+from urllib.parse import unquote, urldefrag, urljoin
+
+from handrail.contract.text.json import MAX_ARGUMENT_DEPTH
+
+MAX_VALUES = 8_000
+"""JSON values that a schema may have."""
+MAX_RULES = 20_000
+"""Rules that may be judged of one value, once every reference is written out."""
+MAX_CHAIN = 32
+"""References and combinations that may lie within each other without going into a value. The checker recurses."""
+MAX_PATH = 256
+"""Definitions that may lead from one to the next. The checker recurses here, too."""
+MAX_PATTERN_STATES = 20_000
+"""States of all patterns of a schema together. Each costs up to a microsecond to compile."""
+CHECK_BUDGET = 2_000_000.0
+"""Units of about 10 ns in which it has to be known whether arguments fit."""
+LIST_BUDGET = 2_000_000.0
+"""The same for collecting what is wrong with them."""
+MAX_COUNTED = 50_000
+"""Values of arguments that are looked at by a schema. Counting them costs about 100 ns each."""
+BACKTRACKS = 1_000
+"""Steps back that a pattern with look-around may take in one text."""
+
+STATE = 0.5
+"""Units per state and character of a pattern."""
+_FIRST_STEPS = 50
+_MAX_APART = 20_000
+"""Arguments, times schemas in all, up to which each argument is estimated by what is said of it alone."""
+_MAX_ARGUMENTS = 5_000
+_SHORT = 2_000
+_FEW = 64
+_ONE_ERROR = 600.0
+"""Units that one error costs."""
+_CHARACTER = 0.02
+"""Units per character of reading a text, for whatever looks at its length or copies it."""
+_FORMAT = 4.0
+_LEVELS = MAX_ARGUMENT_DEPTH + 2
+_UNBOUNDED = 1e9
+"""As much as never is within a budget."""
+_MAX_ROWS = 15_000
+"""Schemas, times levels, that are worked out one by one; what lies deeper is taken for as much as it can be."""
+_METASCHEMA = 500
+"""Rules of a published schema for schemas, which are known to the checker."""
+_IN_PLACE = ("allOf", "anyOf", "oneOf", "not", "if", "then", "else", "dependentSchemas", "dependencies")
+_ALTERNATIVES = ("anyOf", "oneOf")
+_OF_VALUES = (
+    *("properties", "patternProperties", "additionalProperties", "unevaluatedProperties"),
+    *("items", "prefixItems", "additionalItems", "unevaluatedItems", "contains"),
+)
+_UNEVALUATED = ("unevaluatedProperties", "unevaluatedItems")
+_LITERALS = ("enum", "const")
+_NAMES = ("required", "dependentRequired", "dependencies")
+_BY_LENGTH = ("minLength", "maxLength", *_LITERALS)
+_METASCHEMAS = ("http://json-schema.org/draft", "https://json-schema.org/draft")
+
+Node = Mapping[str, Any]
+_Row = tuple[float, float, float, float, float]
+"""Of one level: rules, units per character, and patterns that look around, to know whether a value fits; units of error, and
+errors."""
+
+
+class TooMuch(ValueError):
+    """A schema is beyond what a check may cost; ``str()`` says by what."""
+
+
+@dataclass(eq=False, slots=True)
+class _Rules:
+    """One schema within the whole, with what it leads to.
+
+    :param beside: schemas that judge the same value, and ``alternatives`` those whose errors are kept as a tree
+    :param within: schemas that judge a part of the value
+    :param looking: patterns that look around
+    :param again: how often its neighbours are judged
+    """
+
+    own: float = 1.0
+    errors: float = 1.0
+    text: float = 0.0
+    names: float = 0.0
+    looking: float = 0.0
+    looking_at_names: float = 0.0
+    whole: bool = False
+    again: int = 1
+    beside: list[_Rules] = field(default_factory=list["_Rules"])
+    alternatives: list[_Rules] = field(default_factory=list["_Rules"])
+    within: list[_Rules] = field(default_factory=list["_Rules"])
+
+    @property
+    def in_place(self) -> Iterable[_Rules]:
+        return (*self.beside, *self.alternatives)
+
+    @property
+    def judging(self) -> Iterable[_Rules]:
+        return (*self.beside, *self.alternatives, *self.within)
+
+    def at(self, level: int, rows: Mapping[_Rules, _Row], above: Mapping[_Rules, _Row]) -> _Row:
+        """The bounds at ``level`` of a value that these rules judge.
+
+        :param rows: those of the same level, of what judges the same value
+        :param above: those of the level before
+        """
+        rules, text, looking, errors, branches = 0.0, 0.0, 0.0, 0.0, 0.0
+        if level == 0:
+            rules, text, looking = self.own, self.text, self.looking
+            errors, branches = self.errors * _ONE_ERROR, self.errors
+        elif self.whole:
+            rules = 1.0
+        if level == 1:
+            text, looking = self.names, self.looking_at_names
+        parts = [rows[one] for one in self.in_place]
+        if level:
+            parts += [above[one] for one in self.within]
+        for part in parts:
+            rules += part[0] * self.again
+            text += part[1] * self.again
+            looking += part[2] * self.again
+            errors += part[3]
+            branches += part[4]
+        # An error is copied once more for each alternative that it is part of.
+        errors += sum(rows[one][4] for one in self.alternatives) * _ONE_ERROR
+        most = _UNBOUNDED
+        return min(rules, most), min(text, most), min(looking, most), min(errors, most), min(branches, most)
+
+
+Measure = Sequence[tuple[int, int, int]]
+"""Of a value, for each of its levels, outermost first: how many values there are, how many characters of texts and keys, and
+how many of them the longest text or key has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Upper bounds, in units of about 10 ns.
+
+    :param check: to know whether arguments fit
+    :param listing: to collect what is wrong with them
+    """
+
+    check: float
+    listing: float
+
+    def __add__(self, other: Estimate) -> Estimate:
+        return Estimate(self.check + other.check, self.listing + other.listing)
+
+
+_NOTHING = Estimate(0.0, 0.0)
+_TOO_MANY_VALUES = Estimate(_UNBOUNDED, _UNBOUNDED)
+
+
+@dataclass(frozen=True, slots=True)
+class Levels:
+    """Upper bounds per level of a value, outermost first; nothing is judged below the last.
+
+    :param rules: rules that are judged of each value
+    :param text: units per character
+    :param looking: patterns that look around, which take a step back at each character at most as often as the text is long
+    :param errors: units of error per value, and ``branches`` how many errors at most
+    """
+
+    rules: tuple[float, ...]
+    text: tuple[float, ...]
+    looking: tuple[float, ...]
+    errors: tuple[float, ...]
+    branches: tuple[float, ...]
+
+    def of(self, measured: Measure) -> Estimate:
+        check = listing = copied = 0.0
+        for level, (values, characters, longest) in enumerate(measured[: len(self.rules)]):
+            steps = self.looking[level] * min(longest + _FIRST_STEPS, BACKTRACKS)
+            check += values * self.rules[level] + characters * (self.text[level] + steps)
+            listing += values * self.errors[level]
+        for values, characters, _ in measured:
+            copied += values + characters * _CHARACTER
+        # Each error holds a copy of its value; at one level, the copies of one rule's errors are apart.
+        return Estimate(check, check + listing + copied * sum(self.branches[: len(measured)]))
+
+
+class Effort:
+    """What checking costs by one schema of an object. It is worked out when it is first needed.
+
+    :param costs: of each pattern in it, the units per character
+    :param looking: the patterns among them that look around, and so go back
+    """
+
+    def __init__(self, parameters: Node, costs: Mapping[str, float], looking: Collection[str] = ()) -> None:
+        self._parameters = parameters
+        self._costs, self._looking = costs, looking
+
+    def check_bounds(self) -> None:
+        """Check that the schema can be afforded at all.
+
+        :raises TooMuch: where one value would be judged by too many rules, or too deep, or what is said goes round
+        """
+        self._graph.check_bounds()
+
+    @property
+    def unknown(self) -> Sequence[str]:
+        """References that lead where nothing is known of."""
+        return self._graph.unknown
+
+    def is_little(self, arguments: Mapping[str, Any]) -> bool:
+        """Whether checking ``arguments`` costs next to nothing, as is soon told of nearly all."""
+        if len(arguments) > _FEW or not self._is_light:
+            return False
+        for value in arguments.values():
+            if isinstance(value, str):
+                if len(value) > _SHORT:
+                    return False
+            elif not (value is None or isinstance(value, (int, float))):
+                return False
+        return True
+
+    def of(self, arguments: Mapping[str, Any]) -> Estimate:
+        """What it costs to check ``arguments``."""
+        measured = self._measured(arguments)
+        if measured is None:
+            return _TOO_MANY_VALUES
+        whole = self._whole.of(_together(measured.values()))
+        if whole.check <= CHECK_BUDGET and whole.listing <= LIST_BUDGET:
+            return whole
+        if not self._is_small:
+            return whole
+        # The sum over the arguments, each by what is said of it, is less where few of many are given.
+        apart = sum((self._levels_of(name).of([(1, 0, 0), *own]) for name, own in measured.items()), _NOTHING)
+        return Estimate(min(whole.check, apart.check), min(whole.listing, apart.listing))
+
+    def of_argument(self, name: str, value: object) -> Estimate:
+        """What it costs to check one argument alone."""
+        measured = self._measured({name: value})
+        if measured is None:
+            return _TOO_MANY_VALUES
+        levels = self._levels_of(name) if self._is_small else self._whole
+        return levels.of([(1, 0, 0), *measured[name]])
+
+    @cached_property
+    def _graph(self) -> _Graph:
+        return _Graph(self._parameters, self._costs, self._looking)
+
+    @cached_property
+    def _whole(self) -> Levels:
+        return self._graph.levels(self._graph.root)
+
+    @cached_property
+    def _is_light(self) -> bool:
+        """Whether a few arguments of ordinary length, without parts, cost next to nothing."""
+        few = self._whole.of([(1, 0, 0), (_FEW, _FEW * _SHORT, _SHORT)])
+        return few.check <= CHECK_BUDGET / 4 and few.listing <= LIST_BUDGET
+
+    def _measured(self, arguments: Mapping[str, Any]) -> dict[str, Measure] | None:
+        """Each argument, as far down as anything is judged; None where there are too many values to count."""
+        if len(arguments) > _MAX_ARGUMENTS:
+            return None
+        found: dict[str, Measure] = {}
+        left = MAX_COUNTED
+        for name, value in arguments.items():
+            own = found[name] = _by_level(name, value, self._reach(name, value), left)
+            left -= sum(values for values, _, _ in own)
+            if left < 0:
+                return None
+        return found
+
+    def _reach(self, name: str, value: object) -> int:
+        """How many levels of an argument are judged at most."""
+        levels = self._levels_of(name) if isinstance(value, (dict, list, tuple)) and self._is_small else self._whole
+        return len(levels.rules) - 1
+
+    @cached_property
+    def _is_small(self) -> bool:
+        return self._graph.size * (len(self._by_name) + 1) <= _MAX_APART
+
+    def _levels_of(self, name: str) -> Levels:
+        if name not in self._by_name:
+            name = ""
+        found = self._by_name[name]
+        if found is None:
+            found = self._by_name[name] = self._graph.levels(self._graph.only(self._parameters, name))
+        return found
+
+    @cached_property
+    def _by_name(self) -> dict[str, Levels | None]:
+        properties = cast("Node", self._parameters.get("properties", {}))
+        return dict.fromkeys(("", *properties))
+
+
+def _together(measured: Iterable[Measure]) -> Measure:
+    rows = list(zip_longest(*measured, fillvalue=(0, 0, 0)))
+    return [
+        (1, 0, 0),
+        *((sum(v for v, _, _ in row), sum(c for _, c, _ in row), max(t for _, _, t in row)) for row in rows),
+    ]
+
+
+def patterns_in(parameters: object) -> Iterator[str]:
+    """Every text that could be a pattern, wherever it is."""
+    rest: list[Any] = [parameters]
+    while rest:
+        one = rest.pop()
+        if isinstance(one, Mapping):
+            node = cast("Node", one)
+            if isinstance(pattern := node.get("pattern"), str):
+                yield pattern
+            if isinstance(by_pattern := node.get("patternProperties"), Mapping):
+                yield from (str(key) for key in cast("Mapping[Any, Any]", by_pattern))
+            rest += node.values()
+        elif isinstance(one, (list, tuple)):
+            rest += cast("Sequence[Any]", one)
+
+
+def values_in(value: object, enough: int) -> int:
+    """How many JSON values ``value`` has, counted no further than just past ``enough``."""
+    count = 1
+    rest: list[Any] = [value]
+    while rest and count <= enough:
+        one = rest.pop()
+        if isinstance(one, Mapping):
+            members: Sequence[Any] = list(cast("Mapping[Any, Any]", one).values())
+        elif isinstance(one, (list, tuple)):
+            members = cast("Sequence[Any]", one)
+        else:
+            continue
+        count += len(members)
+        rest += members if len(rest) + len(members) <= enough else members[:enough]
+    return count
+
+
+def _by_level(name: str, value: object, levels: int, most: int) -> Measure:
+    """The measure of an argument, no further down than ``levels``, and no further than just past ``most`` values."""
+    found: list[tuple[int, int, int]] = []
+    level: list[Any] = [value]
+    characters = longest = len(name)
+    while level and len(found) < levels and most >= 0:
+        inner: list[Any] = []
+        of_keys = longest_key = 0
+        for one in level:
+            if isinstance(one, str):
+                characters += len(one)
+                longest = max(longest, len(one))
+            elif len(found) + 1 == levels:
+                continue  # nothing is judged within it
+            elif isinstance(one, dict):
+                members = cast("dict[str, Any]", one)
+                inner += members.values()
+                of_keys += sum(map(len, members))
+                longest_key = max(longest_key, max(map(len, members), default=0))
+            elif isinstance(one, (list, tuple)):
+                inner += cast("Sequence[Any]", one)
+            if len(inner) > most:
+                return [*found, (len(level) + len(inner), characters, longest)]
+        found.append((len(level), characters, longest))
+        most -= len(level)
+        level, characters, longest = inner, of_keys, longest_key
+    return found
+
+
+class _Graph:
+    """The schemas within one, and which lead to which."""
+
+    def __init__(self, parameters: Node, costs: Mapping[str, float], looking: Collection[str]) -> None:
+        self._costs = costs
+        self._looking = looking
+        self._checks_formats = "draft-0" in str(parameters.get("$schema", ""))
+        """Later dialects take a format for a remark."""
+        self._resources: dict[str, Node | None] = {}
+        self._anchors: dict[tuple[str, str], list[Node]] = {}
+        self._dynamic: dict[str, list[Node]] = {}
+        self._bases: dict[int, str] = {}
+        self._made: dict[int, _Rules] = {}
+        self._unfilled: list[tuple[Node, _Rules]] = []
+        self._published: _Rules | None = None
+        self._boolean = _Rules()
+        self.unknown: list[str] = []
+        self._index(parameters)
+        self.root = self._rules(parameters)
+        self._fill_all()
+
+    # --- where things are --------------------------------------------------------------------------------------
+
+    def _index(self, root: Node) -> None:
+        self._resources[""] = root
+        rest: list[tuple[Any, str]] = [(root, "")]
+        while rest:
+            one, base = rest.pop()
+            if isinstance(one, Mapping):
+                node = cast("Node", one)
+                for keyword in ("$id", "id"):
+                    if isinstance(named := node.get(keyword), str):
+                        base = self._named(node, base, named)
+                self._bases[id(node)] = base
+                for keyword in ("$anchor", "$dynamicAnchor"):
+                    if isinstance(name := node.get(keyword), str):
+                        self._anchors.setdefault((base, name), []).append(node)
+                if isinstance(name := node.get("$dynamicAnchor"), str):
+                    self._dynamic.setdefault(name, []).append(node)
+                if node.get("$recursiveAnchor") is True:
+                    self._dynamic.setdefault("", []).append(node)
+                rest += [(inner, base) for inner in node.values()]
+            elif isinstance(one, (list, tuple)):
+                rest += [(inner, base) for inner in cast("Sequence[Any]", one)]
+
+    def _named(self, node: Node, base: str, named: str) -> str:
+        if named.startswith("#"):
+            self._anchors.setdefault((base, named[1:]), []).append(node)
+            return base
+        base, _ = urldefrag(urljoin(base, named))
+        self._resources[base] = node if base not in self._resources or self._resources[base] is node else None
+        return base
+
+    def _found(self, node: Node, reference: str) -> list[object]:
+        """The schemas that a reference in ``node`` leads to."""
+        base = self._bases[id(node)]
+        whole, fragment = urldefrag(base + reference if reference.startswith("#") else urljoin(base, reference))
+        start = self._resources.get(whole)
+        if start is None:
+            return []
+        fragment = unquote(fragment)
+        if not fragment:
+            return [start]
+        if not fragment.startswith("/"):
+            return [*self._anchors.get((whole, fragment), ())]
+        target = _at(start, fragment)
+        return [target] if isinstance(target, (Mapping, bool)) else []
+
+    def _targets(self, node: Node, keyword: str, reference: str) -> list[_Rules]:
+        found = self._found(node, reference)
+        if keyword != "$ref":
+            found += self._dynamic.get(reference.rpartition("#")[2], ())
+        if found:
+            return [self._rules(one) for one in {id(one): one for one in found}.values()]
+        if reference.startswith(_METASCHEMAS):
+            if self._published is None:
+                self._published = _Rules(_METASCHEMA, _METASCHEMA)
+                self._published.within.append(self._published)
+            return [self._published]
+        self.unknown.append(reference)
+        return []
+
+    # --- which leads to which ----------------------------------------------------------------------------------
+
+    def _rules(self, schema: object) -> _Rules:
+        """The rules of a schema, which are filled in later where they are new."""
+        if not isinstance(schema, Mapping):
+            return self._boolean
+        node = cast("Node", schema)
+        found = self._made.get(id(node))
+        if found is not None:
+            return found
+        self._made[id(node)] = rules = _Rules()
+        self._unfilled.append((node, rules))
+        return rules
+
+    @property
+    def size(self) -> int:
+        return len(self._made)
+
+    def _fill_all(self) -> None:
+        while self._unfilled:
+            self._fill(*self._unfilled.pop())
+
+    def only(self, parameters: Node, name: str) -> _Rules:
+        """The root with one of its properties; ``""``: with none, so that what is said of all others counts."""
+        properties = cast("Node", parameters.get("properties", {}))
+        kept = {name: properties[name]} if name in properties else {}
+        rules = _Rules()
+        part = {**parameters, "properties": kept}
+        self._bases[id(part)] = self._bases[id(parameters)]
+        self._fill(part, rules)
+        rules.own += len(properties)
+        return rules
+
+    def _fill(self, node: Node, rules: _Rules) -> None:
+        rules.own += len(node)
+        rules.errors = 1.0 + sum(keyword in node for keyword in _ASSERTING)
+        for keyword in _LITERALS:
+            if keyword in node:
+                weight = float(values_in(node[keyword], MAX_VALUES))
+                rules.own += weight
+                rules.errors += weight / 8
+        for keyword in _NAMES:
+            if isinstance(listed := node.get(keyword), (list, tuple, Mapping)):
+                number = values_in(cast("object", listed), MAX_VALUES)
+                rules.own += number
+                rules.errors += number
+        if any(keyword in node for keyword in _BY_LENGTH):
+            rules.text += _CHARACTER
+        if "format" in node and self._checks_formats:
+            rules.text += _FORMAT
+        if isinstance(pattern := node.get("pattern"), str):
+            rules.text += self._costs[pattern]
+            rules.looking += pattern in self._looking
+        if isinstance(patterns := node.get("patternProperties"), Mapping):
+            keys = [str(key) for key in cast("Mapping[Any, Any]", patterns)]
+            rules.names += sum(self._costs[key] for key in keys)
+            rules.looking_at_names += sum(key in self._looking for key in keys)
+        rules.whole = node.get("uniqueItems") is True
+        for keyword in ("$ref", "$dynamicRef", "$recursiveRef"):
+            if isinstance(reference := node.get(keyword), str):
+                rules.beside += self._targets(node, keyword, reference)
+        for keyword in _IN_PLACE:
+            if keyword in node:
+                into = rules.alternatives if keyword in _ALTERNATIVES else rules.beside
+                into += map(self._rules, _schemas_of(node[keyword], named=keyword.startswith("dep")))
+        for keyword in _OF_VALUES:
+            if keyword in node:
+                parts = list(_schemas_of(node[keyword], named=keyword in ("properties", "patternProperties")))
+                rules.within += map(self._rules, parts)
+                rules.own += len(parts)
+        if "propertyNames" in node:
+            rules.within.append(self._rules(node["propertyNames"]))
+        if any(keyword in node for keyword in _UNEVALUATED):
+            rules.again = 3
+
+    # --- how much that is --------------------------------------------------------------------------------------
+
+    def check_bounds(self) -> None:
+        """Check that nothing leads back to itself without going into a value, that no path is too long, and that there are
+        not too many rules for one value.
+
+        :raises TooMuch: otherwise
+        """
+        chains: dict[_Rules, int] = {}
+        for rules in self._order:
+            chains[rules] = 1 + max((chains[one] for one in rules.in_place), default=0)
+            if chains[rules] > MAX_CHAIN:
+                raise TooMuch(
+                    f"references and combinations (allOf, anyOf, …) lie more than {MAX_CHAIN} deep in each other; flatten them"
+                )
+        here: dict[_Rules, float] = {}
+        for rules in self._order:
+            here[rules] = rules.own + rules.again * sum(here[one] for one in rules.in_place)
+            if here[rules] > MAX_RULES:
+                raise TooMuch(
+                    f"with its references written out, over {MAX_RULES:,} rules judge one value; "
+                    "say less than once what is said in several places"
+                )
+        _ = self._most
+
+    @cached_property
+    def _order(self) -> list[_Rules]:
+        return _in_order([*self._made.values(), self._boolean, *([self._published] if self._published else ())])
+
+    @cached_property
+    def _most(self) -> tuple[float, float, float]:
+        """Rules, units per character, and patterns that look around, that count at most for all that is at one level, as far as the checker remembers
+        its answers: each definition that leads to itself counts once, with all that it is made of up to the next of them."""
+        recursive: set[_Rules] = set()
+        done: dict[_Rules, tuple[float, float, float]] = {}
+        open_: set[_Rules] = set()
+        stack: list[tuple[_Rules, bool]] = [(self.root, False)]
+        while stack:
+            rules, left = stack.pop()
+            if left:
+                open_.discard(rules)
+                parts = [done.get(one, (0.0, 0.0, 0.0)) for one in rules.judging if one not in recursive]
+                own = (rules.own, rules.text + rules.names, rules.looking + rules.looking_at_names)
+                size, text, looking = (own[n] + rules.again * sum(part[n] for part in parts) for n in range(3))
+                done[rules] = (min(size, _UNBOUNDED), min(text, _UNBOUNDED), min(looking, _UNBOUNDED))
+            elif rules in open_:
+                recursive.add(rules)
+            elif rules not in done:
+                if len(open_) >= MAX_PATH:
+                    raise TooMuch(f"definitions lead over more than {MAX_PATH} others to the last; flatten them")
+                open_.add(rules)
+                stack.append((rules, True))
+                stack += [(one, False) for one in rules.judging]
+        counted = [done[self.root], *(done[one] for one in recursive if one is not self.root)]
+        return sum(one[0] for one in counted), sum(one[1] for one in counted), sum(one[2] for one in counted)
+
+    def levels(self, root: _Rules) -> Levels:
+        """The bounds of ``root`` for each level of a value."""
+        order = self._order if root is self.root else [*self._order, root]
+        most_rules, most_text, most_looking = self._most
+        at_most: _Row = (most_rules, most_text, most_looking, _UNBOUNDED, _UNBOUNDED)
+        above: dict[_Rules, _Row] = {}
+        found: list[_Row] = []
+        while len(found) < _LEVELS:
+            if len(found) * len(order) > _MAX_ROWS:
+                found += [at_most] * (_LEVELS - len(found))
+                break
+            rows: dict[_Rules, _Row] = {}
+            for one in order:
+                rows[one] = one.at(len(found), rows, above)
+            if found and not any(map(any, rows.values())):
+                break
+            rules, text, looking, errors, branches = rows[root]
+            row = (min(rules, most_rules), min(text, most_text), min(looking, most_looking), errors, branches)
+            if len(found) > 1 and rows == above:  # and so it goes on
+                found += [row] * (_LEVELS - len(found))
+                break
+            found.append(row)
+            above = rows
+        while len(found) > 1 and not any(found[-1]):
+            found.pop()
+        return Levels(*(tuple(column) for column in zip(*found, strict=True)))
+
+
+def _schemas_of(value: object, *, named: bool) -> Iterable[object]:
+    """The schemas that a keyword's value holds: itself, a list of them, or by name."""
+    if isinstance(value, (list, tuple)):
+        return cast("Sequence[object]", value)
+    if named:
+        members = cast("Node", value).values() if isinstance(value, Mapping) else ()
+        return [one for one in members if not isinstance(one, (list, tuple))]
+    return (value,)
+
+
+def _at(start: Node, pointer: str) -> object:
+    found: Any = start
+    for part in pointer.split("/")[1:]:
+        key = part.replace("~1", "/").replace("~0", "~")
+        if isinstance(found, Mapping):
+            found = cast("Node", found).get(key)
+        elif isinstance(found, (list, tuple)) and key.isdecimal() and len(key) < 9:
+            items = cast("Sequence[Any]", found)
+            found = items[int(key)] if int(key) < len(items) else None
+        else:
+            return None
+    return found
+
+
+def _in_order(every: Iterable[_Rules]) -> list[_Rules]:
+    """Each after all that judge the same value for it.
+
+    :raises TooMuch: where one of them is among these itself
+    """
+    order: list[_Rules] = []
+    placed: set[_Rules] = set()
+    open_: set[_Rules] = set()
+    stack = [(one, False) for one in every]
+    while stack:
+        rules, left = stack.pop()
+        if left:
+            open_.discard(rules)
+            placed.add(rules)
+            order.append(rules)
+        elif rules in open_:
+            raise TooMuch(
+                "a reference leads back to itself without going into a value; it says nothing, so leave it out"
+            )
+        elif rules not in placed:
+            open_.add(rules)
+            stack.append((rules, True))
+            stack += [(one, False) for one in rules.in_place if one not in placed]
+    return order
+
+
+_ASSERTING = frozenset(
+    (
+        *("type", "enum", "const", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
+        *("minLength", "maxLength", "pattern", "format", "minItems", "maxItems", "uniqueItems", "contains"),
+        *("minProperties", "maxProperties", "propertyNames", "not", "anyOf", "oneOf"),
+        *("additionalProperties", "unevaluatedProperties", "additionalItems", "unevaluatedItems"),
+    )
+)

@@ -1,0 +1,134 @@
+"""The locked ids that no built-in tool answers: the fixed shape of each, and whether another tool can answer in it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
+
+from handrail.contract.schema.schema import Schema
+from handrail.contract.tool.spec import Kind, ToolSpec, properties_of
+
+_LONGEST = 4_000
+
+
+@dataclass(frozen=True, slots=True)
+class LockedShape:
+    """What a model is told of a locked id, whichever tool answers.
+
+    :param examples: arguments in that shape, all of which a tool that answers has to take
+    :param targets: what a call is about, for rules; the tool that answers has to require that capability
+    :param max_output: the default limit in bytes; None for that of the tool that answers
+    """
+
+    description: str
+    parameters: Mapping[str, Any]
+    examples: tuple[Mapping[str, Any], ...]
+    kind: Kind
+    targets: Mapping[str, str]
+    max_output: int | None = None
+
+    def declared(self, tool_id: str, answering: ToolSpec) -> ToolSpec:
+        """The declaration of the locked id: its own view for models, and what ``answering`` needs, locks and may do."""
+        return replace(
+            answering,
+            id=tool_id,
+            description=self.description,
+            parameters=self.parameters,
+            kind=self.kind,
+            targets=self.targets,
+            max_output=self.max_output or answering.max_output,
+            timeout_argument=None,
+            background_argument=None,
+            output_schema=None,
+            promotable=False,
+            category="web",
+            tier=None,
+            guidance="",
+            documentation="",
+            manual_first=False,
+        )
+
+    def definition_of(self, tool_id: str, answering: ToolSpec) -> str:
+        """The definition hash of the locked id: another tool that answers, or another declaration of it, is another hash.
+
+        :param answering: as its author declared it
+        """
+        both = f"{self.declared(tool_id, answering).definition_hash} {answering.definition_hash}"
+        return hashlib.sha256(both.encode()).hexdigest()
+
+    def problems(self, tool_id: str, answering: ToolSpec, schema: Schema) -> Iterator[str]:
+        """Why a tool cannot answer for the locked id; nothing where it can.
+
+        :param schema: of its arguments
+        """
+        if answering.provider_support:
+            yield "the model's provider carries it out, so no call comes here"
+            return
+        if answering.mode != "direct":
+            yield f"its mode is {answering.mode!r}, and a call of {tool_id} gives its result at once (mode 'direct')"
+        names = list(self.parameters["properties"])
+        if missing := [name for name in names if name not in properties_of(answering.parameters)]:
+            yield f"it has no parameter {' or '.join(missing)}; {tool_id} has {', '.join(names)}"
+            return
+        for example in self.examples:
+            if problems := schema.problems(dict(example)):
+                yield f"it does not take the arguments {dict(example)} of {tool_id}: {'; '.join(problems)}"
+                return
+        if "net.fetch" in self.targets and not answering.requires.net.hosts:
+            yield f"it requires no hosts, and every call of {tool_id} fetches from one; its declaration names them under requires.net.hosts"
+
+
+LOCKED_SHAPES: Mapping[str, LockedShape] = MappingProxyType(
+    {
+        "web_search": LockedShape(
+            "Search the web. Returns results, each with title, url and snippet. Fetch a page that you need with web_fetch.",
+            {
+                "type": "object",
+                "properties": {
+                    "query": {
+                        "type": "string",
+                        "minLength": 1,
+                        "maxLength": _LONGEST,
+                        "description": "What to search for",
+                    },
+                    "max_results": {
+                        "type": "integer",
+                        "minimum": 1,
+                        "maximum": 100,
+                        "description": "At most this many results; the provider decides if left out",
+                    },
+                },
+                "required": ["query"],
+                "additionalProperties": False,
+            },
+            ({"query": "weather in Bern"}, {"query": "weather in Bern", "max_results": 5}),
+            "search",
+            {},
+        ),
+        "web_fetch": LockedShape(
+            "Fetch a URL and return its content as text.",
+            {
+                "type": "object",
+                "properties": {
+                    "url": {
+                        "type": "string",
+                        "format": "uri",
+                        "minLength": 1,
+                        "maxLength": _LONGEST,
+                        "description": "The address, with https:// or http://",
+                    }
+                },
+                "required": ["url"],
+                "additionalProperties": False,
+            },
+            ({"url": "https://example.org/page?a=b"},),
+            "fetch",
+            {"net.fetch": "{url}"},
+            200 * 1024,
+        ),
+    }
+)
+"""By id. A built-in tool that gets one of these ids takes it out of here."""

@@ -1,0 +1,630 @@
+"""Arguments against a JSON Schema (2020-12): compiled once, nothing fetched, every problem at once.
+
+What a schema leaves open is read strictly at one place only: an object schema that says nothing of
+additional properties takes none at its *top level*, so a misspelt argument is an error and is never
+silently dropped. The schema that a model is shown stays as it was declared.
+
+Nothing makes a check run away. Patterns run on an engine that reads each character once; those that look around are taken
+too, and stop after a fixed number of steps; back-references are refused. A schema that no budget could hold is refused when
+it is loaded. A check that is beyond the budget is not made here, and its problems are :class:`CoarseProblems`: see
+:mod:`handrail.contract.schema.effort`. The arbiter then has a bounded process make the check.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, cast
+
+import jsonschema_rs as rs
+from pydantic_core import to_json
+
+from handrail.contract.errors import ToolError
+from handrail.contract.schema.effort import (
+    BACKTRACKS,
+    CHECK_BUDGET,
+    LIST_BUDGET,
+    MAX_CHAIN,
+    MAX_PATTERN_STATES,
+    MAX_VALUES,
+    STATE,
+    Effort,
+    TooMuch,
+    patterns_in,
+    values_in,
+)
+from handrail.contract.schema.integers import counted, places_of_integers
+from handrail.contract.schema.regex_size import pattern_states
+from handrail.contract.text.json import MAX_ARGUMENT_DEPTH, json_type
+from handrail.contract.tool.names import nearest
+from handrail.contract.tool.spec import branches_of, properties_of, values_of
+
+MAX_SCHEMA_DEPTH = 128
+MAX_SCHEMA_BYTES = 400_000
+MAX_PROBLEMS = 50
+_TOO_DEEP = f"the schema is nested deeper than {MAX_SCHEMA_DEPTH} levels, or holds itself"
+_NOT_TOGETHER = (
+    "the arguments do not go together as their schema says, which is too large to say why; look at the schema"
+)
+_MANY = 1_000
+"""Arguments that are looked at one by one."""
+_MAX_NODES = 200_000
+_MAX_VALUES_LISTED = 1_000
+_MAX_DEPTH_LISTED = 24
+"""Of a schema whose faults are listed: each costs about 20 µs, and more where it lies deep in alternatives."""
+_HARMLESS: frozenset[object] = frozenset({int, bool, type(None)})
+_LINEAR = rs.RegexOptions(size_limit=1024 * 1024, dfa_size_limit=1024 * 1024)
+_BOUNDED = rs.FancyRegexOptions(backtrack_limit=BACKTRACKS, size_limit=1024 * 1024, dfa_size_limit=1024 * 1024)
+_BACK_REFERENCE = re.compile(r"(?:[^\\]|^)(?:\\\\)*\\(?:[1-9]|k[<{'])")
+_OF_SEVERAL = frozenset(
+    (
+        *("required", "minProperties", "maxProperties", "dependentRequired", "dependentSchemas", "dependencies"),
+        *("unevaluatedProperties", "allOf", "anyOf", "oneOf", "not", "if", "then", "else"),
+    )
+)
+"""What a schema says of its arguments together."""
+_DIALECTS: Mapping[str, Callable[..., rs.Validator]] = {
+    "https://json-schema.org/draft/2020-12/schema": rs.Draft202012Validator,
+    "https://json-schema.org/draft/2019-09/schema": rs.Draft201909Validator,
+    "http://json-schema.org/draft-07/schema": rs.Draft7Validator,
+    "http://json-schema.org/draft-06/schema": rs.Draft6Validator,
+    "http://json-schema.org/draft-04/schema": rs.Draft4Validator,
+}
+_NEWEST = "https://json-schema.org/draft/2020-12/schema"
+_APPLICATORS = frozenset(
+    {"$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "not", "if", "then", "else", "dependentSchemas", "dependencies"}
+)
+
+Path = Sequence[str | int]
+
+
+class InvalidSchema(ValueError):
+    """A schema that cannot be used; ``problems`` are ``(place, problem)``, all of them."""
+
+    def __init__(self, problems: Sequence[tuple[str, str]]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("; ".join(f"{place}: {problem}" if place else problem for place, problem in problems))
+
+
+class CoarseProblems(list[str]):
+    """Problems that the budget kept coarse: the check was not made, or not everything was listed.
+
+    :param checked: whether it is known that the arguments do not fit
+    """
+
+    def __init__(self, texts: Iterable[str], *, checked: bool) -> None:
+        super().__init__(texts)
+        self.checked = checked
+
+
+class UnfinishedCheck(ToolError):
+    """Arguments whose check by ``schema`` was beyond the budget; a bounded process may finish it."""
+
+    def __init__(self, text: str, schema: Schema, arguments: dict[str, Any], problems: CoarseProblems) -> None:
+        super().__init__(text, kind="invalid_input")
+        self.schema = schema
+        self.arguments = arguments
+        self.problems = problems
+
+
+class Schema:
+    """One tool's parameters, ready to check calls. Made by :func:`compile_schema`."""
+
+    __slots__ = ("_accepts", "_effort", "_integers", "_of_each", "_validator", "_within", "parameters")
+
+    def __init__(
+        self,
+        parameters: Mapping[str, Any],
+        validator: rs.Validator,
+        effort: Effort,
+        of_each: Callable[[], rs.Validator],
+    ) -> None:
+        self.parameters = parameters
+        self._validator = validator
+        self._accepts = validator.is_valid
+        self._effort = effort
+        self._of_each = of_each
+        self._integers, self._within = places_of_integers(parameters)
+
+    def problems(self, arguments: dict[str, Any], *, parsed: bool = False) -> list[str]:
+        """Everything wrong with ``arguments``; empty when they fit.
+
+        Each text names the JSON path, the type of what is there (never the value itself) and what was
+        expected. At most :data:`MAX_PROBLEMS` are listed, and then how many more there are. If the check or the list is
+        beyond the budget, they are :class:`CoarseProblems`.
+
+        :param parsed: they come from :func:`~handrail.contract.text.json.parse_arguments`, so that they are JSON
+        """
+        if not parsed and (fault := _unfit_for_checking(arguments)):
+            return [fault]
+        estimate = None if self._effort.is_little(arguments) else self._effort.of(arguments)
+        if estimate is not None and estimate.check > CHECK_BUDGET:
+            return CoarseProblems([self._too_much(arguments)], checked=False)
+        try:
+            if self._accepts(arguments):
+                return []
+            if estimate is None or estimate.listing <= LIST_BUDGET:
+                return _listed(self._validator.iter_errors(arguments), self.parameters)
+            return CoarseProblems(self._by_argument(arguments), checked=True)
+        except UnicodeEncodeError:
+            return ["the arguments hold half of a surrogate pair, which is no character; send whole characters"]
+        except ValueError as error:
+            return [f"the arguments are not JSON values: {str(error)[:200]}"]
+
+    def fits(self, arguments: dict[str, Any]) -> bool:
+        """Return whether ``arguments`` fit, whatever it costs. For a process that bounds itself."""
+        return self._accepts(arguments)
+
+    def every_problem(self, arguments: dict[str, Any]) -> list[str]:
+        """List what is wrong with ``arguments``, whatever it costs. For a process that bounds itself."""
+        return _listed(self._validator.iter_errors(arguments), self.parameters)
+
+    def _too_much(self, arguments: Mapping[str, Any]) -> str:
+        """Which argument is too much for its schema."""
+        if len(arguments) > _MANY:
+            return f"the {len(arguments):,} arguments are too many to be checked against their schema; send less in one call"
+        name = max(arguments, key=lambda one: self._effort.of_argument(one, arguments[one]).check)
+        value = arguments[name]
+        characters = (
+            f"string of {len(value):,} characters" if isinstance(value, str) else f"{_sized(value)} or what is in it"
+        )
+        return (
+            f"{path_text([name])}: the {characters} is too much to be checked against its schema, which has patterns, "
+            "alternatives or many rules for it; send less in one call"
+        )
+
+    def _by_argument(self, arguments: dict[str, Any]) -> list[str]:
+        """The arguments that are missing or do not fit, with what is wrong with each where that costs little."""
+        properties = properties_of(self.parameters)
+        texts = [
+            f"{path_text([name])}: is missing; expected {_expected_of(properties.get(name, {}))}"
+            for name in values_of(self.parameters.get("required"))
+            if isinstance(name, str) and name not in arguments
+        ]
+        try:
+            validator = self._of_each()
+        except (ValueError, rs.ReferencingError):  # something refers to what is said of several
+            return texts or [_NOT_TOGETHER]
+        left = LIST_BUDGET
+        for count, (name, value) in enumerate(arguments.items()):
+            if len(texts) >= MAX_PROBLEMS or count >= _MANY:
+                return [*texts[:MAX_PROBLEMS], "and there may be more problems"]
+            if validator.is_valid({name: value}):
+                continue
+            cost = self._effort.of_argument(name, value).listing
+            if cost <= left:
+                left -= cost
+                texts += _listed(validator.iter_errors({name: value}), self.parameters)
+            else:
+                texts.append(
+                    f"{path_text([name])}: got {_sized(value)}; it does not fit its schema, and has too many parts or "
+                    "alternatives for every problem to be listed; send it in smaller parts"
+                )
+        return texts or [_NOT_TOGETHER]
+
+    def whole(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Valid ``arguments`` with whole numbers as ``int`` where integers are asked for. JSON Schema counts ``1.0`` as one;
+        what a tool does with it in Python, and a lock that is named by it, do not. The given object stays as it is."""
+        for name in self._integers:
+            value = arguments.get(name)
+            if type(value) is float and value.is_integer():
+                arguments = {**arguments, name: int(value)}
+        for name in arguments if self._within is None else self._within:
+            value = arguments.get(name)
+            if isinstance(value, (dict, list, tuple)) and (made := counted(value)) is not value:
+                arguments = {**arguments, name: made}
+        return arguments
+
+
+def compile_schema(parameters: Mapping[str, Any]) -> Schema:
+    """Check and compile a tool's ``parameters``.
+
+    A dialect named by ``$schema`` (drafts 4 to 2020-12) is honoured; without one it is 2020-12.
+
+    :raises InvalidSchema: (a ``ValueError``) when it is no valid schema, describes something other than one
+        object, refers to anything outside itself, or holds a pattern that no bounded engine takes
+    """
+    text = _text_of(parameters)
+    if (len(text) > 2 * MAX_VALUES or not text) and values_in(parameters, MAX_VALUES) > MAX_VALUES:
+        if _deeper_than(parameters, MAX_SCHEMA_DEPTH):
+            raise InvalidSchema([("", _TOO_DEEP)])
+        raise InvalidSchema([("", f"the schema has more than {MAX_VALUES:,} values; describe less")])
+    if len(text) > MAX_SCHEMA_BYTES:
+        raise InvalidSchema([("", f"the schema is {len(text):,} bytes long; at most {MAX_SCHEMA_BYTES:,} are taken")])
+    if (not text or _brackets_in(text) > MAX_SCHEMA_DEPTH) and _deeper_than(parameters, MAX_SCHEMA_DEPTH):
+        raise InvalidSchema([("", _TOO_DEEP)])
+    declared = str(parameters.get("$schema", _NEWEST)).rstrip("#")
+    validator_of = _DIALECTS.get(declared)
+    if validator_of is None:
+        raise InvalidSchema([("$schema", f"{declared[:200]!r} is not a known dialect; leave it out for {_NEWEST}")])
+    problems: dict[str, str] = {}
+    if (kind := parameters.get("type")) != "object":
+        got = f"is {kind!r}"[:200] if "type" in parameters else "is missing"
+        problems["type"] = f'{got}; a tool\'s arguments are one object, so write "type": "object"'
+    try:
+        costs, looking = _weighed(parameters) if b'"pattern' in text or not text else (dict[str, float](), set[str]())
+        problems = _faults_by_metaschema(dict(parameters), declared) | problems
+    except TooMuch as error:
+        problems[""] = str(error)
+    except ValueError as error:
+        problems[""] = f"is not JSON: {str(error)[:200]}"
+    else:
+        if not problems:
+            compounds = not text or b'ef":' in text or b'"unevaluated' in text or _brackets_in(text) > MAX_CHAIN
+            return _compiled(parameters, declared, validator_of, costs, looking, compounds=compounds)
+    raise InvalidSchema(list(problems.items()))
+
+
+def _compiled(
+    parameters: Mapping[str, Any],
+    declared: str,
+    validator_of: Callable[..., rs.Validator],
+    costs: Mapping[str, float],
+    looking: Collection[str],
+    *,
+    compounds: bool,
+) -> Schema:
+    """:param compounds: rules could add up in it beyond what is written, or lie too deep in each other"""
+
+    def made(schema: Mapping[str, Any]) -> rs.Validator:
+        return validator_of(schema, retriever=_refuse, pattern_options=_BOUNDED)
+
+    whole = _closed(parameters, declared)
+    try:
+        effort = Effort(whole, costs, looking)
+        if compounds:
+            effort.check_bounds()
+        validator = made(whole)
+    except TooMuch as error:
+        raise InvalidSchema([("", str(error))]) from None
+    except rs.ValidationError as error:
+        raise InvalidSchema([(path_text(error.instance_path), _compile_fault(error))]) from None
+    except (ValueError, rs.ReferencingError) as error:
+        raise InvalidSchema([("", str(error)[:300])]) from None
+    if compounds and effort.unknown:
+        names = ", ".join(repr(one[:100]) for one in effort.unknown[:5])
+        raise InvalidSchema([("", f"{names} cannot be followed; write a reference as '#/$defs/NAME'")])
+    return Schema(
+        parameters,
+        validator,
+        effort,
+        lambda: made({key: value for key, value in whole.items() if key not in _OF_SEVERAL}),
+    )
+
+
+def _weighed(parameters: Mapping[str, Any]) -> tuple[dict[str, float], set[str]]:
+    """What each pattern costs per character, and which of them look around.
+
+    :raises TooMuch: for a pattern that refers back, and where they are too large together
+    """
+    costs: dict[str, float] = {}
+    looking: set[str] = set()
+    together = 0.0
+    for pattern in patterns_in(parameters):
+        if pattern in costs:
+            continue
+        states = pattern_states(pattern)
+        together += states
+        if together > MAX_PATTERN_STATES:
+            raise TooMuch(
+                f"the pattern {pattern[:80]!r} makes over {MAX_PATTERN_STATES:,} states, alone or with those before it; "
+                "repeat less, or say it by minLength and maxLength"
+            )
+        costs[pattern] = states * STATE
+        if not _is_linear(pattern):
+            if _BACK_REFERENCE.search(pattern):
+                raise TooMuch(
+                    f"the pattern {pattern[:80]!r} refers back to a group, which takes too long to match; write it without"
+                )
+            looking.add(pattern)
+    return costs, looking
+
+
+def _is_linear(pattern: str) -> bool:
+    if "(?" not in pattern and "\\" not in pattern and "+" not in pattern:
+        return True
+    try:
+        rs.Draft202012Validator({"pattern": pattern}, pattern_options=_LINEAR)
+    except (rs.ValidationError, ValueError):
+        return False
+    return True
+
+
+def of_step(step_parameters: Mapping[str, Any], name: str = "input") -> dict[str, Any]:
+    """A schema of the one argument ``name``, which is to be what a stateful tool's steps may be sent. It may refer to its
+    own parts."""
+    own = dict(step_parameters)
+    dialect = str(own.pop("$schema", _NEWEST))
+    own = _closed(own, dialect) if own.get("type") == "object" else own
+    return {"$schema": dialect, "type": "object", "properties": {name: {"$id": "urn:handrail:step", **own}}}
+
+
+def path_text(path: Path) -> str:
+    """``a.b[2]`` for a JSON path; the empty text for the root. Odd keys are quoted, long ones counted: a part of a secret
+    would not be found as one."""
+    out = ""
+    for part in path:
+        if isinstance(part, int):
+            out += f"[{part}]"
+        elif len(part) > 80:
+            out += f"[a name of {len(part)} characters]"
+        elif part.removeprefix("$").isidentifier():
+            out += f".{part}" if out else part
+        else:
+            out += f"[{part!r}]"
+    return out
+
+
+def _refuse(uri: str) -> rs.JSONType:
+    raise ValueError(f"refused to fetch {uri[:200]!r}")
+
+
+def _compile_fault(error: rs.ValidationError) -> str:
+    match error.kind:
+        case rs.ValidationErrorKind.Referencing():
+            text = error.message.replace("ValueError: ", "")
+            return f"{text[:300]}. A schema stands alone: put what it refers to under $defs"
+        case rs.ValidationErrorKind.Format(format="regex"):
+            return "is not a regular expression that can be run within bounds; write a simpler one"
+        case _:
+            return error.message[:300]
+
+
+@lru_cache(maxsize=len(_DIALECTS))
+def _rules_for_schemas(dialect: str) -> rs.Validator:
+    uri = dialect if dialect.startswith("https:") else f"{dialect}#"
+    return _DIALECTS[dialect]({"$ref": uri}, retriever=_refuse, validate_formats=True, pattern_options=_BOUNDED)
+
+
+def _faults_by_metaschema(parameters: dict[str, Any], dialect: str) -> dict[str, str]:
+    rules = _rules_for_schemas(dialect)
+    if rules.is_valid(parameters):
+        return {}
+    if values_in(parameters, _MAX_VALUES_LISTED) > _MAX_VALUES_LISTED or _deeper_than(parameters, _MAX_DEPTH_LISTED):
+        return {"": f"is no schema by {dialect}, and too large for its faults to be listed"}
+    found: dict[str, str] = {}
+    for error in rules.iter_errors(parameters):
+        found.setdefault(path_text(error.instance_path), _compile_fault(error))
+    return dict(list(found.items())[:MAX_PROBLEMS])
+
+
+def _closed(parameters: Mapping[str, Any], dialect: str) -> dict[str, Any]:
+    """The schema with unknown top-level arguments forbidden where it says nothing about them."""
+    parameters = {"properties": {}, **parameters}  # without it, unknown arguments are reported without their names
+    if "additionalProperties" in parameters or "unevaluatedProperties" in parameters:
+        return dict(parameters)
+    if not _APPLICATORS.intersection(parameters):
+        return {**parameters, "additionalProperties": False}
+    if dialect.startswith("https:"):  # 2019-09 and later: sees through allOf, $ref and the like
+        return {**parameters, "unevaluatedProperties": False}
+    return dict(parameters)  # older drafts cannot say it beside an applicator; the schema stays as it is
+
+
+def _listed(errors: Iterable[rs.ValidationError], schema: Mapping[str, Any]) -> list[str]:
+    texts: dict[str, None] = {}
+    more = 0
+    for error in errors:
+        for text in _texts(error, schema):
+            if text in texts:
+                continue
+            if len(texts) < MAX_PROBLEMS:
+                texts[text] = None
+            else:
+                more += 1
+    return [*texts, f"and {more} more problems"] if more else list(texts)
+
+
+def _texts(error: rs.ValidationError, schema: Mapping[str, Any]) -> Iterator[str]:
+    place = path_text(error.instance_path) or "the arguments"
+    kinds = rs.ValidationErrorKind
+    match error.kind:
+        case kinds.AdditionalProperties(unexpected=names) | kinds.UnevaluatedProperties(unexpected=names):
+            known = list(_known_beside(schema, error.schema_path))
+            for name in names:
+                yield f"{path_text([*error.instance_path, name])}: unknown argument; {_instead(name, known)}"
+        case kinds.Required(property=name):
+            wanted = _expected_of(_known_beside(schema, error.schema_path).get(name, {}))
+            yield f"{path_text([*error.instance_path, name])}: is missing; expected {wanted}"
+        case kinds.BacktrackLimitExceeded() | kinds.RegexEngineFailure():
+            yield f"{place}: the {json_type(error.instance)} is too hard to match against its pattern; send a simpler one"
+        case kinds.Not(schema=unwanted) if together := _together(unwanted, error.instance):
+            yield f"{place}: {' and '.join(together)} do not go together; give one of them"
+        case kinds.AnyOf(context=branches) | kinds.OneOfNotValid(context=branches):
+            yield f"{place}: got {_sized(error.instance)}; expected {_alternatives(error, branches, schema)}"
+        case _:
+            yield f"{place}: got {_sized(error.instance)}; expected {_expectation(error)}"
+
+
+def _expectation(error: rs.ValidationError) -> str:
+    kinds = rs.ValidationErrorKind
+    match error.kind:
+        case kinds.Type(types=types):
+            return " or ".join(types)
+        case kinds.Enum(options=options):
+            return f"one of {_shortened(options)}"
+        case kinds.Constant(expected_value=value):
+            return _shortened([value])
+        case kinds.Minimum(limit=n):
+            return f"at least {n}"
+        case kinds.Maximum(limit=n):
+            return f"at most {n}"
+        case kinds.ExclusiveMinimum(limit=n):
+            return f"more than {n}"
+        case kinds.ExclusiveMaximum(limit=n):
+            return f"less than {n}"
+        case kinds.MultipleOf(multiple_of=n):
+            return f"a multiple of {n}"
+        case kinds.MinLength(limit=n):
+            return f"at least {n} characters"
+        case kinds.MaxLength(limit=n):
+            return f"at most {n} characters"
+        case kinds.MinItems(limit=n):
+            return f"at least {n} items"
+        case kinds.MaxItems(limit=n):
+            return f"at most {n} items"
+        case kinds.MinProperties(limit=n):
+            return f"at least {n} keys"
+        case kinds.MaxProperties(limit=n):
+            return f"at most {n} keys"
+        case kinds.UniqueItems():
+            return "items that are all different"
+        case kinds.Pattern(pattern=pattern):
+            return f"text that matches the pattern {pattern[:200]!r}"
+        case kinds.Format(format=name):
+            return f"the format {name!r}"
+        case kinds.OneOfMultipleValid():
+            return "exactly one of the alternatives to fit, and several do"
+        case kinds.PropertyNames(error=inner):
+            return f"keys of another form: {_expectation(inner)}"
+        case kinds.FalseSchema():
+            return "no keys" if error.schema_path[-1:] == ["additionalProperties"] else "nothing here"
+        case _:
+            return f"what its schema says under {error.kind.name!r}"
+
+
+def _together(unwanted: object, given: object) -> list[str]:
+    """The keys of ``given`` that a schema does not want beside each other, where that is what it says."""
+    if not isinstance(unwanted, Mapping) or not isinstance(given, Mapping):
+        return []
+    said = cast("Mapping[str, Any]", unwanted)
+    for one in (said, *branches_of(said)):
+        names = [str(name) for name in values_of(one.get("required"))]
+        if len(names) > 1 and all(name in given for name in names):
+            return names
+    return []
+
+
+def _alternatives(
+    whole: rs.ValidationError, branches: Sequence[Sequence[rs.ValidationError]], schema: Mapping[str, Any]
+) -> str:
+    wanted: dict[str, None] = {}
+    for branch in branches[:8]:
+        if not branch:
+            continue
+        first = branch[0]
+        if isinstance(first.kind, rs.ValidationErrorKind.Type) and first.instance_path == whole.instance_path:
+            wanted[_expectation(first)] = None
+        else:
+            wanted["(" + ", ".join(text for error in branch[:4] for text in _texts(error, schema)) + ")"] = None
+    return " or ".join(wanted)[:1000] or "one of its alternatives"
+
+
+def _known_beside(schema: Mapping[str, Any], schema_path: Path) -> dict[str, Mapping[str, Any]]:
+    """The properties declared beside the keyword at ``schema_path``."""
+    node: Any = schema
+    for part in schema_path[:-1]:
+        try:
+            node = node[part]
+        except (KeyError, IndexError, TypeError):
+            return {}
+    return properties_of(cast("Mapping[str, Any]", node)) if isinstance(node, Mapping) else {}
+
+
+def _instead(name: str, known: list[str]) -> str:
+    if not known:
+        return "none are taken here"
+    close = nearest(name, known)
+    if close:
+        return f"did you mean {' or '.join(repr(c) for c in close)}?"
+    return f"there are {', '.join(known[:12])}{', …' if len(known) > 12 else ''}"
+
+
+def _expected_of(schema: Mapping[str, Any]) -> str:
+    kind: object = schema.get("type")
+    if isinstance(kind, str):
+        return kind
+    options = schema.get("enum")
+    return f"one of {_shortened(cast('list[Any]', options))}" if isinstance(options, list) else "a value"
+
+
+def _shortened(options: Sequence[Any]) -> str:
+    """Values that the *schema* names; those are the operator's and may be shown."""
+    shown = ", ".join(repr(o)[:60] if isinstance(o, str) else str(o)[:60] for o in options[:12])
+    return f"{shown}, …" if len(options) > 12 else shown
+
+
+def _sized(value: object) -> str:
+    if isinstance(value, str):
+        return f"string of {len(value)} characters"
+    if isinstance(value, list):
+        return f"array of {len(cast('list[object]', value))} items"
+    return json_type(value)
+
+
+def _unfit_for_checking(arguments: dict[str, Any]) -> str | None:
+    """Why ``arguments`` as a program hands them in could not have come from JSON text, or None.
+
+    The native checker looks only where its schema does, and recurses: so this comes first.
+    """
+    for value in arguments.values():
+        kind = type(value)  # pyright: ignore[reportUnknownVariableType]
+        if kind is str:
+            if not value.isascii():
+                break
+        elif kind not in _HARMLESS:
+            break
+    else:
+        return None
+    if _deeper_than(arguments, MAX_ARGUMENT_DEPTH):
+        return f"the arguments are nested deeper than {MAX_ARGUMENT_DEPTH} levels, or are too many; flatten them"
+    stack: list[Any] = [arguments]
+    while stack:
+        for value in _members(stack.pop()):
+            if isinstance(value, (dict, list, tuple)):
+                stack.append(value)
+            elif isinstance(value, str):
+                if not (value.isascii() or _is_text(value)):
+                    return "the arguments hold half of a surrogate pair, which is no character; send whole characters"
+            elif isinstance(value, float):
+                if not math.isfinite(value):
+                    return f"the arguments hold {value}, which is not JSON; use a number or null"
+            elif value is not None and not isinstance(value, int):
+                return f"the arguments hold a {type(value).__name__}, which is not JSON; send text, numbers, lists, objects"
+    return None
+
+
+def _is_text(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _text_of(schema: Mapping[str, Any]) -> bytes:
+    """A schema as JSON; empty where it is none."""
+    try:
+        return to_json(schema)
+    except (TypeError, ValueError, RecursionError):  # it holds itself, or what only Python has
+        return b""
+
+
+def _brackets_in(text: bytes) -> int:
+    """How deep what is in ``text`` can be nested at most."""
+    return text.count(b"{") + text.count(b"[")
+
+
+def _deeper_than(value: object, limit: int) -> bool:
+    level: list[Any] = [value]
+    depth = seen = 0
+    while level:
+        depth += 1
+        if depth > limit:
+            return True
+        inner: list[Any] = [
+            m
+            for container in level
+            for m in _members(container)
+            if not isinstance(m, str) and isinstance(m, (Mapping, list, tuple))  # most are texts, soon told
+        ]
+        seen += len(inner)
+        if seen > _MAX_NODES:
+            return True
+        level = inner
+    return False
+
+
+def _members(container: Any) -> Collection[Any]:
+    return cast("Collection[Any]", container.values() if isinstance(container, Mapping) else container)

@@ -1,0 +1,246 @@
+"""What a host is: one strict reading for rules, grants, proxies and fetches.
+
+A host is plain ASCII: a DNS name, a dotted IPv4 address or a bracketed IPv6 address, each in one canonical form.
+Whatever a resolver would read differently than people do (``0x7f.1``, ``2130706433``, ``0177.0.0.1``, ``①②⑦.0.0.1``,
+``a\\0b``, ``user@host``) is no host at all, so that what was judged is what is reached.
+
+Patterns match exactly or at a label boundary: ``*.example.org`` covers ``a.example.org`` and not ``example.org``;
+``*`` covers every host. A *rule*'s pattern without a port is about every port; a *grant* that names a host without one
+opens the ports of the web. Only a grant that is itself an address opens an address that is not public.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from ipaddress import AddressValueError, IPv4Address, IPv6Address
+from typing import Literal, NamedTuple, cast
+
+from handrail.contract.text.excerpts import excerpt
+
+Address = IPv4Address | IPv6Address
+
+WEB_PORTS = {"http": 80, "https": 443}
+"""By scheme. These are the only schemes there are."""
+
+_LABEL = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?")
+_NUMBER = re.compile(r"(?:[0-9]+|0x[0-9a-f]*)")
+_PORT = re.compile(r"[1-9][0-9]{0,4}")
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/?#]*)([^?#]*)(\?[^#]*)?(#.*)?")
+_PLAIN = re.compile(rf"((?:{_LABEL.pattern}\.)*(?![0-9]){_LABEL.pattern})(?::([1-9][0-9]{{0,4}}))?")
+"""What nearly every host is: a name in lower case, the last label of which is no number, perhaps with a port."""
+_MAX_NAME = 253
+_LAST_PORT = 65_535
+_WEB_OR_ANY = (None, *WEB_PORTS.values())
+
+
+class Host(NamedTuple):
+    """One host in canonical form: lower case, no final dot, an address as its shortest text.
+
+    :param name: ``api.example.org``, ``127.0.0.1`` or ``::1``
+    :param address: what ``name`` is, where it is an address
+    """
+
+    name: str
+    port: int | None = None
+    address: Address | None = None
+
+    def __str__(self) -> str:
+        shown = bracketed(self.name)
+        return shown if self.port is None else f"{shown}:{self.port}"
+
+
+class WebAddress(NamedTuple):
+    """An ``http`` or ``https`` URL, taken apart.
+
+    :param host: with the port that is meant
+    :param target: path and query as they go into a request; never empty, no fragment
+    """
+
+    scheme: Literal["http", "https"]
+    host: Host
+    target: str
+
+    @property
+    def authority(self) -> str:
+        """The value of a request's ``Host``: without the port where it is the scheme's own."""
+        if self.host.port == WEB_PORTS[self.scheme]:
+            return bracketed(self.host.name)
+        return str(self.host)
+
+    def __str__(self) -> str:
+        return f"{self.scheme}://{self.authority}{self.target}"
+
+
+class HostPattern(NamedTuple):
+    """``kind``: ``every`` host, what ends with ``name`` (``beneath``, dot included), or ``name`` itself (``exact``)."""
+
+    kind: Literal["every", "beneath", "exact"]
+    name: str
+    port: int | Literal["any"] | None
+
+    def matches(self, host: Host) -> bool:
+        """As a rule's, see :func:`host_matches`."""
+        return self.port in (None, "any", host.port) and self._names(host)
+
+    def covers(self, host: Host) -> bool:
+        """As a declared one, see :func:`grant_covers`."""
+        if self.port is None:
+            opened = self.kind == "every" or host.port in _WEB_OR_ANY
+        else:
+            opened = self.port in ("any", host.port)
+        return opened and self._names(host)
+
+    def _names(self, host: Host) -> bool:
+        if self.kind == "every":
+            return True
+        if self.kind == "exact":
+            return host.name == self.name
+        return host.address is None and host.name.endswith(self.name) and len(host.name) > len(self.name)
+
+
+def bracketed(name: str) -> str:
+    """``name`` as it is written before a port."""
+    return f"[{name}]" if ":" in name else name
+
+
+@lru_cache(maxsize=4096)
+def read_host(text: str) -> Host:
+    """``host`` or ``host:port``, an IPv6 address in brackets.
+
+    :raises ValueError: saying why it is no host that everybody reads alike
+    """
+    if len(text) <= _MAX_NAME and (plain := _PLAIN.fullmatch(text)) is not None:
+        name, number = plain.groups()
+        if number is None:
+            return Host(name)
+        if (port := int(number)) <= _LAST_PORT:
+            return Host(name, port)
+    name, port = _parted(text)
+    if port == "any":
+        raise ValueError(f"{_shown(text)} has no port number after its colon")
+    canonical, address = _canonical(name)
+    return Host(canonical, port, address)
+
+
+@lru_cache(maxsize=1024)
+def read_url(text: str) -> WebAddress:
+    """A whole URL.
+
+    :raises ValueError: for anything that two readers might take for different hosts
+    """
+    if not text.isascii() or not text.isprintable() or "\\" in text or " " in text:
+        raise ValueError(f"{_shown(text)} is no plain URL; write ASCII without blanks or backslashes")
+    match = _URL.fullmatch(text)
+    if match is None or (scheme := match[1].lower()) not in WEB_PORTS:
+        raise ValueError(f"{_shown(text)} is no http or https URL")
+    authority, path, query = match.group(2, 3, 4)
+    if "@" in authority:
+        raise ValueError(f"{_shown(text)} has a user name before its host; leave it out")
+    authority, port = authority.removesuffix(":"), WEB_PORTS[scheme]
+    try:  # in the form that it is judged in, which is read again then
+        host = read_host(authority if ":" in authority else f"{authority}:{port}")
+    except ValueError:
+        host = read_host(authority)  # which says what is wrong with it as it was written
+    if host.port is None:
+        host = Host(host.name, port, host.address)
+    return WebAddress(cast("Literal['http', 'https']", scheme), host, (path or "/") + (query or ""))
+
+
+def host_matches(pattern: str, host: str) -> bool:
+    """Whether a rule's ``pattern`` is about ``host[:port]``. No pattern is about what is no host."""
+    try:
+        return read_pattern(pattern).matches(read_host(host))
+    except ValueError:
+        return False
+
+
+def grant_covers(pattern: str, host: str) -> bool:
+    """Whether a declared ``pattern`` opens ``host[:port]``.
+
+    Without a port it opens 80 and 443, only ``*`` every port. That a wildcard opens no private address is seen when it
+    is known where a host leads.
+    """
+    try:
+        return read_pattern(pattern).covers(read_host(host))
+    except ValueError:
+        return False
+
+
+def grants_address(pattern: str, address: Address, port: int) -> bool:
+    """Whether ``pattern`` names this very address, and opens ``port`` of it."""
+    try:
+        want = read_pattern(pattern)
+    except ValueError:
+        return False
+    return want.kind == "exact" and grant_covers(pattern, f"{bracketed(str(address))}:{port}")
+
+
+def fault_in_host(pattern: str) -> str | None:
+    """Why ``pattern`` can cover no host, or None."""
+    try:
+        read_pattern(pattern)
+    except ValueError:
+        return (
+            f"{pattern!r} is no host pattern; write 'api.example.org', '*.example.org', 'host:8443', '10.0.0.1', "
+            f"or '*' for every public host"
+        )
+    return None
+
+
+@lru_cache(maxsize=4096)
+def read_pattern(pattern: str) -> HostPattern:
+    """What a rule or a declaration says of hosts.
+
+    :raises ValueError: when it can cover nothing
+    """
+    name, port = _parted(pattern)
+    if name == "*":
+        return HostPattern("every", "", port)
+    beneath = name.startswith("*.")
+    canonical, address = _canonical(name[2:] if beneath else name)
+    if beneath and address is not None:
+        raise ValueError(f"{_shown(pattern)} would be about parts of an address")
+    return HostPattern("beneath" if beneath else "exact", f".{canonical}" if beneath else canonical, port)
+
+
+def _parted(text: str) -> tuple[str, int | Literal["any"] | None]:
+    """The host as written, and its port."""
+    if not text or len(text) > 300 or not text.isascii() or not text.isprintable():
+        raise ValueError(f"{_shown(text)} is no plain host; write ASCII without blanks")
+    head, colon, tail = text.rpartition(":")
+    if not colon or (":" in head and not head.endswith("]")) or tail.endswith("]"):
+        return text, None
+    if tail == "*":
+        return head, "any"
+    if not _PORT.fullmatch(tail) or int(tail) > _LAST_PORT:
+        raise ValueError(f"{_shown(text)} has no port number between 1 and 65535 after its colon")
+    return head, int(tail)
+
+
+def _canonical(name: str) -> tuple[str, Address | None]:
+    text = name.lower()
+    if text.startswith("["):
+        try:
+            if not text.endswith("]") or "%" in text:
+                raise AddressValueError
+            address = IPv6Address(text[1:-1])
+        except AddressValueError:
+            raise ValueError(f"{_shown(name)} is no IPv6 address") from None
+        return str(address), address
+    text = text.removesuffix(".")
+    labels = text.split(".")
+    if len(text) > _MAX_NAME or not all(_LABEL.fullmatch(label) for label in labels):
+        raise ValueError(f"{_shown(name)} is no host; write 'api.example.org'")
+    if not _NUMBER.fullmatch(labels[-1]):
+        return text, None
+    try:
+        return text, IPv4Address(text)
+    except AddressValueError:
+        raise ValueError(
+            f"{_shown(name)} is a number that is read in different ways; write an address as '192.0.2.1'"
+        ) from None
+
+
+def _shown(text: str) -> str:
+    return excerpt(text, 200)

@@ -1,0 +1,200 @@
+"""Arguments as text, the way a model or a shell hands them over: parsed strictly and within bounds."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Collection, Mapping
+from typing import Any, cast
+
+from handrail.contract.text.excerpts import excerpt
+
+MAX_ARGUMENT_BYTES = 512 * 1024
+MAX_ARGUMENT_VALUES = 20_000
+"""JSON values that arguments may have, keys not counted. Each step of a call goes through all of them."""
+MAX_ARGUMENT_DEPTH = 64
+_STRING = re.compile(r'"(?:[^"\\]++|\\(?:.|\Z))*+(?:"|\Z)', re.DOTALL)
+"""Possessive, and a string may end with the text: so every position is read once, whatever the text."""
+_STRING_OR_NEXT = re.compile(rf"{_STRING.pattern}|[,\[{{]", re.DOTALL)
+_AS_SQUARE = bytes.maketrans(b"{}", b"[]")
+_NO_BRACKET = bytes(set(range(256)) - set(b"[]{}"))
+
+
+class ArgumentText(ValueError):
+    """The text is not acceptable JSON; ``str()`` says what was wrong and what was expected."""
+
+
+def parse_arguments(text: str | bytes, *, max_bytes: int = MAX_ARGUMENT_BYTES) -> dict[str, Any]:
+    """A JSON object from ``text``; empty text is an empty object, since several providers send that for a
+    tool without parameters. See :func:`parse_object` for what is refused.
+
+    :raises ArgumentText: when refused
+    """
+    if not text.strip():
+        return {}
+    return parse_object(text, max_bytes=max_bytes, max_values=MAX_ARGUMENT_VALUES)
+
+
+def parse_object(
+    text: str | bytes,
+    *,
+    what: str = "the arguments",
+    max_bytes: int = MAX_ARGUMENT_BYTES,
+    max_depth: int = MAX_ARGUMENT_DEPTH,
+    max_values: int | None = None,
+) -> dict[str, Any]:
+    """One JSON object from ``text``.
+
+    Refused, each with its own message: more than ``max_bytes`` or ``max_values``, nested deeper than ``max_depth``, duplicate
+    keys, NaN and infinities, invalid UTF-8, half surrogate pairs, anything that is not one object.
+
+    :param what: the subject of the messages, in the plural
+    :raises ArgumentText: when refused
+    """
+    if len(text) > max_bytes:
+        raise ArgumentText(
+            f"{what} are {len(text):,} bytes long; at most {max_bytes:,} are taken. Pass a path to a file instead"
+        )
+    try:
+        decoded = text.decode() if isinstance(text, bytes) else text
+        if not decoded.isascii():
+            decoded.encode()
+    except UnicodeDecodeError as error:
+        raise ArgumentText(f"{what} are not UTF-8 (byte {error.start}); send JSON encoded as UTF-8") from None
+    except UnicodeEncodeError:
+        raise ArgumentText(_HALF_A_PAIR.format(what=what)) from None
+    try:
+        check_depth(decoded, max_depth)
+        if max_values is not None and values_in_text(decoded, max_values) > max_values:
+            raise ArgumentText(f"hold more than {max_values:,} values; send less in one call, or a path to a file")
+        value: Any = _DECODER.decode(decoded)
+        if isinstance(value, dict) and ("\\ud" in decoded or "\\uD" in decoded):
+            json.dumps(value, ensure_ascii=False).encode()
+    except json.JSONDecodeError as error:
+        raise ArgumentText(
+            f"{what} are not JSON: {error.msg} at line {error.lineno}, column {error.colno}; expected one JSON object"
+        ) from None
+    except ArgumentText as error:
+        raise ArgumentText(f"{what} {error}") from None
+    except UnicodeEncodeError:
+        raise ArgumentText(_HALF_A_PAIR.format(what=what)) from None
+    except ValueError as error:  # an integer of more digits than Python converts
+        raise ArgumentText(f"{what} hold a number that cannot be read: {error}") from None
+    if not isinstance(value, dict):
+        raise ArgumentText(f'{what} are a JSON {json_type(value)}; expected an object such as {{"path": "…"}}')
+    return value  # pyright: ignore[reportUnknownVariableType] - a cast is a call, and this is the way of each one
+
+
+def json_type(value: object) -> str:
+    """JSON's name for the type of ``value``."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "boolean"
+    if isinstance(value, int):
+        return "integer"
+    if isinstance(value, float):
+        return "number"
+    if isinstance(value, str):
+        return "string"
+    if isinstance(value, (list, tuple)):
+        return "array"
+    return "object" if isinstance(value, dict) else type(value).__name__
+
+
+def check_depth(text: str, limit: int = MAX_ARGUMENT_DEPTH) -> None:
+    """Refuse deep nesting before a recursive parser sees it.
+
+    :raises ArgumentText: when the text nests deeper than ``limit``
+    """
+    if text.count("[") + text.count("{") <= limit:
+        return
+    too_deep = ArgumentText(f"are nested deeper than {limit} levels; flatten them")
+    brackets = _STRING.sub("", text).encode("utf-8", "replace").translate(_AS_SQUARE, _NO_BRACKET)
+    for _ in range(limit):
+        shallower = brackets.replace(b"[]", b"")  # takes away exactly the innermost level, at memory speed
+        if not shallower:
+            return
+        if len(shallower) == len(brackets):
+            break
+        brackets = shallower
+    else:
+        raise too_deep
+    if brackets.count(b"[") > limit:  # what is left never closes: a parser would go down all the same
+        raise too_deep
+
+
+def values_in_text(text: str, enough: int) -> int:
+    """How many values a JSON text has at most, counted no further than just past ``enough``, and closely only where there
+    could be more."""
+    rough = text.count(",") + text.count("[") + text.count("{") + 1
+    if rough <= enough:
+        return rough
+    count = 1
+    for token in _STRING_OR_NEXT.finditer(text):
+        if text[token.start()] != '"':
+            count += 1
+            if count > enough:
+                break
+    return count
+
+
+def fault_in_size(arguments: Mapping[str, Any]) -> str | None:
+    """Why arguments that a program hands in are more than a call may carry, as far as is told without writing them as JSON."""
+    values = characters = 0
+    rest: list[Any] = [arguments]
+    while rest:
+        one = rest.pop()
+        if isinstance(one, Mapping):
+            keyed = cast("Mapping[Any, Any]", one)
+            members: Collection[Any] = keyed.values()
+            characters += (
+                sum(len(key) for key in keyed if isinstance(key, str)) if len(keyed) <= MAX_ARGUMENT_VALUES else 0
+            )
+        else:
+            members = cast("Collection[Any]", one)
+        values += len(members)
+        if values > MAX_ARGUMENT_VALUES:
+            return f"the arguments hold more than {MAX_ARGUMENT_VALUES:,} values; send less in one call, or a path to a file"
+        for member in members:
+            if isinstance(member, str):
+                characters += len(member)
+            elif isinstance(member, (dict, list, tuple)):
+                rest.append(member)
+        if characters > MAX_ARGUMENT_BYTES:
+            return (
+                f"the arguments are more than {characters:,} characters long; at most {MAX_ARGUMENT_BYTES:,} bytes are "
+                "taken. Pass a path to a file instead"
+            )
+    return None
+
+
+_HALF_A_PAIR = "{what} hold half of a surrogate pair (\\udXXX), which is no character; send whole characters"
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        seen: set[str] = set()
+        twice = sorted({key for key, _ in pairs if key in seen or seen.add(key)})
+        raise ArgumentText(
+            f"name {', '.join(excerpt(k, 80) for k in twice[:5])} twice in one object; give each key once"
+        )
+    return found
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isfinite(value):
+        return value
+    shown = text if len(text) <= 40 else f"a number of {len(text):,} characters"
+    raise ArgumentText(f"hold {shown}, which is larger than any number that can be kept; send a smaller one")
+
+
+def _no_constant(name: str) -> Any:
+    raise ArgumentText(f"hold {name}, which is not JSON; use a number or null")
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_finite)
+"""Made once: ``json.loads`` with hooks makes one for every text."""

@@ -1,0 +1,174 @@
+"""Tools that a model's provider carries out itself: which there are, what each provider takes of them as options.
+
+An agent's manifest names those that its models are offered. Nothing here ever runs one: the provider does, as a part of
+its reply, and gives what came of it in the same stream.
+
+Sources: https://docs.anthropic.com/en/docs/agents-and-tools/tool-use/web-search-tool (and web-fetch, code-execution),
+https://platform.openai.com/docs/guides/tools, https://platform.openai.com/docs/guides/tools-web-search (chat completions).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from handrail.contract.schema.schema import compile_schema
+from handrail.contract.tool.names import nearest
+from handrail.contract.tool.spec import ToolSpec
+
+_COUNT = {"type": "integer", "minimum": 1}
+_DOMAINS = {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1, "maxItems": 1_000}
+_PLACE = {
+    "type": "object",
+    "properties": {name: {"type": "string", "minLength": 1} for name in ("city", "region", "country", "timezone")},
+    "additionalProperties": False,
+    "minProperties": 1,
+}
+_DETAIL = {"enum": ["low", "medium", "high"]}
+
+
+@dataclass(frozen=True, slots=True)
+class Support:
+    """How one provider has a tool.
+
+    :param type: what it calls it in the list of tools
+    :param options: the schemas of its options, by name; an unknown one is refused
+    :param name: what its reply calls it, where that is not ``type``
+    :param models: a word in the names of the models that have it; None where all may
+    """
+
+    type: str
+    options: Mapping[str, Any]
+    name: str = ""
+    models: str | None = None
+
+    def problems(self, given: Mapping[str, Any]) -> list[str]:
+        """Everything that is wrong with options; empty where they are right."""
+        found = compile_schema({"type": "object", "properties": self.options}).problems(dict(given))
+        if not found and "allowed_domains" in given and "blocked_domains" in given:
+            found.append("allowed_domains and blocked_domains exclude each other; give one of them")
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Native:
+    """One tool of providers.
+
+    :param support: by the name of a provider's API (:data:`handrail.catalog.forms.dialects.DIALECTS`)
+    """
+
+    description: str
+    support: Mapping[str, Support]
+
+
+_SITES = {"allowed_domains": _DOMAINS, "blocked_domains": _DOMAINS}
+_SEARCH = {"search_context_size": _DETAIL, "user_location": _PLACE}
+_IMAGE = {
+    "size": {"enum": ["auto", "1024x1024", "1024x1536", "1536x1024"]},
+    "quality": {"enum": ["auto", "low", "medium", "high"]},
+    "background": {"enum": ["auto", "transparent", "opaque"]},
+    "output_format": {"enum": ["png", "jpeg", "webp"]},
+}
+
+NATIVE: Mapping[str, Native] = MappingProxyType(
+    {
+        "web_search": Native(
+            "Searches the web and gives what it found, with its sources.",
+            {
+                "anthropic": Support(
+                    "web_search_20250305",
+                    {"max_uses": _COUNT, **_SITES, "user_location": _PLACE},
+                    name="web_search",
+                ),
+                "openai-chat": Support("web_search", _SEARCH, models="search"),
+                "openai-responses": Support("web_search", {**_SEARCH, "allowed_domains": _DOMAINS}),
+            },
+        ),
+        "web_fetch": Native(
+            "Fetches a page or a document that was named before, and gives its text.",
+            {
+                "anthropic": Support(
+                    "web_fetch_20250910",
+                    {"max_uses": _COUNT, "max_content_tokens": _COUNT, **_SITES},
+                    name="web_fetch",
+                )
+            },
+        ),
+        "code_execution": Native(
+            "Runs code in a container of the provider's, which sees nothing of the workspace.",
+            {
+                "anthropic": Support("code_execution_20250825", {}, name="code_execution"),
+                "openai-responses": Support("code_interpreter", {}),
+            },
+        ),
+        "image_generation": Native(
+            "Makes or changes an image.", {"openai-responses": Support("image_generation", _IMAGE)}
+        ),
+    }
+)
+"""By the name under which an agent's manifest has it."""
+
+
+class NativeOffer(NamedTuple):
+    """One that an agent's models may be offered.
+
+    :param refused: why not in this session, or None
+    """
+
+    spec: ToolSpec
+    refused: str | None = None
+
+
+AT_PROVIDER = "its model's provider carries it out as a part of a reply, and nothing here does"
+"""Why no call of such a tool runs."""
+
+Chosen = Mapping[str, Mapping[str, Mapping[str, Any]]]
+"""``[native]`` of an agent's manifest: name, then provider, then options."""
+
+
+def native_id(name: str) -> str:
+    """The tool's id."""
+    return f"native.{name}"
+
+
+def support_of(name: str, chosen: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The providers that are offered it, each with its options; where none is named, all that have it."""
+    return {provider: dict(chosen.get(provider, {})) for provider in chosen or NATIVE[name].support}
+
+
+def faults_in_native(chosen: Chosen) -> Iterator[tuple[tuple[str, ...], str]]:
+    """``(place, problem)`` for what no provider has, and for options that it does not take."""
+    for name, providers in chosen.items():
+        known = NATIVE.get(name)
+        if known is None:
+            close = nearest(name, NATIVE, 1)
+            hint = f"did you mean {close[0]!r}? " if close else ""
+            yield (name,), f"no provider has a tool {name[:80]!r} here; {hint}there are {', '.join(NATIVE)}"
+            continue
+        for provider, options in providers.items():
+            support = known.support.get(provider)
+            if support is None:
+                there = ", ".join(known.support)
+                yield (name, provider), f"{provider[:80]!r} has no {name} here; those that have are {there}"
+                continue
+            for problem in support.problems(options):
+                yield (name, provider), problem
+
+
+def native_spec(name: str, chosen: Mapping[str, Mapping[str, Any]]) -> ToolSpec:
+    """The tool as the registry has it. It takes no arguments here: its provider has a form of its own for them."""
+    return ToolSpec(
+        id=native_id(name),
+        description=NATIVE[name].description,
+        side_effect="external",
+        locks=(),
+        category="native",
+        provider_support=support_of(name, chosen),
+    )
+
+
+def native_name(spec: ToolSpec) -> str:
+    """The name by which :data:`NATIVE` has a tool."""
+    return spec.id.removeprefix("native.")

@@ -1,0 +1,383 @@
+"""What a tool declares it needs, and the capability set that a call effectively has.
+
+A :class:`Requires` is a declaration with variables in it. :func:`expand` fills the variables and gives one
+*layer*; a :class:`CapabilitySet` is a conjunction of layers (the tool's, the agent's, the parent's, the
+host's ceiling), each of which must allow a thing. So an intersection is never computed and can never turn
+empty into everything: two layers without a common host simply never both say yes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from handrail.contract.text.hosts import HostPattern, fault_in_host, grant_covers, read_host, read_pattern
+from handrail.contract.text.patterns import (
+    any_path_source,
+    escape,
+    fault_in_pattern,
+    has_wildcard,
+    literal_prefix,
+    path_regex,
+)
+
+Capability = Literal["fs.read", "fs.write", "net.fetch", "shell.run"]
+"""What a rule can be about besides a tool: the four things a call can touch outside the kernel."""
+
+CAPABILITIES: tuple[Capability, ...] = ("fs.read", "fs.write", "net.fetch", "shell.run")
+
+NAMED_CAPABILITIES: Mapping[str, str] = {
+    "ask": "put a question to the people attached to the session",
+    "state": "keep values in the session",
+    "call": "call other tools through the arbiter",
+    "jobs": "look at the session's jobs, wait for them and stop them",
+    "terminals": "open terminals, and type into those of the session",
+    "agents": "hand work to sub-agents, and have the session's own agent make room in its conversation",
+    "skills": "read the session's skills",
+    "channels": "send and read messages over channels",
+    "transcript": "look up what was said, done and made in the session",
+    "triggers": "have the session told something at a time, or when a message comes",
+    "catalog": "look through the tools there are, and bring some into the model's view",
+    "elicit": "put a form of its own, or an address to visit, to the person at the client",
+    "sample": "have the client's model write something",
+    "roots": "learn which folders the client works in",
+    "offers": "read resources and prompts of the sources that there are",
+    "vcs.config": "change version-control configuration, by an allow-list of keys",
+}
+"""The closed list behind ``requires.capabilities``; an unknown name is a fault at load."""
+
+VARIABLES = ("workspace", "ad-hoc", "user-data", "output")
+_VARIABLE = re.compile(r"\{([^{}]*)\}")
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+
+
+class FsRequires(_Model):
+    """Path patterns relative to the workspace's root, or beginning with a variable."""
+
+    read: tuple[str, ...] = ()
+    write: tuple[str, ...] = ()
+
+
+class NetRequires(_Model):
+    """Outbound hosts: ``api.example.org``, ``*.example.org``, ``host:8443``, or ``*`` for every public host.
+
+    A host without a port is meant with 80 and 443; ``host:*`` is every port. A private address is reached only where it
+    is named itself, as in ``10.0.0.5:8080``.
+    """
+
+    hosts: tuple[str, ...] = ()
+
+
+class AnyArgument(_Model):
+    """Matches one argument, whatever it is."""
+
+    wildcard: Literal[True]
+
+
+class PrefixArgument(_Model):
+    """Matches one argument that starts with ``prefix``."""
+
+    prefix: Annotated[str, Field(min_length=1)]
+
+
+ArgumentPattern = str | AnyArgument | PrefixArgument
+
+
+class ShellRequires(_Model):
+    """One program that may be run: ``cmd`` by name, ``args`` matching the whole argv after it (left out = any)."""
+
+    cmd: Annotated[str, Field(min_length=1)]
+    args: tuple[ArgumentPattern, ...] | None = None
+
+    @property
+    def literal(self) -> bool:
+        """Whether it is one command, word by word."""
+        return self.args is not None and all(isinstance(argument, str) for argument in self.args)
+
+    def allows(self, argv: Sequence[str]) -> bool:
+        if not argv or (self.cmd != "*" and argv[0] != self.cmd):
+            return False
+        if self.args is None:
+            return True
+        return len(argv) - 1 == len(self.args) and all(
+            argument == want
+            if isinstance(want, str)
+            else isinstance(want, AnyArgument) or argument.startswith(want.prefix)
+            for want, argument in zip(self.args, argv[1:], strict=True)
+        )
+
+
+class Requires(_Model):
+    """A tool's declared needs. What is not here is not on its runtime."""
+
+    fs: FsRequires = FsRequires()
+    net: NetRequires = NetRequires()
+    shell: tuple[ShellRequires, ...] = ()
+    capabilities: tuple[str, ...] = ()
+
+    def faults(self) -> list[tuple[str, str]]:
+        """``(place, problem)`` for each unknown variable or capability, and each pattern that is none or climbs out."""
+        found: list[tuple[str, str]] = []
+        for name, patterns in (("fs.read", self.fs.read), ("fs.write", self.fs.write)):
+            for index, pattern in enumerate(patterns):
+                found += [(f"requires.{name}[{index}]", problem) for problem in _faults_in_path(pattern)]
+        for index, host in enumerate(self.net.hosts):
+            if problem := fault_in_host(host):
+                found.append((f"requires.net.hosts[{index}]", problem))
+        for index, name in enumerate(self.capabilities):
+            if name not in NAMED_CAPABILITIES:
+                found.append(
+                    (
+                        f"requires.capabilities[{index}]",
+                        f"unknown capability {name!r}; there are {', '.join(NAMED_CAPABILITIES)}",
+                    )
+                )
+        return found
+
+    @property
+    def empty(self) -> bool:
+        return not (self.fs.read or self.fs.write or self.net.hosts or self.shell or self.capabilities)
+
+
+NOTHING = Requires()
+"""What most tools need."""
+
+
+@dataclass(frozen=True, slots=True)
+class Variables:
+    """What ``{workspace}``, ``{ad-hoc}``, ``{user-data}`` and ``{output}`` stand for: absolute, canonical folders. Empty closes
+    the scope.
+
+    :param workspace: the workspace, and an agent's further folders that may be written
+    :param ad_hoc: the folders of files that the user has open outside of the workspace; no face tells of any now
+    :param user_data: the folder for what tools keep for the user, in whatever workspace
+    :param output: what holds the output folders of the workspace's sessions, of which each session reads its own
+    :param readable: further folders that ``{workspace}`` means too, for reading only
+    """
+
+    workspace: tuple[str, ...] = ()
+    ad_hoc: tuple[str, ...] = ()
+    user_data: tuple[str, ...] = ()
+    output: tuple[str, ...] = ()
+    readable: tuple[str, ...] = ()
+
+    def of(self, name: str, *, reading: bool = False) -> tuple[str, ...]:
+        workspace = (*self.workspace, *self.readable) if reading else self.workspace
+        every = {"workspace": workspace, "ad-hoc": self.ad_hoc, "user-data": self.user_data, "output": self.output}
+        return every[name]
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One expanded requirement set: absolute path patterns, hosts, programs, named capabilities."""
+
+    owner: str
+    fs_read: tuple[str, ...] = ()
+    fs_write: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()
+    shell: tuple[ShellRequires, ...] = ()
+    capabilities: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class CapabilitySet:
+    """What a call may touch at most: every layer must allow it. No layers allow nothing."""
+
+    layers: tuple[Layer, ...] = field(default=())
+
+    def narrowed(self, *layers: Layer) -> CapabilitySet:
+        return CapabilitySet((*self.layers, *layers))
+
+    def offline(self) -> CapabilitySet:
+        """The same without any host."""
+        if not self.uses("net.fetch"):
+            return self
+        return CapabilitySet(tuple(replace(layer, hosts=()) for layer in self.layers))
+
+    def reading(self) -> CapabilitySet:
+        """The same without anything to write and without any host."""
+        return CapabilitySet(tuple(replace(layer, fs_write=(), hosts=()) for layer in self.layers))
+
+    def refusing_layer(self, capability: Capability, target: str | Sequence[str]) -> Layer | None:
+        """The first layer that does not cover ``target`` (an absolute path, ``host[:port]``, or an argv)."""
+        if not self.layers:
+            return Layer("nothing")
+        for layer in self.layers:
+            if not _covers(layer, capability, target):
+                return layer
+        return None
+
+    def allows(self, capability: Capability, target: str | Sequence[str]) -> bool:
+        return self.refusing_layer(capability, target) is None
+
+    def test(self, capability: Literal["fs.read", "fs.write", "net.fetch"]) -> Callable[[str], object]:
+        """What :meth:`allows` says of a path or a host, put together once for whoever asks often. A false answer is to be
+        asked again there.
+
+        A layer is left out that has all the patterns of another one, as an agent's has those of its tools.
+        """
+        wanted = {frozenset(map(str, _patterns(layer, capability))) for layer in self.layers}
+        least = [some for some in wanted if not any(other < some for other in wanted)]
+        if not least or frozenset() in least:
+            return _nothing
+        try:
+            if capability == "net.fetch":
+                hosts = [[read_pattern(pattern) for pattern in some] for some in least]
+                return lambda host: _every_covers(hosts, host)
+            tests = [re.compile(any_path_source(sorted(some)) + r"\Z", re.DOTALL).match for some in least]
+        except ValueError:
+            return _nothing  # a fault in a pattern shows where each is asked by itself
+        return tests[0] if len(tests) == 1 else lambda path: all(test(path) is not None for test in tests)
+
+    def has(self, name: str) -> bool:
+        """Whether every layer holds the named capability ``name``."""
+        return bool(self.layers) and all(name in layer.capabilities for layer in self.layers)
+
+    def uses(self, capability: Capability) -> bool:
+        """Whether any target at all could be allowed in every layer, judged by declarations alone."""
+        return bool(self.layers) and all(bool(_patterns(layer, capability)) for layer in self.layers)
+
+    def folders(self, capability: Literal["fs.read", "fs.write"]) -> tuple[str, ...]:
+        """The absolute folders that hold everything that could be allowed; a sandbox mounts these.
+
+        A folder is kept only if every layer reaches into it or above it.
+        """
+        if not self.layers:
+            return ()
+        reach = [frozenset(_folder(p) for p in _patterns(layer, capability)) for layer in self.layers]  # pyright: ignore[reportArgumentType]
+        kept = {
+            folder
+            for folders in reach
+            for folder in folders
+            if all(any(_is_beneath(folder, other) for other in others) for others in reach)
+        }
+        return tuple(sorted(f for f in kept if not any(f != o and _is_beneath(f, o) for o in kept)))
+
+
+def expand(requires: Requires, variables: Variables, owner: str) -> Layer:
+    """Fill the variables. A pattern with an empty variable disappears, so its scope is closed."""
+    return Layer(
+        owner,
+        _expanded(requires.fs.read, variables, reading=True),
+        _expanded(requires.fs.write, variables),
+        tuple(requires.net.hosts),
+        tuple(requires.shell),
+        frozenset(requires.capabilities),
+    )
+
+
+def union(owner: str, layers: Iterable[Layer]) -> Layer:
+    """One layer that allows what any of ``layers`` allows."""
+    every = tuple(layers)
+    shell: list[ShellRequires] = []
+    for program in chain.from_iterable(layer.shell for layer in every):
+        if program not in shell:
+            shell.append(program)
+    return Layer(
+        owner,
+        _merged(layer.fs_read for layer in every),
+        _merged(layer.fs_write for layer in every),
+        _merged(layer.hosts for layer in every),
+        tuple(shell),
+        frozenset(chain.from_iterable(layer.capabilities for layer in every)),
+    )
+
+
+def _faults_in_path(pattern: str) -> list[str]:
+    found: list[str] = []
+    for match in _VARIABLE.finditer(pattern):
+        if match.group(1) not in VARIABLES:
+            found.append(f"unknown variable {match.group()}; there are {{{'}, {'.join(VARIABLES)}}}")
+        elif match.start() or pattern[match.end() : match.end() + 1] not in ("", "/"):
+            found.append(f"in {pattern!r} a variable is only part of a name; it stands first, alone or before a '/'")
+    if not pattern:
+        found.append("the pattern is empty; write '.' for the whole workspace")
+    if ".." in pattern.split("/"):
+        found.append(f"{pattern!r} climbs with '..'; name the folder itself")
+    if "\0" in pattern:
+        found.append(f"{pattern!r} has a NUL character in it")
+    if problem := fault_in_pattern(pattern):
+        found.append(problem)
+    return found
+
+
+def _expanded(patterns: Iterable[str], variables: Variables, *, reading: bool = False) -> tuple[str, ...]:
+    """Absolute patterns. One with a fault is dropped, so what it was about stays closed."""
+    found: list[str] = []
+    for pattern in patterns:
+        if _faults_in_path(pattern):
+            continue
+        match = _VARIABLE.match(pattern)
+        name = match.group(1) if match else "workspace"
+        roots = ("/",) if pattern.startswith("/") else variables.of(name, reading=reading)
+        tail = [part for part in pattern[match.end() if match else 0 :].split("/") if part not in ("", ".")]
+        found += ["/".join((escape(root.rstrip("/")), *tail)) or "/" for root in roots]
+    return tuple(dict.fromkeys(found))
+
+
+def _merged(several: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(chain.from_iterable(several)))
+
+
+def _patterns(layer: Layer, capability: Capability) -> Sequence[object]:
+    match capability:
+        case "fs.read":
+            return layer.fs_read
+        case "fs.write":
+            return layer.fs_write
+        case "net.fetch":
+            return layer.hosts
+        case "shell.run":
+            return layer.shell
+
+
+def _covers(layer: Layer, capability: Capability, target: str | Sequence[str]) -> bool:
+    """Plain loops: every call of every tool comes through here, a search once for each file it finds."""
+    if capability == "shell.run":
+        argv = (target,) if isinstance(target, str) else target
+        return any(s.allows(argv) for s in layer.shell)
+    assert isinstance(target, str)
+    if capability == "net.fetch":
+        return any(grant_covers(h, target) for h in layer.hosts)
+    for pattern in layer.fs_read if capability == "fs.read" else layer.fs_write:
+        if path_regex(pattern).match(target) is not None:
+            return True
+    return False
+
+
+def _nothing(_target: str) -> bool:
+    return False
+
+
+def _every_covers(layers: Sequence[Sequence[HostPattern]], text: str) -> bool:
+    try:
+        host = read_host(text)
+    except ValueError:
+        return False
+    for patterns in layers:
+        for pattern in patterns:
+            if pattern.covers(host):
+                break
+        else:
+            return False
+    return True
+
+
+def _folder(pattern: object) -> str:
+    text = str(pattern)
+    prefix = literal_prefix(text)
+    if not has_wildcard(text):
+        return prefix.rstrip("/") or "/"
+    return prefix.rpartition("/")[0] or "/"
+
+
+def _is_beneath(path: str, folder: str) -> bool:
+    return path == folder or folder == "/" or path.startswith(folder + "/")

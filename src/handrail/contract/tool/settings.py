@@ -1,0 +1,173 @@
+"""The table ``[tools."ID"]``: what an operator sets for one tool, and the declaration that results from it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from handrail.contract.errors import Fault
+from handrail.contract.schema.schema import path_text
+from handrail.contract.tool.checked import unknown_key
+from handrail.contract.tool.names import LOCKED_IDS, fault_in_id
+from handrail.contract.tool.spec import ToolSpec
+
+SHORTEST_TIMEOUT_MS, LONGEST_TIMEOUT_MS = 100, 7 * 24 * 3_600_000
+LEAST_OUTPUT, MOST_OUTPUT = 1_024, 16 * 1024 * 1024
+MOST_ENTRIES = 100_000
+MOST_CONFIG = 64 * 1024
+"""Bytes of a tool's values as JSON: a program gets them in one variable, which the system bounds."""
+LIMITS = ("timeout_ms", "max_output", "max_entries")
+"""The fields of a declaration that an operator may set otherwise."""
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+
+
+class NamedSecret(_Table):
+    """``{ secret = "NAME" }``: a setting's value is that of a secret."""
+
+    secret: Annotated[str, Field(description="Its name in the table of secrets.")]
+
+
+class ToolSettings(_Table):
+    """``[tools."ID"]``: what an operator sets for one tool."""
+
+    enabled: Annotated[bool, Field(description="Whether agents have the tool; false turns it off.")] = True
+    config: Annotated[
+        dict[str, str | NamedSecret],
+        Field(
+            description='Values for the settings that the tool declares: KEY = "VALUE", and KEY = { secret = "NAME" } for one that is secret.'
+        ),
+    ] = {}
+    timeout_ms: Annotated[
+        int | None,
+        Field(
+            ge=SHORTEST_TIMEOUT_MS,
+            le=LONGEST_TIMEOUT_MS,
+            description="After how many milliseconds a call ends, instead of the tool's own time-out.",
+        ),
+    ] = None
+    max_output: Annotated[
+        int | None,
+        Field(
+            ge=LEAST_OUTPUT,
+            le=MOST_OUTPUT,
+            description="How many bytes of an output a model reads, instead of the tool's own limit; a file keeps the whole output.",
+        ),
+    ] = None
+    max_entries: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            le=MOST_ENTRIES,
+            description="How many entries of a list a model reads, instead of the tool's own limit.",
+        ),
+    ] = None
+    answered_by: Annotated[
+        str | None,
+        Field(
+            description="Only for web_search and web_fetch, which no built-in tool answers: the id of the tool that does."
+        ),
+    ] = None
+
+    @field_validator("answered_by")
+    @classmethod
+    def _is_no_locked_id(cls, tool: str | None) -> str | None:
+        if tool in LOCKED_IDS:
+            raise ValueError("is a locked id itself; expected the id of another tool, of yours or of a server")
+        if tool is not None and (problem := fault_in_id(tool)) is not None:
+            raise ValueError(problem)
+        return tool
+
+
+ToolConfig = Mapping[str, Mapping[str, str]]
+"""By a tool's id, the values of its settings that are not secret, by their keys."""
+
+
+class SettingsLayer(NamedTuple):
+    """What one place sets for tools.
+
+    :param source: the place, as the operator knows it
+    :param where: what the names in faults begin with
+    :param known: whether each id must be the id of a tool
+    """
+
+    source: str
+    tools: Mapping[str, ToolSettings]
+    where: tuple[str, ...] = ("tools",)
+    known: bool = False
+
+    def fault(self, tool: str, problem: str, *, key: str | None = None) -> Fault:
+        """The fault in what the layer sets for ``tool``."""
+        inner = () if key is None else ("config", key) if self.where == ("tools",) else (key,)
+        return Fault(self.source, path_text((*self.where, tool, *inner)), problem)
+
+
+def given_layer(source: str, values: ToolConfig, *, known: bool = False) -> SettingsLayer:
+    """The values that an agent's manifest or a program gives as ``tool_config``.
+
+    :param known: whether each id must be the id of a tool
+    """
+    tools = {tool: ToolSettings(config=dict(config)) for tool, config in values.items()}
+    return SettingsLayer(source, tools, ("tool_config",), known)
+
+
+def in_force(spec: ToolSpec, layers: Iterable[SettingsLayer]) -> tuple[ToolSpec, list[Fault]]:
+    """The declaration with the limits and the values that its operator set, and each value that it does not take.
+
+    :param layers: the weakest first
+    :return: ``spec`` itself where nothing is set
+    """
+    changes: dict[str, Any] = {}
+    values: dict[str, str] = {}
+    faults: list[Fault] = []
+    for layer in layers:
+        own = layer.tools.get(spec.id)
+        if own is None:
+            continue
+        limits = {name: value for name in LIMITS if (value := getattr(own, name)) is not None}
+        if limits and spec.provider_support:
+            problem = f"{' and '.join(limits)}: the model's provider carries this tool out, so no limit of this kernel holds for it; leave it out"
+            faults.append(layer.fault(spec.id, problem))
+        changes |= limits
+        for key, given in own.config.items():
+            problem = _fault_in_value(spec, key, given)
+            if problem is not None:
+                faults.append(layer.fault(spec.id, problem, key=key))
+            elif isinstance(given, str):
+                values[key] = given
+        if (size := len(json.dumps(values))) > MOST_CONFIG:
+            problem = f"the values of its settings have {size:,} bytes together; at most {MOST_CONFIG:,} are handed to a program. Put the rest into a file, and its path here"
+            return spec, [*faults, layer.fault(spec.id, problem)]
+    if values:
+        changes["config"] = {
+            key: replace(one, default=values[key]) if key in values else one for key, one in spec.config.items()
+        }
+    return (replace(spec, **changes) if changes else spec), faults
+
+
+def line_to_add(tool: str, key: str, *, secret: bool = False) -> str:
+    """The line of the configuration that gives a tool one setting, for whoever has to write it."""
+    value = '{ secret = "…" }' if secret else '"…"'
+    return f'{key} = {value} under [tools."{tool}".config] of handrail.toml'
+
+
+def _fault_in_value(spec: ToolSpec, key: str, given: str | NamedSecret) -> str | None:
+    """Why ``key`` cannot be ``given``, without repeating a value that may be a secret; None where it can."""
+    declared = spec.config.get(key)
+    if declared is None:
+        known = unknown_key(key, spec.config) if spec.config else "unknown key; the tool declares no settings"
+        return f"{known}. handrail tools --json lists the settings of each tool"
+    if declared.secret and isinstance(given, str):
+        return (
+            "is secret, so its value is never written here; expected "
+            f'{key} = {{ secret = "NAME" }} under [tools."{spec.id}".config], and NAME under [secrets] of handrail.toml'
+        )
+    if not declared.secret and isinstance(given, NamedSecret):
+        return f'is not secret, so a secret is not given for it; expected text, as in {key} = "…"'
+    return None

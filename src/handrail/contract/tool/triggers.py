@@ -1,0 +1,151 @@
+"""Trigger classes: kinds of triggers beside the timers, schedules and watched channels that ship, each as a tool that adds one.
+
+Write one as a tool, and register it like any other (``Kernel.open(tools=[…])``, or a package's entry point)::
+
+    class Tide(TriggerTool):
+        spec = trigger_spec("add_tide", "Trigger: be told at each high tide.", {"harbour": {"type": "string"}}, "harbour")
+
+        def next_ns(self, arguments, now_ns):
+            return table_of(arguments["harbour"]).next_high(now_ns)
+
+It is the operator's own code in the kernel's process: what it looks at while it waits is no call of a model's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from handrail.contract.doors.channels import Trigger
+from handrail.contract.doors.runtime import Runtime
+from handrail.contract.tool.requires import Requires
+from handrail.contract.tool.spec import ToolSpec
+from handrail.contract.tool.tool import Tool
+
+OWN = ("prompt", "name")
+"""Parameters that every tool which adds a trigger has."""
+TRIGGER_PROMPT = {
+    "type": "string",
+    "minLength": 1,
+    "maxLength": 8192,
+    "description": "What you will be told when it fires; say all that you need to know by then",
+}
+TRIGGER_NAME = {
+    "type": "string",
+    "pattern": "^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$",
+    "description": "To remove it by, and so that it is not added twice; one is given if left out",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Fired:
+    """That a trigger has fired.
+
+    :param text: what happened, for the model; without any it is told the prompt alone. It is data, labelled as from outside
+    :param position: JSON-able, up to 64 KiB: where the next wait goes on from. It is kept together with the firing
+    :param last: there is nothing more to wait for: the trigger is removed
+    """
+
+    text: str = ""
+    position: Any = None
+    last: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """What one wait is for.
+
+    :param arguments: as its tool was called with, without prompt and name
+    :param position: of its last firing; None before the first
+    :param fired: how often it has
+    :param workdir: the workspace's canonical folder
+    :param since_ns: when it was added, in wall-clock nanoseconds
+    """
+
+    name: str
+    session_id: str
+    workdir: str
+    arguments: Mapping[str, Any]
+    position: Any
+    fired: int
+    since_ns: int = 0
+
+
+def trigger_spec(id: str, description: str, properties: Mapping[str, Any], *required: str) -> ToolSpec:
+    """The spec of a tool that adds triggers.
+
+    :param properties: JSON Schemas of its own parameters, beside ``prompt`` and ``name``
+    :param required: those of them that have to be given
+    :raises ValueError: for a parameter of its own that is called like one of those
+    """
+    if taken := set(OWN) & set(properties):
+        raise ValueError(f"{id}: {', '.join(sorted(taken))} is a parameter of every trigger's; name yours otherwise")
+    return ToolSpec(
+        id=id,
+        description=description,
+        parameters={
+            "type": "object",
+            "properties": {**properties, "prompt": TRIGGER_PROMPT, "name": TRIGGER_NAME},
+            "required": [*required, "prompt"],
+            "additionalProperties": False,
+        },
+        requires=Requires(capabilities=("triggers",)),
+        side_effect="write",
+        locks=(),
+        category="hooks",
+        kind="other",
+    )
+
+
+class TriggerTool(Tool):
+    """A class of triggers. Give it a ``spec`` by :func:`trigger_spec`, and write either :meth:`wait` or :meth:`next_ns`.
+
+    A trigger waits as long as its session is not closed, from when the session is opened by a process that has its class, and
+    there. What :meth:`wait` raises is told to the session once it has happened five times in a row, and what
+    :meth:`next_ns` raises at once; then it waits no more, until the session is opened anew.
+    """
+
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        if cls.wait is TriggerTool.wait and cls.next_ns is TriggerTool.next_ns:
+            raise TypeError(f"{cls.__name__} has neither wait() nor next_ns(): nothing says when it fires")
+
+    async def wait(self, waiting: Waiting) -> Fired:
+        """Return when it fires. It is begun again from the position that this gives, also in a new process: what it gave is
+        told once, whatever ends in between. It fires once a second at most. It may be cancelled at any time.
+        """
+        raise TypeError(f"{type(self).__name__} fires by time: it has next_ns(), and nothing to wait for")
+
+    def next_ns(self, arguments: Mapping[str, Any], now_ns: int) -> int | None:
+        """When it fires for the first time after ``now_ns``, wall-clock nanoseconds; None for never again."""
+        raise TypeError(f"{type(self).__name__} waits by itself: it has wait(), and no time of its own")
+
+    @property
+    def by_time(self) -> bool:
+        """Whether it fires at times that are known."""
+        return type(self).next_ns is not TriggerTool.next_ns
+
+    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
+        arguments = {key: value for key, value in args.items() if key not in OWN}
+        return described(await runtime.triggers.add(self, arguments, args["prompt"], name=args.get("name")))
+
+
+def described(trigger: Trigger) -> dict[str, object]:
+    """A trigger as a model is told of it."""
+    shown: dict[str, object] = {"trigger_id": trigger.name, "kind": trigger.kind, "prompt": trigger.prompt}
+    if trigger.every_ns is not None:
+        shown["interval"] = trigger.every_ns / 1e9
+        shown["once"] = trigger.once
+    for name in ("cron", "channel", "sender", "tool", "fault"):
+        if (value := getattr(trigger, name)) is not None:
+            shown[name] = value
+    if trigger.arguments is not None:
+        shown["arguments"] = dict(trigger.arguments)
+    if trigger.next_ns is not None:
+        at = datetime.fromtimestamp(trigger.next_ns / 1e9, tz=UTC).astimezone()
+        shown["next"] = at.isoformat(timespec="seconds")
+    if trigger.fired:
+        shown["fired"] = trigger.fired
+    return shown

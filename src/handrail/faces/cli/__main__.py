@@ -1,7 +1,0 @@
-"""``python -m handrail.faces.cli``: the same as ``handrail``."""
-
-from __future__ import annotations
-
-from handrail.faces.cli import main
-
-main()

@@ -1,0 +1,396 @@
+"""One session that an editor has open: its prompts, one at a time, and the updates sent about them."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from acp import schema
+from acp.exceptions import RequestError
+
+from handrail.agent.conversation.history import Exchange, restored
+from handrail.agent.events import CallAnswered, NoticesHeard, ReplyCut, RunFinished, RunOutcome, TextDelta
+from handrail.agent.loop import Agent
+from handrail.agent.model import AssistantMessage, CallPart, Model, ResultsMessage, TextPart, UserMessage
+from handrail.agent.pictures import checked, shown, takes_pictures, with_their_content
+from handrail.contract.errors import HandrailError, UsageError
+from handrail.contract.modes import Mode
+from handrail.contract.result import Blob, Result
+from handrail.contract.session import Session
+from handrail.frontends.acp import choosing, showing
+from handrail.frontends.acp.telling import Telling
+from handrail.policy.rules.modes import MEANINGS, MODES, read_mode
+
+INTERNAL_ERROR, INVALID_PARAMS = -32603, -32602
+MOST_PROMPT = 4 * 1024 * 1024
+"""Characters of one prompt, with what it embeds."""
+_END = re.compile(r"<(?=\s*/\s*embedded)", re.IGNORECASE)
+"""Text that a model might take for the end of an embedded document."""
+
+
+@dataclass(eq=False)
+class Conversation:
+    """
+    :param folder: the workspace, canonical
+    :param known: set once the client knows of the session
+    :param models: what the user may choose from, the one that it begins with first
+    :param working: an agent for the session with another of them
+    :param remarks: what the user is to know before the first answer
+    """
+
+    session: Session
+    agent: Agent
+    model: Model
+    telling: Telling
+    folder: str
+    mode: Mode
+    known: asyncio.Event
+    models: Sequence[str] = ()
+    working: Callable[[str], tuple[Agent, Model]] | None = None
+    named: str = ""
+    """The model that answers."""
+    remarks: list[str] = field(default_factory=list[str])
+    _running: asyncio.Task[schema.PromptResponse] | None = None
+    _cancelled: bool = False
+    _leaving: bool = False
+    _before: list[tuple[Agent, Model]] = field(default_factory=list[tuple[Agent, Model]])
+    """Those that answered before, and whose sub-agents are at work."""
+
+    @property
+    def modes(self) -> schema.SessionModeState:
+        available = [schema.SessionMode(id=mode, name=mode, description=MEANINGS[mode]) for mode in MODES]
+        return schema.SessionModeState(current_mode_id=self.mode, available_modes=available)
+
+    def set_mode(self, mode: str) -> None:
+        """
+        :raises RequestError: for one that there is not
+        """
+        try:
+            self.mode = read_mode(mode)
+        except ValueError as error:
+            raise RequestError(INVALID_PARAMS, str(error)) from None
+        self.session.set_mode(self.mode)
+        self.telling.tell(schema.CurrentModeUpdate(session_update="current_mode_update", current_mode_id=self.mode))
+        self._optioned()
+
+    # ── what is chosen ───────────────────────────────────────────────────────────────────────────
+
+    @property
+    def options(self) -> list[choosing.Option]:
+        return choosing.options(self.mode, self.named, self.models)
+
+    async def choose(self, option: str, value: str | bool) -> None:
+        """
+        :raises RequestError: for an option or a value that there is not, and for another model while this one works
+        """
+        known = {one.id: one for one in self.options}
+        if option not in known or not isinstance(value, str):
+            raise RequestError(INVALID_PARAMS, f"{option[:80]!r} takes one of its values; there are {', '.join(known)}")
+        if option == choosing.MODE:
+            self.set_mode(value)
+        elif value not in self.models or self.working is None:
+            raise RequestError(INVALID_PARAMS, f"no model {value[:80]!r} is offered here: {', '.join(self.models)}")
+        elif self._running is not None:
+            raise RequestError(INVALID_PARAMS, "the model is at work; cancel the prompt, or wait for its answer")
+        elif value != self.named:
+            before = self.agent, self.model
+            self.agent, self.model = self.working(value)
+            self.named = value
+            if before[0].subagents.at_work:
+                self._before.append(before)
+            else:
+                await before[1].aclose()
+            self._optioned()
+
+    def _optioned(self) -> None:
+        update = schema.ConfigOptionUpdate(session_update="config_option_update", config_options=self.options)
+        self.telling.tell(update)
+
+    def announce(self) -> None:
+        """Send the slash commands that the user can pick."""
+        self.telling.tell(choosing.commands(self.session.skills if self.telling.has("skill") else ()))
+
+    # ── prompts ──────────────────────────────────────────────────────────────────────────────────
+
+    async def prompt(self, task: str, pictures: Sequence[Blob] = ()) -> schema.PromptResponse:
+        """Have the agent work on ``task``. What it says and does is sent to the editor meanwhile.
+
+        :param pictures: that the user shows with it
+        :raises RequestError: when a prompt is under way, its model is shown no pictures, or the work could not be done
+        """
+        if self._running is not None:
+            raise RequestError(INVALID_PARAMS, "this session is working on a prompt; cancel it, or wait for its answer")
+        if pictures and not takes_pictures(self.model):
+            raise RequestError(
+                INVALID_PARAMS,
+                f"the model {self.named or self.model.name} takes no images; say what is in them, or choose another model",
+            )
+        self._cancelled = False
+        compacts = choosing.asks_to_compact(task) and not pictures
+        work = self._compact() if compacts else self._work(choosing.picked(task, self.session), pictures)
+        running = self._running = asyncio.create_task(work)
+        running.add_done_callback(self._over)
+        return await asyncio.shield(running)  # the SDK cancels its handlers when the client goes: that is no abort
+
+    def _over(self, task: asyncio.Task[schema.PromptResponse]) -> None:
+        self._running = None
+        if not task.cancelled():
+            task.exception()  # looked at: where the client has gone nobody waits for it
+
+    def cancel(self) -> None:
+        """The user's stop: every call in flight is stopped and answered, and the prompt ends as ``cancelled``."""
+        if self._running is not None:
+            self._cancelled = True
+            self.agent.cancel("user")
+
+    async def _compact(self) -> schema.PromptResponse:
+        """Make room in the conversation, and say how much."""
+        try:
+            self._remark()
+            self.telling.says(str(await self.agent.compact()))
+            return schema.PromptResponse(stop_reason="end_turn")
+        except HandrailError as error:
+            if self._cancelled:
+                return schema.PromptResponse(stop_reason="cancelled")
+            raise RequestError(INTERNAL_ERROR, str(error)) from None
+        finally:
+            self.telling.settled()
+            await self.telling.flush()
+
+    async def _work(self, task: str, pictures: Sequence[Blob]) -> schema.PromptResponse:
+        outcome: RunOutcome | None = None
+        try:
+            if not self._cancelled:  # a stop may come before the work begins
+                self._remark()
+                said = await shown(task, pictures, self.session.history)
+                async with aclosing(self.agent.run(said)) as events:
+                    async for event in events:
+                        match event:
+                            case TextDelta(text):
+                                self.telling.says(text)
+                            case CallAnswered(_, _, answer):
+                                self.telling.answered(answer)
+                            case ReplyCut(reason, again):
+                                self.telling.says(
+                                    f"\n\n[the reply broke off: {reason}{'; asked again' if again else ''}]\n\n"
+                                )
+                            case NoticesHeard(notices):
+                                self.telling.thinks("".join(f"[{one.source}: {one.text}]\n" for one in notices))
+                            case RunFinished():
+                                outcome = event.outcome
+                            case _:
+                                pass
+            return self._response(outcome)
+        except HandrailError as error:
+            if self._cancelled:
+                return schema.PromptResponse(stop_reason="cancelled")
+            raise RequestError(INTERNAL_ERROR, str(error)) from None
+        finally:
+            self.telling.settled()
+            await self.telling.flush()
+
+    def _remark(self) -> None:
+        for remark in self.remarks:
+            self.telling.says(f"{remark}\n\n")
+        self.remarks.clear()
+
+    def _response(self, outcome: RunOutcome | None) -> schema.PromptResponse:
+        if outcome is None or self._cancelled:
+            return schema.PromptResponse(stop_reason="cancelled", usage=_usage(outcome))
+        if outcome.status == "failed":
+            raise RequestError(INTERNAL_ERROR, outcome.detail or "the model gave no whole reply")
+        if outcome.status not in ("answered", "cancelled"):
+            self.telling.says(f"\n\n[{outcome.detail}]")
+        if outcome.status == "parked":
+            self.telling.says(" Answer with handrail approve, then prompt this session again.")
+        reason = "cancelled" if self._leaving else _stop_reason(outcome)
+        return schema.PromptResponse(stop_reason=reason, usage=_usage(outcome))
+
+    # ── what was said before ─────────────────────────────────────────────────────────────────────
+
+    async def replay(self) -> None:
+        """Send the client the whole conversation, and the calls that wait in it.
+
+        :raises HandrailError: when it cannot be read, or not all of it can be told
+        """
+        history = self.session.history
+        found = restored([] if history is None else await history.read())
+        plan: object = None
+        calls: dict[str, tuple[str, CallPart]] = {}
+        messages = found.messages if history is None else await with_their_content(found.messages, history)
+        for number, message in enumerate(messages):
+            match message:
+                case UserMessage(text, pictures):
+                    self.telling.asked(text)
+                    for picture in pictures:
+                        self.telling.showed(picture)
+                case AssistantMessage():
+                    calls = self._shown(
+                        message, [f"{self.session.id}/past-{number}.{n}" for n in range(len(message.calls))]
+                    )
+                case ResultsMessage(results):
+                    for result in results:
+                        if (known := calls.get(result.wire_id)) is not None:
+                            plan = self._result(*known, result.text, failed=result.is_error) or plan
+            await self.telling.flush()
+        if found.open is not None:
+            self._open(found.open)
+        if (update := showing.plan_of(plan)) is not None:
+            self.telling.tell(update)
+        await self.telling.flush()
+        if (failure := self.telling.failure) is not None:
+            raise UsageError(f"something in the conversation cannot be told: {type(failure).__name__}: {failure}")
+        if self.telling.gone:
+            raise UsageError("the session was closed, or its client has gone, before all of it was told")
+
+    def _shown(self, message: AssistantMessage, call_ids: Sequence[str]) -> dict[str, tuple[str, CallPart]]:
+        ids = iter(call_ids)
+        calls: dict[str, tuple[str, CallPart]] = {}
+        for part in message.parts:
+            if isinstance(part, TextPart):
+                self.telling.says(part.text)
+            elif isinstance(part, CallPart):
+                calls[part.wire_id] = (next(ids), part)
+                self.telling.proposed(calls[part.wire_id][0], self._id_of(part.name), part.arguments)
+        return calls
+
+    def _id_of(self, name: str) -> str:
+        return self.telling.id_of(name)
+
+    def _open(self, exchange: Exchange) -> None:
+        calls = self._shown(exchange.message, exchange.call_ids)
+        for result in exchange.results.values():
+            if (known := calls.get(result.wire_id)) is not None:
+                self._result(*known, result.text, failed=result.is_error)
+
+    def _result(self, call_id: str, call: CallPart, text: str, *, failed: bool) -> object:
+        """Show how a call ended. Gives the todo list if the call changed it."""
+        try:
+            wire: Any = json.loads(text)
+            result = Result.from_dict(cast("Mapping[str, Any]", wire))
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            result = Result.output(text)
+        self.telling.result(call_id, self._id_of(call.name), result, "failed" if failed else "completed")
+        data: Any = result.data
+        return cast("dict[str, Any]", data).get("todos") if call.name == "todo" and isinstance(data, dict) else None
+
+    # ── its end ──────────────────────────────────────────────────────────────────────────────────
+
+    async def leave(self) -> None:
+        """Suspend the session: running calls are stopped and answered, calls that wait for a person go on waiting, sub-agents in the
+        background go on, everything is kept. :meth:`release` comes next."""
+        running = self._running
+        self._leaving = True
+        if running is not None:
+            self.agent.cancel("shutdown")
+            await asyncio.wait((running,))
+        try:
+            await self.session.suspend()
+        finally:
+            await self.telling.flush()
+            await self.telling.aclose()
+
+    @property
+    def at_work(self) -> bool:
+        """Whether sub-agents work with its models."""
+        return any(agent.subagents.at_work for agent, _ in self._all())
+
+    async def release(self) -> None:
+        """Close its models, once no sub-agent works with them any more."""
+        async with AsyncExitStack() as closing:
+            for agent, model in self._all():
+                closing.push_async_callback(model.aclose)
+                await agent.subagents.idle()
+
+    def _all(self) -> list[tuple[Agent, Model]]:
+        return [*self._before, (self.agent, self.model)]
+
+
+def _stop_reason(outcome: RunOutcome) -> schema.StopReason:
+    match outcome.status:
+        case "cancelled":
+            return "cancelled"
+        case "length":
+            return "max_tokens"
+        case "refused":
+            return "refusal"
+        case "budget":
+            return "max_tokens" if outcome.budget == "tokens" else "max_turn_requests"
+        case _:
+            return "end_turn"
+
+
+def _usage(outcome: RunOutcome | None) -> schema.Usage | None:
+    if outcome is None:
+        return None
+    return schema.Usage(
+        input_tokens=outcome.input_tokens,
+        output_tokens=outcome.output_tokens,
+        total_tokens=outcome.input_tokens + outcome.output_tokens,
+    )
+
+
+Block = (
+    schema.TextContentBlock
+    | schema.ImageContentBlock
+    | schema.AudioContentBlock
+    | schema.ResourceContentBlock
+    | schema.EmbeddedResourceContentBlock
+)
+
+
+def asked_of(blocks: Sequence[Block]) -> tuple[str, list[Blob]]:
+    """A prompt as one text, and the pictures that are shown with it. What an editor embeds stands in it as data, under the
+    name of what it is of.
+
+    :raises RequestError: for what this agent does not take
+    """
+    parts: list[str] = []
+    pictures: list[bytes] = []
+    for block in blocks:
+        match block:
+            case schema.TextContentBlock():
+                parts.append(block.text)
+            case schema.ResourceContentBlock():
+                parts.append(f"[{_line(block.title or block.name)}]({_line(block.uri)})")
+            case schema.EmbeddedResourceContentBlock(resource=schema.TextResourceContents() as resource):
+                body = _END.sub(r"<\\", resource.text)
+                parts.append(f'<embedded uri="{_line(resource.uri)}">\n{body}\n</embedded>\n')
+            case (
+                schema.ImageContentBlock(data=data)
+                | schema.EmbeddedResourceContentBlock(resource=schema.BlobResourceContents(blob=data))
+            ):
+                pictures.append(_decoded(data, len(pictures) + 1))
+                parts.append(f"[image {len(pictures)}]")
+            case _:
+                raise RequestError(
+                    INVALID_PARAMS, "text, links, embedded text and images are taken; name a file for the rest"
+                )
+    task = "".join(parts)
+    if not task.strip():
+        raise RequestError(INVALID_PARAMS, "the prompt is empty")
+    if len(task) > MOST_PROMPT:
+        raise RequestError(
+            INVALID_PARAMS, f"the prompt has {len(task):,} characters, at most {MOST_PROMPT:,} are taken; name a file"
+        )
+    try:
+        return task, checked(pictures)
+    except UsageError as error:
+        raise RequestError(INVALID_PARAMS, str(error)) from None
+
+
+def _decoded(data: str, number: int) -> bytes:
+    try:
+        return base64.b64decode(data, validate=True)
+    except ValueError:
+        raise RequestError(INVALID_PARAMS, f"image {number} is not base64") from None
+
+
+def _line(text: str) -> str:
+    return " ".join(text.replace('"', "%22").split())

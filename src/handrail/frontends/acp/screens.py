@@ -1,0 +1,195 @@
+"""Terminals in an editor, for what commands write while they run.
+
+A command always runs here, confined and by the rules: the protocol's ``terminal/create`` would have the client run it, with all
+that its user may do. So a client that draws terminals from what it is told (``_meta.terminal_output`` among its capabilities)
+is told; in another client's terminal runs a small program that shows what it is sent (:mod:`handrail.frontends.acp.screen`); and one
+that offers no terminals has the output's end as text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from acp import schema
+from acp.exceptions import RequestError
+
+from handrail.frontends.acp import screen, showing
+from handrail.origins.programs import ProgramRefused, own_interpreter
+
+How = Literal["drawn", "viewed", "text"]
+MOST_TEXT = 4_000
+"""Characters of the end of an output that a client without terminals has while it grows."""
+MOST_BEHIND = 1024 * 1024
+"""Bytes that wait for a terminal which does not show them; what is written beyond these is left out of it, and it says so."""
+LEFT_OUT = "\n[not all of the output is shown here: this terminal was too slow]\n"
+MOST_SCREENS = 16
+"""Terminals of one session at once; a further call's output is text."""
+_PATIENCE_S = 10.0
+"""How long a client has to start what it shows in a terminal, and afterwards to come to its end."""
+
+
+class Client(Protocol):
+    """What is needed of the connection here."""
+
+    async def create_terminal(
+        self, session_id: str, command: str, args: list[str] | None = None, *, output_byte_limit: int | None = None
+    ) -> schema.CreateTerminalResponse: ...
+    async def wait_for_terminal_exit(self, session_id: str, terminal_id: str) -> schema.WaitForTerminalExitResponse: ...
+    async def release_terminal(self, session_id: str, terminal_id: str) -> schema.ReleaseTerminalResponse | None: ...
+
+
+def how_shown(offered: schema.ClientCapabilities) -> How:
+    """What a client can do."""
+    if (offered.field_meta or {}).get("terminal_output") is True:
+        return "drawn"
+    return "viewed" if offered.terminal and sys.platform != "win32" else "text"
+
+
+class Screen:
+    """One command's.
+
+    :param tell: tells the client of its call: content, and what goes into ``_meta``
+    """
+
+    def __init__(self, call_id: str, how: How, tell: Callable[[list[showing.Content] | None, Any], None]) -> None:
+        self.call_id = call_id
+        self.how: How = how
+        self._tell = tell
+        self.shown = False
+        """Whether anything of its output was."""
+        self._end = ""
+        self.terminal: str | None = call_id if how == "drawn" else None
+        self._waiting = bytearray()
+        self._writer: asyncio.StreamWriter | None = None
+        self._over: bytes | None = None
+        self._left_out = False
+
+    @property
+    def content(self) -> list[showing.Content] | None:
+        if self.terminal is None:
+            return None
+        return [schema.TerminalToolCallContent(type="terminal", terminal_id=self.terminal)]
+
+    def write(self, text: str) -> None:
+        """A further piece of the output."""
+        if not text:
+            return
+        self.shown = True
+        text = showing.plain(text)
+        if self.how == "drawn":
+            self._tell(None, {"terminal_output": {"terminal_id": self.terminal, "data": text}})
+        elif self.how == "viewed":
+            self._send(text.encode("utf-8", "replace"))
+        else:
+            self._end = (self._end + text)[-MOST_TEXT:]
+            self._tell([showing.fenced(self._end)], None)
+
+    def end(self, code: int | None, signal: str | None) -> None:
+        """The command has ended."""
+        if self.how == "drawn":
+            ended = {"terminal_id": self.terminal, "exit_code": code, "signal": signal}
+            self._tell(None, {"terminal_exit": ended})
+        elif self.how == "viewed":
+            self._over = screen.END + str(1 if code is None else code & 0xFF).encode()
+            self._send(b"")
+
+    def _send(self, data: bytes) -> None:
+        writer = self._writer
+        behind = len(self._waiting) if writer is None else writer.transport.get_write_buffer_size()
+        if data and behind > MOST_BEHIND:
+            data = b"" if self._left_out else LEFT_OUT.encode()
+            self._left_out = True
+        self._waiting += data
+        if writer is not None:
+            self.connected(writer)
+
+    def connected(self, writer: asyncio.StreamWriter) -> None:
+        """What shows it is there."""
+        self._writer = writer
+        data, self._waiting = bytes(self._waiting), bytearray()
+        if not writer.is_closing():
+            writer.write(data + (self._over or b""))
+            if self._over is not None:
+                writer.close()
+
+    def as_text(self) -> None:
+        """No terminal is to be had."""
+        self.how, text, self._waiting = "text", self._waiting.decode("utf-8", "replace"), bytearray()
+        if text and self._over is None:
+            self.write(text)
+
+
+class Screens:
+    """Those of one session.
+
+    :param session_id: known once it is open
+    """
+
+    def __init__(self, client: Client, how: How) -> None:
+        self.session_id = ""
+        self._client = client
+        self._how: How = how
+        self._open: dict[str, Screen] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._folder: str | None = None
+
+    def begin(self, call_id: str, tell: Callable[[list[showing.Content] | None, Any], None]) -> Screen:
+        """For a command that begins to run."""
+        how: How = self._how if len(self._open) < MOST_SCREENS else "text"
+        found = self._open[call_id] = Screen(call_id, how, tell)
+        if how == "viewed":
+            task = asyncio.create_task(self._view(found, tell))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        return found
+
+    def get(self, call_id: str) -> Screen | None:
+        return self._open.get(call_id)
+
+    def end(self, call_id: str) -> Screen | None:
+        return self._open.pop(call_id, None)
+
+    async def _view(self, found: Screen, tell: Callable[[list[showing.Content] | None, Any], None]) -> None:
+        """Have the client show one command's output in a terminal of its own, to its end."""
+        server: asyncio.Server | None = None
+        try:
+            if self._folder is None:
+                self._folder = tempfile.mkdtemp(prefix="handrail-acp-")  # nobody else's: mode 0700
+            path = os.path.join(self._folder, f"{id(found):x}")  # noqa: PTH118 - a text is needed
+            server = await asyncio.start_unix_server(lambda _, writer: found.connected(writer), path)
+            made = await self._client.create_terminal(
+                self.session_id, own_interpreter(), ["-I", "-S", str(Path(screen.__file__)), path]
+            )
+            found.terminal = made.terminal_id
+            tell(found.content, None)
+            await self._client.wait_for_terminal_exit(self.session_id, made.terminal_id)
+            await self._client.release_terminal(self.session_id, made.terminal_id)
+        except (OSError, RequestError, ValueError, ProgramRefused):  # it has gone, or does not do what it offered
+            if found.terminal is None:
+                found.as_text()
+        finally:
+            if server is not None:
+                server.close()
+
+    async def aclose(self) -> None:
+        """Return when nothing is shown any more; a client that does not come to an end is not waited for."""
+        for found in self._open.values():
+            found.end(None, None)
+        self._open.clear()
+        if self._tasks:
+            _, left = await asyncio.wait(tuple(self._tasks), timeout=_PATIENCE_S)
+            for task in left:
+                task.cancel()
+            if left:
+                await asyncio.wait(left)
+        if self._folder is not None:
+            with contextlib.suppress(OSError):
+                shutil.rmtree(self._folder)

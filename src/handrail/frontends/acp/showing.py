@@ -1,0 +1,273 @@
+"""What a call looks like in an editor: its title, its kind, the places it touches, its differences and its result."""
+
+from __future__ import annotations
+
+import json
+import os.path
+import re
+import signal
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, cast
+
+from acp import schema
+
+from handrail.contract.result import Result
+from handrail.contract.tool.spec import ToolSpec
+from handrail.frontends.cli.show import one_line, spelled_out
+
+Content = schema.ContentToolCallContent | schema.FileEditToolCallContent | schema.TerminalToolCallContent
+
+MOST_TITLE = 160
+MOST_SHOWN = 20_000
+"""Characters of a result in an editor's view. Its raw output is as the model's was."""
+MOST_PLACES = 20
+_HUNK = re.compile(r"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
+_ONE_ARGUMENT = re.compile(r"\{(\w+)\}")
+_NO_NEWLINE = "\\ "
+_WRITTEN = ("output", "content", "text", "head")
+"""Where a result has what was written or read: the first of these that is a text."""
+_ENDS = {"exit_code", "signal", "limit", "dropped_bytes", "notes"}
+"""What a result says of a program beside that."""
+NO_OUTPUT = "(no output)"
+_PLAIN = str.maketrans({code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if code not in (9, 10)})
+
+
+def plain(text: str) -> str:
+    """A model's text without what would steer a terminal."""
+    return text.translate(_PLAIN)
+
+
+def title_of(tool_id: str, arguments: Mapping[str, Any], by: str = "") -> str:
+    """What a call does, on one line. It may be cut; what is approved is shown whole beside it.
+
+    :param by: whose call it is, where that is not the agent that the user talks to
+    """
+    command, path = arguments.get("command"), arguments.get("path")
+    if isinstance(command, str) and command:
+        title = command
+    elif isinstance(path, str) and path:
+        title = f"{tool_id} {path}"
+    else:
+        first = next((value for value in arguments.values() if isinstance(value, str) and value), "")
+        title = f"{tool_id}: {first}" if first else tool_id
+    return _cut(one_line(f"{by}: {title}" if by else title))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MOST_TITLE else f"{text[: MOST_TITLE - 1]}…"
+
+
+def places_of(spec: ToolSpec | None, arguments: Mapping[str, Any], workdir: str) -> list[schema.ToolCallLocation]:
+    """The files that a call names, as absolute paths."""
+    if spec is None:
+        return []
+    found: dict[str, None] = {}
+    for capability, template in spec.targets.items():
+        named = _ONE_ARGUMENT.fullmatch(template) if capability.startswith("fs.") else None
+        value: Any = arguments.get(named.group(1)) if named is not None else None
+        several = cast("list[Any]", value) if isinstance(value, list) else [value]
+        found |= dict.fromkeys(one for one in several if isinstance(one, str) and one and "\0" not in one)
+    offset = arguments.get("offset")
+    line = offset if spec.kind == "read" and isinstance(offset, int) and offset > 0 else None
+    return [schema.ToolCallLocation(path=absolute(path, workdir), line=line) for path in [*found][:MOST_PLACES]]
+
+
+def absolute(path: str, workdir: str) -> str:
+    """As the protocol wants paths."""
+    return os.path.normpath(os.path.join(workdir, path))  # noqa: PTH118 - text only: nothing is looked up
+
+
+class Differences(NamedTuple):
+    """A unified diff as an editor shows it.
+
+    :param line: the first line that differs, in the file as it will be
+    :param whole: nothing of it is left out
+    """
+
+    parts: list[schema.FileEditToolCallContent]
+    line: int | None
+    whole: bool
+
+
+def differences(text: str, path: str) -> Differences:
+    """Read one file's unified diff.
+
+    :param path: absolute
+    """
+    parts: list[schema.FileEditToolCallContent] = []
+    first: int | None = None
+    created, whole, lines = False, True, text.split("\n")
+    at = 0
+    while at < len(lines):
+        created = created or lines[at].startswith("--- /dev/null")
+        found = _HUNK.match(lines[at])
+        at += 1
+        if found is None:
+            continue
+        old_left, new_left = (int(found.group(n)) if found.group(n) is not None else 1 for n in (2, 4))
+        old: list[str] = []
+        new: list[str] = []
+        leading = True
+        shift = 0
+        while at < len(lines) and (old_left > 0 or new_left > 0 or lines[at].startswith(_NO_NEWLINE)):
+            sign, line = lines[at][:1], lines[at][1:]
+            if sign not in ("", " ", "-", "+", "\\"):
+                break
+            at += 1
+            if sign == "\\":
+                continue
+            leading = leading and sign in ("", " ")
+            shift += leading
+            if sign != "+":
+                old.append(line)
+                old_left -= 1
+            if sign != "-":
+                new.append(line)
+                new_left -= 1
+        whole = whole and old_left <= 0 and new_left <= 0
+        if first is None:
+            first = max(int(found.group(3)), 1) + shift
+        before = None if created else "\n".join(old)
+        parts.append(schema.FileEditToolCallContent(type="diff", path=path, old_text=before, new_text="\n".join(new)))
+    return Differences(parts, first, whole)
+
+
+def text(words: str) -> schema.ContentToolCallContent:
+    """Words as the content of a call."""
+    return schema.ContentToolCallContent(
+        type="content", content=schema.TextContentBlock(type="text", text=spelled_out(words))
+    )
+
+
+def fenced(words: str) -> schema.ContentToolCallContent:
+    """Foreign text as the content of a call: nothing in it is taken for markup."""
+    cut = f"{words[:MOST_SHOWN]}\n… ({len(words) - MOST_SHOWN:,} more characters)"
+    return fenced_whole(words if len(words) <= MOST_SHOWN else cut)
+
+
+def fenced_whole(shown: str) -> schema.ContentToolCallContent:
+    """The same without a bound, for what is approved."""
+    longest = max((len(run) for run in re.findall(r"`+", shown)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return text(f"{fence}\n{shown}\n{fence}")
+
+
+def content_of(result: Result, workdir: str) -> tuple[list[Content], list[schema.ToolCallLocation]]:
+    """A result as an editor shows it, and the places that it names more exactly than the call did."""
+    data: Any = result.data
+    if not result.ok:
+        return [text(result.error_text or "it failed without words"), *_written(data)], []
+    if isinstance(data, dict):
+        fields = cast("dict[str, Any]", data)
+        diff, path = fields.get("diff"), fields.get("path")
+        if isinstance(diff, str) and isinstance(path, str):
+            where = absolute(path, workdir)
+            found = differences(diff, where)
+            left_out = [] if found.whole else [text("not all of the change is shown")]
+            return [*found.parts, *left_out], [schema.ToolCallLocation(path=where, line=found.line)]
+        if (inner := _waited_for(fields)) is not None:
+            content, places = content_of(inner, workdir)
+            return [fenced(f"{fields['job_id']}: {fields['state']}"), *content], places
+    shown, cut = _written(cast("object", data)), result.metadata.get("output_path")
+    if _says_nothing(cast("object", data)):
+        shown.insert(0, text(NO_OUTPUT))
+    return [*shown, *([text(f"it is cut; the whole is in {cut}")] if isinstance(cut, str) else [])], []
+
+
+def _waited_for(fields: Mapping[str, Any]) -> Result | None:
+    """The result of a job that stands in the result of a call which waited for it."""
+    found: object = fields.get("result")
+    if not isinstance(found, dict) or not {"job_id", "state"} <= fields.keys():
+        return None
+    inner = cast("dict[str, Any]", found)
+    match inner.get("type"), inner.get("error_text"):
+        case "output", _:
+            return Result("output", inner.get("data"))
+        case "error", str() as words:
+            return Result("error", inner.get("data"), words)
+        case _:
+            return None
+
+
+def _says_nothing(data: object) -> bool:
+    """Whether there is nothing to read in it. An editor that is given no content shows the result's JSON."""
+    return data in (None, "", [], {}) or run_of(data).output == ""
+
+
+def _written(data: object) -> list[Content]:
+    """What somebody reads of data: the text in it, and how the program ended that wrote it."""
+    if data in (None, "", [], {}):
+        return []
+    if isinstance(data, dict):
+        fields, run = cast("dict[str, Any]", data), run_of(cast("dict[str, Any]", data))
+        if run.output is not None or fields.keys() <= _ENDS:
+            return [*([fenced(run.output)] if run.output else []), *_end(run), *run.remarks]
+        if all(isinstance(value, (str, int, float)) for value in fields.values()):
+            return [fenced("\n".join(f"{name}: {value}" for name, value in fields.items()))]
+    words = data if isinstance(data, str) else json.dumps(data, ensure_ascii=False, indent=1, default=str)
+    return [fenced(words)]
+
+
+class Run(NamedTuple):
+    """A program that was run, as a result tells of it.
+
+    :param output: what it wrote, or the beginning of that; None where the result has none
+    :param code: its exit code; None where a signal ended it or that is not known
+    :param by: the signal that ended it, by name
+    :param remarks: what else a person is to know of it
+    """
+
+    output: str | None
+    code: int | None
+    by: str | None
+    remarks: list[Content]
+
+
+def run_of(data: object) -> Run:
+    """What a result's data tells of a program."""
+    fields = cast("dict[str, Any]", data) if isinstance(data, dict) else {}
+    output: str | None = next((fields[name] for name in _WRITTEN if isinstance(fields.get(name), str)), None)
+    code, number, by = _number(fields.get("exit_code")), _number(fields.get("signal")), None
+    if number is not None or (code is not None and code < 0):
+        code, by = None, _signal(-(code or 0) if number is None else number)
+    remarks: list[Content] = []
+    if isinstance(limit := fields.get("limit"), str):
+        remarks.append(text(limit))
+    if dropped := _number(fields.get("dropped_bytes")):
+        remarks.append(text(f"{dropped:,} bytes of the output are not kept"))
+    if isinstance(notes := fields.get("notes"), list):
+        remarks += [fenced(one) for one in cast("list[Any]", notes) if isinstance(one, str)]  # they name files
+    return Run(output, code, by, remarks)
+
+
+def _end(run: Run) -> list[Content]:
+    """A good one goes without saying where there is an output."""
+    if run.by is not None:
+        return [text(f"ended by {run.by}")]
+    return [text(f"exit code {run.code}")] if run.code or (run.code is not None and not run.output) else []
+
+
+def _number(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def plan_of(todos: object) -> schema.AgentPlanUpdate | None:
+    """A session's list of tasks as a plan."""
+    if not isinstance(todos, Sequence) or isinstance(todos, str):
+        return None
+    entries: list[schema.PlanEntry] = []
+    for one in cast("Sequence[object]", todos):
+        if not isinstance(one, Mapping):
+            continue
+        task = cast("Mapping[str, Any]", one)
+        content, status = task.get("content"), task.get("status")
+        if isinstance(content, str) and status in ("pending", "in_progress", "completed"):
+            entries.append(schema.PlanEntry(content=spelled_out(content), priority="medium", status=status))
+    return schema.AgentPlanUpdate(session_update="plan", entries=entries)

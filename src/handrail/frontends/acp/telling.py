@@ -1,0 +1,310 @@
+"""Sending the updates of one session to an editor, in order and as fast as it reads."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, cast
+
+from acp import schema
+
+from handrail.agent.model import Picture
+from handrail.contract.approvals import ApprovalRequest
+from handrail.contract.call import Answer
+from handrail.contract.events import Event
+from handrail.contract.result import Result
+from handrail.contract.tool.spec import ToolSpec
+from handrail.frontends.acp import showing
+from handrail.frontends.acp.screens import Screen, Screens
+
+Update = (
+    schema.UserMessageChunk
+    | schema.AgentMessageChunk
+    | schema.AgentThoughtChunk
+    | schema.ToolCallStart
+    | schema.ToolCallProgress
+    | schema.AgentPlanUpdate
+    | schema.CurrentModeUpdate
+    | schema.ConfigOptionUpdate
+    | schema.AvailableCommandsUpdate
+    | schema.SessionInfoUpdate
+)
+Send = Callable[[Update], Awaitable[None]]
+MOST_PROGRESS = 1_000
+"""Updates that wait to be told; of more, progress is dropped."""
+_log = logging.getLogger("handrail.acp")
+
+
+class Telling:
+    """Tells one client of one session.
+
+    :param send: puts one update to it; raises ``ConnectionError`` when it has gone
+    :param spec_of: a tool of the session by its id
+    """
+
+    def __init__(self, send: Send, spec_of: Callable[[str], ToolSpec | None], workdir: str, screens: Screens) -> None:
+        self._send = send
+        self._screens = screens
+        self._spec_of = spec_of
+        self._workdir = workdir
+        self._waiting: deque[Update] = deque()
+        self._wake = asyncio.Event()
+        self._told = asyncio.Event()
+        self._told.set()
+        self._known: set[str] = set()
+        """Calls that it has been told of."""
+        self._parked: set[str] = set()
+        self._jobs: dict[str, bool] = {}
+        """Calls that go on as a job, and whether they have been answered so."""
+        self._over: set[str] = set()
+        """Those that ended before they were."""
+        self._below: dict[str, str] = {}
+        """Calls of sub-agents that were asked about, with their tools."""
+        self.gone = False
+        """Nothing is told any more: the client has gone, or this was closed."""
+        self.failure: Exception | None = None
+        """Why something could not be told though the client is there: it has no form in JSON."""
+        self._pump = asyncio.create_task(self._tell())
+
+    async def aclose(self) -> None:
+        await self._screens.aclose()
+        await self.flush()
+        self.gone = True
+        self._pump.cancel()
+        await asyncio.wait((self._pump,))
+        self._told.set()
+
+    async def flush(self) -> None:
+        """Return when the client has been told everything so far, or has gone."""
+        await self._told.wait()
+
+    async def _tell(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while self._waiting and not self.gone:
+                try:
+                    await self._send(self._waiting.popleft())
+                except OSError:  # ConnectionError, and what a pipe gives that was closed at the other end
+                    self.gone = True
+                except Exception as error:
+                    self.failure = error
+                    _log.warning("an editor could not be told something: %s: %s", type(error).__name__, error)
+            if self.gone:
+                self._waiting.clear()
+            self._told.set()
+
+    def tell(self, update: Update) -> None:
+        """Have it told, after what waits already."""
+        if self.gone:
+            return
+        self._waiting.append(update)
+        self._told.clear()
+        self._wake.set()
+
+    # ── what is said ─────────────────────────────────────────────────────────────────────────────
+
+    def says(self, words: str) -> None:
+        """A piece of the model's text. Pieces that wait become one."""
+        words = showing.plain(words)
+        last = self._waiting[-1] if self._waiting else None
+        if isinstance(last, schema.AgentMessageChunk) and isinstance(last.content, schema.TextContentBlock):
+            last.content.text += words
+        elif words:
+            self.tell(schema.AgentMessageChunk(session_update="agent_message_chunk", content=block(words)))
+
+    def thinks(self, words: str) -> None:
+        """What the model has been told that no user said and no call answered."""
+        self.tell(schema.AgentThoughtChunk(session_update="agent_thought_chunk", content=block(showing.plain(words))))
+
+    def asked(self, words: str) -> None:
+        """What the user said, when a session is shown again."""
+        self.tell(schema.UserMessageChunk(session_update="user_message_chunk", content=block(showing.plain(words))))
+
+    def showed(self, picture: Picture) -> None:
+        """What the user showed with it."""
+        content = schema.ImageContentBlock(type="image", data=picture.base64, mime_type=picture.media_type)
+        self.tell(schema.UserMessageChunk(session_update="user_message_chunk", content=content))
+
+    def id_of(self, name: str) -> str:
+        """A tool's id by any of its names; the name where there is no such tool."""
+        spec = self._spec_of(name)
+        return name if spec is None else spec.id
+
+    def has(self, name: str) -> bool:
+        """Whether there is such a tool."""
+        return self._spec_of(name) is not None
+
+    def introduce(self, request: ApprovalRequest) -> None:
+        """A call that is about to be asked about, where the client has not heard of it: a sub-agent's."""
+        if request.call_id not in self._known:
+            by = request.origin.partition(" of ")[0]
+            self.proposed(request.call_id, request.tool_id, request.arguments, by=by)
+            if by:
+                self._below[request.call_id] = request.tool_id
+
+    def decided(self, request: ApprovalRequest, approved: bool) -> None:
+        """What a sub-agent's call was answered. Nobody is told here how it ends: it is shown as running until the prompt is
+        answered."""
+        if request.call_id in self._below:
+            self._change(request.call_id, request.tool_id, status="in_progress" if approved else "failed")
+            if not approved:
+                del self._below[request.call_id]
+
+    def settled(self) -> None:
+        """The prompt is answered: nothing of a sub-agent runs any more."""
+        for call_id, tool_id in self._below.items():
+            self._change(call_id, tool_id, status="completed")
+        self._below.clear()
+
+    # ── calls ────────────────────────────────────────────────────────────────────────────────────
+
+    def happened(self, event: Event) -> None:
+        """Something of a call. Its result comes by :meth:`answered`."""
+        call_id = event.call_id
+        if not call_id:
+            return
+        match event.kind:
+            case "proposed":
+                given: Any = event.data.get("arguments")
+                self.proposed(call_id, event.tool_id, cast("dict[str, Any]", given) if isinstance(given, dict) else {})
+            case "started":
+                self._started(call_id, event.tool_id)
+            case "progress":
+                self._progress(call_id, event)
+            case "parked":
+                self._parked.add(call_id)
+            case "detached":
+                self._jobs[call_id] = False
+            case "finished":
+                ended = "completed" if event.data.get("type") == "output" else "failed"
+                if call_id in self._parked:  # it has no outcome yet
+                    self._parked.discard(call_id)
+                else:
+                    self._change(call_id, event.tool_id, status=ended)
+                if (answered := self._jobs.pop(call_id, None)) is not None:
+                    if not answered:
+                        self._over.add(call_id)
+                    if (screen := self._screens.end(call_id)) is not None:
+                        run = showing.run_of(event.data)
+                        unknown = 0 if ended == "completed" else 1
+                        screen.end(unknown if run.code is None and run.by is None else run.code, run.by)
+                        if screen.content is None and not screen.shown:
+                            self._change(call_id, event.tool_id, content=[showing.text(showing.NO_OUTPUT)])
+            case _:
+                pass
+
+    def proposed(self, call_id: str, tool_id: str, arguments: Mapping[str, Any], *, by: str = "") -> None:
+        """A call begins its way.
+
+        :param by: a sub-agent whose it is
+        """
+        spec = self._spec_of(tool_id)
+        self._known.add(call_id)
+        self.tell(
+            schema.ToolCallStart(
+                session_update="tool_call",
+                tool_call_id=call_id,
+                title=showing.title_of(tool_id, arguments, by),
+                kind=spec.kind if spec is not None else "other",
+                status="pending",
+                locations=showing.places_of(spec, arguments, self._workdir),
+                raw_input=dict(arguments),
+            )
+        )
+
+    def answered(self, answer: Answer) -> None:
+        """A call's one answer, as people may see it."""
+        result = answer.result
+        if answer.call_id in self._over:  # all of it has been shown: only that it was a job has not
+            self._over.discard(answer.call_id)
+            self._change(answer.call_id, answer.tool_id, raw_output=result.to_dict())
+            return
+        if answer.call_id in self._jobs and result.ok:
+            self._jobs[answer.call_id] = True
+            screen = self._screens.get(answer.call_id)
+            told = (
+                None if screen is not None and (screen.shown or screen.content) else showing.content_of(result, "")[0]
+            )
+            self._change(
+                answer.call_id, answer.tool_id, status="in_progress", content=told, raw_output=result.to_dict()
+            )
+            return
+        parked = result.metadata.get("parked")
+        self.result(answer.call_id, answer.tool_id, result, "pending" if parked else None)
+        data: object = result.data
+        if answer.tool_id == "todo" and result.ok and isinstance(data, dict):
+            plan = showing.plan_of(cast("dict[str, Any]", data).get("todos"))
+            if plan is not None:
+                self.tell(plan)
+
+    def result(self, call_id: str, tool_id: str, result: Result, status: schema.ToolCallStatus | None = None) -> None:
+        content, places = showing.content_of(result, self._workdir)
+        if (screen := self._screens.end(call_id)) is not None:
+            content = self._ended(screen, result) or content
+        self._change(
+            call_id,
+            tool_id,
+            status=status or ("completed" if result.ok else "failed"),
+            content=content,
+            locations=places or None,
+            raw_output=result.to_dict(),
+        )
+
+    def _started(self, call_id: str, tool_id: str) -> None:
+        spec = self._spec_of(tool_id)
+        if spec is None or spec.kind != "execute":
+            self._change(call_id, tool_id, status="in_progress")
+            return
+
+        def tell(content: list[showing.Content] | None, meta: Any) -> None:
+            if len(self._waiting) <= MOST_PROGRESS:
+                last = self._waiting[-1] if self._waiting else None
+                if content and meta is None and isinstance(last, schema.ToolCallProgress) and _grows(last, call_id):
+                    self._waiting.pop()
+                self._change(call_id, tool_id, content=content, field_meta=meta)
+
+        screen = self._screens.begin(call_id, tell)
+        meta = {"terminal_info": {"terminal_id": call_id, "cwd": self._workdir}} if screen.how == "drawn" else None
+        self._change(call_id, tool_id, status="in_progress", content=screen.content, field_meta=meta)
+
+    def _ended(self, screen: Screen, result: Result) -> list[showing.Content] | None:
+        """The rest of what a command wrote, and how it ended; the terminal, where there is one. None where the result says it
+        all: it has no terminal, or wrote nothing into it because it is no program."""
+        run = showing.run_of(result.data)
+        if screen.how != "text" and not screen.shown and run.output is not None:
+            screen.write(run.output)
+        screen.end(run.code, run.by)
+        if screen.content is None or (run.output is None and not screen.shown and result.ok):
+            return None
+        failed = [] if result.ok else [showing.text(result.error_text or "it failed without words")]
+        return [*screen.content, *failed, *run.remarks]
+
+    def _change(self, call_id: str, tool_id: str, **fields: Any) -> None:
+        if call_id not in self._known:  # one that was proposed before this client was there
+            self.proposed(call_id, tool_id, {})
+        self.tell(schema.ToolCallProgress(session_update="tool_call_update", tool_call_id=call_id, **fields))
+
+    def _progress(self, call_id: str, event: Event) -> None:
+        piece = event.data.get("output")
+        if isinstance(piece, str) and (screen := self._screens.get(call_id)) is not None:
+            screen.write(piece)
+            return
+        message = event.data.get("message")
+        if not isinstance(message, str) or not message or len(self._waiting) > MOST_PROGRESS:
+            return
+        last = self._waiting[-1] if self._waiting else None
+        if isinstance(last, schema.ToolCallProgress) and _grows(last, call_id):
+            self._waiting.pop()
+        self._change(call_id, event.tool_id, content=[showing.text(message)])
+
+
+def _grows(update: schema.ToolCallProgress, call_id: str) -> bool:
+    """Whether an update says only how far this call is, so that a later one may stand in its place."""
+    return update.tool_call_id == call_id and update.status is None and update.field_meta is None
+
+
+def block(words: str) -> schema.TextContentBlock:
+    return schema.TextContentBlock(type="text", text=words)

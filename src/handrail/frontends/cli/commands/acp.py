@@ -1,0 +1,106 @@
+"""``handrail acp``: the agent in an editor, over the Agent Client Protocol on stdin and stdout."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from click.core import ParameterSource
+
+from handrail.frontends.cli.app import OUTPUT
+from handrail.frontends.cli.asked import Asked, asked_for
+from handrail.frontends.cli.driving import drive, opened
+from handrail.frontends.cli.options import Setting, common
+from handrail.frontends.cli.show import note
+from handrail.origins.imports import is_installed
+
+if TYPE_CHECKING:
+    from contextlib import AbstractAsyncContextManager, AbstractContextManager
+
+    from handrail.agent.model import Model
+    from handrail.contract.agent import AgentManifest
+    from handrail.frontends.acp.opening import Serving
+    from handrail.kernel.kernel import Kernel
+    from handrail.session.past.facts import SessionReader
+
+
+@click.command("acp")
+@click.option(
+    "--offer",
+    "offered",
+    multiple=True,
+    metavar="MODEL",
+    help="Another model that the editor may change to. Can be repeated.",
+)
+@asked_for(" for each prompt")
+@common
+@click.pass_context
+def command(
+    context: click.Context,
+    setting: Setting,
+    offered: tuple[str, ...],
+    asked: Asked,
+) -> int:
+    """Serve an editor that speaks the Agent Client Protocol, on stdin and stdout.
+
+    Each session works in the folder that the editor names; with --workspace in that folder only. What no rule allows is
+    asked through the editor. Put it into the editor's settings as the command `handrail acp --model MODEL`.
+    """
+    if not is_installed("acp"):
+        raise click.UsageError("the ACP agent needs the extra 'acp': pip install 'handrail[acp]'")
+    from handrail.agent.providers import FORMS
+    from handrail.frontends.acp.opening import Serving
+
+    def chosen(manifest: AgentManifest) -> Model:
+        return asked.opened(
+            manifest,
+            f"no model: start this agent as handrail acp --model {FORMS}, or set HANDRAIL_MODEL, or the agent's model",
+        )
+
+    def models(manifest: AgentManifest) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((asked.model or manifest.model or "", *offered)))
+
+    def named(name: str) -> Model:
+        from handrail.agent.providers import open_model
+
+        provider = name.partition(":")[0]
+        same = (asked.model or "").partition(":")[0] == provider  # what is at that address speaks its API only
+        return open_model(name, base_url=asked.base_url if same else None, text_calls=asked.text_calls)
+
+    def opening(folder: str) -> AbstractAsyncContextManager[Kernel]:
+        return opened(replace(setting, workspace=folder), face="acp")
+
+    def kept(folder: str) -> AbstractContextManager[SessionReader]:
+        return _sessions_of(replace(setting, workspace=folder))
+
+    given = context.get_parameter_source("workspace") is ParameterSource.COMMANDLINE
+    only = str(Path(setting.workspace).resolve()) if given else None
+    serving = Serving(opening, kept, chosen, asked.budget, only, setting.headless, models, named)
+    if sys.stdin.isatty():
+        note("handrail acp: waiting for an ACP client on stdin; end with Ctrl-C or Ctrl-D")
+    return drive(lambda _: _serve(serving))
+
+
+@contextmanager
+def _sessions_of(setting: Setting) -> Generator[SessionReader]:
+    from handrail.frontends.cli.resuming import reading
+
+    with reading(setting) as (reader, _):
+        yield reader
+
+
+async def _serve(serving: Serving) -> int:
+    from handrail.frontends.acp.agent import serve
+    from handrail.frontends.acp.transport import Piped
+    from handrail.frontends.mcp.stdio import wire
+
+    async with wire() as ends:
+        if ends is None:
+            raise click.UsageError("stdin and stdout are to be pipes or a terminal, as an editor gives them")
+        await serve(Piped(*ends), serving)
+    return OUTPUT

@@ -1,0 +1,123 @@
+"""``handrail doctor``: what this machine can enforce, what is missing, and what to do about it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import click
+
+from handrail.frontends.cli.app import CANNOT_START, OUTPUT
+from handrail.frontends.cli.completing import agents
+from handrail.frontends.cli.options import Setting, configured
+from handrail.frontends.cli.show import MOST_NAME, one_line, out, out_block, out_json, out_styled
+
+if TYPE_CHECKING:
+    from handrail.kernel.doctor import Check
+    from handrail.kernel.doctor.agent import AgentSet
+    from handrail.sandbox.selfcheck import Outcome
+
+MARKS = {"ok": ("✓", "green"), "warning": ("·", "yellow"), "problem": ("✗", "red")}
+OUTCOMES = {"held": MARKS["ok"], "not tried": MARKS["warning"], "open": MARKS["problem"]}
+
+
+@click.command("doctor")
+@click.option("--agent", "of_agent", metavar="NAME", shell_complete=agents, help="Show an agent's capability set.")
+@click.option("--self-check", is_flag=True, help="Put the sandbox to the test, from inside.")
+@configured
+def command(setting: Setting, of_agent: str | None, self_check: bool) -> int:
+    """Say what this machine can enforce, how the state is, and what to do about the rest.
+
+    Only looks, so it works beside a running Handrail and where nothing can start. Exits with 5 when Handrail could
+    not start here, or could not confine what it runs.
+
+    With --agent it shows what that agent has instead, and what each of its tools adds to it. With --self-check it runs
+    the suite that every sandbox provider has to pass, and exits with 5 when something that has to be held is open.
+    """
+    if of_agent is not None and self_check:
+        raise click.UsageError("--agent and --self-check ask for two different things; give one of them")
+    if of_agent is not None:
+        return _of_agent(setting, of_agent)
+    if self_check:
+        return _self_check(setting)
+    from handrail.kernel.doctor import check_up
+
+    checks = check_up(
+        setting.workspace, setting.state, setting.config, flags=setting.settings, allow_home=setting.allow_home
+    )
+    if setting.json:
+        out_json([check.to_dict() for check in checks])
+    else:
+        _shown(checks)
+    # A single tool that is withheld stops nothing else.
+    problems = [check for check in checks if check.state == "problem" and not check.name.startswith("tool ")]
+    return CANNOT_START if problems else OUTPUT
+
+
+def _shown(checks: list[Check]) -> None:
+    names = [one_line(check.name, MOST_NAME) for check in checks]
+    width = max(map(len, names))
+    margin = " " * (width + 4)
+    for check, name in zip(checks, names, strict=True):
+        mark, colour = MARKS[check.state]
+        detail = check.detail.replace("\r\n", "\n").replace("\n", f"\n{margin}")
+        out_styled((f"{mark} ", colour), (name.ljust(width), "bold"), (f"  {detail}", ""))
+        if check.remedy:
+            out_block(f"{margin}→ {check.remedy}".replace("\n", f"\n{margin}  "))
+
+
+def _of_agent(setting: Setting, agent: str) -> int:
+    from handrail.frontends.cli.commands.config import read
+    from handrail.kernel.doctor.agent import set_of
+    from handrail.store.folders import locate
+
+    found = set_of(read(setting), locate(setting.workspace, setting.state, allow_home=setting.allow_home), agent)
+    if setting.json:
+        out_json(found.to_dict())
+    else:
+        _shown_set(found)
+    return OUTPUT
+
+
+def _shown_set(found: AgentSet) -> None:
+    out(f"agent {found.agent} has")
+    for line in found.whole or ("nothing",):
+        out(f"  {line}{'  (its manifest)' if line in found.own else ''}")
+    if found.ceiling is not None:
+        out("of which nothing beyond this machine's ceiling")
+        for line in found.ceiling or ("nothing",):
+            out(f"  {line}")
+    out("its tools, each call of which has what its own tool requires and no more")
+    for tool in found.tools:
+        withheld = f", withheld: {tool.withheld}" if tool.withheld else ""
+        out(one_line(f"  {tool.id}, held by {tool.confined_by}{withheld}"))
+        for line in tool.has:
+            out(f"    {'adds' if line in tool.adds else 'has '}  {line}")
+
+
+def _self_check(setting: Setting) -> int:
+    from handrail.frontends.cli.commands.config import read
+    from handrail.kernel.sandbox import provider_of
+    from handrail.sandbox.selfcheck import counted, self_check
+
+    sandbox = provider_of(read(setting))
+    outcomes = asyncio.run(self_check(sandbox))
+    counts = counted(outcomes)
+    if setting.json:
+        out_json({"sandbox": sandbox.tier.name, "counts": counts, "checks": [one.to_dict() for one in outcomes]})
+    else:
+        _shown_outcomes(outcomes)
+        out(f"{sandbox.tier.name}: " + ", ".join(f"{count} {state}" for state, count in counts.items()))
+    return CANNOT_START if counts["open"] else OUTPUT
+
+
+def _shown_outcomes(outcomes: list[Outcome]) -> None:
+    groups, names = (max(len(one.group) for one in outcomes), max(len(one.name) for one in outcomes))
+    for one in outcomes:
+        mark, colour = OUTCOMES[one.state]
+        detail = f": {one.detail}" if one.detail else ""
+        out_styled(
+            (f"{mark} ", colour),
+            (one.group.ljust(groups), "bold"),
+            (f"  {one.name.ljust(names)}  {one.state}{detail}", ""),
+        )

@@ -1,0 +1,128 @@
+"""``handrail lint``: a tool, a folder of them or all that is configured, checked for its author."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from handrail.frontends.cli.app import ERROR, OUTPUT
+from handrail.frontends.cli.commands.config import read
+from handrail.frontends.cli.completing import files
+from handrail.frontends.cli.options import Setting, configured
+from handrail.frontends.cli.show import note, one_line, out, out_json
+
+if TYPE_CHECKING:
+    from handrail.authoring.linting import Finding
+    from handrail.config import Configuration
+    from handrail.contract.errors import Fault
+    from handrail.contract.sandbox import Sandbox
+    from handrail.kernel.agents import Surveyed
+
+
+@click.command("lint")
+@click.argument("paths", nargs=-1, metavar="[PATH]...", shell_complete=files)
+@click.option("--strict", is_flag=True, help="Fail for warnings too.")
+@configured
+def command(setting: Setting, paths: tuple[str, ...], strict: bool) -> int:
+    """Check tools for their author: manifests, modules, folders of these, or Python files with tools in them.
+
+    An error keeps a tool from being loaded. A warning is what works and will be regretted: a description that no model can
+    choose by, a side effect or a lock left to the strict default, a parameter that nothing reads. Without a PATH every
+    configured tool folder and agent is checked, and all rules: those that can never match, or that keep a start back.
+
+    A Python file whose tools are made by @tool or as classes is imported, and so run, if it is named; nothing else is.
+    """
+    from handrail.authoring.linting import Finding, lint
+    from handrail.kernel.sandbox import sandbox_of
+
+    config = read(setting)
+    sandbox = sandbox_of(config)
+    tools: list[str] = []
+    findings: list[Finding] = []
+    for path in [Path(path) for path in paths] or list(_folders(config)):
+        seen, found = lint(path, sandbox)
+        tools += seen
+        findings += found
+    if not paths:
+        known = {(finding.source, finding.where, finding.text) for finding in findings}
+        agents = _surveyed(setting, config, sandbox)
+        faults = dict.fromkeys(_of_agents(config, agents))  # of a rule each agent would tell
+        findings += [
+            Finding("error", fault.source, fault.where, fault.problem)
+            for fault in faults
+            if (fault.source, fault.where, fault.problem) not in known
+        ]
+        findings += dict.fromkeys(_not_set_up(config, agents))
+    errors = sum(finding.severity == "error" for finding in findings)
+    if setting.json:
+        out_json({"tools": tools, "findings": [_whole(finding) for finding in findings]})
+    else:
+        for finding in findings:
+            out(f"{finding.severity}: {one_line(str(finding))}")
+        counted = f"{len(tools)} tool{'' if len(tools) == 1 else 's'}"
+        note(
+            f"{counted}: {errors} to mend, {len(findings) - errors} to think about"
+            if findings
+            else f"{counted}: nothing to say"
+        )
+    return ERROR if errors or (strict and findings) else OUTPUT
+
+
+def _folders(config: Configuration) -> Iterator[Path]:
+    """The configured tool folders that have anything in them."""
+    from handrail.registry.agents import find_agents
+
+    seen: set[Path] = set()
+    for agent in find_agents(config.folder):
+        for _, folder in config.tool_folders(agent):
+            if folder not in seen and folder.is_dir() and any(folder.glob("*.json")) | any(folder.glob("*.py")):
+                seen.add(folder)
+                yield folder
+
+
+def _surveyed(setting: Setting, config: Configuration, sandbox: Sandbox) -> list[Surveyed]:
+    """Every agent there is, with its tools."""
+    from handrail.kernel.agents import survey
+    from handrail.store.folders import locate
+
+    return list(survey(config, locate(setting.workspace, setting.state, allow_home=setting.allow_home), sandbox))
+
+
+def _of_agents(config: Configuration, agents: Iterable[Surveyed]) -> Iterator[Fault]:
+    """What keeps each agent from being used: its own faults, and those of the configuration's rules beside its tools."""
+    from handrail.kernel.doctor.kernel import faults_of_rules
+
+    for agent in agents:
+        yield from agent.faults
+        yield from faults_of_rules(config, agent.generation)
+
+
+def _not_set_up(config: Configuration, agents: Sequence[Surveyed]) -> Iterator[Finding]:
+    """The tools that need configuration, with what to add, locked ids that nothing answers, and settings of tools that no
+    agent has."""
+    from handrail.authoring.linting import Finding
+    from handrail.contract.schema.locked_shapes import LOCKED_SHAPES
+
+    known: set[str] = set()
+    for agent in agents:
+        for entry in () if agent.generation is None else agent.generation.entries.values():
+            known.add(entry.id)
+            if entry.withheld is not None and (entry.status == "available" or entry.id in LOCKED_SHAPES):
+                yield Finding("warning", entry.source, "", f"{entry.id} is withheld: {entry.withheld}", entry.id)
+    if all(agent.generation is not None for agent in agents):
+        for layer in config.tool_settings:
+            for tool in layer.tools.keys() - known:
+                yield Finding("warning", layer.source, layer.fault(tool, "").where, f"there is no tool {tool!r}")
+
+
+def _whole(finding: Finding) -> dict[str, str]:
+    return {
+        "severity": finding.severity,
+        "tool": finding.tool,
+        "source": finding.source,
+        "where": finding.where,
+        "text": finding.text,
+    }

@@ -1,0 +1,38 @@
+"""``handrail modes``: how much is done without asking, each mode as the set of rules that it is."""
+
+from __future__ import annotations
+
+import click
+
+from handrail.frontends.cli.app import OUTPUT
+from handrail.frontends.cli.options import Setting, configured
+from handrail.frontends.cli.show import out, out_json
+
+
+@click.command("modes")
+@configured
+def command(setting: Setting) -> int:
+    """List the modes, with their rules. The one marked is that of the configuration.
+
+    A mode is chosen by `--mode`, `HANDRAIL_MODE`, an agent's manifest or `mode` in handrail.toml. Its rules are of a
+    scope of their own, and `handrail explain` names them like any other. Starts nothing.
+    """
+    from handrail.frontends.cli.commands.config import read
+    from handrail.policy.rules.modes import MEANINGS, MODES, TEXTS, in_brief
+
+    chosen = read(setting).settings.mode
+    if setting.json:
+        out_json(
+            [
+                {"mode": mode, "meaning": MEANINGS[mode], "rules": list(TEXTS[mode]), "configured": mode == chosen}
+                for mode in MODES
+            ]
+        )
+        return OUTPUT
+    for number, mode in enumerate(MODES):
+        if number:
+            out()
+        out(f"{mode}{' (configured)' if mode == chosen else ''}: {MEANINGS[mode]}")
+        for text in in_brief(mode):
+            out(f"  {text}")
+    return OUTPUT

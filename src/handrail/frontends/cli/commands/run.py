@@ -1,0 +1,294 @@
+"""``handrail run``: a model works on a task through the tools, watched on the terminal."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from contextlib import AsyncExitStack, aclosing, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from handrail.frontends.cli.app import ERROR, OUTPUT, PARKED
+from handrail.frontends.cli.asked import Asked, asked_for
+from handrail.frontends.cli.completing import forkable_ids, resumable_ids
+from handrail.frontends.cli.driving import Interruption, attendant, drive, opened
+from handrail.frontends.cli.options import Setting, common
+from handrail.frontends.cli.resuming import as_its_agent, to_resume
+from handrail.frontends.cli.show import note, one_line, out_json, out_payload, out_styled
+
+if TYPE_CHECKING:
+    from handrail.agent.events import LoopEvent, RunOutcome
+    from handrail.contract.session import Session
+    from handrail.kernel.kernel import Kernel
+
+SESSION_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+MOST_SHOWN = 160
+"""Characters of a call's arguments or result in the live view. Approvals show everything; so does the log."""
+
+
+@click.command("run")
+@click.argument("task", required=False)
+@click.option(
+    "--resume",
+    is_flag=False,
+    flag_value="",
+    metavar="[ID]",
+    shell_complete=resumable_ids,
+    help="Go on with a session; without ID the last one that nobody has open.",
+)
+@click.option("--fork", metavar="ID", shell_complete=forkable_ids, help="Begin with what was said in that session.")
+@click.option(
+    "--compact",
+    is_flag=True,
+    help="With --resume or --fork: first leave older messages out; without TASK nothing else.",
+)
+@asked_for("")
+@common
+def command(
+    setting: Setting,
+    task: str | None,
+    resume: str | None,
+    fork: str | None,
+    compact: bool,
+    asked: Asked,
+) -> int:
+    """Give TASK to a model and let it work through the tools.
+
+    Its answer goes to stdout, what it does to stderr. Exits with 0 only when it ended with an answer, and with 4 when
+    calls wait for a person: answer them (handrail approve), then go on with handrail run --resume. What is said is
+    kept, also when the run is killed; without TASK a session goes on from where it stopped.
+    """
+    if resume is not None and fork is not None:
+        raise click.UsageError("--resume goes on with a session, --fork begins another; give one of them")
+    if resume and task is None and not SESSION_ID.fullmatch(resume):
+        task, resume = resume, ""  # handrail run --resume "a task": no id has blanks in it
+    if task is None and resume is None and fork is None:
+        raise click.UsageError("give a TASK, or go on with a session by --resume")
+    if compact and resume is None and fork is None:
+        raise click.UsageError("--compact needs a session: handrail run --resume ID --compact")
+    if resume is not None:
+        resume = to_resume(setting, resume).id
+    if before := resume or fork:
+        setting = as_its_agent(setting, before)
+    begin = Begin(task, resume, fork, compact)
+
+    return drive(lambda interruption: _run(setting, begin, asked, interruption))
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """What a run begins with.
+
+    :param task: None to go on from where a session stopped
+    :param resume: the session to go on with; None for a new one
+    :param fork: the session whose messages a new one begins with
+    :param compact: older messages are left out first; without a task that is all
+    """
+
+    task: str | None
+    resume: str | None = None
+    fork: str | None = None
+    compact: bool = False
+
+
+async def _session(setting: Setting, kernel: Kernel, begin: Begin) -> Session:
+    """:raises UsageError: when there is no such session"""
+    session_id = begin.resume if begin.fork is None else await kernel.fork(begin.fork)
+    return await kernel.session(session_id, attendant=attendant(setting))
+
+
+async def _run(
+    setting: Setting,
+    begin: Begin,
+    asked: Asked,
+    interruption: Interruption,
+) -> int:
+    from handrail.agent.events import RunFinished
+    from handrail.agent.loop import Agent
+    from handrail.agent.providers import FORMS
+
+    outcome: RunOutcome | None = None
+    async with AsyncExitStack() as at_the_end, opened(setting) as kernel:
+        manifest = kernel.agent
+        model = asked.opened(
+            manifest,
+            f"name a model: --model {FORMS} (or HANDRAIL_MODEL, or the agent's model)",
+        )
+        at_the_end.push_async_callback(model.aclose)  # its sub-agents work until the kernel ends
+        session = await _session(setting, kernel, begin)
+        view = JsonView() if setting.json else LiveView(asked.again)
+        view.opened(session.id)
+        agent = Agent(
+            session,
+            model,
+            workspace=session.workdir,
+            instructions=manifest.prompt,
+            budget=asked.budget(manifest),
+        )
+        interruption.stop = agent.cancel
+        if begin.compact:
+            view.show(await agent.compact())
+            if begin.task is None:
+                interruption.stop = None
+                await session.suspend()
+                return OUTPUT
+        async with aclosing(agent.run(begin.task, until="idle")) as events:
+            async for event in events:
+                view.show(event)
+                if isinstance(event, RunFinished):
+                    outcome = event.outcome
+        interruption.stop = None
+        await session.suspend()
+    if outcome is not None and outcome.status == "parked":
+        return PARKED
+    return OUTPUT if outcome is not None and outcome.ok else ERROR
+
+
+class JsonView:
+    """One JSON object per line on stdout."""
+
+    def opened(self, session_id: str) -> None:
+        out_json({"event": "session", "id": session_id}, lines=True)
+        sys.stdout.flush()
+
+    def show(self, event: LoopEvent) -> None:
+        line = described(event)
+        if line is not None:
+            out_json(line, lines=True)
+            sys.stdout.flush()
+
+
+def described(event: LoopEvent) -> dict[str, Any] | None:
+    """An event as JSON-able data; ``event`` names its kind."""
+    from dataclasses import asdict
+
+    from handrail.agent import events as kinds
+
+    match event:
+        case kinds.TurnStarted(number):
+            return {"event": "turn", "number": number}
+        case kinds.TextDelta(text):
+            return {"event": "text", "text": text}
+        case kinds.CallProposed(position, call):
+            return {"event": "call", "position": position, "tool": call.name, "arguments": call.arguments}
+        case kinds.CallAnswered(position, call, answer):
+            told = {"position": position, "call_id": answer.call_id, "tool": answer.tool_id or call.name}
+            return {"event": "result", **told, "result": answer.result.to_dict()}
+        case kinds.RunFinished(outcome):
+            return {"event": "finished", **asdict(outcome)}
+        case kinds.NativeWithheld(tool_id, reason):
+            return {"event": "native-withheld", "tool": tool_id, "reason": reason}
+        case kinds.NativeUsed():
+            return {"event": "native", **asdict(event)}
+        case kinds.NoticesHeard(notices):
+            told = [{"id": one.id, "kind": one.kind, "from": one.source, "text": one.text} for one in notices]
+            return {"event": "told", "notices": told}
+        case kinds.Compacted():
+            return {"event": "compacted", **asdict(event)}
+        case kinds.Waiting():
+            return {"event": "waiting"}
+        case kinds.BudgetSpent(kind, text):
+            return {"event": "budget", "kind": kind, "text": text}
+        case kinds.ReplyCut(reason, again):
+            return {"event": "cut", "reason": reason, "again": again}
+        case kinds.Delayed(attempt, attempts, delay_s, reason):
+            return {"event": "delayed", "attempt": attempt, "of": attempts, "delay_s": delay_s, "reason": reason}
+
+
+class LiveView:
+    """For a person: the model's text as it comes, one line per call, one per result.
+
+    :param again: the options with which it was begun and has to be gone on with
+    """
+
+    def __init__(self, again: str) -> None:
+        self._again = again
+        self._in_text = False
+        self._session_id = ""
+
+    def opened(self, session_id: str) -> None:
+        self._session_id = session_id
+
+    def show(self, event: LoopEvent) -> None:
+        from handrail.agent import events as kinds
+
+        match event:
+            case kinds.TextDelta(text):
+                out_payload(text, end="")
+                sys.stdout.flush()
+                self._in_text = not text.endswith("\n")
+            case kinds.CallProposed(_, call):
+                self._line("→ ", call.name, shortened(_text_of(call.arguments)), "cyan")
+            case kinds.CallAnswered(_, call, answer):
+                result = answer.result
+                name = answer.tool_id or call.name
+                took = f"{result.metadata.get('duration_ms', 0):.0f} ms"
+                if result.ok:
+                    self._line("✓ ", name, f"{took}  {shortened(_text_of(result.data))}", "green")
+                else:
+                    self._line("✗ ", name, f"{result.error_kind}: {result.error_text}", "red")
+            case kinds.NativeWithheld(tool_id, reason):
+                self._line("! ", tool_id, f"not offered to this model: {reason}", "yellow")
+            case kinds.NativeUsed():
+                asked = shortened(_text_of(dict(event.arguments))) if event.arguments else ""
+                kept = (event.problem and f"not kept: {event.problem}") or ", ".join(event.artifacts)
+                mark, colour = ("✗ ", "red") if event.failed or event.problem else ("✓ ", "green")
+                self._line(mark, event.name, f"by the provider  {asked}  {kept}", colour)
+            case kinds.ReplyCut(reason, again):
+                self._line("! ", "the reply broke off", f"{reason}{'; asked again' if again else ''}", "yellow")
+            case kinds.Delayed(attempt, attempts, delay_s, reason):
+                about = f"{reason}; asked again in {delay_s:.0f} s ({attempt} of {attempts})"
+                self._line("! ", "no reply yet", about, "yellow")
+            case kinds.NoticesHeard(notices):
+                for notice in notices:
+                    self._line("• ", f"{notice.kind} {notice.source}", shortened(notice.text), "blue")
+            case kinds.Compacted():
+                self._line(
+                    "! ",
+                    "the conversation was compacted" if event.asked else "the conversation is long",
+                    str(event),
+                    "yellow",
+                )
+            case kinds.Waiting():
+                self._end_text()
+                note("waiting for what still runs (Ctrl-C ends it)")
+            case kinds.RunFinished(outcome):
+                self._end_text()
+                if not outcome.ok:
+                    note(f"{outcome.status}: {outcome.detail}")
+                    if outcome.parked:
+                        only = f" {outcome.parked[0]}" if len(outcome.parked) == 1 else ""
+                        note(f"to answer: handrail approve{only}")
+                    note(f"to go on: handrail run --resume {self._session_id}{self._again}")
+                about = "about " if outcome.tokens_estimated else ""
+                tokens = f"{about}{outcome.input_tokens + outcome.output_tokens:,} tokens"
+                note(f"{outcome.turns} turns, {outcome.calls} calls, {tokens}, {outcome.seconds:.1f} s")
+            case _:
+                pass
+
+    def _line(self, mark: str, name: str, about: str, colour: str) -> None:
+        self._end_text()
+        further = about.replace("\r\n", "\n").replace("\n", "\n    ")
+        with suppress(OSError):
+            out_styled((mark, colour), (one_line(name), "bold"), (f"  {further}", ""), stream=sys.stderr)
+
+    def _end_text(self) -> None:
+        if self._in_text:
+            out_payload("")
+            sys.stdout.flush()
+            self._in_text = False
+
+
+def _text_of(value: Any) -> str:
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def shortened(text: str, most: int = MOST_SHOWN) -> str:
+    """One line of at most ``most`` characters; what is left out is counted."""
+    line = text.replace("\n", "\\n")
+    return line if len(line) <= most else f"{line[:most]}… ({len(line) - most:,} more)"

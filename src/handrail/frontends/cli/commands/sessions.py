@@ -1,0 +1,201 @@
+"""``handrail sessions``: which conversations a workspace has, what was said in one, and how one is closed for good."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from handrail.frontends.cli.amounts import Amount
+from handrail.frontends.cli.app import OUTPUT
+from handrail.frontends.cli.completing import session_ids
+from handrail.frontends.cli.driving import Interruption, drive, opened
+from handrail.frontends.cli.options import Setting, equipped
+from handrail.frontends.cli.resuming import as_its_agent, reading, unknown
+from handrail.frontends.cli.show import note, one_line, out, out_block, out_json, out_rows
+
+if TYPE_CHECKING:
+    from handrail.session.past.facts import SessionFacts
+
+_DAY_NS = 86_400 * 10**9
+_UNITS = ((_DAY_NS, "d"), (3_600 * 10**9, "h"), (60 * 10**9, "min"), (10**9, "s"))
+
+
+@click.command("sessions")
+@click.argument("action", required=False, type=click.Choice(["show", "fork", "close"]), metavar="[show|fork|close]")
+@click.argument("ids", nargs=-1, metavar="[ID]...", shell_complete=session_ids)
+@click.option("--older", type=Amount("days"), metavar="DAYS", help="close: every one unused for so long.")
+@click.option("--all", "closed", is_flag=True, help="List those that are closed for good, too.")
+@click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="The latest so many.")
+@equipped
+def command(
+    setting: Setting, action: str | None, ids: tuple[str, ...], older: float | None, closed: bool, limit: int
+) -> int:
+    """List the sessions of this workspace, the latest first; show, fork or close some.
+
+    A suspended one goes on with: handrail run --resume ID. fork begins another with what was said in one, and
+    prints its id. close removes messages and folders for good; the log of the calls stays. Listing and showing
+    work beside a running Handrail.
+    """
+    if older is not None and action != "close":
+        raise click.UsageError("--older belongs to close: handrail sessions close --older DAYS")
+    if action == "close" and not ids and older is None:
+        raise click.UsageError("name the sessions to close, or give --older DAYS")
+    named = _one(action, ids) if action in ("show", "fork") else ""
+    from handrail.store.database.connection import NotMadeYet
+
+    try:
+        if action is None:
+            with reading(setting) as (reader, _):
+                none = (
+                    "no sessions are kept"
+                    if closed
+                    else "no session is open or can go on; --all lists closed ones, too"
+                )
+                _list(setting, reader.all(limit=limit, closed=closed), none)
+        elif action == "show":
+            _show(setting, named)
+        elif action == "fork":
+            return drive(lambda _: _fork(as_its_agent(setting, named), named))
+        else:
+            return drive(lambda interruption: _close(setting, ids, older, interruption))
+    except NotMadeYet:
+        if ids:
+            raise click.UsageError(
+                f"there is no session {ids[0][:80]!r}: nothing was run in this workspace yet"
+            ) from None
+        _list(setting, [])
+    return OUTPUT
+
+
+def _one(action: str, ids: Sequence[str]) -> str:
+    if len(ids) != 1:
+        raise click.UsageError(f"name one session: handrail sessions {action} ID")
+    return ids[0]
+
+
+def _list(setting: Setting, found: Sequence[SessionFacts], none: str = "no sessions are kept") -> None:
+    if setting.json:
+        for facts in found:
+            out_json(asdict(facts), lines=True)
+        return
+    if not found:
+        note(none)
+        return
+    rows = [("SESSION", "STATE", "USED", "FACE", "AGENT", "MESSAGES", "CALLS", "ABOUT")]
+    rows += [
+        (
+            facts.id,
+            facts.state,
+            age(facts.used_ns),
+            facts.face,
+            facts.agent,
+            str(facts.messages),
+            str(facts.calls),
+            _about(facts),
+        )
+        for facts in found
+    ]
+    out_rows(rows)
+
+
+def _about(facts: SessionFacts) -> str:
+    told = [facts.topic or facts.task or ""]
+    if facts.under:
+        told.insert(0, f"[sub-agent of {facts.under}]")
+    if facts.parked:
+        told.insert(0, f"[waits for {', '.join(facts.parked)}]")
+    if facts.decided:
+        told.insert(0, f"[decided: {', '.join(facts.decided)}]")
+    return " ".join(told).strip()
+
+
+def age(at_ns: int) -> str:
+    """How long ago, in its largest unit."""
+    passed = max(0, time.time_ns() - at_ns)
+    for size, unit in _UNITS:
+        if passed >= size:
+            return f"{passed // size} {unit} ago"
+    return "now"
+
+
+def _show(setting: Setting, session_id: str) -> None:
+    with reading(setting) as (reader, log):
+        facts = reader.get(session_id)
+        if facts is None:
+            raise unknown(reader, session_id)
+        messages = reader.messages(session_id)
+        calls = log.calls(session=session_id)
+    if setting.json:
+        whole = {"session": asdict(facts), "messages": messages, "calls": [asdict(row) for row in calls]}
+        out_json(whole, lines=True)
+        return
+    told: dict[str, Any] = {**asdict(facts), "parked": ", ".join(facts.parked), "decided": ", ".join(facts.decided)}
+    for name, value in told.items():
+        if value not in (None, (), ""):
+            out(f"{name.removesuffix('_ns')}: {age(value) if name.endswith('_ns') else one_line(str(value))}")
+    for line in _said(messages):
+        out_block(line)
+
+
+def _said(kept: Sequence[Mapping[str, Any]]) -> Generator[str]:
+    """The conversation as a person reads it. What calls were answered with stands whole in the log."""
+    from handrail.agent.conversation.history import restored
+    from handrail.agent.model import AssistantMessage, CallPart, ResultsMessage, TextPart, UserMessage
+    from handrail.frontends.cli.commands.run import shortened
+
+    found = restored(enumerate(kept))
+    for message in (*found.messages, *([found.open.message] if found.open is not None else [])):
+        match message:
+            case UserMessage(text):
+                yield "\n> " + text.replace("\n", "\n  ")
+            case AssistantMessage(parts):
+                for part in parts:
+                    if isinstance(part, TextPart):
+                        yield "  " + part.text.replace("\n", "\n  ")
+                    elif isinstance(part, CallPart):
+                        yield f"→ {one_line(part.name)}  {one_line(shortened(json.dumps(dict(part.arguments), ensure_ascii=False)))}"
+            case ResultsMessage(results):
+                for result in results:
+                    yield f"{'✗' if result.is_error else '✓'} {one_line(shortened(result.text))}"
+    if found.open is not None:
+        yield f"({len(found.open.missing)} without an answer yet)"
+
+
+async def _fork(setting: Setting, parent: str) -> int:
+    async with opened(setting) as kernel:
+        forked = await kernel.fork(parent)
+    if setting.json:
+        out_json({"session": forked, "parent": parent}, lines=True)
+    else:
+        out(forked)
+    return OUTPUT
+
+
+async def _close(setting: Setting, ids: Sequence[str], older: float | None, interruption: Interruption) -> int:
+    with reading(setting) as (reader, _):
+        chosen = list(ids)
+        if older is not None:
+            before = time.time_ns() - int(older * _DAY_NS)
+            found = reader.all(limit=1_000_000)
+            chosen += [f.id for f in found if f.state == "suspended" and f.used_ns <= before and f.id not in ids]
+        for session_id in ids:
+            if reader.get(session_id) is None:
+                raise unknown(reader, session_id)
+    closed: list[str] = []
+    if chosen:
+        async with opened(setting) as kernel:
+            for session_id in chosen:
+                if interruption.happened:
+                    break
+                await kernel.close_session(session_id)
+                closed.append(session_id)
+    if setting.json:
+        out_json({"closed": closed}, lines=True)
+    else:
+        note(f"closed {len(closed)} session{'' if len(closed) == 1 else 's'}")
+    return OUTPUT

@@ -1,0 +1,137 @@
+"""``handrail state``: what is kept for which workspace, and removing it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+import click
+
+from handrail.frontends.cli.app import ERROR, OUTPUT
+from handrail.frontends.cli.commands.purge import agreed
+from handrail.frontends.cli.completing import state_keys
+from handrail.frontends.cli.options import Setting, located
+from handrail.frontends.cli.show import amount, note, out, out_json, out_rows
+
+if TYPE_CHECKING:
+    from handrail.store.inventory import Kept
+
+
+@click.command("state")
+@click.argument("action", required=False, type=click.Choice(["remove"]), metavar="[remove]")
+@click.argument("keys", nargs=-1, metavar="[KEY]...", shell_complete=state_keys)
+@click.option("--all", "everything", is_flag=True, help="remove: of every workspace.")
+@click.option("--orphans", is_flag=True, help="remove: of workspaces that are not there any more.")
+@click.option("--dry-run", is_flag=True, help="remove: only show what would go.")
+@click.option("--yes", is_flag=True, help="remove: do not ask.")
+@located
+def command(
+    setting: Setting,
+    action: str | None,
+    keys: tuple[str, ...],
+    everything: bool,
+    orphans: bool,
+    dry_run: bool,
+    yes: bool,
+) -> int:
+    """List what is kept for which workspace, or remove it.
+
+    remove takes away everything of this workspace (log, sessions, outputs), of those whose KEYs the list shows, of
+    --orphans, or of --all. It shows what and how large, asks, and refuses what a running Handrail holds.
+    """
+    from handrail.store.folders import locate, state_root
+    from handrail.store.inventory import inventory
+
+    if action is None:
+        if everything or orphans or dry_run or yes:
+            raise click.UsageError("--all, --orphans, --dry-run and --yes belong to remove: handrail state remove")
+        _listed(setting, inventory(state_root(setting.state)))
+        return OUTPUT
+    if bool(keys) + everything + orphans > 1:
+        raise click.UsageError("name KEYs, or --orphans, or --all: only one of them")
+    root = state_root(setting.state)
+    kept = inventory(root)
+    if everything:
+        chosen = kept
+    elif orphans:
+        chosen = [one for one in kept if one.gone]
+    else:
+        wanted = keys or (locate(setting.workspace, setting.state, allow_home=setting.allow_home).key,)
+        chosen = [one for one in kept if one.key in wanted]
+        unknown = set(keys) - {one.key for one in chosen}
+        if unknown:
+            raise click.UsageError(
+                f"nothing is kept under {', '.join(map(repr, sorted(unknown)))}; handrail state lists the keys"
+            )
+    return _remove(setting, chosen, dry_run=dry_run, yes=yes)
+
+
+def _remove(setting: Setting, chosen: list[Kept], *, dry_run: bool, yes: bool) -> int:
+    from handrail.contract.errors import StartError
+    from handrail.store.folders import state_root
+    from handrail.store.inventory import remove, sweep
+
+    root = state_root(setting.state)
+    if not chosen:
+        if setting.json:
+            out_json({"dry_run": dry_run, "removed": [], "problems": []})
+        else:
+            note("there is nothing to remove")
+        return OUTPUT
+    if not setting.json:
+        _listed(setting, chosen)
+    if dry_run:
+        if setting.json:
+            out_json({"dry_run": True, "removed": [_plain(one) for one in chosen], "problems": []})
+        return OUTPUT
+    agreed(yes, f"Remove that for good ({amount(sum(one.bytes for one in chosen))})?")
+    removed: list[Kept] = []
+    problems: list[str] = sweep(root)
+    for one in chosen:
+        try:
+            failed = remove(root, one.key)
+        except StartError as error:
+            failed = [str(error)]
+        problems += failed
+        if not failed:
+            removed.append(one)
+    if setting.json:
+        out_json({"dry_run": False, "removed": [_plain(one) for one in removed], "problems": problems})
+    else:
+        out(f"removed {len(removed)} of {len(chosen)}, {amount(sum(one.bytes for one in removed))}")
+        for problem in problems:
+            note(f"handrail state: {problem}")
+    return ERROR if problems else OUTPUT
+
+
+def _listed(setting: Setting, kept: Sequence[Kept]) -> None:
+    if setting.json:
+        out_json([_plain(one) for one in kept])
+        return
+    if not kept:
+        note("nothing is kept yet")
+    rows = [(one.key, amount(one.bytes), _used(one), _about(one)) for one in kept]
+    out_rows(rows)
+
+
+def _about(one: Kept) -> str:
+    from handrail.store.inventory import USER_DATA
+
+    if one.key == USER_DATA:
+        return "what tools keep for you, in whatever workspace"
+    where = "a workspace that is not known any more" if one.workspace is None else str(one.workspace)
+    if one.gone:
+        where += "  (not there any more)"
+    return where if one.holder is None else f"{where}  (in use by {one.holder})"
+
+
+def _used(one: Kept) -> str:
+    if one.used_ns is None:
+        return "never used"
+    return f"{datetime.fromtimestamp(one.used_ns / 1e9).astimezone():%Y-%m-%d %H:%M}"
+
+
+def _plain(one: Kept) -> dict[str, object]:
+    return {**asdict(one), "workspace": None if one.workspace is None else str(one.workspace)}

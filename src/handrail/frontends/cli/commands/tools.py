@@ -1,0 +1,132 @@
+"""``handrail tools``: which tools there are, and which are withheld for what reason."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from handrail.frontends.cli.app import OUTPUT
+from handrail.frontends.cli.driving import Interruption, drive, opened
+from handrail.frontends.cli.options import Setting, equipped
+from handrail.frontends.cli.show import MOST_NAME, columns, note, one_line, out_json, out_styled
+
+if TYPE_CHECKING:
+    from handrail.catalog.view import View
+    from handrail.contract.generation import Entry, ToolStatus
+
+
+@click.command("tools")
+@click.option("--cost", is_flag=True, help="What the tools take of a model's context, in tokens, the dearest first.")
+@click.option("--category", metavar="NAME", help="Only those of a category, as browse_tools names it, or core.")
+@equipped
+def command(setting: Setting, cost: bool, category: str | None) -> int:
+    """List the tools there are with their status; on stderr, the mode in which sessions begin.
+
+    A status is system (ready), connected (ready, after somebody configured or approved it), available (it needs
+    configuration), disabled, offline, error or quarantined (a person has to review it). Where a tool is not ready, the reason follows. Each tool has its
+    category, and how it stands when a model's turn begins: core, in view, or to be loaded. With --json, both views of each: what a model sees, and what the kernel acts on. With --cost, about how many tokens
+    each tool, each category and each source takes, and how many of them are in view at the start of a turn.
+    """
+    return drive(lambda interruption: _costs(setting) if cost else _tools(setting, category, interruption))
+
+
+async def _costs(setting: Setting) -> int:
+    from handrail.kernel.doctor.tokens import costs_for
+
+    async with opened(setting) as kernel:
+        costs = costs_for(kernel.generation, kernel.config, kernel.agent)
+    if setting.json:
+        out_json(costs.to_dict())
+    else:
+        from handrail.frontends.cli.commands.cost import show_costs
+
+        show_costs(costs)
+    return OUTPUT
+
+
+async def _tools(setting: Setting, category: str | None, interruption: Interruption) -> int:
+    from handrail.catalog.view import view_of
+    from handrail.policy.rules.modes import MEANINGS, read_mode
+
+    async with opened(setting) as kernel:
+        view = view_of(kernel.generation, kernel.config.settings.catalog.options(kernel.agent.core))
+        entries = list(kernel.generation.entries.values())
+        number, mode = kernel.generation.number, read_mode(kernel.rules.mode)
+        told = await kernel.tool_statuses()
+    empty = view.empty
+    statuses = {entry.id: _status(entry) for entry in entries}
+    statuses |= {one.tool: one for one in reversed(told) if one.tool in statuses}  # of two, the tool's own
+    others = [one for one in told if statuses.get(one.tool) is not one]
+    if category is not None:
+        entries = _of_category(category, entries, view)
+        empty = {name: text for name, text in empty.items() if name == category and not entries}
+    if setting.json:
+        tools = [_whole(entry, view, statuses[entry.id]) for entry in entries]
+        out_json({"generation": number, "mode": mode, "tools": tools, "others": [one._asdict() for one in others]})
+        return OUTPUT
+    note(f"handrail: in the mode {mode}: {MEANINGS[mode]}")
+    lines = columns(
+        (
+            *(entry.spec.id, statuses[entry.id].status, view.category_of(entry), view.standing(entry)),
+            *(entry.spec.side_effect, entry.source, _about(entry, statuses[entry.id])),
+        )
+        for entry in entries
+    )
+    for entry, line in zip(entries, lines, strict=True):
+        name, style = len(one_line(entry.spec.id, MOST_NAME)), "dim" * (entry.withheld is not None)
+        out_styled((line[:name], f"bold {style}"), (line[name:], style), cut=not statuses[entry.id].reason)
+    for line in columns((one.tool or "-", one.status, one.source, one.reason) for one in others if category is None):
+        out_styled((line, "dim"), cut=False)
+    for name, text in empty.items():
+        note(f"handrail: category {name}: {text}")
+    return OUTPUT
+
+
+def _status(entry: Entry) -> ToolStatus:
+    from handrail.contract.generation import ToolStatus
+
+    return ToolStatus(entry.id, entry.status, entry.withheld or "", entry.source)
+
+
+def _about(entry: Entry, status: ToolStatus) -> str:
+    if entry.withheld is not None:
+        return f"withheld: {entry.withheld}"
+    return status.reason or entry.spec.description.strip().split("\n")[0]
+
+
+def _of_category(name: str, entries: list[Entry], view: View) -> list[Entry]:
+    """:raises UsageError: naming the categories there are"""
+    from handrail.contract.errors import UsageError
+
+    there = sorted({*(view.category_of(entry) for entry in entries), *view.empty})
+    if name not in there:
+        raise UsageError(f"there is no category {name!r}; there are {', '.join(there)}")
+    return [entry for entry in entries if view.category_of(entry) == name]
+
+
+def _whole(entry: Entry, view: View, status: ToolStatus) -> dict[str, object]:
+    spec, behind = entry.spec, entry.behind
+    return {
+        "id": spec.id,
+        "status": status.status,
+        "reason": status.reason or None,
+        "answered_by": None if behind is None else behind.id,
+        "category": view.category_of(entry),
+        "view": view.standing(entry),
+        "source": entry.source,
+        "withheld": entry.withheld,
+        "definition_hash": entry.definition_hash,
+        "llm": spec.llm_view(),
+        "runtime": _in_force(entry),
+    }
+
+
+def _in_force(entry: Entry) -> dict[str, object]:
+    """The runtime view with the limits in force, and for each setting the value in force beside the tool's own default."""
+    spec, declared = entry.spec, entry.declared or entry.spec
+    view = spec.runtime_view()
+    for key, setting in declared.config.items():
+        view["config"][key] |= {"value": view["config"][key]["default"]}
+        view["config"][key]["default"] = None if setting.secret else setting.default
+    return view

@@ -1,0 +1,197 @@
+"""``handrail trust``: a person looks at a workspace's own configuration and decides whether all of it counts."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+import unicodedata
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+import click
+
+from handrail.frontends.cli.app import ERROR, OUTPUT
+from handrail.frontends.cli.commands.config import note_holder, read, shown
+from handrail.frontends.cli.options import Setting, configured
+from handrail.frontends.cli.show import columns, note, one_line, out, out_json, prompt, spelled_out
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from handrail.config import Configuration, WorkspaceFile
+    from handrail.store.folders import Folders
+
+
+@click.command("trust")
+@click.option(
+    "--hash",
+    "known",
+    metavar="SHA256",
+    help="Ask nobody: trust the file if its content has this hash, as this command prints it.",
+)
+@click.option("--revoke", is_flag=True, help="Trust the workspace's file no longer.")
+@click.option("--list", "listed", is_flag=True, help="List what is trusted, in all workspaces.")
+@configured
+def command(setting: Setting, known: str | None, revoke: bool, listed: bool) -> int:
+    """Look at the workspace's handrail.toml and decide whether all of it counts.
+
+    Rules that deny or ask count whoever wrote them. Rules that allow, and every other setting, count once you have
+    trusted exactly this content; any change of it ends that. What is decided here counts for the kernels that start
+    from now on.
+    """
+    from handrail.store.folders import locate
+
+    if sum((known is not None, revoke, listed)) > 1:
+        raise click.UsageError("--hash, --revoke and --list exclude each other")
+    folders = locate(setting.workspace, setting.state, allow_home=setting.allow_home)
+    if listed:
+        return _list(setting, folders.state)
+    if revoke:
+        return _revoke(setting, folders)
+    config = read(setting)
+    file = config.workspace
+    if file is None:
+        note(f"handrail trust: there is no handrail.toml in {folders.workspace}; handrail init writes one")
+        return ERROR
+    if known is not None:
+        return _by_hash(setting, file, known)
+    return _asked(setting, config, file)
+
+
+def _by_hash(setting: Setting, file: WorkspaceFile, known: str) -> int:
+    if known.strip().lower() != file.sha256:
+        note(f"handrail trust: {file.path} has the hash {file.sha256}, not the one that was given; nothing is trusted")
+        return ERROR
+    return _granted(setting, file)
+
+
+def _asked(setting: Setting, config: Configuration, file: WorkspaceFile) -> int:
+    """Show the file, whole, and what trusting it would change; then ask whoever is at the terminal."""
+    if not file.trusted and not config.held_back:
+        note(f"{file.path} only denies and asks, which counts without being trusted; there is nothing to decide")
+        return OUTPUT
+    if setting.json:
+        out_json(_decision(file, config))
+    else:
+        _show(config, file)
+    if file.trusted:
+        note("This content is trusted. handrail trust --revoke ends that.")
+        return OUTPUT
+    if setting.json or not (sys.stdin.isatty() and sys.stderr.isatty()):
+        note(f"Not trusted: nobody is asked here. After reading it: handrail trust --hash {file.sha256}")
+        return ERROR
+    if not _yes("Trust exactly this content?"):
+        note("Not trusted.")
+        return ERROR
+    return _granted(setting, file)
+
+
+def _show(config: Configuration, file: WorkspaceFile) -> None:
+    text = file.content.decode("utf-8-sig").removesuffix("\n")
+    out(one_line(str(file.path)))
+    for line in text.replace("\r\n", "\n").split("\n"):
+        for number, part in enumerate(_pieces(spelled_out(line))):  # set off, so that none can look like one of ours
+            out(f"  {'┆' if number else '│'} {part}")
+    out(f"sha256 {file.sha256}")
+    if held := config.held_back:
+        out()
+        out("Trusted, it would")
+        for value in held:
+            if value.key == "rules":
+                out(f"  {one_line(str(value.value))}")
+            else:
+                now = [v for v in config.values if v.key == value.key and not v.not_in_force]
+                before = f", now {shown(now[0].value)} ({one_line(str(now[0].origin))})" if now else ""
+                out(f"  set {value.key} to {shown(value.value)}{before}")
+
+
+def _granted(setting: Setting, file: WorkspaceFile) -> int:
+    """What is trusted is the content that was read and shown, whatever stands in the file by now."""
+    from handrail.store import trust
+    from handrail.store.folders import prepare
+
+    folders = prepare(setting.workspace, setting.state, allow_home=setting.allow_home)
+    trust.grant(folders, file.sha256, clock=time.time_ns)
+    if setting.json:
+        out_json({"file": str(file.path), "sha256": file.sha256, "trusted": True})
+    else:
+        out(f"trusted {one_line(str(file.path))}")
+    note_holder(setting)
+    return OUTPUT
+
+
+def _revoke(setting: Setting, folders: Folders) -> int:
+    from handrail.store import trust
+
+    was = trust.revoke(folders)
+    if setting.json:
+        out_json({"revoked": was})
+    else:
+        out(f"{'no longer trusted' if was else 'nothing was trusted'} in {one_line(str(folders.workspace))}")
+    if was:
+        note_holder(setting)
+    return OUTPUT
+
+
+def _list(setting: Setting, state: Path) -> int:
+    from handrail.store import trust
+
+    records = trust.everywhere(state)
+    if setting.json:
+        out_json([{"workspace": one.workspace, "sha256": one.sha256, "at_ns": one.at_ns} for one in records])
+        return OUTPUT
+    rows = [
+        (
+            one.sha256[:12],
+            datetime.fromtimestamp(one.at_ns / 1e9).astimezone().isoformat(sep=" ", timespec="minutes"),
+            one.workspace,
+        )
+        for one in records
+    ]
+    for line in columns(rows):
+        out(line)
+    if not rows:
+        note("nothing is trusted")
+    return OUTPUT
+
+
+def _decision(file: WorkspaceFile, config: Configuration) -> dict[str, object]:
+    return {
+        "file": str(file.path),
+        "sha256": file.sha256,
+        "trusted": file.trusted,
+        "content": file.content.decode("utf-8-sig"),
+        "would_count": [value.to_dict() for value in config.held_back],
+    }
+
+
+def _pieces(line: str) -> Iterator[str]:
+    """A line in pieces that fit the terminal, which would begin a new row with the rest as if it were another line."""
+    width = max(20, shutil.get_terminal_size().columns - 5)
+    piece, used = "", 0
+    for character in line.expandtabs(4):
+        wide = 2 if unicodedata.east_asian_width(character) in "WF" else 1
+        if used + wide > width:
+            yield piece
+            piece, used = "", 0
+        piece, used = piece + character, used + wide
+    yield piece
+
+
+def _yes(question: str) -> bool:
+    """A person's answer. What was typed before the question was there is thrown away; the end of input is a no."""
+    with suppress(Exception):  # no terminal of this kind
+        import termios
+
+        termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)
+    while True:
+        prompt(f"{question} [y/n] ")
+        line = sys.stdin.readline()
+        answer = line.strip().lower()
+        if answer in ("y", "yes"):
+            return True
+        if not line or answer in ("n", "no"):
+            return False

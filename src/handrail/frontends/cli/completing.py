@@ -1,0 +1,175 @@
+"""Completions for the shell's Tab key, read from what is on disk without starting anything.
+
+Nothing here may fail or say anything of its own: what cannot be read completes to nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.shell_completion import CompletionItem
+
+from handrail.frontends.cli.show import one_line
+
+if TYPE_CHECKING:
+    from sqlite3 import Connection
+
+_MOST = 200
+_OLDEST_LOOKED_AT = 50_000
+"""Records from the end of a log in which calls are looked for: the ones that a person means are new."""
+
+Completing = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
+
+
+def folders(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The shell itself completes them."""
+    return [CompletionItem(incomplete, type="dir")]
+
+
+def files(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    return [CompletionItem(incomplete, type="file")]
+
+
+def _completion(look: Callable[[click.Context, str], Iterable[str | tuple[str, str]]]) -> Completing:
+    def completed(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        items: list[CompletionItem] = []
+        try:
+            for found in look(ctx, incomplete):
+                value, about = (found, None) if isinstance(found, str) else found
+                if value.startswith(incomplete) and one_line(value) == value:
+                    items.append(CompletionItem(value, help=about))
+                if len(items) == _MOST:
+                    break
+        except Exception:  # a shell that waits for a word has no use for a message
+            return []
+        return items
+
+    return completed
+
+
+def _tools(ctx: click.Context, incomplete: str) -> Iterator[str]:
+    """Those of the last start; where there was none, those that ship."""
+    tools: dict[str, Any] = {}
+    with _log(ctx) as connection:
+        if connection is not None:
+            from handrail.record.chain import SALT_BYTES
+            from handrail.store.encoding import decode
+
+            newest = (
+                "SELECT body FROM record WHERE kind = 'generation' AND body IS NOT NULL ORDER BY sequence DESC LIMIT 1"
+            )
+            row = connection.execute(newest).fetchone()
+            tools = decode(row[0][SALT_BYTES:])["tools"] if row is not None else {}
+    if tools:
+        yield from sorted(tool for tool, about in tools.items() if not about.get("withheld"))
+    else:
+        from handrail.tools import BUILTINS
+
+        yield from sorted(tool.spec.id for tool in BUILTINS)
+
+
+def _sessions(ctx: click.Context, incomplete: str, which: str = "") -> Iterator[tuple[str, str]]:
+    """:param which: a further condition"""
+    with _log(ctx) as connection:
+        if connection is not None:
+            newest = f"SELECT id, topic FROM session WHERE substr(id, 1, ?) = ? {which} ORDER BY opened_ns DESC LIMIT ?"  # noqa: S608 - of this file
+            for session, topic in connection.execute(newest, (len(incomplete), incomplete, _MOST)):
+                yield session, _one_line(topic)
+
+
+_SAID = "AND closed_ns IS NULL AND EXISTS (SELECT 1 FROM message WHERE message.session = session.id)"
+
+
+def _sessions_to_fork(ctx: click.Context, incomplete: str) -> Iterator[tuple[str, str]]:
+    """Those of which what was said is kept."""
+    return _sessions(ctx, incomplete, _SAID)
+
+
+def _sessions_to_resume(ctx: click.Context, incomplete: str) -> Iterator[tuple[str, str]]:
+    """Of these, those that are no sub-agent's, which go on with their parents only."""
+    return _sessions(ctx, incomplete, f"{_SAID} AND under IS NULL")
+
+
+def _calls(ctx: click.Context, incomplete: str) -> Iterator[str]:
+    with _log(ctx) as connection:
+        if connection is not None:
+            newest = (
+                "SELECT call FROM record WHERE kind = 'proposed' AND substr(call, 1, ?) = ? "
+                "AND sequence > (SELECT max(sequence) FROM record) - ? ORDER BY sequence DESC LIMIT ?"
+            )
+            for (call,) in connection.execute(newest, (len(incomplete), incomplete, _OLDEST_LOOKED_AT, _MOST)):
+                yield call
+
+
+def _approvals(ctx: click.Context, incomplete: str) -> Iterator[str]:
+    with _log(ctx) as connection:
+        if connection is not None:
+            newest = "SELECT id FROM approval WHERE answered = 0 ORDER BY created_ns DESC LIMIT ?"
+            for (approval,) in connection.execute(newest, (_MOST,)):
+                yield approval
+
+
+def _tools_or_calls(ctx: click.Context, incomplete: str) -> Iterator[str]:
+    """Call ids where one was begun, since they are many and long."""
+    if "/" in incomplete or incomplete.startswith("ses_"):
+        yield from _calls(ctx, incomplete)
+    elif incomplete.startswith("apr_"):
+        yield from _approvals(ctx, incomplete)
+    else:
+        yield from _tools(ctx, incomplete)
+
+
+def _agents(ctx: click.Context, incomplete: str) -> Iterator[tuple[str, str]]:
+    from pathlib import Path
+
+    from handrail.config import default_folder
+    from handrail.registry.agents import find_agents
+
+    given = ctx.params.get("config")
+    folder = default_folder() if given is None else Path(given).absolute().parent
+    for name, checked in find_agents(folder).items():
+        yield name, _one_line(checked.manifest.description)
+
+
+def _state_keys(ctx: click.Context, incomplete: str) -> Iterator[tuple[str, str]]:
+    from handrail.store.folders import state_root
+    from handrail.store.inventory import inventory
+
+    for kept in inventory(state_root(ctx.params.get("state"))):
+        yield kept.key, _one_line(None if kept.workspace is None else str(kept.workspace))
+
+
+tool_ids = _completion(_tools)
+session_ids = _completion(_sessions)
+resumable_ids = _completion(_sessions_to_resume)
+forkable_ids = _completion(_sessions_to_fork)
+call_ids = _completion(_calls)
+approval_ids = _completion(_approvals)
+tools_or_calls = _completion(_tools_or_calls)
+state_keys = _completion(_state_keys)
+agents = _completion(_agents)
+
+
+@contextmanager
+def _log(ctx: click.Context) -> Generator[Connection | None]:
+    """The log of the workspace that the words before name; None where there is none."""
+    from handrail.store.database.database import open_reader
+    from handrail.store.folders import locate
+
+    given = ctx.params
+    found = locate(given.get("workspace") or ".", given.get("state"), allow_home=bool(given.get("allow_home")))
+    if not found.database.exists():
+        yield None
+        return
+    connection = open_reader(found.database)
+    try:
+        yield connection
+    finally:
+        connection.close()
+
+
+def _one_line(text: str | None) -> str:
+    return one_line((text or "")[:80])

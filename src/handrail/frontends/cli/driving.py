@@ -1,0 +1,162 @@
+"""Running a command on an event loop: opening its kernel, and turning Ctrl-C into a clean stop of its calls."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Literal
+
+from handrail.frontends.cli.app import INTERRUPTED
+from handrail.frontends.cli.options import Setting
+from handrail.frontends.cli.show import note, one_line
+
+if TYPE_CHECKING:
+    from handrail.contract.approvals import ApprovalAnswer, ApprovalRequest, Attendant
+    from handrail.contract.doors.runtime import Question
+    from handrail.kernel.kernel import Kernel
+
+Stop = Callable[[Literal["user", "shutdown"]], object]
+
+
+class Interruption:
+    """What a signal does. The first one stops calls, each of which is still answered and recorded; the second ends
+    the program without waiting for them."""
+
+    def __init__(self) -> None:
+        self.happened = False
+        self.stop: Stop | None = None
+        """Set while there is something to stop; without it the first signal ends the program."""
+        self._task: asyncio.Task[int] | None = None
+
+    def watch(self, task: asyncio.Task[int]) -> None:
+        """Listen to the signals on the running loop, for ``task``."""
+        self._task = task
+        if sys.platform == "win32":
+            return  # its event loop takes no handlers: asyncio's own treatment of Ctrl-C stays
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
+
+    def _on_signal(self, number: int) -> None:
+        first = not self.happened
+        self.happened = True
+        if first and self.stop is not None:
+            self.stop("user" if number == signal.SIGINT else "shutdown")
+        elif self._task is not None:
+            self._task.cancel()
+
+
+class Warnings(logging.Handler):
+    """What Handrail finds worth a warning while a command runs, as a line of the command's own."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        said = record.getMessage()
+        if record.exc_info and (error := record.exc_info[1]) is not None:
+            said += f" ({type(error).__name__}: {error})"
+        note(f"handrail: {said}")
+
+
+def drive(main: Callable[[Interruption], Awaitable[int]]) -> int:
+    """Run ``main`` to its exit code, which becomes 130 when a signal came."""
+    interruption = Interruption()
+    warnings = Warnings(logging.WARNING)
+    logging.getLogger("handrail").addHandler(warnings)
+    last_resort, logging.lastResort = logging.lastResort, warnings  # a library would write to stderr as it is
+
+    async def watched() -> int:
+        task = asyncio.current_task()
+        assert task is not None
+        interruption.watch(task)
+        return await main(interruption)
+
+    try:
+        code = asyncio.run(watched())
+    except (asyncio.CancelledError, KeyboardInterrupt):
+        code = INTERRUPTED
+    finally:
+        logging.getLogger("handrail").removeHandler(warnings)
+        logging.lastResort = last_resort
+    return INTERRUPTED if interruption.happened else code
+
+
+@asynccontextmanager
+async def opened(setting: Setting, face: str = "cli") -> AsyncGenerator[Kernel]:
+    """The kernel that the options describe. Calls whose outcome the last process left unknown are told on stderr.
+
+    :raises UsageError: with every ``--rule`` that is none
+    :raises LoadError: with every fault of configuration, agent and tools
+    :raises StartError: when state or sandbox are not to be had
+    """
+    from handrail.kernel.kernel import Kernel
+
+    _check_rules(setting.rules)
+    async with Kernel.open(
+        setting.workspace,
+        rules=setting.rules,
+        state=setting.state,
+        config=setting.config,
+        settings=setting.settings,
+        agent=setting.agent,
+        mode=setting.mode,
+        face=face,
+        allow_home=setting.allow_home,
+    ) as kernel:
+        if (remark := kernel.config.remark) is not None:
+            note(f"handrail: {remark}")
+        for lost in kernel.interrupted:
+            note(
+                f"handrail: call {lost.call_id} ({one_line(str(lost.tool))}) was interrupted earlier; its outcome is unknown"
+            )
+        yield kernel
+
+
+def _check_rules(rules: Iterable[str]) -> None:
+    from handrail.contract.errors import UsageError
+    from handrail.policy.rules.rules import parse_rule
+
+    faults: list[str] = []
+    for text in rules:
+        try:
+            parse_rule(text, scope="session")
+        except ValueError as error:
+            faults.append(f"--rule {text!r}: {error}")
+    if faults:
+        raise UsageError("\n".join(faults))
+
+
+def attendant(setting: Setting, *, waits: bool = False) -> Attendant | None:
+    """Whoever sits at the terminal; without a terminal what is asked is parked for another door. None where the command
+    was told that nobody will answer there either.
+
+    :param waits: without a terminal, wait for the other door instead
+    """
+    if setting.headless:
+        return None
+    if sys.stdin.isatty() and sys.stderr.isatty():
+        from handrail.frontends.cli.terminal import Terminal
+
+        return Terminal(workspace=setting.workspace)
+    from handrail.contract.approvals import Away
+
+    return Elsewhere() if waits else Away()
+
+
+class Elsewhere:
+    """An :class:`~handrail.contract.approvals.Attendant` for somebody at another door: whatever is asked waits until they
+    answer there."""
+
+    async def approve(self, request: ApprovalRequest) -> ApprovalAnswer:
+        note(f"{request.id} waits: handrail approve {request.id}")
+        raise await _never()
+
+    async def answer(self, session_id: str, questions: Sequence[Question]) -> list[list[str]] | None:
+        note(f"a question of session {session_id} waits: handrail approve")
+        raise await _never()
+
+
+async def _never() -> Exception:
+    await asyncio.Event().wait()
+    raise AssertionError("nobody sets it")

@@ -1,0 +1,1 @@
+"""The MCP clients that are connected, and the session that each has."""

@@ -1,0 +1,142 @@
+"""An approval and a question as forms that a client's user fills in, and what was filled in as an answer.
+
+Everything is shown whole, with what would hide or reorder text written out: nobody approves what they cannot see.
+
+Source: https://modelcontextprotocol.io/specification/2025-11-25/client/elicitation
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from handrail.contract.approvals import ApprovalAnswer, ApprovalRequest, Choice
+from handrail.contract.doors.peer import Ask
+from handrail.contract.doors.runtime import Question
+from handrail.frontends.cli.show import one_line, spelled_out
+from handrail.frontends.cli.terminal import request_lines
+
+TITLED_SINCE = "2025-11-25"
+"""From this version on an option may have a title and several may be chosen."""
+DECISION, MESSAGE = "decision", "message"
+
+
+def approval_form(request: ApprovalRequest, changes: str | None, version: str) -> Ask:
+    """Whether a call may run.
+
+    :param changes: what it would change in a file, as a diff
+    :param version: of the protocol, as the client speaks it
+    """
+    choices = dict(_choices(request))
+    decision = _one_of("Your decision", "", list(choices.items()), version)
+    message = {"type": "string", "title": "Message", "description": "After a rejection: what the model is told."}
+    lines = request_lines(request, changes)
+    lines += [f"{title}" for choice, title in choices.items() if choice not in ("once", "reject")]
+    return _form("\n".join(lines), {DECISION: decision, MESSAGE: message}, (DECISION,))
+
+
+def _choices(request: ApprovalRequest) -> list[tuple[Choice, str]]:
+    found: list[tuple[Choice, str]] = [("once", "Allow once: this call, with exactly these arguments")]
+    for rule, narrow in ((request.always, True), (request.wider, False)):
+        if rule is not None:
+            shown = one_line(rule)
+            session: Choice = "session" if narrow else "session-wider"
+            project: Choice = "project" if narrow else "project-wider"
+            if not request.shared:
+                found.append((session, f"Allow for this session: stores the rule  {shown}"))
+            found.append((project, f"Allow for this project, in every session: stores the rule  {shown}"))
+    found.append(("reject", "Reject"))
+    if request.never is not None:
+        found.append(("reject-always", f"Reject, in every session: stores the rule  {one_line(request.never)}"))
+    found.append(("stop", "Reject, and end the session's work"))
+    return found
+
+
+def approval_answer(request: ApprovalRequest, filled: Mapping[str, Any]) -> ApprovalAnswer:
+    """What a form of :func:`approval_form` was answered with. A form that was dismissed is no answer: somebody may still
+    give one at another door."""
+    if filled.get("action") == "decline":
+        return ApprovalAnswer("reject", "the user declined")
+    content: Any = filled.get("content")
+    if filled.get("action") != "accept" or not isinstance(content, Mapping):
+        return ApprovalAnswer("later")
+    given: Mapping[str, Any] = content  # pyright: ignore[reportUnknownVariableType]
+    for choice, _ in _choices(request):
+        if given.get(DECISION) == choice:
+            message = given.get(MESSAGE)
+            return ApprovalAnswer(choice, message[:10_000] if isinstance(message, str) else "")
+    return ApprovalAnswer("later")
+
+
+def question_form(questions: Sequence[Question], version: str) -> Ask:
+    """Questions as one form, with a field for each, named ``q1``, ``q2``, …"""
+    fields: dict[str, Any] = {}
+    required: list[str] = []
+    for number, question in enumerate(questions, 1):
+        name = f"q{number}"
+        title = one_line(question.header) or f"Question {number}"
+        labels = [(option.label, _about(option.label, option.description)) for option in question.options]
+        text = spelled_out(question.question)
+        if not labels:
+            fields[name] = {"type": "string", "title": title, "description": text}
+            required.append(name)
+        elif not question.multi_select:
+            fields[name] = _one_of(title, text, labels, version)
+            required.append(name)
+        elif version >= TITLED_SINCE:
+            options = [{"const": label, "title": shown} for label, shown in labels]
+            fields[name] = {"type": "array", "title": title, "description": text, "items": {"anyOf": options}}
+            required.append(name)
+        else:  # there were no lists yet: one box for each option
+            for place, (_, shown) in enumerate(labels, 1):
+                fields[f"{name}_{place}"] = {
+                    "type": "boolean",
+                    "title": f"{title}: {shown}",
+                    "description": text,
+                    "default": False,
+                }
+    shown = [spelled_out(question.question) for question in questions]
+    return _form("\n".join(shown), fields, tuple(required))
+
+
+def question_answers(
+    questions: Sequence[Question], filled: Mapping[str, Any], version: str
+) -> list[list[str]] | str | None:
+    """One list of answers for each question; a text where the user declined, None where they only went away."""
+    if filled.get("action") == "decline":
+        return "the user declined to answer"
+    content: Any = filled.get("content")
+    if filled.get("action") != "accept" or not isinstance(content, Mapping):
+        return None
+    given: dict[str, Any] = dict(content)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+    answers: list[list[str]] = []
+    for number, question in enumerate(questions, 1):
+        name = f"q{number}"
+        if question.options and question.multi_select and version < TITLED_SINCE:
+            options = enumerate(question.options, 1)
+            answers.append([option.label for place, option in options if given.get(f"{name}_{place}") is True])
+            continue
+        value = given.get(name)
+        several: list[Any] = value if isinstance(value, list) else [value]  # pyright: ignore[reportUnknownVariableType]
+        if not all(isinstance(one, str) for one in several):
+            return None
+        answers.append(list(several))
+    return answers
+
+
+def _about(label: str, description: str) -> str:
+    return f"{one_line(label)}: {one_line(description)}" if description else one_line(label)
+
+
+def _one_of(title: str, description: str, options: Sequence[tuple[str, str]], version: str) -> dict[str, Any]:
+    field: dict[str, Any] = {"type": "string", "title": title}
+    if description:
+        field["description"] = description
+    if version >= TITLED_SINCE:
+        return {**field, "oneOf": [{"const": value, "title": shown} for value, shown in options]}
+    return {**field, "enum": [value for value, _ in options], "enumNames": [shown for _, shown in options]}
+
+
+def _form(message: str, fields: Mapping[str, Any], required: Sequence[str]) -> Ask:
+    schema = {"type": "object", "properties": dict(fields), "required": list(required)}
+    return Ask("elicitation/create", {"mode": "form", "message": message, "requestedSchema": schema})

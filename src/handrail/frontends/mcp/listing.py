@@ -1,0 +1,122 @@
+"""Pages of a listing, and what a client gets of a result."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from mcp.shared.exceptions import MCPError
+from mcp_types import INVALID_PARAMS
+
+from handrail.catalog.view import FINDERS
+from handrail.contract.envelopes import to_content
+from handrail.contract.result import Result
+from handrail.frontends.mcp.offers import placed
+from handrail.frontends.mcp.tools import DOOR, PAGE, page_from, promise_of
+
+if TYPE_CHECKING:
+    from handrail.contract.tool.spec import ToolSpec
+    from handrail.frontends.mcp.clients.visit import Visit
+    from handrail.kernel.kernel import Kernel
+
+
+def page_of(key: str, items: Sequence[Any], cursor: str | None) -> dict[str, Any]:
+    """One page of a listing.
+
+    :raises MCPError: for a cursor that was never given
+    """
+    return page_from(key, items, 0 if cursor is None else _place(cursor))
+
+
+def _place(cursor: str) -> int:
+    try:
+        place = int(base64.urlsafe_b64decode(cursor.encode()).decode("ascii"))
+    except (ValueError, binascii.Error, UnicodeError):
+        place = 0
+    if place <= 0 or place % PAGE:
+        raise MCPError(INVALID_PARAMS, f"{cursor[:50]!r} is no cursor of this list; begin without one")
+    return place
+
+
+async def rendered(kernel: Kernel, visit: Visit, tool_id: str, result: Result) -> dict[str, Any]:
+    """A result as MCP content. What the kernel says of it stands in ``_meta`` alone, but that it was cut: a model that is
+    not told takes the head for the whole."""
+    data: object = result.data
+    refs = placed(result)
+    stored = await visit.outputs.bytes_of(refs) if refs else {}
+    uri = visit.outputs.note(tool_id, result, refs) if refs or "output_path" in result.metadata else None
+    shown = result
+    if result.metadata.get("truncated") and isinstance(data, dict):
+        cut = cast("dict[str, Any]", data)
+        if set(cut) == {"head"}:
+            shown = Result(result.type, cut["head"], result.error_text, result.metadata)
+    wire = to_content(shown, stored)
+    if result.metadata.get("truncated"):
+        wire["content"].append({"type": "text", "text": _what_is_left(result, uri)})
+    if uri is not None:
+        wire["content"].append(
+            {"type": "resource_link", "uri": uri, "name": uri.rpartition("/")[2], "mimeType": "text/plain"}
+        )
+    entry = kernel.generation.resolve(tool_id)
+    if entry is not None and entry.spec.output_schema is not None and result.ok:
+        _keep_promise(kernel, entry.spec, wire)
+    if result.metadata:
+        wire["_meta"] = {f"handrail/{key}": value for key, value in result.metadata.items()}
+    return wire
+
+
+def _keep_promise(kernel: Kernel, spec: ToolSpec, wire: dict[str, Any]) -> None:
+    """What a tool gives in another form than it promised is an error, with what it gave: clients refuse it otherwise."""
+    promise = promise_of(kernel, spec)
+    if promise is None:
+        return
+    given = wire.get("structuredContent")
+    problems = promise.problems(given) if isinstance(given, dict) else ["it is no object"]  # pyright: ignore[reportUnknownArgumentType]
+    if problems:
+        wire.pop("structuredContent", None)
+        text = f"{spec.id} ran, and what it gave is not of the form that it promises: {'; '.join(problems)[:1_000]}"
+        wire["content"].insert(0, {"type": "text", "text": text})
+        wire["isError"] = True
+
+
+def _what_is_left(result: Result, uri: str | None) -> str:
+    about = result.metadata
+    size = about.get("output_bytes")
+    text = "[This is the beginning only" + (f" of {size:,} bytes" if isinstance(size, int) else "")
+    if uri is not None:
+        return f"{text}. The whole is in {about['output_path']}, for the tool read, and is the resource {uri}]"
+    return f"{text}; the rest was not kept]"
+
+
+def with_schemas(kernel: Kernel, tool_id: str, result: Result) -> Result:
+    """What a finder found, with the parameters of each tool: a client that lists once has them of nowhere else."""
+    given: object = result.data
+    if tool_id not in FINDERS or not result.ok or not isinstance(given, dict):
+        return result
+    data = cast("dict[str, Any]", given)
+    names: list[Any] = [*data.get("tools_added", ())]
+    for one in data.get("tools", ()):
+        names.append(cast("dict[str, Any]", one).get("id") if isinstance(one, dict) else None)
+    known = [entry for name in names if isinstance(name, str) and (entry := kernel.generation.resolve(name))]
+    if not known:
+        return result
+    schemas = [{"name": entry.wire_name, "inputSchema": dict(entry.spec.parameters)} for entry in known]
+    if data.get("message") and "tools_added" in data:
+        schemas = [{**one, "description": entry.spec.description} for one, entry in zip(schemas, known, strict=True)]
+    more = {"schemas": schemas, "how_to_call": f"{DOOR} with name and arguments"}
+    return Result(result.type, {**data, **more}, result.error_text, result.metadata)
+
+
+def unwrapped(arguments: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    """The call that goes through the door.
+
+    :raises MCPError: for what is none
+    """
+    name, inner = arguments.get("name"), arguments.get("arguments", {})
+    if not isinstance(name, str) or not isinstance(inner, Mapping) or not arguments.keys() <= {"name", "arguments"}:
+        wanted = json.dumps({"name": "…", "arguments": {}}, ensure_ascii=False)
+        raise MCPError(INVALID_PARAMS, f"{DOOR} takes {wanted} and nothing else")
+    return name, cast("Mapping[str, Any]", inner)

@@ -1,0 +1,1 @@
+"""How values become data on the wire, and data becomes values."""

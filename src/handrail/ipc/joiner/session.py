@@ -1,0 +1,449 @@
+"""A session in a process that joined: its calls are carried out by the holder, whoever that is."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from handrail.catalog.interaction import Interaction
+from handrail.catalog.view import CatalogOptions
+from handrail.contract.agent import AgentManifest
+from handrail.contract.approvals import Attendant
+from handrail.contract.call import Answer, ProposedCall, call_id
+from handrail.contract.doors.agents import Child, Delegation, usable
+from handrail.contract.doors.peer import Peer
+from handrail.contract.errors import ErrorKind, HandrailError, StartError, UsageError
+from handrail.contract.events import Event
+from handrail.contract.generation import Generation
+from handrail.contract.result import Result
+from handrail.contract.session import Proposal, StopReason
+from handrail.contract.tool.spec import ToolSpec
+from handrail.ipc.codec import mirror
+from handrail.ipc.codec.mirror import error_of
+from handrail.ipc.delegating import WithAgents, of_delegation
+from handrail.ipc.history import JoinedHistory
+from handrail.ipc.holder.requests import HANDED_ON, LEAVING
+from handrail.ipc.jobs import WithJobs
+from handrail.ipc.joiner.membership import Membership
+from handrail.ipc.joiner.turns import JoinedTurn
+from handrail.ipc.joiner.wanted import Wanted
+from handrail.ipc.notices import JoinedNotices
+from handrail.ipc.peers import kinds_offered
+from handrail.ipc.wire.connection import Connection, ConnectionLost
+from handrail.ipc.wire.framing import Message
+from handrail.ipc.wire.operations import Refused
+from handrail.policy.rules.modes import given
+from handrail.session.events import EventQueue, events_of
+from handrail.session.reach import check_reach, rules_of
+from handrail.session.session import CLOSED, ENDED, SUSPENDED, new_session_id
+
+LEAVING_S = 20.0
+"""How long a process that ends waits for a holder that is alive and does not answer: longer than any call takes to stop."""
+
+
+class JoinedSession(WithJobs, WithAgents):
+    """Implements :class:`~handrail.contract.session.Session` over a :class:`Membership`.
+
+    :param generation: the tools that this process's sessions see now
+    """
+
+    def __init__(
+        self,
+        session_id: str,
+        membership: Membership,
+        generation: Callable[[], Generation],
+        wanted: Wanted,
+        rules: Iterable[str | dict[str, Any]],
+        attendant: Attendant | None,
+        peer: Peer | None,
+        workdir: str,
+        forget: Callable[[JoinedSession], None],
+    ) -> None:
+        self.id = session_id
+        self.history = JoinedHistory(session_id, membership)
+        self.closed = False
+        self.workdir = workdir
+        self.attendant = attendant
+        self.peer = peer
+        self._membership = membership
+        self._generation = generation
+        self._own: Generation | None = None
+        """The tools of its agent, when that is not the agent of its process."""
+        self._wanted = wanted
+        self._rules = list(rules)
+        self._forget = forget
+        self._turns = 0
+        self._catalog = Interaction(session_id, CatalogOptions())
+        """What its model has in view, as the holder knows it."""
+        self.adopted: Callable[[JoinedSession], None] = lambda _: None
+        """Called with each sub-agent's session that it opens."""
+        self._ruled: Mapping[str, str | None] = {}
+        """Id of a provider's own tool to the reason why the session's rules rule it out, or None."""
+        self._listeners: list[Callable[[Event], None]] = []
+        self._readers: list[EventQueue] = []
+        self._closed: str | None = None
+        self._unattended = False
+        """Whether the current interaction is headless."""
+
+    @property
+    def headless(self) -> bool:
+        return self.attendant is None
+
+    async def open(self) -> None:
+        """:raises HandrailError: when it cannot be opened"""
+        try:
+            while True:
+                try:
+                    return self._opened(await self._membership.request("open", self._opening(), settle=True))
+                except ConnectionLost:  # whether or not it was opened, nothing has happened in it
+                    continue
+        except asyncio.CancelledError:
+            self._end(SUSPENDED)
+            self._membership.begin(self._given_up())
+            raise
+
+    async def _given_up(self) -> None:
+        """Leave the session, which may have been opened although nobody waits for it any more."""
+        with contextlib.suppress(HandrailError):
+            await self._leave("user")
+
+    async def open_again(self, connection: Connection) -> None:
+        """Open the session again with the next holder, before anything else is asked of it. If the holder refuses it, this
+        session has ended; the others go on.
+
+        :raises ConnectionLost: when that is gone as well
+        """
+        told = len(self._rules)
+        try:
+            self._opened(await connection.request("open", self._opening()))
+        except Refused as refused:
+            if refused.kind == LEAVING:
+                raise
+            self._end(f"could not be opened with the next holder of the workspace: {error_of(refused)}")
+            return
+        if self._unattended:  # in the middle of such an interaction
+            await connection.request("begin", self._beginning(""))
+        if late := self._rules[told:]:
+            connection.notify("rules", {"session": self.id, "rules": late})
+            self._ruled = {}
+        if self.delegates is not None:
+            connection.notify("delegates", {"session": self.id, "there": True})
+        if self._listeners:
+            connection.notify("watch", {"session": self.id})
+
+    def published(self, agent: str, generation: Generation) -> None:
+        """Take note that the tools of ``agent`` have changed."""
+        if self._own is not None and self._wanted.agent == agent:
+            self._own = generation
+
+    def _opening(self) -> Message:
+        view = {"interaction": self._catalog.number, "brought": list(self._catalog.active.steps())}
+        client = None if self.peer is None else kinds_offered(self.peer, "")
+        return {"id": self.id, "rules": list(self._rules), **view, **self._wanted.to_dict(), "peer": client}
+
+    def _tell_of_client(self, call: str, call_id: str) -> None:
+        """Tell the holder which requests the client answers, before a call of its is proposed.
+
+        :param call: by which the holder knows it: of a turn, without the place in it
+        """
+        if self.peer is not None:
+            kinds = kinds_offered(self.peer, call_id)
+            self._membership.tell("client", {"session": self.id, "call": call, "kinds": kinds})
+
+    def _opened(self, told: Message) -> None:
+        if "generation" in told:
+            self._own = mirror.generation_of(told["generation"], self._tools)
+        self._turns = max(self._turns, told["turns"])
+        self._catalog.arrange(mirror.catalog_options_of(told["catalog"]))
+        self._catalog.active.take(told["brought"])
+        self._ruled = dict(told["native"])
+        self._told_of_agents(told)
+
+    # ── what its model has in view ───────────────────────────────────────────────────────────────
+
+    @property
+    def _tools(self) -> Generation:
+        return self._own or self._generation()
+
+    @property
+    def view(self) -> list[ToolSpec]:
+        return usable(self._catalog.specs(self._tools), self.delegates)
+
+    async def begin(self, text: str = "", *, headless: bool = False) -> None:
+        self._check_open()
+        self._catalog.begin()
+        self._unattended = headless
+        body = self._beginning(text)
+        # Where nobody holds the workspace, the next one is told when it is opened again.
+        with contextlib.suppress(StartError):
+            before = self._ruled
+            told = await self._membership.request("begin", body, settle=True, repeatable=True)
+            if self._ruled is before:  # else rules came after it was judged
+                self._ruled = dict(told)
+
+    def _beginning(self, text: str) -> Message:
+        number = self._catalog.number
+        return {"session": self.id, "interaction": number, "text": text, "headless": self._unattended}
+
+    def brought_in(self, interaction: int, steps: Iterable[str]) -> None:
+        """The holder has brought tools into view, or taken some out of it."""
+        if interaction == self._catalog.number:
+            self._catalog.active.take(steps)
+
+    # ── calls ────────────────────────────────────────────────────────────────────────────────────
+
+    async def call(self, tool: str, arguments: Mapping[str, Any] | str, *, key: str | None = None) -> Result:
+        self._check_open()
+        proposed = ProposedCall(tool, arguments)
+        if key is None:
+            self._turns += 1
+            generation = self._tools
+            answers = await self.carry_out(self._turns, self._membership.token, generation.number, (proposed,))
+            return answers[0].result
+        self._tell_of_client(f"{self.id}/key:{key}", f"{self.id}/key:{key}")
+        body = {"session": self.id, "call": mirror.of_call(proposed), "key": key}
+        while True:
+            try:
+                return Result.from_dict(await self._membership.request("keyed", body, settle=True))
+            except ConnectionLost:  # the same key gives what was recorded, and runs nothing twice
+                continue
+            except StartError as error:
+                return Result.error("unavailable", f"{error}. Ask again with the same key: nothing runs twice")
+
+    async def call_all(self, calls: Iterable[Proposal]) -> list[Result]:
+        return [answer.result for answer in await self.turn().call_all(calls)]
+
+    def turn(self) -> JoinedTurn:
+        self._check_open()
+        self._turns += 1
+        token = self._membership.token
+        return JoinedTurn(self.carry_out, token, self._tools, self._turns, self._catalog, self._ruled, self.delegates)
+
+    async def carry_out(
+        self, number: int, token: int, generation: int, calls: Sequence[ProposedCall], first: int | None = None
+    ) -> Sequence[Answer]:
+        """Have the calls of one turn answered, also when the holder goes in the middle.
+
+        :param first: the place in the turn of the one call that there is of it by now; None when these are all
+        """
+        ids = [call_id(self.id, number, (first or 0) + index) for index in range(len(calls))]
+        if self._closed is not None:
+            return self._too_late(ids)
+        told = [mirror.of_call(call) for call in calls]
+        body: Message = {"session": self.id, "turn": number, "token": token, "generation": generation}
+        if first is None:
+            body["calls"] = told
+        else:
+            try:
+                body |= {"position": first, "call": told[0], "behind": await self.history.behind()}
+            except HandrailError as error:
+                text = f"nothing was run, since what was said cannot be kept: {error}"
+                return _all(ids, Result.error("unavailable", text))
+        if not first:
+            self._tell_of_client(f"{self.id}/{number}", call_id(self.id, number, 0))
+        try:
+            answers = await self._membership.request("reply" if first is None else "call", body, settle=True)
+        except ConnectionLost:
+            return await self._after_a_loss(ids, calls)
+        except Refused as refused:
+            if refused.kind != HANDED_ON:
+                raise
+            return await self._after_a_loss(ids, calls)
+        except StartError as error:
+            return _all(ids, Result.error("unavailable", f"nothing was run: {error}"))
+        except UsageError:
+            if self._closed is None:
+                raise
+            return self._too_late(ids)
+        return [mirror.answer_of(answer) for answer in (answers if first is None else [answers])]
+
+    def _too_late(self, ids: Sequence[str], kind: ErrorKind = "cancelled") -> Sequence[Answer]:
+        """Of calls in a session that is not open any more.
+
+        :param kind: ``cancelled`` when none of them has reached a holder, ``interrupted`` when nobody knows
+        """
+        assert self._closed is not None
+        unknown = "nobody knows how far this call came, and " if kind == "interrupted" else ""
+        return _all(ids, Result.error(kind, unknown + self._closed))
+
+    async def _after_a_loss(self, ids: Sequence[str], calls: Sequence[ProposedCall]) -> Sequence[Answer]:
+        """What is on record of calls whose holder is gone; those that had not begun are proposed to the next one."""
+        if self._closed is not None:
+            return self._too_late(ids, "interrupted")
+        try:
+            await self.history.kept()
+        except HandrailError as error:
+            text = f"nobody knows how far this call came, and what was said before it cannot be kept: {error}"
+            return _all(ids, Result.error("interrupted", text))
+        try:
+            return await self._told_or_anew(ids, calls)
+        except StartError as error:
+            text = f"nobody knows how far this call came, and nobody can tell: {error}"
+            return _all(ids, Result.error("interrupted", text))
+
+    async def _told_or_anew(self, ids: Sequence[str], calls: Sequence[ProposedCall]) -> Sequence[Answer]:
+        told = await self._recalled(ids)
+        answers = [answer for answer, _ in told]
+        again = [index for index, (_, begun) in enumerate(told) if not begun]
+        if again:
+            anew = await self.turn().call_all([calls[index] for index in again])
+            for index, answer in zip(again, anew, strict=True):
+                answers[index] = answer
+        return answers
+
+    async def recall(self, call_id: str) -> Answer:
+        """See :meth:`handrail.session.session.HeldSession.recall`."""
+        return (await self.recall_all((call_id,)))[0]
+
+    async def recall_all(self, call_ids: Sequence[str]) -> list[Answer]:
+        """See :meth:`handrail.session.session.HeldSession.recall_all`."""
+        self._check_open()
+        return [answer for answer, _ in await self._recalled(call_ids)]
+
+    async def _recalled(self, call_ids: Sequence[str]) -> list[tuple[Answer, bool]]:
+        body = {"session": self.id, "calls": list(call_ids)}
+        while True:
+            try:
+                told = await self._membership.request("recall", body)
+            except ConnectionLost:  # parked calls that it took up are parked no more, and told by their records
+                continue
+            return [(mirror.answer_of(answer), begun) for answer, begun in told]
+
+    async def resume_parked(self) -> list[Answer]:
+        """See :meth:`handrail.session.session.HeldSession.resume_parked`."""
+        self._check_open()
+        waiting: list[str] | None = None
+        while True:
+            try:
+                if waiting is None:
+                    waiting = await self._membership.request("waiting", {"session": self.id})
+                    answers = await self._membership.request("parked", {"session": self.id}, settle=True)
+                    return [mirror.answer_of(answer) for answer in answers]
+                return await self.recall_all(waiting)
+            except ConnectionLost:  # those that it took up are on record, the others still wait
+                continue
+
+    def cancel(self, reason: StopReason = "user") -> None:
+        self._membership.begin(self._stop(reason))
+
+    async def child(self, call_id: str, delegation: Delegation) -> Child:
+        wanted, tools = Wanted(self.headless, agent=delegation.agent), self._generation
+        shared = (self.attendant, None, self.workdir, self._forget)
+        child = JoinedSession(new_session_id(), self._membership, tools, wanted, (), *shared)
+        body = {"id": child.id, "session": self.id, "call": call_id, **of_delegation(delegation)}
+        told = await self._membership.request("child", body, settle=True)
+        child._opened(told)
+        child.adopted = self.adopted
+        self.adopted(child)
+        return Child(child, AgentManifest.model_validate(told["agent"]))
+
+    async def _stop(self, reason: StopReason) -> None:
+        try:
+            await self._membership.request("stop", {"session": self.id, "reason": reason})
+        except (ConnectionLost, UsageError):  # what was running has ended with its holder, or its session
+            pass
+
+    def add_rules(self, *texts: str) -> None:
+        """See :meth:`handrail.session.session.HeldSession.add_rules`."""
+        found = rules_of(texts)
+        self._rules += texts
+        self._ruled = {}
+        self._membership.tell("rules", {"session": self.id, "rules": list(texts)})
+        check_reach(found, self._tools)
+
+    def set_mode(self, mode: str) -> None:
+        self._wanted, self._ruled = replace(self._wanted, mode=given(mode)), {}  # the next holder is told so, too
+        self._membership.tell("mode", {"session": self.id, "mode": mode})
+
+    # ── what was said ────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def notices(self) -> JoinedNotices:
+        return JoinedNotices(self.id, self._membership)
+
+    # ── events ───────────────────────────────────────────────────────────────────────────────────
+
+    def watch(self, listener: Callable[[Event], None]) -> Callable[[], None]:
+        if not self._listeners:
+            self._membership.tell("watch", {"session": self.id})
+        self._listeners.append(listener)
+
+        def stop() -> None:
+            if listener in self._listeners:
+                self._listeners.remove(listener)
+                if not self._listeners:
+                    self._membership.tell("unwatch", {"session": self.id})
+
+        return stop
+
+    def happened(self, event: Event) -> None:
+        """Tell whoever watches."""
+        for listener in tuple(self._listeners):
+            try:
+                listener(event)
+            except Exception as error:  # whoever watches a call has no say in how it ends
+                about = f"a listener to the events of session {self.id} failed at {event.kind!r}"
+                asyncio.get_running_loop().call_exception_handler({"message": about, "exception": error})
+
+    def events(self) -> AsyncIterator[Event]:
+        return events_of(self, self._readers)
+
+    # ── the end ──────────────────────────────────────────────────────────────────────────────────
+
+    async def close(self) -> None:
+        if self.closed:
+            return
+        self._end(CLOSED)
+        asked = {"session": self.id}
+        while True:
+            try:
+                await self._membership.request("close", asked)
+            except ConnectionLost:
+                continue
+            except UsageError:  # the next holder never had it open; the last one may have closed it
+                with contextlib.suppress(UsageError):
+                    await self._membership.request("close-session", {"id": self.id})
+            return
+
+    async def suspend(self) -> None:
+        """Leave it to whoever opens it next."""
+        if not self.closed:
+            self._end(SUSPENDED)
+            await self._leave("user")
+
+    async def end_with_kernel(self) -> None:
+        """The kernel of this process ends. Without a holder, or with one that is ending as well, there is nothing to leave:
+        its end suspends the session, and so does, in the end, that of the connection."""
+        if not self.closed:
+            self._end(ENDED)
+            if (standing := self._membership.standing) is not None:
+                with contextlib.suppress(HandrailError, TimeoutError):
+                    async with asyncio.timeout(LEAVING_S):
+                        await standing.request("suspend", self._leaving("shutdown", ENDED))
+
+    async def _leave(self, reason: StopReason) -> None:
+        try:
+            await self._membership.request("suspend", self._leaving(reason, SUSPENDED))
+        except (ConnectionLost, UsageError):  # it has ended with its holder
+            pass
+
+    def _leaving(self, reason: StopReason, why: str) -> Message:
+        return {"session": self.id, "reason": reason, "why": why}
+
+    def _end(self, why: str) -> None:
+        self.closed = True
+        self._closed = f"session {self.id} {why}"
+        self._forget(self)
+        for reader in self._readers:
+            reader.end()
+
+    def _check_open(self) -> None:
+        if self._closed is not None:
+            raise UsageError(self._closed)
+
+
+def _all(ids: Sequence[str], result: Result) -> Sequence[Answer]:
+    return [Answer(known_as, "", result, result) for known_as in ids]

@@ -1,0 +1,1 @@
+"""How is it all put together? The only composition root."""

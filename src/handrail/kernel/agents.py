@@ -1,0 +1,220 @@
+"""An agent in one workspace: its manifest, roots and rules, found out together so that their faults are one list."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NoReturn
+
+from handrail.config import FILE_NAME, Configuration, default_folder
+from handrail.contract.agent import AGENT_TOOL, AgentManifest, CheckedAgent
+from handrail.contract.doors.offers import Offering
+from handrail.contract.errors import Fault, UsageError
+from handrail.contract.generation import Generation
+from handrail.contract.sandbox import Sandbox
+from handrail.contract.tool.native import native_id
+from handrail.contract.tool.requires import Variables
+from handrail.contract.tool.settings import NamedSecret, ToolConfig, given_layer
+from handrail.contract.tool.tool import Tool
+from handrail.origins import places
+from handrail.policy.rules.agent import rules_of_agent
+from handrail.policy.rules.checking import specs_of
+from handrail.policy.rules.defaults import default_rules
+from handrail.policy.rules.rules import Rule
+from handrail.registry.agents import find_agent, find_agents
+from handrail.registry.pins import StoredPins
+from handrail.registry.sources.all import ToolSources
+from handrail.registry.sources.executables import Confinement
+from handrail.registry.sources.folders import FolderSource
+from handrail.registry.sources.offered import offered_sources
+from handrail.registry.sources.source import Source
+from handrail.runtime.files.further_roots import further_roots
+from handrail.runtime.files.roots import FurtherRoots
+from handrail.runtime.secrets import SecretStore
+from handrail.store.folders import Folders
+from handrail.upstream.servers import listed_sources
+
+
+@dataclass(frozen=True, slots=True)
+class Appointed:
+    """An agent for one workspace, its tools not looked at yet.
+
+    :param checked: the manifest, with the faults of its roots
+    """
+
+    checked: CheckedAgent
+    further: FurtherRoots
+
+    @property
+    def manifest(self) -> AgentManifest:
+        return self.checked.manifest
+
+    def variables(self, of_workspace: Variables) -> Variables:
+        """What ``{workspace}`` and the like stand for in what its tools require."""
+        workspace = (*of_workspace.workspace, *self.further.writable)
+        return replace(of_workspace, workspace=workspace, readable=self.further.readable)
+
+    def shipped_rules(self) -> tuple[Rule, ...]:
+        """What answers where no other rule speaks: as in the workspace, so in its further roots."""
+        return default_rules((*self.further.readable, *self.further.writable))
+
+    def rules(
+        self, known: Collection[str] | None, beyond: Collection[str] = (), generation: Generation | None = None
+    ) -> tuple[list[Rule], list[Fault]]:
+        """Its manifest's rules, and what is wrong with those that are none or could never match.
+
+        :param known: the ids of its tools; None where nobody knows them
+        :param beyond: those of tools that it does not have
+        :param generation: its tools, where they are known
+        """
+        checked = self.checked
+        specs = None if generation is None else specs_of(generation.entries)
+        rules, problems = rules_of_agent(checked.manifest, checked.source, known, beyond, specs)
+        return rules, list(checked.with_faults(problems).faults[len(checked.faults) :])
+
+
+def appoint(config: Configuration, agent: str, folders: Folders) -> Appointed:
+    """An agent by its id. Its faults so far are in what this gives; loading its tools raises all of them.
+
+    :raises UsageError: when there is no such agent, naming those there are
+    """
+    found = _for_workspace(find_agent(config.folder, agent, (str(folders.workspace),)), config, folders)
+    places.add(found.further.writable)  # no program or module of the kernel's comes from there any more
+    return found
+
+
+def all_agents(config: Configuration, folders: Folders) -> Iterator[Appointed]:
+    """Every agent there is, the default one first."""
+    for checked in find_agents(config.folder, (str(folders.workspace),)).values():
+        yield _for_workspace(checked, config, folders)
+
+
+@dataclass(frozen=True, slots=True)
+class Surveyed:
+    """An agent as somebody who would use it here would find it.
+
+    :param generation: its tools; None where they have faults of their own
+    :param faults: why it cannot be used, all of them
+    """
+
+    appointed: Appointed
+    generation: Generation | None
+    faults: tuple[Fault, ...]
+
+    @property
+    def tools(self) -> int | None:
+        """How many it has; None where they cannot be told for faults."""
+        return None if self.faults or self.generation is None else len(self.generation)
+
+
+def survey(config: Configuration, folders: Folders, sandbox: Sandbox) -> Iterator[Surveyed]:
+    """Every agent there is, with its tools looked through. Nothing is started; tools given in code are not known here."""
+    confinement = Confinement(sandbox, _nothing_runs, _nothing_runs)
+    for appointed in all_agents(config, folders):
+        sources = sources_of(config, appointed.checked, folders, confinement, as_configured(config))
+        generation, _, faults = equipped(sources, 1, appointed)
+        yield Surveyed(appointed, generation, tuple(faults))
+
+
+def sources_of(
+    config: Configuration,
+    checked: CheckedAgent,
+    folders: Folders,
+    confinement: Confinement,
+    secrets: SecretStore,
+    given: tuple[Tool, ...] = (),
+    offerings: tuple[Offering, ...] = (),
+    upstreams: Callable[[], Iterable[Source]] | None = None,
+    tool_config: ToolConfig | None = None,
+) -> ToolSources:
+    """Where an agent's tools come from.
+
+    :param secrets: what they may be given
+    :param given: tools given in code, as are ``offerings``
+    :param upstreams: the MCP servers; None for what each listed the last time, to be looked at only
+    :param tool_config: values of tools' settings given in code; they are stronger than those of the agent and of files
+    """
+    looked_at = upstreams or (lambda: listed_sources(config, folders))
+    (_, everybody), (_, of_agent) = config.tool_folders(checked.manifest.id)
+    return ToolSources(
+        everybody,
+        of_agent,
+        str(folders.workspace),
+        confinement,
+        given,
+        checked,
+        secrets,
+        StoredPins(folders.state),
+        (
+            *config.tool_settings,
+            given_layer(checked.source, checked.manifest.tool_config),
+            given_layer("Kernel.open", tool_config or {}, known=True),
+        ),
+        offerings,
+        _agent_tools(checked.manifest, config, folders),
+        lambda: [*offered_sources(), *looked_at()],
+        lambda: tuple(_tools_elsewhere(checked.manifest, config, folders, confinement)),
+    )
+
+
+def _tools_elsewhere(
+    of: AgentManifest, config: Configuration, folders: Folders, confinement: Confinement
+) -> Iterator[str]:
+    """Yield the ids of tools that other agents have by their own folders, and of all agents as tools.
+
+    A rule of the project or of a session holds for every agent, so it may name any of these.
+    """
+    for agent in find_agents(config.folder, (str(folders.workspace),)).values():
+        manifest = agent.manifest
+        yield AGENT_TOOL + manifest.id
+        if manifest.id != of.id:
+            yield from map(native_id, manifest.native)
+            folder = FolderSource(
+                config.tool_folders(manifest.id)[1][1], "agent", confinement, (str(folders.workspace),)
+            )
+            yield from (found.tool.spec.id for found in folder.load().tools)
+
+
+def _agent_tools(of: AgentManifest, config: Configuration, folders: Folders) -> tuple[AgentManifest, ...]:
+    """The other agents, where any is listed as a tool."""
+    if not any(pattern.startswith(AGENT_TOOL) for pattern in of.tools):
+        return ()
+    found = find_agents(config.folder, (str(folders.workspace),)).values()
+    return tuple(one.manifest for one in found if not one.faults)
+
+
+def equipped(
+    sources: ToolSources, number: int, appointed: Appointed
+) -> tuple[Generation | None, list[Rule], list[Fault]]:
+    """An agent's tools, the rules of its manifest, and every fault of both; no generation where its tools have any."""
+    looked = sources.look(number)
+    rules, faults = appointed.rules(looked.known, looked.beyond, looked.generation)
+    return looked.generation, rules, [*looked.faults, *faults]
+
+
+def as_configured(config: Configuration) -> SecretStore:
+    """The names that are configured, for looking tools through: whether their values are to be had is not tried."""
+    return SecretStore(dict.fromkeys(config.settings.secrets, "")).with_settings(named_secrets(config))
+
+
+def named_secrets(config: Configuration) -> dict[str, dict[str, str]]:
+    """By tool id, the secret that the configuration names for each setting."""
+    return {
+        tool: {key: given.secret for key, given in own.config.items() if isinstance(given, NamedSecret)}
+        for tool, own in config.settings.tools.items()
+    }
+
+
+def _nothing_runs(_: object) -> NoReturn:
+    raise UsageError("tools are only looked through here; open a kernel to run one")
+
+
+def _for_workspace(checked: CheckedAgent, config: Configuration, folders: Folders) -> Appointed:
+    apart: list[Path] = [folders.state]
+    for place in {config.folder, default_folder()}:
+        apart += [place / "agents", place / "tools", place / FILE_NAME]
+    if config.file is not None:
+        apart.append(config.file)
+    further, problems = further_roots(checked.manifest.roots, str(folders.workspace), apart)
+    return Appointed(checked.with_faults(problems), further)

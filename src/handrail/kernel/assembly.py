@@ -1,0 +1,462 @@
+"""Assembling the rooms, from the bottom up, in the process that holds the workspace."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import itertools
+import os
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field, replace
+from functools import partial
+from importlib.metadata import version
+from typing import Any, NamedTuple
+
+from handrail.arbiter.approvals.requests import HOUR_NS, Lifetimes
+from handrail.arbiter.arbiter import Arbiter, Limits
+from handrail.arbiter.locks.resources import Resources
+from handrail.arbiter.locks.table import LockTable
+from handrail.arbiter.output.shaper import Shaper
+from handrail.arbiter.output.sidecar_room import SidecarRoom
+from handrail.arbiter.secrets.redaction import Redactor, redactor_of
+from handrail.catalog.embedders.choosing import ENDPOINT, NONE, Chosen, encoder_of
+from handrail.catalog.search.finding import AHEAD_S, Searches
+from handrail.config import Configuration, SearchSettings, Settings, WatchdogSettings
+from handrail.config.secrets import resolve
+from handrail.config.settings import SHIPPED
+from handrail.contract.doors.offers import Offering
+from handrail.contract.doors.runtime import Runtime
+from handrail.contract.errors import Fault, LoadError
+from handrail.contract.generation import Generation
+from handrail.contract.rules import RuleEntry, entry_of
+from handrail.contract.sandbox import Profile, Sandbox
+from handrail.contract.tool.requires import CapabilitySet, Layer, Variables
+from handrail.contract.tool.settings import ToolConfig
+from handrail.contract.tool.spec import ToolSpec
+from handrail.contract.tool.tool import Tool
+from handrail.kernel.agents import Appointed, appoint, equipped, named_secrets, sources_of
+from handrail.kernel.sandbox import sandbox_of
+from handrail.policy.authority import Authority
+from handrail.policy.capabilities import agent_layer, call_set, ceiling_layer
+from handrail.policy.hidden import hidden as hides
+from handrail.policy.rules.checking import check_loaded, contradictions, specs_of
+from handrail.policy.rules.defaults import default_rules
+from handrail.policy.rules.modes import Mode, in_mode
+from handrail.policy.rules.rules import Rule, RuleBook, Scope, parse_rule
+from handrail.policy.watchdogs import Exfiltration, OutgoingSecrets, RepeatedFailures
+from handrail.policy.watchdogs.external import ExternalWatchdog
+from handrail.policy.watchdogs.watchdog import Watchdog
+from handrail.record.artifacts import Artifacts
+from handrail.record.log import CommitLog, Interrupted, Record
+from handrail.registry.generations import OpenTools, Succession
+from handrail.registry.sources.all import ToolSources
+from handrail.registry.sources.executables import Confinement
+from handrail.registry.sources.source import Source
+from handrail.runtime.guard.guard import Guarded
+from handrail.runtime.secrets import SecretStore
+from handrail.runtime.surface import CallRuntime
+from handrail.sandbox.operated import Operated
+from handrail.session.context import Context, Shelf
+from handrail.store.opening import Store
+from handrail.upstream.configured.configured import configured
+from handrail.upstream.servers import Ground, Upstreams
+
+_Given = tuple[tuple[Tool, ...], tuple[Offering, ...]]
+
+
+@dataclass(slots=True)
+class Rooms:
+    """Everything of one workspace in the process that holds it. Contexts are made from it, and given back to it."""
+
+    store: Store
+    config: Configuration
+    log: CommitLog
+    sandbox: Sandbox
+    arbiter: Arbiter
+    interrupted: tuple[Interrupted, ...]
+    variables: Variables
+    ceiling: Layer | None
+    secrets: SecretStore
+    """The operator's, which tools of every process may be given."""
+    watchdogs: tuple[Watchdog, ...]
+    """The operator's, which see the calls of every process."""
+    programs: Operated
+    """What ``sandbox`` stands on: it holds what is ready for the next calls."""
+    finder: Searches
+    """Searches the tools of every generation."""
+    upstreams: Upstreams
+    """The MCP servers whose tools every agent may have."""
+    shelves: dict[str, tuple[Appointed, Shelf]] = field(default_factory=dict[str, tuple[Appointed, Shelf]])
+    """The shared ones, by agent, each with the manifest that it was made by."""
+    every: weakref.WeakSet[Shelf] = field(default_factory=weakref.WeakSet[Shelf])
+    """Those of single processes too."""
+    outdated: list[Shelf] = field(default_factory=list[Shelf])
+    """Those whose manifest has changed since; sessions may still work with them."""
+    open_tools: OpenTools = field(default_factory=OpenTools)
+    numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
+
+    def context(
+        self,
+        agent: str,
+        *,
+        tools: Iterable[Tool] = (),
+        offerings: Iterable[Offering] = (),
+        rules: Iterable[str | RuleEntry] = (),
+        watchdogs: Iterable[Watchdog] = (),
+        secrets: Mapping[str, str] | None = None,
+        tool_config: ToolConfig | None = None,
+        mode: Mode | None = None,
+        configured: Mode | None = None,
+    ) -> Context:
+        """What the sessions of one process work with.
+
+        :param tools: that it brings, as ``offerings``; without any it shares its agent's generations with others
+        :param rules: session rules of all its sessions
+        :param secrets: that it gave; without any it shares its agent's generations with others
+        :param tool_config: values of tools' settings that it gave; without any it shares its agent's generations with others
+        :param mode: that its sessions begin in; None for its agent's, or ``configured``
+        :param configured: by files; None for those of this process
+        :raises LoadError: with every fault of the agent's manifest, of tools and rules
+        :raises UsageError: when there is no such agent
+        """
+        given = (tuple(tools), tuple(offerings))
+        texts = configured_rules(self.config, rules)
+        shared = given == ((), ()) and not secrets and not tool_config
+        store = self.secrets.with_values(secrets or {})
+        appointed = appoint(self.config, agent, self.store.folders)
+        before, shelf = self.shelves.get(agent, (None, None)) if shared else (None, None)
+        if shelf is not None and before == appointed:
+            current = shelf.succession.current
+            parsed = _together(*appointed.rules(current.entries, current.beyond, current), texts, current)
+        else:
+            fresh, parsed = self._shelf(appointed, given, texts, store, tool_config)
+            if shelf is not None:
+                self.outdated.append(shelf)
+            if shared:
+                self.shelves[agent] = (appointed, fresh)
+            shelf = fresh
+        authority = Authority(
+            appointed.variables(self.variables),
+            self._layer(appointed, shelf.succession.living),
+            (*watchdogs, *self.watchdogs),
+            ceiling=self.ceiling,
+            agent=appointed.manifest.as_data(),
+        )
+        chosen = mode or appointed.manifest.mode or configured or self.config.settings.mode
+        book = in_mode(RuleBook(appointed.shipped_rules()).with_rules(*parsed), chosen)
+        return Context(
+            appointed.manifest,
+            shelf,
+            authority,
+            book,
+            appointed.further,
+            shared=shared,
+            secrets=store,
+            catalog=self.config.settings.catalog.options(appointed.manifest.core),
+        )
+
+    async def look_again(self, source: Source) -> None:
+        """Publish what a source has now, to everybody. One agent's faults keep nothing from the others."""
+        shelves = [shelf for shelf in self.every if not shelf.succession.closed]
+        await asyncio.gather(*(shelf.refresh([source]) for shelf in shelves), return_exceptions=True)
+
+    async def aclose(self) -> None:
+        """End the tools that stay up between calls, and the sandboxes that are ready for more: all of them, whatever goes
+        wrong with some."""
+        async with AsyncExitStack() as ends:
+            ends.push_async_callback(self.programs.aclose)  # the last
+            ends.push_async_callback(self.upstreams.aclose)
+            ends.push_async_callback(self.finder.aclose)
+            for shelf in (*self.outdated, *(shelf for _, shelf in self.shelves.values())):
+                ends.push_async_callback(shelf.succession.aclose)
+
+    def _shelf(
+        self,
+        appointed: Appointed,
+        given: _Given,
+        texts: Sequence[RuleText],
+        secrets: SecretStore,
+        tool_config: ToolConfig | None,
+    ) -> tuple[Shelf, list[Rule]]:
+        workspace, further = str(self.store.folders.workspace), appointed.further
+        variables = appointed.variables(self.variables)
+        shelf: Shelf
+
+        def own(spec: ToolSpec) -> tuple[CapabilitySet, Profile]:
+            """The set and folders of a tool that stays up between calls: its own, whoever calls it."""
+            scratch = self.store.folders.home_of(spec.id)
+            hidden = (str(self.store.folders.state),)
+            profile = Profile(
+                workspace,
+                scratch,
+                spec.side_effect != "read",
+                writable=further.writable,
+                further=further.readable,
+                hidden=hidden,
+                secrets=secrets.given(spec),
+                denials=hides(RuleBook(appointed.shipped_rules()).with_rules(*parsed), workspace),
+            )
+            layer = self._layer(appointed, shelf.succession.living)
+            return call_set(spec, variables, layer, self.ceiling), profile
+
+        confinement = Confinement(self.sandbox, _profile_of, own)
+        upstreams = self.upstreams
+        sources = sources_of(
+            self.config,
+            appointed.checked,
+            self.store.folders,
+            confinement,
+            secrets,
+            *given,
+            lambda: upstreams.sources,
+            tool_config,
+        )
+        generation, parsed = _loaded(sources, next(self.numbers), appointed, texts)
+        shelf = Shelf(
+            sources,
+            Succession(generation, self.open_tools),
+            lambda living: self._layer(appointed, living),
+            lambda: next(self.numbers),
+            self._published,
+        )
+        self.every.add(shelf)
+        return shelf, parsed
+
+    def _layer(self, appointed: Appointed, generations: Iterable[Generation]) -> Layer:
+        """What the agent and its tools require, of the older generations too that a turn still holds."""
+        specs = (entry.spec for generation in generations for entry in generation.entries.values())
+        manifest = appointed.manifest
+        return agent_layer(manifest.id, manifest.requires, specs, appointed.variables(self.variables))
+
+    def _published(self, told: Mapping[str, Any]) -> None:
+        self.log.append([Record("generation", "", "", told)])
+
+
+async def assemble(store: Store, config: Configuration, secrets: Mapping[str, str]) -> Rooms:
+    """The rooms of an open store, without any context yet.
+
+    :raises LogUnavailable: when the log cannot take records
+    :raises UsageError: for a secret that cannot be redacted
+    """
+    log = CommitLog(store.database)
+    interrupted = tuple(await log.recover())
+    settings, folders = config.settings, store.folders
+    variables = folders.variables
+    known = (await resolve(settings.secrets, os.environ)).with_settings(named_secrets(config))
+    redactor, known = _registered(known, secrets)
+    approvals = settings.approvals
+    lasting = Lifetimes(int(approvals.request_days * 24 * HOUR_NS), int(approvals.grant_hours * HOUR_NS))
+    limits = Limits(**settings.limits.model_dump(), lifetimes=lasting)
+    room = SidecarRoom(folders.outputs, limits.cut_output_mib * 1024 * 1024)
+    shaper = Shaper(redactor, Artifacts(folders.artifacts), folders.output, room)
+    arbiter = Arbiter(log, store.lease, LockTable(), Resources(), shaper, limits)
+    arbiter.jobs.tree = store.sessions
+    programs = sandbox_of(config)
+    ceiling = ceiling_layer(settings.ceiling, variables)
+    learn = partial(_learned, redactor)
+    upstreams = Upstreams(
+        Ground(folders, Guarded(programs), variables, ceiling, _project_book(config), learn),
+        configured(config, known, learn),
+        version=version("handrail"),
+    )
+    rooms = Rooms(
+        store,
+        config,
+        log,
+        Guarded(programs),
+        arbiter,
+        interrupted,
+        variables,
+        ceiling,
+        known,
+        tuple(_watchdogs(settings, redactor)),
+        programs,
+        Searches(
+            folders.search,
+            encoder_of(_embedder(settings.search, known)),
+            ahead_s=None if settings.search.embedder == ENDPOINT else AHEAD_S,  # nothing is sent before a search
+        ),
+        upstreams,
+    )
+    upstreams.when_changed = rooms.look_again
+    upstreams.look_at_new()
+    return rooms
+
+
+def _project_book(config: Configuration) -> RuleBook:
+    """What holds for programs that belong to no call: what ships, and the project's rules."""
+    texts = [one for one in configured_rules(config, ()) if not one.left_out]
+    try:
+        own = parse_rules(texts, None)
+    except LoadError:
+        own = []  # every fault is told with the agent's
+    return RuleBook(default_rules()).with_rules(*own)
+
+
+def _learned(redactor: Redactor, value: str) -> None:
+    """Redact a value that stands in a configuration of somebody else's form, where it can be."""
+    with contextlib.suppress(ValueError):
+        redactor.learn({f"mcp-{hashlib.sha256(value.encode()).hexdigest()[:8]}": value})
+
+
+def _embedder(settings: SearchSettings, known: SecretStore) -> Chosen:
+    """What encodes texts for a search by meaning."""
+    if settings.embedder != ENDPOINT:
+        return Chosen(settings.embedder, model=settings.model)
+    if not settings.url or not settings.model:
+        return Chosen(NONE, why_none="embedder is endpoint, and url or model is missing under [search]")
+    if not settings.secret:
+        return Chosen(ENDPOINT, settings.url, settings.model)
+    if (why := known.reason_missing(settings.secret)) is not None:
+        return Chosen(NONE, why_none=f"the endpoint's key is not known: {why}")
+    return Chosen(ENDPOINT, settings.url, settings.model, known.chosen([settings.secret])[settings.secret])
+
+
+def _watchdogs(settings: Settings, redactor: Redactor) -> Iterator[Watchdog]:
+    """Those that ship, as the last word on each of them has it, and then the operator's commands."""
+    chosen: dict[str | None, WatchdogSettings] = {use: WatchdogSettings(use=use) for use in SHIPPED}
+    chosen |= {one.use: one for one in settings.watchdogs if one.use is not None}
+    for use, one in chosen.items():
+        if one.action == "off":
+            continue
+        if use == "exfiltration":
+            yield Exfiltration(one.action)
+        elif use == "secrets":
+            yield OutgoingSecrets(lambda encoded: redactor.active and redactor.found_in(encoded), one.action)
+        else:
+            yield RepeatedFailures(one.failures, one.action)
+    for one in settings.watchdogs:
+        if one.command is not None:
+            watchdog = ExternalWatchdog(one.command, timeout_ms=one.timeout_ms)
+            watchdog.find()
+            yield watchdog
+
+
+def _registered(configured: SecretStore, given: Mapping[str, str]) -> tuple[Redactor, SecretStore]:
+    """All that is known, redacted from now on. A configured value that cannot be is not handed to any tool either.
+
+    :raises UsageError: for such a value among ``given``, which a program passed
+    """
+    redactor = redactor_of(given)
+    try:
+        redactor.learn(configured.chosen(configured.names))
+    except ValueError:
+        for name in sorted(configured.names):
+            try:
+                redactor.learn(configured.chosen((name,)))
+            except ValueError as error:
+                configured = configured.without(name, f"its value cannot be redacted: {error}")
+    return redactor, configured
+
+
+_AT_THE_START = "given at the start"
+
+
+class RuleText(NamedTuple):
+    """A rule as it was written.
+
+    :param narrows: nobody trusted the file that it comes from
+    :param left_out: it does not count, but has to be a rule
+    """
+
+    scope: Scope
+    source: str
+    text: str
+    narrows: bool = False
+    left_out: bool = False
+    match: tuple[Any, ...] = ()
+    not_match: tuple[Any, ...] = ()
+
+
+def parse_rules(texts: Iterable[RuleText], generation: Generation | None) -> list[Rule]:
+    """Those of ``texts`` that count.
+
+    :param generation: the tools that they may name, those that only other agents have among them; None where nobody
+        knows
+    :raises LoadError: with every text that is no rule
+    """
+    known = None if generation is None else {*generation.entries, *generation.beyond}
+    specs = None if generation is None else specs_of(generation.entries)
+    found: list[Rule] = []
+    faults: list[Fault] = []
+    for given in texts:
+        try:
+            rule = parse_rule(given.text, scope=given.scope, source=given.source, known=known)
+            check_loaded(rule, given.match, given.not_match, specs)
+        except ValueError as error:
+            faults.append(Fault(given.source, "", str(error)))  # which names the rule
+            continue
+        if not given.left_out:
+            found.append(replace(rule, narrows=given.narrows))
+    for together in _by_file(found):
+        faults += [Fault(together[at].source, "", problem) for at, problem in contradictions(together)]
+    if faults:
+        raise LoadError(faults)
+    return found
+
+
+def _by_file(rules: Iterable[Rule]) -> Iterable[list[Rule]]:
+    """Rules that somebody wrote in one place, so that they cannot have meant to say two things. What a process is started
+    with comes from several: variables, flags, and the files of one that joins."""
+    places: dict[tuple[str, str], list[Rule]] = {}
+    for rule in (one for one in rules if one.source != _AT_THE_START):
+        file, colon, line = rule.source.rpartition(":")
+        places.setdefault((rule.scope, file if colon and line.isdigit() else rule.source), []).append(rule)
+    return places.values()
+
+
+def _loaded(
+    tools: ToolSources, number: int, appointed: Appointed, texts: Sequence[RuleText]
+) -> tuple[Generation, list[Rule]]:
+    """A shelf's first generation, and the rules, which name its tools.
+
+    :raises LoadError: with every fault of both
+    """
+    generation, rules, faults = equipped(tools, number, appointed)
+    parsed = _together(rules, faults, texts, generation)
+    assert generation is not None, "without faults there is one"
+    return generation, parsed
+
+
+def _together(
+    rules: list[Rule], faults: list[Fault], texts: Sequence[RuleText], generation: Generation | None
+) -> list[Rule]:
+    """``rules`` and those of ``texts``.
+
+    :raises LoadError: with ``faults``, and every text that is no rule
+    """
+    try:
+        rules = rules + parse_rules(texts, generation)
+    except LoadError as error:
+        faults = [*faults, *error.faults]
+    if faults:
+        raise LoadError(faults)
+    return rules
+
+
+def _profile_of(runtime: Runtime) -> Profile:
+    """The folders of the session that ``runtime`` belongs to."""
+    assert isinstance(runtime, CallRuntime)
+    return runtime.profile
+
+
+def configured_rules(config: Configuration, rules: Iterable[str | RuleEntry]) -> list[RuleText]:
+    """The project's rules, and those of one process."""
+    found = [
+        RuleText("project", rule.source, rule.text, rule.narrows, match=rule.match, not_match=rule.not_match)
+        for rule in config.project_rules
+    ]
+    found += [
+        RuleText("project", rule.source, rule.text, left_out=True, match=rule.match, not_match=rule.not_match)
+        for rule in config.held_rules
+    ]
+    return found + given_rules(rules, _AT_THE_START)
+
+
+def given_rules(rules: Iterable[str | RuleEntry], source: str) -> list[RuleText]:
+    """Rules of the session scope, as a program gives them."""
+    entries = map(entry_of, rules)
+    return [RuleText("session", source, entry.rule, match=entry.match, not_match=entry.not_match) for entry in entries]

@@ -1,0 +1,255 @@
+"""An agent with its tools, frozen: ``handrail build AGENT``.
+
+The bundle is a configuration folder that needs no other: the agent's manifest, its settings, and the manifests, modules and
+programs of the tools that it has, overrides resolved, each file by its hash; likewise the agents that it can hand work to,
+and those that they can, and the operator's skills where one of them reads skills. Whatever reads it checks the hashes
+first. What an agent has beside that, built-ins and the tools of installed packages, comes with Handrail and those packages wherever
+the bundle is started, and is named in it by definition.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from handrail.authoring.building import Tell, built
+from handrail.authoring.linting import nothing_runs
+from handrail.config import FILE_NAME, Configuration
+from handrail.contract.agent import AGENT_TOOL, DEFAULT_AGENT
+from handrail.contract.errors import Fault, LoadError, UsageError
+from handrail.contract.generation import Entry, Generation
+from handrail.contract.sandbox import Sandbox
+from handrail.kernel.agents import all_agents, appoint, as_configured, equipped, sources_of
+from handrail.registry.agents import AGENT_FILE
+from handrail.registry.bundles import BUNDLE_FILE, Sealed, seal_of, sealed_text
+from handrail.registry.sources.executables import Confinement, ExecutableTool
+from handrail.registry.sources.folders import content_of
+from handrail.registry.sources.modules import ModuleTool
+from handrail.registry.sources.own_offering import MAX_OFFERING_BYTES, OFFERING_FILE, read_offering
+from handrail.registry.withholding import NOT_BUILT
+from handrail.session.skills.files import FILE as SKILL_FILE
+from handrail.store.folders import Folders
+
+HANDS_OVER, READS_SKILLS = "task", "skill"
+"""Ids of the tools by which an agent hands work to others, and reads skills."""
+_AGENT_KEY = re.compile(r"""^[ \t]*(?:agent|"agent"|'agent')[ \t]*=.*$""", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """What was built.
+
+    :param hash: SHA-256 of its own file, which holds those of all others
+    :param agents: the further agents in it, which work is handed to
+    :param tools: ids of the tools that are frozen in it
+    :param built: ids of those whose executable was made by their build command
+    :param beside: ids of those that come with Handrail and installed packages
+    :param withheld: ids that could not run on this machine, with the reason
+    """
+
+    folder: Path
+    agent: str
+    hash: str
+    files: tuple[str, ...]
+    agents: tuple[str, ...]
+    tools: tuple[str, ...]
+    beside: tuple[str, ...]
+    withheld: dict[str, str]
+    built: tuple[str, ...]
+
+
+def build(
+    config: Configuration,
+    agent: str,
+    folders: Folders,
+    sandbox: Sandbox,
+    target: Path,
+    tell: Tell = lambda _: None,
+) -> Bundle:
+    """Check an agent whole, make the executables of its tools that have a build command, and freeze all of it into ``target``, which
+    must not exist or be empty.
+
+    :param tell: is given what builds write, as it comes
+    :raises UsageError: when there is no such agent, or something in the way
+    :raises LoadError: with every fault of the agent, its tools and rules
+    :raises OSError: when ``target`` cannot be written
+    """
+    if os.path.lexists(target) and not (target.is_dir() and not any(target.iterdir())):
+        raise UsageError(f"{target} is there already; name another with --out, or take it away")
+    looking = Confinement(sandbox, nothing_runs, nothing_runs)
+    parts = _with_those_below(config, agent, folders, looking)
+    generation = parts[agent]
+    frozen = [entry.tool for has in parts.values() for entry in _frozen(has)]
+    to_build = [tool for tool in frozen if isinstance(tool, ExecutableTool) and tool.spec.build]
+    with tempfile.TemporaryDirectory(prefix="handrail-build-") as temporary:
+        room = Path(os.path.realpath(temporary))
+        room.chmod(0o711)  # a sandbox may run as somebody else
+        sources = built(to_build, sandbox, room, tell)
+        made = _written(target, config, agent, parts, sources)
+    hashes = {name: {e.id: e.definition_hash for e in has.entries.values()} for name, has in parts.items()}
+    text = sealed_text(agent, version("handrail"), made, hashes)
+    (target / BUNDLE_FILE).write_text(text, encoding="utf-8")
+    (target / BUNDLE_FILE).chmod(0o644)
+    return Bundle(
+        target,
+        agent,
+        seal_of(target / BUNDLE_FILE).sha256,
+        tuple(sorted(made)),
+        tuple(name for name in parts if name != agent),
+        tuple(dict.fromkeys(entry.id for has in parts.values() for entry in _frozen(has))),
+        tuple(entry.id for entry in generation.entries.values() if not isinstance(entry.tool, ExecutableTool)),
+        _withheld(generation),
+        tuple(dict.fromkeys(tool.spec.id for tool in to_build)),
+    )
+
+
+def _with_those_below(
+    config: Configuration, agent: str, folders: Folders, confinement: Confinement
+) -> dict[str, Generation]:
+    """The tools of an agent, and of all that work can get to from it, by the agents' ids. The default one needs no manifest;
+    where it has none, it takes work with whatever tools the bundle has.
+
+    :raises LoadError: with every fault of any of them
+    """
+    found: dict[str, Generation] = {}
+    faults: list[Fault] = []
+    everybody = {one.manifest.id: one for one in all_agents(config, folders)}
+    wanted = [agent]
+    while wanted:
+        name = wanted.pop(0)
+        if name in found:
+            continue
+        appointed = everybody.get(name) or appoint(config, name, folders)
+        sources = sources_of(config, appointed.checked, folders, confinement, as_configured(config))
+        generation, _, problems = equipped(sources, 1, appointed)
+        faults += problems
+        if generation is None:
+            continue
+        found[name] = generation
+        wanted += [i.removeprefix(AGENT_TOOL) for i in generation.entries if i.startswith(AGENT_TOOL)]
+        if HANDS_OVER in generation.entries:
+            wanted += [i for i, one in everybody.items() if one.manifest.takes_work_of(appointed.manifest)]
+        wanted = [i for i in wanted if i != DEFAULT_AGENT or _manifest(config, i).exists()]
+    if faults:
+        raise LoadError(list(dict.fromkeys(faults)))
+    return found
+
+
+def _frozen(generation: Generation) -> Iterator[Entry]:
+    return (entry for entry in generation.entries.values() if isinstance(entry.tool, ExecutableTool))
+
+
+def _manifest(config: Configuration, agent: str) -> Path:
+    return config.folder / "agents" / agent / AGENT_FILE
+
+
+def _withheld(generation: Generation) -> dict[str, str]:
+    """Why tools could not run, but for what a build has done by now."""
+    reasons = {i: (entry.withheld or "").replace(NOT_BUILT, "") for i, entry in generation.entries.items()}
+    return {i: text for i, text in reasons.items() if text not in ("", "available, but ")}
+
+
+def _written(
+    target: Path, config: Configuration, agent: str, parts: dict[str, Generation], sources: Mapping[str, Path]
+) -> dict[str, Sealed]:
+    """:param sources: by a tool's own folder, the copy of it that was built"""
+    target.mkdir(parents=True, exist_ok=True)
+    target.chmod(0o755)
+    wanted: dict[str, Path] = {}
+    for of, generation in parts.items():
+        (_, everybody), (_, own) = config.tool_folders(of)
+        places = [(Path(os.path.realpath(everybody)), "tools"), (Path(os.path.realpath(own)), f"agents/{of}/tools")]
+        for entry in _frozen(generation):
+            for real, name in places:
+                if Path(entry.source).parent == real:
+                    wanted |= {f"{name}/{file}": path for file, path in _files_of(entry, real, sources).items()}
+        for real, name in places:
+            wanted |= {f"{name}/{path.relative_to(real)}": path for path in _offered(real)}
+        if of != DEFAULT_AGENT or _manifest(config, of).exists():
+            wanted[f"agents/{of}/{AGENT_FILE}"] = _manifest(config, of)
+    if any(READS_SKILLS in generation.entries for generation in parts.values()):
+        wanted |= {f"skills/{path.relative_to(config.folder / 'skills')}": path for path in _skills(config.folder)}
+    for name, path in wanted.items():
+        to = target / name
+        to.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, to)
+        to.chmod(0o755 if path.stat().st_mode & 0o111 else 0o644)
+    for folder, _, _ in os.walk(target):
+        Path(folder).chmod(0o755)
+    settings = target / FILE_NAME
+    settings.write_text(_settings(config, agent), encoding="utf-8")
+    settings.chmod(0o644)
+    return {name: seal_of(target / name) for name in (*wanted, FILE_NAME)}
+
+
+def _files_of(entry: Entry, folder: Path, sources: Mapping[str, Path]) -> dict[str, Path]:
+    """What a tool is made of, by its path in ``folder``: its manifest, its program with the folder that this has of its own, its
+    module's neighbours."""
+    tool = entry.tool
+    assert isinstance(tool, ExecutableTool)
+    found = [Path(entry.source)]
+    own = Path(tool.folder)
+    if own == folder:
+        found.append(Path(tool.executable))
+    if isinstance(tool, ModuleTool):
+        found += (path for path in sorted(folder.glob("*.py")) if not path.stat().st_mode & 0o111)
+    wanted = {str(path.relative_to(folder)): path for path in found}
+    if own != folder:
+        there = sources.get(tool.folder, own)
+        for parent, _, names in os.walk(there):
+            for name in names:
+                path = Path(parent) / name
+                if not Path(os.path.realpath(path)).is_relative_to(there):
+                    raise UsageError(f"{path} leads out of the tool's own folder; put the file itself there")
+                wanted[f"{own.relative_to(folder)}/{path.relative_to(there)}"] = path
+    return wanted
+
+
+def _skills(config: Path) -> Iterator[Path]:
+    """The files of the operator's skills. Links are never followed when skills are read, so none is taken along."""
+    for folder in sorted((config / "skills").glob("*/")):
+        if not folder.is_symlink() and (folder / SKILL_FILE).is_file():
+            for parent, _, names in os.walk(folder):
+                files = (Path(parent) / name for name in sorted(names))
+                yield from (path for path in files if path.is_file() and not path.is_symlink())
+
+
+def _offered(folder: Path) -> Iterator[Path]:
+    """The folder's resources and prompts, and the files that these name."""
+    file = folder / OFFERING_FILE
+    if file.exists():
+        yield file
+        offering = read_offering(content_of(file, MAX_OFFERING_BYTES), str(file), folder, content_of)
+        yield from (folder / name for name in offering.files)
+
+
+def _settings(config: Configuration, agent: str) -> str:
+    """The configuration's text with this agent as the one that sessions have.
+
+    :raises UsageError: where the line that names another cannot be told from the rest
+    """
+    text = config.file.read_text(encoding="utf-8") if config.file is not None and config.file.exists() else ""
+    said = tomllib.loads(text)
+    if "agent" in said:
+        del said["agent"]
+        cut = (text[: line.start()] + text[line.end() :] for line in _AGENT_KEY.finditer(text))
+        rest = next((one for one in cut if _means(one, said)), None)
+        if rest is None:
+            raise UsageError(f'{config.file}: agent is not on a line of its own; write it there as agent = "{agent}"')
+        text = rest
+    return f'agent = "{agent}"\n{text}'
+
+
+def _means(text: str, said: dict[str, Any]) -> bool:
+    try:
+        return tomllib.loads(text) == said
+    except tomllib.TOMLDecodeError:
+        return False

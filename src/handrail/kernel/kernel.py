@@ -1,0 +1,400 @@
+"""An open workspace, as a program sees it; in whichever process its calls are carried out.
+
+The first process that opens a workspace *holds* it: :mod:`handrail.kernel.held` puts the rooms together there. Every
+further one of the same user *joins* it over a socket. Both are a :class:`Kernel`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+
+from handrail.config import Configuration
+from handrail.contract.agent import AgentManifest
+from handrail.contract.approvals import ApprovalDesk, Attendant
+from handrail.contract.doors.jobs import Findings, WorkspaceJobs
+from handrail.contract.doors.offers import Offering
+from handrail.contract.doors.peer import Peer
+from handrail.contract.doors.runtime import ClientContext
+from handrail.contract.errors import UsageError
+from handrail.contract.generation import Difference, Generation, ToolStatus
+from handrail.contract.modes import Mode
+from handrail.contract.rules import RuleEntry, entry_of
+from handrail.contract.sandbox import Tier
+from handrail.contract.session import Session
+from handrail.contract.tool.settings import ToolConfig
+from handrail.contract.tool.tool import Tool
+from handrail.origins.imports import opened
+from handrail.policy.rules.modes import given
+from handrail.policy.rules.rules import RuleBook
+from handrail.policy.watchdogs.external import ExternalWatchdog
+from handrail.policy.watchdogs.watchdog import Watchdog
+from handrail.record.log import Interrupted
+from handrail.record.reading import LogReader
+
+if TYPE_CHECKING:
+    from handrail.kernel.doctor import Check
+    from handrail.kernel.servers import McpServers
+    from handrail.policy.explain import Explanation
+
+T = TypeVar("T")
+
+Folder = str | Path
+AnyRule = str | RuleEntry | Mapping[str, Any]
+"""A rule as a text, or with examples of what it is to match, which are checked."""
+
+
+class LogDoor(Protocol):
+    """What there is of the commit log for those who only look."""
+
+    @property
+    def reader(self) -> LogReader:
+        """Reads what is durable."""
+        ...
+
+    @property
+    def refusal(self) -> str | None:
+        """Why the log takes no records just now, or None."""
+        ...
+
+    async def flush(self) -> None:
+        """Return when everything recorded so far is durable.
+
+        :raises LogUnavailable: when it cannot be
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Brought:
+    """What a process brings for the sessions that it opens itself; nobody else's see any of it.
+
+    Its secrets are redacted everywhere.
+    """
+
+    face: str = "library"
+    agent: str | None = None
+    """None: the configured one."""
+    tools: tuple[Tool, ...] = ()
+    rules: tuple[str | RuleEntry, ...] = ()
+    secrets: Mapping[str, str] | None = field(default=None, repr=False)
+    watchdogs: tuple[Watchdog, ...] = ()
+    offerings: tuple[Offering, ...] = ()
+    settings: tuple[str, ...] = ()
+    mode: Mode | None = None
+    """None: the agent's, or the configured one."""
+    tool_config: ToolConfig = field(default_factory=dict[str, Mapping[str, str]])
+
+    @property
+    def held_only(self) -> str | None:
+        """What of it works only in the process that holds the workspace, and what to do instead; None where there is nothing."""
+        found: list[str] = []
+        if self.watchdogs:
+            found.append(
+                "watchdogs in Python can only be given where it is held; "
+                "name an external command under [[watchdogs]] of its configuration instead"
+            )
+        if self.offerings:
+            found.append(
+                "offerings in Python can only be given where it is held; "
+                "put them as offering.json into its tool folder instead"
+            )
+        return ", and ".join(found) or None
+
+    def for_context(self) -> dict[str, Any]:
+        """What the contexts of its sessions are made with, by name."""
+        names = ("tools", "offerings", "rules", "watchdogs", "secrets", "tool_config", "mode")
+        return {name: getattr(self, name) for name in names}
+
+
+class Kernel(ABC):
+    """An open workspace: its tools, its log, its sessions. Made by :meth:`open`; bound to one event loop."""
+
+    @staticmethod
+    @asynccontextmanager
+    async def open(
+        workspace: Folder = ".",
+        *,
+        tools: Iterable[Tool] = (),
+        offerings: Iterable[Offering] = (),
+        rules: Iterable[AnyRule] = (),
+        secrets: Mapping[str, str] | None = None,
+        tool_config: Mapping[str, Mapping[str, str]] | None = None,
+        state: Folder | None = None,
+        config: Folder | None = None,
+        watchdogs: Iterable[Watchdog] = (),
+        agent: str | None = None,
+        settings: Iterable[str] = (),
+        mode: str | None = None,
+        face: str = "library",
+        allow_home: bool = False,
+    ) -> AsyncGenerator[Kernel]:
+        """Open ``workspace`` until the block ends: hold it, or join the process of the same user that does.
+
+        What a process brings (tools, rules, watchdogs) is for the sessions that it opens itself.
+
+        :param tools: tools given in code, beside the built-ins, the tool folders and entry points
+        :param offerings: resources and prompts given in code, beside those of the tool folders
+        :param rules: session rules, as ``"allow bash git status"``, or with examples, as ``{"rule": "…", "match": ["…"]}``
+        :param secrets: name to value; tools of this process may be given those that they declare, and the values are
+            redacted wherever they appear
+        :param tool_config: by tool id, values of the settings that the tool declares and that are not secret. They hold for
+            the sessions of this process, before those of the agent's manifest and of the configuration
+        :param state: where state is kept instead of the platform's state folder
+        :param config: the configuration file instead of the platform's
+        :param watchdogs: see every call before it runs, in this order, and can only narrow
+        :param agent: whose sessions it opens unless they name another; None for the configured one
+        :param settings: ``KEY=VALUE`` texts, stronger than files and variables
+        :param mode: how much its sessions do without asking: ``plan``, ``ask``, ``accept-edits`` or ``auto``; None for
+            the agent's or the configured one
+        :param face: how this process is reached, for others to know it by
+        :param allow_home: open what is no project all the same, such as a home folder, ``~/.ssh`` or ``/``
+        :raises LoadError: with every fault of configuration, agent, rules and tools
+        :raises UsageError: for an argument of the wrong form
+        :raises StartError: when state, lease or sandbox are not to be had
+        """
+        from handrail.kernel.held import hold
+        from handrail.store.lease import WorkspaceHeld
+
+        brought = Brought(
+            face,
+            agent,
+            several("tools", tools),
+            rule_texts(rules),
+            secrets,
+            _callable(several("watchdogs", watchdogs)),
+            several("offerings", offerings),
+            several("settings", settings),
+            given(mode),
+            values_of_tools(tool_config),
+        )
+        from handrail.store.folders import workspace_folder
+
+        async with AsyncExitStack() as stack:
+            stack.enter_context(opened(workspace_folder(Path(workspace), allow_home=allow_home)))
+            for one in brought.watchdogs:
+                if isinstance(one, ExternalWatchdog):
+                    one.find()
+            try:
+                kernel: Kernel = await stack.enter_async_context(
+                    hold(workspace, state, config, brought, allow_home=allow_home)
+                )
+            except WorkspaceHeld as held:
+                if held.is_writing or not held.holder.socket:
+                    raise
+                from handrail.kernel.joined import join
+
+                kernel = await stack.enter_async_context(
+                    join(held, workspace, state, config, brought, allow_home=allow_home)
+                )
+            yield kernel
+
+    @property
+    @abstractmethod
+    def workdir(self) -> str:
+        """The workspace's canonical folder."""
+
+    @property
+    @abstractmethod
+    def jobs(self) -> WorkspaceJobs:
+        """The calls that outlive their turn, of every session and process, and those that could."""
+
+    @property
+    @abstractmethod
+    def approvals(self) -> ApprovalDesk:
+        """What waits for a person, of every session and process, and the way to answer it."""
+
+    @property
+    @abstractmethod
+    def state_folder(self) -> str:
+        """Where this workspace's log and database are."""
+
+    @property
+    @abstractmethod
+    def config(self) -> Configuration:
+        """What is configured, as this process reads it."""
+
+    @property
+    @abstractmethod
+    def tier(self) -> Tier:
+        """What holds the programs that calls start."""
+
+    @property
+    @abstractmethod
+    def agent(self) -> AgentManifest:
+        """Whose sessions this process opens unless they name another."""
+
+    @property
+    @abstractmethod
+    def generation(self) -> Generation:
+        """The tools there are now for the sessions of this process. A turn keeps those there were when it began."""
+
+    @property
+    @abstractmethod
+    def rules(self) -> RuleBook:
+        """The rules that every session of this process starts with."""
+
+    @property
+    @abstractmethod
+    def log(self) -> LogDoor:
+        """The workspace's record."""
+
+    @property
+    @abstractmethod
+    def interrupted(self) -> Sequence[Interrupted]:
+        """Calls that had begun when the last holder ended: their outcome is unknown and they are not run again."""
+
+    @abstractmethod
+    async def reload(self, tools: Iterable[Tool] | None = None) -> Difference:
+        """Look through the sources of tools again and publish what they have as the next generation, in one step.
+
+        Turns and calls that have begun go on with the tools they began with. The log names the new generation.
+
+        :param tools: instead of the tools given in code before; None leaves those as they are
+        :raises LoadError: with every fault; the current generation stays
+        """
+
+    @abstractmethod
+    async def explain(
+        self, tool: str, arguments: Mapping[str, Any], *, rules: Iterable[AnyRule] = (), headless: bool = True
+    ) -> Explanation:
+        """How a call would be decided in a new session, by what, and what would change it. Runs and records nothing.
+
+        :raises ToolError: ``unknown_tool``, ``unavailable`` or ``invalid_input``, as the call itself would be answered
+        """
+
+    @abstractmethod
+    async def find(
+        self, query: str, *, limit: int = 10, patience_s: float | None = None, by_words: bool = False
+    ) -> Findings:
+        """Which of this process's tools fit a need, by words and, where that is installed, by meaning. Runs nothing and
+        brings nothing into anybody's view.
+
+        :param patience_s: how long to wait where a search by meaning is not possible yet; None for as long as loading usually
+            takes, at most 20 seconds
+        :param by_words: load no model for it
+        :raises ToolError: ``invalid_input`` for a query without words
+        """
+
+    @abstractmethod
+    async def tool_statuses(self) -> Sequence[ToolStatus]:
+        """The status of each tool of :attr:`generation` with the reason why it is not ready, and of what foreign sources offer
+        beside them: tools that could not be taken, and servers that nobody can reach."""
+
+    @abstractmethod
+    async def session(
+        self,
+        id: str | None = None,
+        *,
+        agent: str | None = None,
+        headless: bool = True,
+        attendant: Attendant | None = None,
+        peer: Peer | None = None,
+        rules: Iterable[AnyRule] = (),
+        mode: str | None = None,
+        topic: str | None = None,
+        client: ClientContext | None = None,
+    ) -> Session:
+        """Open a session, or one that was open before, by its ``id``: what was said in it, its tools' state, what was
+        answered for it and its folders come back. One that ends with its process or is left by
+        :meth:`~handrail.contract.session.Session.suspend` can be opened again; ``close`` is for good.
+
+        :param agent: another agent than this kernel's
+        :param headless: nobody can be asked; ignored when there is an ``attendant``
+        :param attendant: how to reach the person who can be asked
+        :param peer: the client at the face, where it can do more than call: what ``runtime.peer`` of its tools reaches
+        :param rules: further rules of this session only, as long as it is open
+        :param mode: another mode than this kernel's, as long as it is open
+        :raises UsageError: when it is open already, or another agent's
+        """
+
+    @abstractmethod
+    async def fork(self, id: str) -> str:
+        """Begin another session with a copy of what was said in one, of its tools' state and of what it has read of
+        files. Grants, answered rules and folders are not copied. Gives the new one's id, to be opened by.
+
+        :raises UsageError: when there is no such session, or it was closed
+        """
+
+    @abstractmethod
+    async def close_session(self, id: str) -> None:
+        """Close a suspended session for good: its messages, its tools' state and its folders are removed.
+
+        :raises UsageError: when there is no such session, or it is open or closed
+        """
+
+    @property
+    def mcp(self) -> McpServers:
+        """The upstream MCP servers, and the way to connect more."""
+        from handrail.kernel.servers import servers_of
+
+        return servers_of(self)
+
+    def doctor(self) -> list[Check]:
+        """What this machine and this kernel can do, what is withheld, and the remedies."""
+        from handrail.kernel import doctor
+
+        return [*doctor.of_machine(self.workdir), *doctor.of_kernel(self)]
+
+
+def several(name: str, values: Iterable[T]) -> tuple[T, ...]:
+    """What a program gives as a list, kept as it is now.
+
+    :raises UsageError: for one value in its place, whose parts Python would take for values or which has none
+    """
+    one = cast("object", values)
+    if isinstance(one, (str, bytes, Mapping)) or not isinstance(one, Iterable):
+        raise UsageError(f"{name}={one!r} is no list; write {name}=[…], with each {name.removesuffix('s')} in it")
+    return tuple(values)
+
+
+def values_of_tools(given: Mapping[str, Mapping[str, str]] | None) -> ToolConfig:
+    """The ``tool_config`` of a program, as it is now. Whether the tools take it is checked where they are known.
+
+    :raises UsageError: for anything but texts by their keys, by the ids of tools
+    """
+    expected = 'expected {"TOOL ID": {"KEY": "VALUE"}}'
+    if not isinstance(cast("object", given), Mapping | None):
+        raise UsageError(f"tool_config={given!r:.80} is no mapping; {expected}")
+    for tool, config in (given or {}).items():
+        if not isinstance(cast("object", tool), str) or not isinstance(cast("object", config), Mapping):
+            raise UsageError(f"tool_config[{tool!r:.80}] is no mapping; {expected}")
+        for key, value in config.items():
+            if not isinstance(cast("object", key), str) or not isinstance(cast("object", value), str):
+                kind = type(cast("object", value)).__name__
+                raise UsageError(
+                    f"tool_config[{tool!r:.80}][{key!r:.80}] is {kind}, and every value is text; {expected}"
+                )
+            try:
+                f"{tool}{key}{value}".encode()
+            except UnicodeEncodeError:
+                raise UsageError(f"tool_config[{tool!r:.80}][{key!r:.80}] holds half a character; {expected}") from None
+    return {tool: dict(config) for tool, config in (given or {}).items()}
+
+
+def _callable(watchdogs: tuple[Watchdog, ...]) -> tuple[Watchdog, ...]:
+    """:raises UsageError: for what could not be asked, and would deny every call"""
+    for one in watchdogs:
+        if not callable(one):
+            raise UsageError(f"watchdogs: {one!r} is no function that is given a call and answers with an opinion")
+    return watchdogs
+
+
+def rule_texts(rules: Iterable[AnyRule]) -> tuple[str | RuleEntry, ...]:
+    """Rules as a program gives them: texts, or tables with examples.
+
+    :raises UsageError: for a single text, whose letters Python would take for rules, and for what is no rule's form
+    """
+    if isinstance(rules, str):
+        raise UsageError(f"rules={rules!r} is one text; give a list of rules, as in rules=[{rules!r}]")
+    found: list[str | RuleEntry] = []
+    for rule in rules:
+        try:
+            found.append(rule if isinstance(rule, str) else entry_of(rule))
+        except ValueError as error:
+            raise UsageError(f"rules={rule!r} is neither a text nor a table with 'rule' in it: {error}") from None
+    return tuple(found)

@@ -1,0 +1,238 @@
+"""``kernel.mcp``: the upstream MCP servers of an open kernel, and servers that a program connects itself::
+
+async with kernel.mcp.connect("files", command="mcp-server-filesystem", args=["/data"]) as server:
+    await server.approve()
+    result = await session.call("files_read_file", {"path": "/data/notes.txt"})
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import pydantic
+
+from handrail.config.mcp import McpServer
+from handrail.contract.errors import UsageError
+from handrail.registry.pins import Definition, StoredPins
+from handrail.upstream.configured.configured import definition_of
+
+if TYPE_CHECKING:
+    from handrail.kernel.assembly import Rooms
+    from handrail.kernel.kernel import Kernel
+    from handrail.runtime.secrets import SecretStore
+    from handrail.upstream.listing import Listing
+    from handrail.upstream.oauth import Prompt
+    from handrail.upstream.source import McpSource
+
+
+@dataclass(frozen=True, slots=True)
+class ServerStatus:
+    """One server as it is now.
+
+    :param where: how it is reached, without any secret
+    :param state: ``idle`` (nobody has used it yet), ``connecting``, ``connected``, ``waiting`` (for the next attempt),
+        ``closed``
+    :param reason: why it is not connected where it should be
+    :param protocol: the version spoken with it, now or the last time; empty where nobody knows
+    :param tools: how many it listed, or None where nobody was ever connected to it
+    """
+
+    name: str
+    transport: Literal["stdio", "http", "sse"]
+    where: str
+    state: Literal["idle", "connecting", "connected", "waiting", "closed"]
+    reason: str
+    protocol: str
+    tools: int | None
+
+
+class ConnectedServer:
+    """A server that :meth:`McpServers.connect` has connected."""
+
+    def __init__(self, kernel: Kernel, source: McpSource, pins: StoredPins, again: Any) -> None:
+        self._kernel = kernel
+        self._source = source
+        self._pins = pins
+        self._again = again
+
+    @property
+    def name(self) -> str:
+        return self._source.name
+
+    @property
+    def listing(self) -> Listing:
+        """What the server says that it has, in its own words."""
+        found = self._source.listing
+        assert found is not None
+        return found
+
+    @property
+    def tools(self) -> dict[str, str | None]:
+        """The ids of its tools, and why each is off, if it is."""
+        entries = self._kernel.generation.entries.values()
+        return {
+            entry.id: entry.withheld
+            for entry in entries
+            if entry.foreign is not None and entry.foreign.name == self.name
+        }
+
+    async def approve(self, tools: Iterable[str] | None = None) -> None:
+        """Approve what these tools say of themselves now, as a person does with ``handrail sources approve``.
+
+        :param tools: their ids; None for all of them
+        :raises StartError: when the state folder cannot be written
+        """
+        wanted = None if tools is None else set(tools)
+        entries = self._kernel.generation.entries
+        found = [tool_id for tool_id in self.tools if wanted is None or tool_id in wanted]
+        self._pins.approve(self.name, [Definition.of(entries[tool_id].spec) for tool_id in found])
+        await self._again(self._source)
+
+
+class McpServers(ABC):
+    """The servers of one kernel."""
+
+    @property
+    @abstractmethod
+    def servers(self) -> Sequence[ServerStatus]:
+        """All of them as they are now."""
+
+    @abstractmethod
+    def connect(
+        self,
+        name: str,
+        *,
+        command: str | None = None,
+        url: str | None = None,
+        prompt: Prompt | None = None,
+        **settings: Any,
+    ) -> AbstractAsyncContextManager[ConnectedServer]:
+        """Have one more server, until the block ends. Its tools are there for every session of this workspace, under the
+        ids ``<name>_<tool>``; none runs before somebody has approved what it says of itself.
+
+        :param command: of a server that is started here, in a sandbox; or
+        :param url: of one that is reached over HTTP
+        :param prompt: how a person signs in where the server asks for it
+        :param settings: any setting of ``[mcp.servers.NAME]``: ``args``, ``env``, ``read``, ``hosts``, ``elicitation``, …
+        :raises UsageError: for settings that are none, and a name that there is; in a process that joined
+        :raises ToolError: ``unavailable`` where the server cannot be reached
+        """
+
+
+class HeldServers(McpServers):
+    """In the process that holds the workspace."""
+
+    def __init__(self, kernel: Kernel, rooms: Rooms, secrets: SecretStore) -> None:
+        self._kernel = kernel
+        self._rooms = rooms
+        self._secrets = secrets
+
+    @property
+    def servers(self) -> Sequence[ServerStatus]:
+        return [status_of(source) for source in self._rooms.upstreams.sources]
+
+    @asynccontextmanager
+    async def connect(
+        self,
+        name: str,
+        *,
+        command: str | None = None,
+        url: str | None = None,
+        prompt: Prompt | None = None,
+        **settings: Any,
+    ) -> AsyncGenerator[ConnectedServer]:
+        rooms = self._rooms
+        server = _settings(name, command=command, url=url, **settings)
+        definition = definition_of(name, server, "Kernel.mcp.connect", self._secrets, rooms.upstreams.learn)
+        source = rooms.upstreams.add(definition, prompt)
+        upstream = rooms.upstreams[name]
+        try:
+            await upstream.connected()
+            await rooms.look_again(source)
+            yield ConnectedServer(self._kernel, source, StoredPins(rooms.store.folders.state), rooms.look_again)
+        finally:
+            await rooms.upstreams.remove(name)
+
+
+class JoinedServers(McpServers):
+    """In a process that joined: the holder has the servers, and everybody has their tools."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel = kernel
+
+    @property
+    def servers(self) -> Sequence[ServerStatus]:
+        from handrail.kernel.agents import as_configured
+        from handrail.upstream.configured.configured import configured
+        from handrail.upstream.source import McpSource
+
+        state, config = Path(self._kernel.state_folder).parent.parent, self._kernel.config
+        found = configured(config, as_configured(config))
+        return [status_of(McpSource(one, state, self._kernel.workdir)) for one in found]
+
+    def connect(
+        self,
+        name: str,
+        *,
+        command: str | None = None,
+        url: str | None = None,
+        prompt: Prompt | None = None,
+        **settings: Any,
+    ) -> AbstractAsyncContextManager[ConnectedServer]:
+        raise UsageError(
+            f"{name!r} cannot be connected here: another process holds this workspace, and keeps all connections to "
+            f"servers. Configure it under [mcp.servers.{name}], or open this workspace first"
+        )
+
+
+def servers_of(kernel: Kernel) -> McpServers:
+    """Those of an open kernel."""
+    from handrail.kernel.held import HeldKernel
+
+    return (
+        HeldServers(kernel, kernel.rooms, kernel.own.secrets)
+        if isinstance(kernel, HeldKernel)
+        else JoinedServers(kernel)
+    )
+
+
+def _settings(name: str, **settings: Any) -> McpServer:
+    """
+    :raises UsageError: for what is none
+    """
+    import re
+
+    from handrail.config.mcp import NAME
+
+    if re.fullmatch(NAME, name) is None:
+        raise UsageError(
+            f"{name[:60]!r} is no name of a server: letters, digits, '-' and '_', a letter first, at most 40"
+        )
+    given = {key: value for key, value in settings.items() if value is not None}
+    if not {"command", "url"} & given.keys():
+        raise UsageError(f"say how {name} is reached: command=… or url=…")
+    try:
+        return McpServer.model_validate(given)
+    except pydantic.ValidationError as error:
+        problems = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
+        raise UsageError(f"{name} cannot be connected: {problems}") from None
+
+
+def status_of(source: McpSource) -> ServerStatus:
+    """A server as it is now."""
+    definition, upstream, listing = source.definition, source.upstream, source.listing
+    protocol = upstream.protocol if upstream is not None else ""
+    return ServerStatus(
+        definition.name,
+        definition.transport,
+        definition.where,
+        upstream.state if upstream is not None else "idle",
+        (upstream.reason if upstream is not None else "") or source.fault(),
+        protocol or (listing.protocol if listing is not None else ""),
+        None if listing is None else len(listing.tools),
+    )

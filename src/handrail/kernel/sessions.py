@@ -1,0 +1,214 @@
+"""Which sessions are open in the process that holds the workspace: how each is opened, suspended, forked and closed."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+
+from handrail.arbiter.calls.call import Call, Lane
+from handrail.arbiter.delegating import check_type
+from handrail.contract.doors.agents import Child, Delegation
+from handrail.contract.errors import HandrailError, ToolError, UsageError
+from handrail.kernel.assembly import Rooms
+from handrail.kernel.lanes import lane_of, parent_of
+from handrail.record.log import Record
+from handrail.session.arrivals.arrivals import Arrivals
+from handrail.session.context import Context
+from handrail.session.family import Family, Under
+from handrail.session.opening import Opening
+from handrail.session.past.lasting import Lasting
+from handrail.session.session import HeldSession, new_session_id
+
+
+class HeldSessions:
+    """The open sessions of this process and of those that joined it. For one event loop.
+
+    :param context_of: that of an agent, with what this process brought
+    :param face: through which this process opens sessions
+    """
+
+    def __init__(self, rooms: Rooms, context_of: Callable[[str], Context], face: str) -> None:
+        self._rooms = rooms
+        self._context_of = context_of
+        self._face = face
+        self._open: dict[str, HeldSession] = {}
+        self._resting: dict[str, HeldSession] = {}
+        """Those that are suspended while jobs of theirs run."""
+        self._closing: set[str] = set()
+        self.lasting = Lasting(rooms.store, rooms.arbiter.shaper.redactor, rooms.log)
+        self.arrivals = Arrivals(rooms.store, rooms.arbiter.shaper.redactor)
+        self._outputs = rooms.arbiter.shaper.room
+        self._outputs.in_use = lambda session_id: session_id in self._open or session_id in self._closing
+
+    @property
+    def by_id(self) -> Mapping[str, HeldSession]:
+        """Those that are open."""
+        return self._open
+
+    @property
+    def closing(self) -> frozenset[str]:
+        """The ids of those whose folders are being removed."""
+        return frozenset(self._closing)
+
+    def lane(self, session_id: str) -> Lane | None:
+        """The lane of a session; None where it is not open."""
+        session = self._open.get(session_id)
+        return None if session is None else session.lane
+
+    def lanes(self) -> Iterable[Lane]:
+        """Those of all that are open, and of those that bound the sub-agents of their jobs while they are suspended."""
+        return [session.lane for session in (*self._open.values(), *self._resting.values())]
+
+    async def suspend_all(self) -> None:
+        """
+        :raises LogUnavailable: when it cannot be kept
+        """
+        await asyncio.gather(*map(self.lasting.suspend, tuple(self._open)))
+
+    async def open(self, opening: Opening, id: str | None = None) -> HeldSession:
+        """A session of whichever process works in the context of ``opening``.
+
+        :param id: of a session that is to go on; None for a new one
+        :raises UsageError: when it is open already
+        """
+        if id is not None and (id in self._open or id in self._closing):
+            raise UsageError(f"session {id!r} is open already")
+        session_id = new_session_id() if id is None else id
+        rooms, lasting, context = self._rooms, self.lasting, opening.context
+        row = lasting.row(opening.row(session_id, time.time_ns()))
+        lane = lane_of(rooms, lasting, opening, row)
+        # Call ids stay unique when a session goes on.
+        turns = 0 if id is None else lasting.last_turn(session_id, rooms.log.last_turn(session_id))
+        family = Family(context.manifest, self._open_child, opening.under)
+        session = HeldSession(
+            rooms.arbiter, lane, lambda: context.shelf.succession.current, self._closed, self._suspended, turns, family
+        )
+        session.history = lasting.history(session_id, lane)
+        session.news.follow(context.watchers)
+        lane.appoint = partial(self._appointed, family, opening.context_of)
+        self._open[session_id] = session
+        family.enter(session)
+        try:
+            await rooms.store.sessions.open(row)
+            await self.arrivals.enter(session, lane, family.top(session))
+            await session.catalog.restore()
+            await rooms.arbiter.restarts.take_up(lane)
+        except BaseException:
+            session.news.end()
+            self._forget(session)
+            rooms.store.sessions.abandon(session_id, time.time_ns())
+            raise
+        if (before := self._resting.pop(session_id, None)) is not None:
+            family.take_over(session, before)
+        opened = {"agent": context.agent, "face": opening.face, "headless": row.headless, "mode": lane.rules.mode}
+        if row.topic is not None:
+            opened["topic"] = row.topic
+        context.shelf.begin()
+        rooms.log.append([Record("session-opened", session_id, "", {**opened, **parent_of(row)})])
+        return session
+
+    async def _open_child(self, parent: HeldSession, call: Call, delegation: Delegation) -> Child:
+        """A session of a sub-agent, in the context of its own agent with what this process brought."""
+        session = await self.open_child(self._context_of, Under(parent, call, delegation), self._face)
+        return Child(session, session.family.manifest)
+
+    async def open_child(
+        self, context_of: Callable[[str], Context], under: Under, face: str, id: str | None = None
+    ) -> HeldSession:
+        """
+        :param context_of: that of an agent, with what the process brought whose session the parent is
+        :raises ToolError: where work cannot be handed to that agent
+        """
+        known = under.parent.id  # as it is now: the job may have begun when it was open before
+        under.parent = self._resting.get(known) or self._open.get(known) or under.parent
+        above, agent = under.parent.lane, under.delegation.agent
+        check_type(agent, above.agent_types())
+        context, around = self._appointed(under.parent.family, context_of, agent), above.around
+        opening = Opening(context, context_of, face, topic=around.topic, client=around.client, under=under)
+        return await self.open(opening, id)
+
+    @staticmethod
+    def _appointed(family: Family, context_of: Callable[[str], Context], agent: str) -> Context:
+        """What a sub-agent below ``family`` works with.
+
+        :raises ToolError: where there is no further level, or the agent cannot be used
+        """
+        family.check_depth()
+        try:
+            return context_of(agent)
+        except HandrailError as error:
+            text = f"The agent {agent!r} cannot be used: {error}\nAsk the user to mend it, or do the work yourself."
+            raise ToolError(text, kind="unavailable") from None
+
+    async def fork(self, id: str, forked: str) -> str:
+        """
+        :param forked: the id of the fork; the same again changes nothing
+        """
+        await self.lasting.fork(id, forked, face=self._face)
+        return forked
+
+    async def close(self, id: str) -> None:
+        """Close a session that nobody has open, for good.
+
+        :raises UsageError: when somebody has, or there is none
+        """
+        if id in self._open or id in self._closing:
+            raise UsageError(f"session {id} is open; whoever has it open closes it, or ends")
+        self.lasting.existing(id)
+        await self._discard(id)
+
+    async def _suspended(self, session: HeldSession) -> None:
+        """Nobody has it open any more; what belongs to it stays."""
+        approvals = self._rooms.arbiter.approvals
+        try:
+            if session.family.under is not None:  # nobody goes on with it, so what belongs to it ends, too
+                await approvals.close_session(session.id, "its sub-agent ended", "parent")
+                await asyncio.gather(self._rooms.arbiter.jobs.end("parent", session.id), self.arrivals.end(session.id))
+            await self.lasting.suspend(session.id)
+        finally:
+            self._forget(session)
+            self._rest(session)
+
+    def _rest(self, session: HeldSession) -> None:
+        """Keep a session that is suspended, and others, while they bound the sub-agents of jobs."""
+        if session.family.under is None:
+            self._resting[session.id] = session
+        at_work = {live.row.job.session_id for live in self._rooms.arbiter.jobs.live.values()}
+        self._resting = {id: resting for id, resting in self._resting.items() if id in at_work}
+
+    async def _closed(self, session: HeldSession) -> None:
+        """Taken from the list last: until its folders are gone nobody may open it again."""
+        try:
+            await self._discard(session.id)
+        finally:
+            self._forget(session)
+
+    def _forget(self, session: HeldSession) -> None:
+        self.arrivals.leave(session.id)
+        self._open.pop(session.id, None)
+        session.family.leave(session)
+
+    async def _discard(self, session_id: str) -> None:
+        store, approvals = self._rooms.store, self._rooms.arbiter.approvals
+        self._closing.add(session_id)
+        try:
+            if (resting := self._resting.get(session_id)) is not None:
+                await resting.family.end()
+            await self._rooms.arbiter.jobs.end("user", session_id)
+            for child in store.sessions.under(session_id):
+                await self._discard(child.id)
+            await approvals.close_session(session_id)
+            await self.arrivals.discard(session_id)
+            await self._rooms.programs.release(str(store.folders.scratch(session_id)))
+            self._rooms.log.append([Record("session-closed", session_id, "", {})])
+            try:
+                await store.sessions.close(session_id, time.time_ns())
+            finally:
+                await asyncio.to_thread(store.folders.discard, session_id)
+                self._rooms.arbiter.jobs.outputs.forget_in(store.folders.outputs / session_id)
+        finally:
+            self._resting.pop(session_id, None)
+            self._closing.discard(session_id)
+            self._outputs.changed()

@@ -1,0 +1,350 @@
+"""Rules looked at when they are loaded: those that can never match, contradict each other, or do not do what they say.
+
+A rule is refused only where no call at all can match it, so that a refusal is always a mistake found.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, cast
+
+from handrail.contract.doors.opened import STEP_INPUT
+from handrail.contract.errors import ToolError
+from handrail.contract.rules import Example
+from handrail.contract.text.hosts import fault_in_host
+from handrail.contract.text.patterns import has_wildcard, text_regex
+from handrail.contract.tool.names import nearest
+from handrail.contract.tool.requires import CAPABILITIES
+from handrail.contract.tool.spec import ToolSpec, properties_of
+from handrail.policy.rules.matching import KINDS, Kind, PathSubject, Ranked, normal_path, ranked
+from handrail.policy.rules.rules import (
+    READ_ONLY,
+    Rule,
+    fault_in_command,
+    fault_in_path,
+    is_capability_glob,
+    is_glob,
+)
+from handrail.policy.rules.words import WordFault, pattern_words
+from handrail.policy.shell import programs, read_only, runners, wrappers
+from handrail.policy.shell.forms import SHELLS
+from handrail.policy.shell.parse import Script, parse
+from handrail.policy.targets import host_of, kind_of
+
+_RUNS_OTHERS = programs.RUNNERS | SHELLS | {"find", "xargs"}
+
+
+# ── against the tools there are ──────────────────────────────────────────────────────────────────
+
+
+def fault_with_tools(rule: Rule, specs: Mapping[str, ToolSpec]) -> str | None:
+    """Why a rule about tools can match no call of any of them; None where it can, or is not about these tools."""
+    if not rule.pattern or rule.permission in CAPABILITIES or rule.permission.startswith("mcp:"):
+        return None
+    if is_capability_glob(rule.permission):
+        return None
+    if not is_glob(rule.permission):
+        about = [specs[rule.permission]] if rule.permission in specs else []
+    else:
+        about = [spec for tool_id, spec in specs.items() if _names(rule.permission, tool_id)]
+    if not about:
+        return None
+    faults = [_fault_with(rule, spec) for spec in about]
+    if not all(faults):
+        return None
+    return f"in the rule {rule.text!r}, {faults[0]}"
+
+
+def _names(permission: str, tool_id: str) -> bool:
+    return permission in ("*", tool_id) or (is_glob(permission) and text_regex(permission).match(tool_id) is not None)
+
+
+def _fault_with(rule: Rule, spec: ToolSpec) -> str | None:
+    """Why no call of ``spec`` can match ``rule``."""
+    match kind_of(spec):
+        case "path":
+            return fault_in_path(rule.pattern)
+        case "host":
+            return fault_in_host(rule.pattern)
+        case "command":
+            return fault_in_command(rule.pattern) or _fault_in_program(rule, spec)
+        case "arguments":
+            return _fault_in_arguments(rule, spec)
+
+
+def _fault_in_program(rule: Rule, spec: ToolSpec) -> str | None:
+    """A rule that lets a program run which the tool does not even require."""
+    declared = {entry.cmd for entry in spec.requires.shell}
+    if rule.action == "allow" and rule.pattern == READ_ONLY and not spec.only_its_command:
+        return f"{READ_ONLY} is what runs read-only, and calls of {spec.id} do not: they do more than run their command, or run without a sandbox"
+    if rule.action == "deny" or rule.pattern == READ_ONLY or "*" in declared or not _RUNS_OTHERS.isdisjoint(declared):
+        return None
+    if any(word in declared for word in (*wrappers.NAMES, "uv", "npx")):
+        return None
+    first = pattern_words(rule.pattern)[0]
+    if has_wildcard(first) or first in declared:
+        return None
+    return f"{spec.id} runs {', '.join(sorted(declared)) or 'no program'}, and never {first!r}"
+
+
+def _fault_in_arguments(rule: Rule, spec: ToolSpec) -> str | None:
+    try:
+        words = pattern_words(rule.pattern)
+    except WordFault as fault:
+        return str(fault)
+    properties = properties_of(spec.parameters)
+    if spec.mode == "stateful":
+        properties = {**properties, STEP_INPUT: spec.step_parameters or {}}
+    closed = spec.parameters.get("additionalProperties", False) is False and not (
+        {"unevaluatedProperties", "patternProperties", "allOf", "anyOf", "oneOf", "$ref", "if"} & spec.parameters.keys()
+    )
+    named: set[str] = set()
+    for word in words:
+        if word == "*":
+            continue
+        name, sign, value = word.partition("=")
+        if not sign:
+            if has_wildcard(word):
+                return f"{word!r} is not of the form name=value"
+            known = ", ".join(f"{name}=…" for name in properties)
+            return f"{word!r} is not of the form name=value; {spec.id} takes {known or 'no arguments'}"
+        named.add(name)
+        if closed and name not in properties:
+            near = nearest(name, properties, 1)
+            hint = f"; did you mean {near[0]!r}?" if near else f"; it takes {', '.join(properties) or 'none'}"
+            return f"{spec.id} has no parameter {name!r}{hint}"
+        if name in properties and (problem := _fault_in_value(name, value, properties[name])):
+            return problem
+    required: Any = spec.parameters.get("required", ())
+    missing = [name for name in cast("Iterable[str]", required) if name not in named]
+    if rule.action == "allow" and "*" not in words and missing:
+        return (
+            f"the rule names all arguments that there may be, and {spec.id} needs {', '.join(missing)} too; "
+            "name them, or end the rule with ' *'"
+        )
+    return None
+
+
+def _fault_in_value(name: str, pattern: str, schema: Mapping[str, Any]) -> str | None:
+    """Why no value that the schema takes matches ``pattern``, where the schema says so plainly."""
+    if "enum" in schema or "const" in schema:
+        values: Any = schema.get("enum", [schema.get("const")])
+        texts = [_text(value) for value in cast("Iterable[object]", values)]
+        if not any(text_regex(pattern).match(text) for text in texts):
+            near = nearest(pattern, texts, 1)
+            return f"{name} is one of {', '.join(texts)}" + (f"; did you mean {near[0]!r}?" if near else "")
+    declared = schema.get("type")
+    if has_wildcard(pattern):
+        return None
+    if declared == "boolean" and pattern not in ("true", "false"):
+        return f"{name} is true or false, and never {pattern!r}"
+    if declared == "integer" and not re.fullmatch(r"-?\d+(?:\.0+)?(?:[eE][+-]?\d+)?", pattern):
+        return f"{name} is a whole number, and never {pattern!r}"
+    if declared == "number" and not re.fullmatch(r"-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?|-?Infinity|NaN", pattern):
+        return f"{name} is a number, and never {pattern!r}"
+    return None
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def check_loaded(
+    rule: Rule, match: Sequence[Example], not_match: Sequence[Example], specs: Mapping[str, ToolSpec] | None
+) -> None:
+    """A rule by itself, against the tools there are.
+
+    :raises ValueError: where it can match none of their calls, or does not do what its examples say
+    """
+    problem = fault_with_tools(rule, specs) if specs is not None else None
+    if not problem and (match or not_match):
+        problem = fault_in_examples(rule, match, not_match, specs)
+    if problem:
+        raise ValueError(problem)
+
+
+# ── against each other ───────────────────────────────────────────────────────────────────────────
+
+
+def contradictions(rules: Sequence[Rule]) -> list[tuple[int, str]]:
+    """``(index, problem)`` of each rule that says something else than an earlier one about the very same thing.
+
+    :param rules: of one source and scope
+    """
+    seen: dict[tuple[str, str], Rule] = {}
+    found: list[tuple[int, str]] = []
+    for index, rule in enumerate(rules):
+        earlier = seen.setdefault((rule.permission, _normal(rule)), rule)
+        if earlier.action != rule.action:
+            found.append((index, f"the rule {rule.text!r} contradicts {earlier.text!r}; keep one of them"))
+    return found
+
+
+def shadowed(rules: Sequence[Rule]) -> list[tuple[int, str]]:
+    """``(index, problem)`` of each rule that a final deny of the same source leaves nothing of."""
+    final = [rule for rule in rules if rule.final]
+    found: list[tuple[int, str]] = []
+    for index, rule in enumerate(rules):
+        over = next(
+            (deny for deny in final if deny is not rule and rule.action != "deny" and _covers(deny, rule)), None
+        )
+        if over is not None:
+            found.append(
+                (
+                    index,
+                    f"the rule {rule.text!r} can never hold: {over.text!r} is final in this scope and covers all of it",
+                )
+            )
+    return found
+
+
+def _covers(deny: Rule, rule: Rule) -> bool:
+    """Whether every call that ``rule`` is about is one that ``deny`` is about, as far as can be said for sure."""
+    if deny.pattern and _normal(deny) != _normal(rule):
+        return False
+    if deny.permission == rule.permission:
+        return True
+    if rule.permission in CAPABILITIES or is_capability_glob(rule.permission):
+        return is_capability_glob(deny.permission) and text_regex(deny.permission).match(rule.permission) is not None
+    if rule.effect or deny.effect or rule.permission.startswith("mcp:") or deny.permission in CAPABILITIES:
+        return False
+    if deny.permission == "*":
+        return not deny.pattern
+    return (
+        not is_glob(rule.permission)
+        and is_glob(deny.permission)
+        and text_regex(deny.permission).match(rule.permission) is not None
+    )
+
+
+def _normal(rule: Rule) -> str:
+    """One spelling of patterns that mean the same."""
+    if rule.permission in ("fs.read", "fs.write", "fs.*"):
+        return normal_path(rule.pattern) if rule.pattern else ""
+    if rule.permission in ("bash", "shell.run"):
+        try:
+            return "\0".join(pattern_words(rule.pattern))
+        except WordFault:
+            return rule.pattern
+    return rule.pattern.lower() if rule.permission == "net.fetch" else rule.pattern
+
+
+# ── against its own examples ─────────────────────────────────────────────────────────────────────
+
+
+def fault_in_examples(
+    rule: Rule, match: Iterable[Example], not_match: Iterable[Example], specs: Mapping[str, ToolSpec] | None
+) -> str | None:
+    """The first example that does not come out as said, and what matched; None where all do.
+
+    :param specs: the tools there are; None where nobody knows, so only rules about capabilities and ``bash`` are tried
+    """
+    kinds = _kinds(rule, specs)
+    if kinds is None:
+        return None
+    tests = [ranked(rule, kind) for kind in kinds]
+    for examples, wanted, place in ((match, True, "match"), (not_match, False, "not_match")):
+        for example in examples:
+            problems = [_compared(test, kind, example) for test, kind in zip(tests, kinds, strict=True)]
+            if wanted and all(problems):
+                return f"the rule {rule.text!r} does not match its example {_shown(example)} of {place}: {problems[0]}"
+            if not wanted and not all(problems):
+                return (
+                    f"the rule {rule.text!r} matches its example {_shown(example)} of {place}: "
+                    f"{_what(rule, example)} is what the pattern {rule.pattern or 'without any words'!r} stands for"
+                )
+    return None
+
+
+def _kinds(rule: Rule, specs: Mapping[str, ToolSpec] | None) -> tuple[Kind, ...] | None:
+    permission = rule.permission
+    if permission in CAPABILITIES:
+        return (KINDS[permission],)
+    if is_capability_glob(permission):
+        return tuple(dict.fromkeys(KINDS[c] for c in CAPABILITIES if text_regex(permission).match(cast("str", c))))
+    if specs is None:
+        return ("command",) if permission == "bash" else None
+    about: tuple[Kind, ...] = tuple(
+        dict.fromkeys(kind_of(spec) for tool_id, spec in specs.items() if _names(permission, tool_id))
+    )
+    return about or None
+
+
+def _compared(test: Ranked, kind: Kind, example: Example) -> str | None:
+    """Why ``example`` is not matched, or None where it is."""
+    match kind:
+        case "command":
+            return _compared_command(test, example)
+        case "path":
+            if not isinstance(example, str):
+                return "an example of a path is a text"
+            path = normal_path(example)
+            relative = None if path[:1] == "/" else "." if path == "**" else path
+            return None if test.matches(PathSubject(path, relative)) else "the path is another one"
+        case "host":
+            if not isinstance(example, str):
+                return "an example of a host is a text"
+            try:
+                return None if test.matches(host_of(example)) else "the host is another one"
+            except ToolError as error:
+                return error.text
+        case "arguments":
+            if not isinstance(example, Mapping):
+                return 'an example of a call is its arguments by name, as in { source = "a" }'
+            return None if test.matches(example) else "its arguments are others"
+
+
+def _compared_command(test: Ranked, example: Example) -> str | None:
+    if isinstance(example, Mapping):
+        return "an example of a command is a text, or a list of words"
+    if not isinstance(example, str):
+        argvs = [tuple(example)]
+    else:
+        script: Script = parse(example)
+        if script.unclear is not None:
+            return script.unclear
+        argvs = [command.argv for command in script.commands]
+    for argv in argvs:
+        if not argv or not _is_about(test, tuple(argv)):
+            return _why_not(test, argv)
+    return None
+
+
+def _is_about(test: Ranked, argv: tuple[str, ...]) -> bool:
+    """Whether a rule is about a command in any of the ways in which calls are compared with it."""
+    if test.matches(argv):
+        allows_reading = test.rule.pattern == READ_ONLY and test.rule.action == "allow"
+        return not allows_reading or read_only.shows_stored_contents(argv) is None
+    if test.argv is None:
+        return False
+    if test.rule.action == "allow":
+        return test.matches(programs.normal_form(argv))
+    watched = runners.Watched((test.argv.beginning,))
+    return any(reading.certain and test.matches(reading.argv) for reading in runners.readings(argv, watched))
+
+
+def _why_not(test: Ranked, argv: Sequence[str]) -> str:
+    if test.rule.pattern == READ_ONLY:
+        return read_only.why_not(argv) or read_only.shows_stored_contents(argv) or "it is proved"
+    option = next((word for word in argv[1:] if word[:1] == "-"), None)
+    if test.rule.action == "allow" and option is not None and "*" in test.rule.pattern:
+        return f"in an allow rule a wildcard never stands for a word that begins with '-', such as {option!r}"
+    return "its words are others"
+
+
+def _what(rule: Rule, example: Example) -> str:
+    if isinstance(example, str) and rule.permission in ("bash", "shell.run"):
+        script = parse(example)
+        return " and ".join(repr(" ".join(command.argv)) for command in script.commands)
+    return _shown(example)
+
+
+def _shown(example: Example) -> str:
+    return repr(example if isinstance(example, (str, Mapping)) else list(example))
+
+
+def specs_of(entries: Mapping[str, Any]) -> dict[str, ToolSpec]:
+    """The specs of a generation's entries, by id."""
+    return {tool_id: entry.spec for tool_id, entry in entries.items()}

@@ -1,0 +1,530 @@
+"""What a rule's pattern is compared with: an argv, a path, a host, or the arguments by name.
+
+:class:`Ranked` holds the rules that can matter to one question, most specific first, and finds the first that
+matches a subject. Paths are tried all at once, as one regular expression; the rest one after the other.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple, cast
+
+from handrail.contract.doors.offers import AT_SOURCE
+from handrail.contract.protected.protected import protection
+from handrail.contract.text.hosts import HostPattern, host_matches, read_host, read_pattern
+from handrail.contract.text.patterns import (
+    WILDCARDS,
+    any_path_source,
+    escape,
+    fault_in_pattern,
+    has_wildcard,
+    literal_prefix,
+    path_matches,
+    pattern_length,
+    text_regex,
+)
+from handrail.contract.tool.requires import Capability
+from handrail.policy.rules.rules import READ_ONLY, STRICTNESS, WORKSPACE_VARIABLE, Rule, RuleBook, is_glob
+from handrail.policy.rules.words import ArgvPattern, WordFault, pattern_words, standard_name
+from handrail.policy.shell import read_only
+
+Kind = Literal["command", "path", "host", "arguments"]
+
+KINDS: Mapping[Capability, Kind] = {
+    "fs.read": "path",
+    "fs.write": "path",
+    "net.fetch": "host",
+    "shell.run": "command",
+}
+"""What patterns about a capability are compared with."""
+
+_WHOLLY_LITERAL = 1_000_000
+"""The rank of a command pattern without wildcards: it matches one whole command, so it outranks every glob."""
+_ARGV_CACHE = 256
+
+
+class PathSubject(NamedTuple):
+    """A canonical path: ``relative`` to the workspace, None outside it."""
+
+    absolute: str
+    relative: str | None
+
+
+Subject = Sequence[str] | PathSubject | str | Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """One rule with its place in the order of precedence (decisions: class of permission, literal characters before
+    the first wildcard, length, strictness; a final deny before all)."""
+
+    rule: Rule
+    rank: tuple[int, int, int, int, int]
+    matches: Callable[[Any], bool]
+    argv: ArgvPattern | None = None
+
+
+class Ranking:
+    """The rules of one question about one kind of subject, most specific first."""
+
+    __slots__ = ("_beneath", "_by_program", "_hosts", "_inside", "_outside", "kind", "ranked")
+
+    def __init__(self, rules: Iterable[Rule], kind: Kind) -> None:
+        rules = tuple(rules)
+        self.kind: Kind = kind
+        self._beneath: Ranking | None = None
+        """The ranking without the ask rules of an untrusted workspace file; None when there are none."""
+        if any(_only_asks(rule) for rule in rules):
+            self._beneath = Ranking([rule for rule in rules if not _only_asks(rule)], kind)
+        self.ranked = sorted((ranked(rule, kind) for rule in rules), key=lambda r: r.rank, reverse=True)
+        self._by_program: dict[str, list[Ranked]] = {}
+        self._inside: _PathTable | None = None
+        self._outside: _PathTable | None = None
+        self._hosts = _HostTable(self.ranked) if kind == "host" else None
+
+    @property
+    def constant(self) -> bool:
+        """Whether every subject gets the same answer."""
+        if not self.ranked or not self.ranked[0].rule.unconditional:
+            return not self.ranked
+        return self._beneath is None or not _only_asks(self.ranked[0].rule) or self._beneath.constant
+
+    def winner(self, subject: Subject) -> Ranked | None:
+        """The most specific rule that matches. Where that is an untrusted ask, a deny that it would hide wins."""
+        if not self.ranked:
+            return None
+        found = self._most_specific(subject)
+        if self._beneath is not None and found is not None and _only_asks(found.rule):
+            beneath = self._beneath.winner(subject)
+            return beneath if beneath is not None and beneath.rule.action == "deny" else found
+        return found
+
+    def unconditional(self) -> Ranked | None:
+        """The winner among the rules that match every call."""
+        found = next((ranked for ranked in self.ranked if ranked.rule.unconditional), None)
+        if self._beneath is not None and found is not None and _only_asks(found.rule):
+            beneath = self._beneath.unconditional()
+            return beneath if beneath is not None and beneath.rule.action == "deny" else found
+        return found
+
+    def _most_specific(self, subject: Subject) -> Ranked | None:
+        if self.kind == "path":
+            return self._winner_of_path(cast("PathSubject", subject))
+        if self._hosts is not None:
+            return self._hosts.winner(cast("str", subject))
+        candidates = self._for_program(cast("Sequence[str]", subject)) if self.kind == "command" else self.ranked
+        for candidate in candidates:
+            if candidate.matches(subject):
+                return candidate
+        return None
+
+    def _winner_of_path(self, path: PathSubject) -> Ranked | None:
+        if path.relative is None:
+            if self._outside is None:
+                self._outside = _PathTable(self.ranked, inside=False)
+            return self._outside.winner(path.absolute, path.absolute)
+        if self._inside is None:
+            self._inside = _PathTable(self.ranked, inside=True)
+        return self._inside.winner(path.relative, path.absolute)
+
+    def _for_program(self, argv: Sequence[str]) -> list[Ranked]:
+        program = argv[0] if argv else ""
+        found = self._by_program.get(program)
+        if found is None:
+            names = (None, program, standard_name(program))
+            found = [r for r in self.ranked if r.argv is None or r.argv.program in names]
+            if len(self._by_program) >= _ARGV_CACHE:
+                self._by_program.clear()
+            self._by_program[program] = found
+        return found
+
+
+class Bounded(Ranking):
+    """The rules of one question in a sub-agent's session: its own and those of its parent's session. The stricter answer of
+    the two holds, however specific the other is.
+
+    A ranking of its own kind, so that sessions of people and programs pay nothing for it.
+    """
+
+    __slots__ = ("_above", "_own")
+
+    def __init__(self, own: Ranking, above: Ranking) -> None:
+        self.kind = own.kind
+        self.ranked = [*own.ranked, *above.ranked]
+        self._own = own
+        self._above = above
+
+    @property
+    def constant(self) -> bool:
+        return self._own.constant and self._above.constant
+
+    def winner(self, subject: Subject) -> Ranked | None:
+        return _stricter(self._own.winner(subject), self._above.winner(subject))
+
+    def unconditional(self) -> Ranked | None:
+        return _stricter(self._own.unconditional(), self._above.unconditional())
+
+
+def _stricter(own: Ranked | None, above: Ranked | None) -> Ranked | None:
+    """The parent's rule if it is stricter than the own one. A parent's allow never counts."""
+    strictness = 0 if own is None else STRICTNESS[own.rule.action]
+    return above if above is not None and STRICTNESS[above.rule.action] > strictness else own
+
+
+@lru_cache(maxsize=128)
+def ranking(rules: tuple[Rule, ...], kind: Kind) -> Ranking:
+    """Return the ranking of these rules, made once for every tool that they are about."""
+    return Ranking(rules, kind)
+
+
+def ranking_of(book: RuleBook, about: Callable[[Rule], bool], kind: Kind) -> Ranking:
+    """The ranking of one question's rules in a book, bounded by the books of the sessions above."""
+    own = ranking(tuple(filter(about, book)), kind)
+    return own if book.above is None else Bounded(own, ranking_of(book.above.binding, about, kind))
+
+
+def ranked(rule: Rule, kind: Kind) -> Ranked:
+    """``rule`` ready to be compared with subjects of ``kind``. A pattern that makes no sense for it matches nothing,
+    except in a deny: that matches everything, since what it was meant to stop is unknown."""
+    permission = 0 if rule.permission == "*" else 1 if is_glob(rule.permission) or rule.effect else 2
+    allowing = rule.action == "allow"
+    written = rule.pattern.removeprefix(f"{WORKSPACE_VARIABLE}/") if kind == "path" else rule.pattern
+    literal, length = len(literal_prefix(written)), pattern_length(written)
+    argv: ArgvPattern | None = None
+    matches: Callable[[Any], bool]
+    if rule.unconditional:
+        matches = _always
+    elif kind == "path":
+        matches = _path_test(rule)
+    elif kind == "host":
+        matches = _host_test(rule.pattern)
+    elif (argument := _named_argument(rule)) is not None:
+        matches = _named_test(argument, text_regex(rule.pattern))
+    else:
+        if kind == "command" and rule.pattern == READ_ONLY:
+            rank = (int(rule.final), permission, 0, 1, STRICTNESS[rule.action])
+            return Ranked(rule, rank, read_only.changes_nothing)
+        try:
+            words = pattern_words(rule.pattern)
+            if kind == "command" and not allowing and words:
+                words = (standard_name(words[0]), *words[1:])  # its path makes it no more specific
+            whole = " ".join(words)
+            literal, length = len(literal_prefix(whole)), pattern_length(whole)
+            if kind == "command":
+                literal = literal if has_wildcard(whole) else _WHOLLY_LITERAL
+                argv = ArgvPattern(words, allowing=allowing)
+                matches = argv.matches
+            else:
+                matches = _arguments_test(words, allowing=allowing)
+        except (WordFault, ValueError):
+            matches = _always if rule.action == "deny" else _never
+    rank = (int(rule.final), permission, literal, length, STRICTNESS[rule.action])
+    return Ranked(rule, rank, matches, argv)
+
+
+def _only_asks(rule: Rule) -> bool:
+    return rule.narrows and rule.action == "ask"
+
+
+def _always(_subject: object) -> bool:
+    return True
+
+
+def _never(_subject: object) -> bool:
+    return False
+
+
+# ── paths ────────────────────────────────────────────────────────────────────────────────────────
+
+
+class _PathTable:
+    """Path rules down to the first that matches every path, which answers for what the others leave.
+
+    Most paths match none of the others. A pattern whose last name is no ``**`` matches only paths with such a name in
+    them, so these rules are found by name. One expression says whether any of the rest matches.
+    """
+
+    __slots__ = ("_any_absolute", "_any_relative", "_names", "_others", "_rest", "_split_absolute", "_tests")
+
+    def __init__(self, ranked: Sequence[Ranked], *, inside: bool) -> None:
+        self._rest: Ranked | None = None
+        self._tests: list[Ranked] = []
+        self._others: list[int] = []
+        """Places of the rules that no name leads to."""
+        self._names = _NameIndex()
+        self._split_absolute = not inside
+        patterns: dict[_Form, list[str]] = {"relative": [], "absolute": []}
+        any_case = False
+        for candidate in ranked:
+            form, pattern = _form(candidate.rule, inside=inside)
+            if form == "every":
+                self._rest = candidate
+                break
+            if form == "none":
+                continue
+            place = len(self._tests)
+            self._tests.append(candidate)
+            if (name := _last_name(pattern)) is not None:
+                self._names.add(name, place)
+                self._split_absolute = self._split_absolute or form == "absolute"
+            else:
+                self._others.append(place)
+                patterns[form].append(pattern)
+                any_case = any_case or candidate.rule.any_case
+        self._any_relative = _any(patterns["relative"], any_case=any_case)
+        self._any_absolute = _any(patterns["absolute"], any_case=any_case)
+
+    def winner(self, relative: str, absolute: str) -> Ranked | None:
+        places = self._names.places(absolute if self._split_absolute else relative)
+        if (self._any_relative is not None and self._any_relative.match(relative) is not None) or (
+            self._any_absolute is not None and self._any_absolute.match(absolute) is not None
+        ):
+            places.update(self._others)
+        if places:
+            path = PathSubject(absolute, None if relative is absolute else relative)
+            for place in sorted(places):
+                if self._tests[place].matches(path):
+                    return self._tests[place]
+        return self._rest
+
+
+def _last_name(pattern: str) -> str | None:
+    """Return the last name of a path pattern, where every path that it matches has such a name in it; else None."""
+    if "[" in pattern and "/" in pattern[pattern.index("[") :]:
+        return None  # the ``/`` may be a character of a set
+    name = pattern.rpartition("/")[2]
+    return None if not name or "**" in name else name
+
+
+_BETWEEN = re.compile(r"\[.[^\]]*\]|[*?\[]")
+"""What parts the literal texts of a glob: a set, or a wildcard."""
+
+
+class _NameIndex:
+    """Places in a list, found by a name that a glob of the place could match. It may find more than do match: it compares
+    names without letter case."""
+
+    __slots__ = ("_exact", "_heads", "_inner", "_tails")
+
+    _KEY = 3
+
+    def __init__(self) -> None:
+        self._exact: dict[str, list[int]] = {}
+        self._heads: dict[str, list[tuple[str, int]]] = {}
+        self._tails: dict[str, list[tuple[str, int]]] = {}
+        self._inner: list[tuple[str, int]] = []
+        """Texts between wildcards, the longest of each glob that neither begins nor ends with a text of its own."""
+
+    def add(self, name: str, place: int) -> None:
+        name = name.casefold()
+        if not has_wildcard(name):
+            self._exact.setdefault(literal_prefix(name), []).append(place)
+            return
+        first = min(at for sign in WILDCARDS if (at := name.find(sign)) >= 0)
+        last = max(name.rfind(sign) for sign in (*WILDCARDS, "]"))
+        head, tail = name[:first], name[last + 1 :]
+        if len(head) >= self._KEY:
+            self._heads.setdefault(head[: self._KEY], []).append((head, place))
+        elif len(tail) >= self._KEY:
+            self._tails.setdefault(tail[-self._KEY :], []).append((tail, place))
+        else:
+            self._inner.append((max(_BETWEEN.split(name), key=len), place))
+
+    def places(self, path: str) -> set[int]:
+        """Return the places of every glob that a name of ``path`` could match."""
+        path = path.casefold()
+        found = {place for text, place in self._inner if text in path}
+        exact, heads, tails, key = self._exact, self._heads, self._tails, self._KEY
+        for name in path.split("/"):
+            if name in exact:
+                found.update(exact[name])
+            if (begins := heads.get(name[:key])) is not None:
+                found.update(place for head, place in begins if name.startswith(head))
+            if (ends := tails.get(name[-key:])) is not None:
+                found.update(place for tail, place in ends if name.endswith(tail))
+        return found
+
+
+_Form = Literal["every", "relative", "absolute", "none"]
+
+
+def _any(patterns: Sequence[str], *, any_case: bool) -> re.Pattern[str] | None:
+    """Return an expression for any of these, which may match more: each is compared again."""
+    flags = re.DOTALL | re.IGNORECASE | re.ASCII if any_case else re.DOTALL
+    return re.compile(any_path_source(patterns) + r"\Z", flags) if patterns else None
+
+
+def _form(rule: Rule, *, inside: bool) -> tuple[_Form, str]:
+    """What a path rule's pattern is compared with, for paths inside or outside the workspace.
+
+    A relative pattern is about the workspace only, except that a deny or ask beginning with ``**`` is about every
+    folder there is.
+    """
+    if not rule.pattern or rule.pattern == "*":
+        return "every", ""
+    pattern = normal_path(rule.pattern)
+    if fault_in_pattern(pattern) is not None:
+        return ("every" if rule.action == "deny" else "none"), ""
+    if pattern.startswith("/"):
+        return "absolute", pattern
+    if inside:
+        return ("every" if pattern == "**" else "relative"), pattern
+    return ("absolute" if pattern.startswith("**") and rule.action != "allow" else "none"), pattern
+
+
+def normal_path(pattern: str) -> str:
+    """One spelling of a path pattern: ``./src/`` and ``src`` are one pattern; ``.`` is the workspace and all in it."""
+    absolute = "/" if pattern.startswith("/") else ""
+    if pattern.startswith(WORKSPACE_VARIABLE):
+        pattern = pattern[len(WORKSPACE_VARIABLE) :].lstrip("/")
+    parts = [part for part in pattern.split("/") if part not in ("", ".")]
+    return absolute + "/".join(parts) if parts else absolute or "**"
+
+
+def names_path(rule: Rule, path: PathSubject) -> bool:
+    """Whether an allow rule names a protected path: its pattern has no wildcard, and is the path or a protected folder of it."""
+    if rule.action != "allow" or not rule.pattern:
+        return False
+    pattern = normal_path(rule.pattern)
+    if fault_in_pattern(pattern) is not None or has_wildcard(pattern):
+        return False
+    literal = literal_prefix(pattern)
+    place = path.absolute if literal.startswith("/") or path.relative is None else path.relative
+    if literal == place:
+        return True
+    if not place.startswith(f"{literal}/"):
+        return False
+    below = place[len(literal) + 1 :].count("/") + 1
+    inside = (path.relative or place).split("/")[:-below]
+    found = protection("/".join(inside[-_NAMES_OF_A_ROW:] if path.relative is None else inside))
+    return found is not None and found.asks
+
+
+_NAMES_OF_A_ROW = 3
+"""Names that a row of the protected paths has at most."""
+
+
+def _path_test(rule: Rule) -> Callable[[Any], bool]:
+    inside, outside = _form(rule, inside=True), _form(rule, inside=False)
+
+    def test(path: PathSubject) -> bool:
+        form, pattern = outside if path.relative is None else inside
+        if form == "relative":
+            return path.relative is not None and path_matches(pattern, path.relative, any_case=rule.any_case)
+        return form == "every" or (form == "absolute" and path_matches(pattern, path.absolute, any_case=rule.any_case))
+
+    return test
+
+
+# ── hosts and arguments ──────────────────────────────────────────────────────────────────────────
+
+
+class _HostTable:
+    """Rules about hosts, found by the name they end with."""
+
+    __slots__ = ("_every", "_named", "_ranked")
+
+    def __init__(self, ranked: Sequence[Ranked]) -> None:
+        self._ranked = ranked
+        self._every: list[tuple[int, HostPattern | None]] = []
+        """Places in the order, with what the host is still compared with; None for every host, and what is none."""
+        self._named: dict[str, list[tuple[int, HostPattern]]] = {}
+        for place, candidate in enumerate(ranked):
+            if candidate.rule.unconditional:
+                self._every.append((place, None))
+                break
+            try:
+                pattern = read_pattern(candidate.rule.pattern)
+            except ValueError:
+                continue  # it is about no host
+            if pattern.kind == "every":
+                self._every.append((place, pattern))
+            else:
+                self._named.setdefault(pattern.name, []).append((place, pattern))
+
+    def winner(self, host: str) -> Ranked | None:
+        """
+        :param host: as :func:`handrail.policy.targets.host_of` gives it
+        """
+        try:
+            have = read_host(host)
+        except ValueError:
+            have = None
+        first = len(self._ranked)
+        for place, pattern in self._every:
+            if pattern is None or (have is not None and pattern.matches(have)):
+                first = place
+                break
+        if self._named and have is not None:
+            name, at = have.name, 0
+            while True:
+                for place, pattern in self._named.get(name[at:], ()):
+                    if place < first and pattern.matches(have):
+                        first = place
+                        break
+                if (at := name.find(".", at + 1)) < 0:
+                    break
+        return self._ranked[first] if first < len(self._ranked) else None
+
+
+def _host_test(pattern: str) -> Callable[[Any], bool]:
+    def test(host: str) -> bool:
+        return host_matches(pattern, host)
+
+    return test
+
+
+def _arguments_test(words: Sequence[str], *, allowing: bool) -> Callable[[Any], bool]:
+    """``key=value …``: each named argument is there and its value matches. In an allow rule the named arguments are
+    all that there may be, unless the last word is ``*``; in the others further arguments never matter."""
+    if any("=" not in word and word != "*" for word in words):
+        raise ValueError("a word is not of the form key=value")
+    open_ended = not allowing or "*" in words
+    wanted = {key: text_regex(glob) for key, _, glob in (word.partition("=") for word in words if word != "*")}
+
+    def test(arguments: Mapping[str, Any]) -> bool:
+        if not open_ended and any(key not in wanted for key in arguments):
+            return False
+        return all(key in arguments and regex.match(value_text(arguments[key])) for key, regex in wanted.items())
+
+    return test
+
+
+_ARGUMENT_OF = {"resources/read": "uri", "resources/subscribe": "uri", "prompts/get": "name"}
+
+
+def _named_argument(rule: Rule) -> str | None:
+    """The argument that a pattern about a request to a server is compared with as a whole."""
+    return _ARGUMENT_OF.get(rule.permission.rpartition(":")[2]) if rule.permission.startswith("mcp:") else None
+
+
+def named_pattern(origin: str | None, arguments: Mapping[str, Any]) -> str | None:
+    """A pattern that matches exactly what a request to a server is about; None for what is no such request."""
+    argument = None if origin is None else _ARGUMENT_OF.get(origin.rpartition(":")[2])
+    named = None if argument is None else arguments.get(argument)
+    if not isinstance(named, str):
+        return None
+    return escape(named.partition(":")[2] if named.startswith(AT_SOURCE) else named)
+
+
+def _named_test(argument: str, regex: re.Pattern[str]) -> Callable[[Any], bool]:
+    def test(arguments: Mapping[str, Any]) -> bool:
+        named = arguments.get(argument)
+        if not isinstance(named, str):
+            return False
+        if named.startswith(AT_SOURCE):  # which server is meant has been seen
+            named = named.partition(":")[2]
+        return regex.match(named) is not None
+
+    return test
+
+
+def value_text(value: object) -> str:
+    """How an argument's value is written in a rule: text as it is, everything else as compact JSON."""
+    if isinstance(value, str):
+        return value
+    return json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":"), default=str)

@@ -1,0 +1,231 @@
+"""Rule patterns as words: quotes make a word literal, everything else in it is a glob.
+
+``allow bash git commit -m 'fix: *'`` has four words, the last of which is a literal star. So any argv, quoted as
+for a shell, is a pattern that matches exactly itself.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Sequence, Set
+
+from handrail.contract.text.patterns import escape, has_wildcard, literal_prefix, text_regex
+
+_PART = re.compile(
+    r"""(?P<blank>[ \t\n]+)|'(?P<raw>[^']*)'|"(?P<quoted>(?:[^"\\]|\\.)*)"|\\(?P<escaped>.)|(?P<bare>[^\s'"\\]+)""",
+    re.DOTALL,
+)
+
+
+class WordFault(ValueError):
+    """The pattern cannot be read as words."""
+
+
+def pattern_words(pattern: str) -> tuple[str, ...]:
+    """The words of ``pattern``, each as a glob in which quoted and escaped characters stand for themselves.
+
+    :raises WordFault: for a quote that is not closed
+    """
+    words: list[str] = []
+    word: list[str] | None = None
+    position = 0
+    while position < len(pattern):
+        match = _PART.match(pattern, position)
+        if match is None:
+            raise WordFault(f"a quote is not closed at {pattern[position : position + 20]!r}")
+        position = match.end()
+        kind = match.lastgroup
+        if kind == "blank":
+            if word is not None:
+                words.append("".join(word))
+            word = None
+            continue
+        word = [] if word is None else word
+        text = match.group(kind) if kind else ""
+        if kind == "bare":
+            word.append(text)
+        else:
+            word.append(escape(re.sub(r"\\(.)", r"\1", text, flags=re.DOTALL) if kind == "quoted" else text))
+    if word is not None:
+        words.append("".join(word))
+    return tuple(words)
+
+
+def bare_words(pattern: str) -> tuple[str, ...]:
+    """The words of ``pattern`` in which nothing is quoted or escaped.
+
+    :raises WordFault: for a quote that is not closed
+    """
+    found: list[str] = []
+    bare = ""
+    plain = True
+    position = 0
+    while position < len(pattern):
+        match = _PART.match(pattern, position)
+        if match is None:
+            raise WordFault(f"a quote is not closed at {pattern[position : position + 20]!r}")
+        position = match.end()
+        if match.lastgroup == "blank":
+            found += [bare] if bare and plain else []
+            bare, plain = "", True
+        elif match.lastgroup == "bare":
+            bare += match.group()
+        else:
+            plain = False
+    return (*found, bare) if bare and plain else tuple(found)
+
+
+def literal_words(argv: Iterable[str]) -> str:
+    """A pattern that matches exactly ``argv``."""
+    return shlex.join(argv)
+
+
+class ArgvPattern:
+    """A command pattern, ready to be compared with an argv word by word.
+
+    A last word ``*`` stands for any further words, none included; a last word ``-*`` for one or more further
+    words that begin with ``-``. When the pattern belongs to an *allow* rule, a wildcard at the beginning of a
+    word never takes a word that begins with ``-``. In the others ``*`` takes every word, and whatever follows
+    the word that ``-*`` took; the program may be in any of the machine's own folders; and options may be in any order and
+    place, short ones together or apart: ``deny bash rm -rf *`` matches ``rm -f x -r``.
+    """
+
+    __slots__ = ("_operands", "_options", "_rest", "_strict", "_words", "literal_words")
+
+    def __init__(self, words: Sequence[str], *, allowing: bool) -> None:
+        rest = words[-1] if words and words[-1] in ("*", "-*") else None
+        fixed = words[:-1] if rest is not None else words
+        self._rest = rest
+        self._strict = allowing
+        self._words = tuple((_unescaped(w), None) if not has_wildcard(w) else (w, text_regex(w)) for w in fixed)
+        self.literal_words = frozenset(i for i, (_, regex) in enumerate(self._words) if regex is None)
+        """Which words of a matching argv are named by literal words of the pattern."""
+        self._operands = self._words
+        self._options: frozenset[str] = frozenset()
+        """Of a pattern that does not allow, its options, if all of them are literal."""
+        if not allowing:
+            given = [(word, regex) for word, regex in self._words[1:] if word[:1] == "-" and len(word) > 1]
+            if given and all(regex is None for _, regex in given):
+                self._options = frozenset(part for word, _ in given for part in _option_parts(word))
+                self._operands = tuple(pair for pair in self._words if pair not in given)
+
+    @property
+    def program(self) -> str | None:
+        """The literal first word, if it is one."""
+        return self._words[0][0] if self._words and 0 in self.literal_words else None
+
+    @property
+    def beginning(self) -> str:
+        """How the name of every program begins that it matches, as far as its first word says."""
+        return literal_prefix(self._words[0][0]) if self._words else ""
+
+    def matches(self, argv: Sequence[str]) -> bool:
+        if self._strict:
+            return self._matches_as_written(argv)
+        if argv and argv[0][:1] == "/":
+            argv = (standard_name(argv[0]), *argv[1:])
+        return self._matches_as_written(argv) or (bool(self._options) and self._matches_in_any_order(argv))
+
+    def _matches_as_written(self, argv: Sequence[str]) -> bool:
+        count = len(self._words)
+        if len(argv) < count or (self._rest is None and len(argv) > count):
+            return False
+        for (want, regex), have in zip(self._words, argv, strict=False):
+            if regex is None:
+                if have != want:
+                    return False
+            elif regex.match(have) is None or (self._strict and have[:1] == "-" and want[:1] != "-"):
+                return False
+        if self._rest is None or (self._rest == "*" and not self._strict):
+            return True
+        further = argv[count:]
+        if self._rest == "*":
+            return not any(word[:1] == "-" for word in further)
+        if not self._strict:
+            return bool(further) and further[0][:1] == "-"
+        return bool(further) and all(word[:1] == "-" for word in further)
+
+    def _matches_in_any_order(self, argv: Sequence[str]) -> bool:
+        """Whether the argv has all options of the pattern, wherever they are, and its operands in their order."""
+        program, regex = self._operands[0]
+        if not argv or (argv[0] != program if regex is None else regex.match(argv[0]) is None):
+            return False
+        options: set[str] = set()
+        operands: list[str] = []
+        for index, word in enumerate(argv[1:], 1):
+            if word == "--":
+                operands += argv[index + 1 :]
+                break
+            if word[:1] == "-" and len(word) > 1:
+                name, sign, value = word.partition("=")
+                options.update(_option_parts(name))
+                if sign:
+                    operands.append(value)
+            else:
+                operands.append(word)
+        if not all(_has(options, wanted) for wanted in self._options):
+            return False
+        if self._rest is None and (
+            len(operands) > len(self._operands) - 1 or not all(_has(self._options, option) for option in options)
+        ):
+            return False
+        left = iter(operands)
+        return all(
+            any(have == want if regex is None else regex.match(have) is not None for have in left)
+            for want, regex in self._operands[1:]
+        )
+
+
+STANDARD_FOLDERS = ("/bin/", "/usr/bin/", "/usr/local/bin/", "/sbin/", "/usr/sbin/", "/usr/local/sbin/")
+"""Folders that hold the machine's own programs: a program there is the one of its bare name."""
+
+
+def standard_name(program: str) -> str:
+    """Return the bare name of a program in a standard folder, and any other name as it is."""
+    folder, slash, name = program.rpartition("/")
+    return name if slash and name and f"{folder}/" in STANDARD_FOLDERS else program
+
+
+_SHORT_OPTIONS = re.compile(r"-[A-Za-z0-9]{1,4}")
+"""A cluster of short options; a longer word with one dash, such as ``-delete``, is one option."""
+_SAME_OPTIONS = {
+    "--force": "-f",
+    "--recursive": "-r",
+    "-R": "-r",
+    "--verbose": "-v",
+    "--quiet": "-q",
+    "--yes": "-y",
+    "--assume-yes": "-y",
+    "--global": "-g",
+    "--delete": "-d",
+    "--all": "-a",
+}
+"""Long options and the letter that means the same in most programs."""
+
+
+def _option_parts(word: str) -> tuple[str, ...]:
+    """The options that one word holds: ``-rf`` holds ``-r`` and ``-f``."""
+    if word[:2] == "--":
+        return (word,)
+    if _SHORT_OPTIONS.fullmatch(word):
+        return tuple(f"-{letter}" for letter in word[1:])
+    return (word,)
+
+
+def _has(options: Set[str], wanted: str) -> bool:
+    """Whether an option is there, also under its other name, or shortened as GNU programs let a long one."""
+    if wanted in options:
+        return True
+    same = _SAME_OPTIONS.get(wanted, wanted)
+    if any(_SAME_OPTIONS.get(option, option) == same for option in options):
+        return True
+    names = [wanted, *(long for long, short in _SAME_OPTIONS.items() if short == same and long[:2] == "--")]
+    return any(
+        option[:2] == "--" and len(option) > 3 and any(name[:2] == "--" and name.startswith(option) for name in names)
+        for option in options
+    )
+
+
+def _unescaped(word: str) -> str:
+    return re.sub(r"\[([*?[])\]", r"\1", word)

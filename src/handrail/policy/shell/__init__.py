@@ -1,0 +1,1 @@
+"""Which commands a shell text runs, and which of them only read."""

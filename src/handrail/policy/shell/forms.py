@@ -1,0 +1,466 @@
+"""The forms of single programs that run, write or execute something besides what their name says."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from handrail.contract.protected.git_serving import SERVING
+
+
+@dataclass(frozen=True, slots=True)
+class Concern:
+    """Why a command is more than it looks, and which of its words an allow rule has to name literally for it."""
+
+    reason: str
+    words: frozenset[int]
+
+
+def together(*found: Concern | None) -> Concern | None:
+    """All of them as one, for which a rule has to name the words of each; with the first one's reason."""
+    there = [one for one in found if one is not None]
+    return Concern(there[0].reason, frozenset[int]().union(*(one.words for one in there))) if there else None
+
+
+SHELLS = frozenset(
+    (
+        *(
+            "sh",
+            "bash",
+            "dash",
+            "zsh",
+            "ksh",
+            "mksh",
+            "ash",
+            "fish",
+            "csh",
+            "tcsh",
+            "rbash",
+            "pwsh",
+            "powershell",
+            "nu",
+        ),
+        *(
+            "xonsh",
+            "elvish",
+            "osh",
+            "ysh",
+            "yash",
+            "posh",
+            "es",
+            "rc",
+            "lksh",
+            "oksh",
+            "loksh",
+            "ksh93",
+            "pdksh",
+            "hush",
+        ),
+    )
+)
+_STANDARD_INPUT = re.compile(r"-|/dev/stdin|/dev/fd/\d+|/proc/.+/fd/\d+")
+
+
+def _is_standard_input(word: str) -> bool:
+    """Whether a program that is given this file to run reads what it is fed, however the path is written."""
+    return (
+        _STANDARD_INPUT.fullmatch(word if word[:1] != "/" else "/" + posixpath.normpath(word).lstrip("/")) is not None
+    )
+
+
+def all_words(argv: Sequence[str], reason: str) -> Concern:
+    return Concern(reason, frozenset(range(len(argv))))
+
+
+def _from(argv: Sequence[str], start: int, reason: str) -> Concern:
+    return Concern(reason, frozenset((0, *range(start, len(argv)))))
+
+
+def _these(argv: Sequence[str], found: Iterable[int], reason: str) -> Concern | None:
+    """A concern about the option words ``found``, each with the word after it unless the value is attached."""
+    words = {0}
+    for index in found:
+        words.add(index)
+        if "=" not in argv[index] and index + 1 < len(argv):
+            words.add(index + 1)
+    return Concern(reason, frozenset(words)) if len(words) > 1 else None
+
+
+def _is_long(word: str, names: Iterable[str]) -> bool:
+    """Whether ``word`` is one of the long options, written out or shortened as GNU programs let one."""
+    if word[:2] != "--" or len(word) < 3:
+        return False
+    name = word.partition("=")[0]
+    return any(long.startswith(name) for long in names)
+
+
+def options(what: str, short: str, *long: str) -> Callable[[Sequence[str]], Concern | None]:
+    """A form: any of these options, alone, in a cluster, or shortened."""
+    letters = frozenset(short)
+
+    def form(argv: Sequence[str]) -> Concern | None:
+        found = [
+            index
+            for index, word in enumerate(argv)
+            if index
+            and word[:1] == "-"
+            and (_is_long(word, long) if word[:2] == "--" else not letters.isdisjoint(word[1:]))
+        ]
+        return _these(argv, found, f"{argv[0]} {argv[found[0]]} {what}") if found else None
+
+    return form
+
+
+def single_dash(what: str, *names: str) -> Callable[[Sequence[str]], Concern | None]:
+    """A form: any word that begins with one of these."""
+
+    def form(argv: Sequence[str]) -> Concern | None:
+        found = [index for index, word in enumerate(argv) if index and word.replace("--", "-", 1).startswith(names)]
+        return _these(argv, found, f"{argv[0]} {argv[found[0]]} {what}") if found else None
+
+    return form
+
+
+def first_words(what: str, name: str) -> Callable[[Sequence[str]], Concern | None]:
+    """A form: an option that the program takes only before its operands."""
+
+    def form(argv: Sequence[str]) -> Concern | None:
+        found: list[int] = []
+        index = 1
+        while index < len(argv) and argv[index][:1] == "-" and argv[index] != "--":
+            if name[1] in argv[index]:
+                found.append(index)
+                index += argv[index].find(name[1]) == len(argv[index]) - 1  # its value is the next word
+            index += 1
+        return _these(argv, found, f"{argv[0]} {argv[found[0]]} {what}") if found else None
+
+    return form
+
+
+def shell_settings(argv: Sequence[str]) -> Concern | None:
+    """``set -k`` makes variables of ``NAME=value`` anywhere in later commands, and ``set -H`` with ``-o history`` puts words
+    of earlier commands in the place of ``!:1``, which nobody then judges as such."""
+    for word in argv[1:]:
+        if word == "--":
+            return None
+        if word in ("keyword", "histexpand", "history") or (word[:1] in ("-", "+") and not {"k", "H"}.isdisjoint(word)):
+            return all_words(argv, f"{argv[0]} {word} changes how the words of later commands are read")
+    return None
+
+
+def second_operand_is_output(argv: Sequence[str]) -> Concern | None:
+    """``uniq`` and ``xxd`` write to their second operand; an option's own value may look like one."""
+    operands = [index for index, word in enumerate(argv) if index and (word == "-" or word[:1] != "-")]
+    if len(operands) < 2:
+        return None
+    return Concern(f"{argv[0]} writes to its second operand", frozenset((0, *operands)))
+
+
+_CURL = options(
+    "writes or sends files, or reaches what no address names",
+    "oOKTDFdJcnEb",
+    *("--output", "--output-dir", "--remote-name", "--remote-name-all", "--remote-header-name", "--config", "--dump-header"),
+    *("--upload-file", "--cookie", "--cookie-jar", "--trace", "--trace-ascii", "--stderr", "--libcurl", "--etag-save"),
+    *("--etag-compare", "--hsts", "--alt-svc", "--data", "--data-ascii", "--data-binary", "--data-raw", "--data-urlencode"),
+    *("--json", "--form", "--form-string", "--url-query", "--variable", "--netrc", "--netrc-file", "--netrc-optional"),
+    *("--unix-socket", "--abstract-unix-socket", "--cert", "--key", "--engine", "--proto-redir", "--create-dirs", "--ssl-sessions"),
+)  # fmt: skip
+_OTHER_SCHEME = re.compile(r"(?!https?:)[A-Za-z][A-Za-z0-9+.-]*:/")
+
+
+def curl(argv: Sequence[str]) -> Concern | None:
+    found = [i for i, word in enumerate(argv) if i and (_OTHER_SCHEME.match(word) or "%output{" in word)]
+    past = (
+        Concern(f"curl {argv[found[0]]} reads or writes past any rule about files", frozenset((0, *found)))
+        if found
+        else None
+    )
+    return together(past, _CURL(argv))
+
+
+_LESS = frozenset("NRSFXi")
+
+
+def less(argv: Sequence[str]) -> Concern | None:
+    found = [
+        i for i, word in enumerate(argv) if i and (word[:1] == "+" or (word[:1] == "-" and not set(word[1:]) <= _LESS))
+    ]
+    return _these(argv, found, f"less {argv[found[0]]} can run a command or write a file") if found else None
+
+
+def find(argv: Sequence[str]) -> Concern | None:
+    for index, word in enumerate(argv):
+        if word in ("-exec", "-execdir", "-ok", "-okdir"):
+            return _from(argv, index, f"find {word} runs a program on each file")
+        if word in ("-delete", "-fls", "-fprint", "-fprint0", "-fprintf"):
+            return _from(argv, index, f"find {word} deletes or writes files")
+    return None
+
+
+def tar(argv: Sequence[str]) -> Concern | None:
+    names = ("--checkpoint-action", "--use-compress-program", "--to-command", "--info-script", "--new-volume-script")
+    found = [
+        index
+        for index, word in enumerate(argv)
+        if index
+        and (
+            _is_long(word, (*names, "--rsh-command", "--rmt-command", "--absolute-names"))
+            or ((word[:1] == "-" or index == 1) and word[:2] != "--" and not {"I", "F", "P"}.isdisjoint(word))
+        )
+    ]
+    return _from(argv, found[0], f"tar {argv[found[0]]} can run a program or write elsewhere") if found else None
+
+
+def make(argv: Sequence[str]) -> Concern | None:
+    found = [
+        index
+        for index, word in enumerate(argv)
+        if index
+        and ("=" in word or _is_long(word, ("--eval",)) or (word[:1] == "-" and word[:2] != "--" and "E" in word))
+    ]
+    return _these(argv, found, f"make {argv[found[0]]} sets what its recipes run") if found else None
+
+
+def package_runner(argv: Sequence[str]) -> Concern | None:
+    """Sub-commands that run any program or code (``npm exec``), before which only options stand."""
+    for word in argv[1:]:
+        if word[:1] == "-":
+            if word in ("-c", "-e", "-p", "--call", "--eval", "--print"):
+                return all_words(argv, f"{argv[0]} {word} runs code given on the command line")
+            continue
+        if word in ("exec", "x", "dlx", "eval", "repl", "config", "set-script", "tool"):
+            return all_words(argv, f"{argv[0]} {word} runs any program, or changes what is run")
+        return None
+    return None
+
+
+# ── git ──────────────────────────────────────────────────────────────────────────────────────────
+
+_GIT_HARMLESS = frozenset(
+    {"--no-pager", "-P", "--version", "-v", "--help", "-h", "--no-optional-locks", "--literal-pathspecs"}
+)
+_GIT_FLAGS = frozenset(
+    {"-p", "--paginate", "--bare", "--no-replace-objects", "--no-lazy-fetch", "--no-advice"}
+    | {"--glob-pathspecs", "--noglob-pathspecs", "--icase-pathspecs"}
+)
+_GIT_WITH_VALUE = frozenset({"-c", "-C", "--git-dir", "--work-tree", "--exec-path", "--namespace", "--config-env"})
+_GIT_LONG = (
+    *("--ext-diff", "--textconv", "--output", "--output-directory", "--open-files-in-pager", "--upload-pack", "--exec"),
+    *("--receive-pack", "--config", "--config-env", "--template", "--extcmd", "--separate-git-dir", "--sendmail-cmd"),
+    *("--smtp-server", "--to-cmd", "--cc-cmd", "--remote", "--paginate", "--tool"),
+)
+_GIT_SHORT = {
+    "rebase": "x",
+    "difftool": "xt",
+    "clone": "cu",
+    "ls-remote": "u",
+    "archive": "o",
+    "format-patch": "o",
+    "submodule": "c",
+}
+_GIT_RUNS = frozenset(
+    {"filter-branch", "filter-repo", "hook", "daemon", "send-email", "instaweb", "difftool", "mergetool", "shell", "gui"}
+    | {"credential", "remote-ext", "remote-fd", "for-each-repo", "maintenance", "p4", "svn", "cvsserver", "web--browse"}
+    | {"upload-pack", "receive-pack", "interpret-trailers", "citool", "http-backend", "fsmonitor--daemon", "var"}
+)  # fmt: skip
+_GIT_READS_CONFIG = frozenset({"--get", "--get-all", "--get-regexp", "--list", "-l", "get", "list"})
+_GIT_CONFIG_SCOPES = frozenset({"--global", "--system", "--local", "--worktree", "-z", "--null", "--name-only"})
+
+
+def git(argv: Sequence[str]) -> Concern | None:
+    before: list[Concern] = []
+    index = 1
+    while index < len(argv) and argv[index][:1] == "-":
+        word = argv[index]
+        span = 2 if word in _GIT_WITH_VALUE else 1
+        if word not in _GIT_HARMLESS:
+            why = f"git {word} changes the configuration git works by, which can name programs to run"
+            known = span == 2 or "=" in word or word in _GIT_FLAGS
+            end = index + span if known else len(argv)  # otherwise nobody knows which word is git's command
+            before.append(Concern(why, frozenset((0, *range(index, min(end, len(argv)))))))
+        index += span
+    return together(*before, *(_git_command(argv, index) if index < len(argv) else ()))
+
+
+def _git_command(argv: Sequence[str], index: int) -> Iterator[Concern | None]:
+    """What is the matter with git's command, which stands at ``index``, and with each of the words after it."""
+    command, rest = argv[index], argv[index + 1 :]
+    if command in _GIT_RUNS or (command == "config" and not _only_reads_config(rest)):
+        yield _from(argv, index, f"git {command} runs programs, or sets which are run")
+        return
+    if (command, rest[:1]) in (("bisect", ("run",)), ("bisect", ["run"])) or (
+        command == "submodule" and "foreach" in rest
+    ):
+        yield _from(argv, index, f"git {command} runs a program")
+        return
+    short = _GIT_SHORT.get(command, "") + "O"
+    for offset, word in enumerate(rest, index + 1):
+        if re.match(r"[A-Za-z0-9+-]+::", word):
+            yield Concern(f"git {command} with {word!r} runs a transport program", frozenset((0, index, offset)))
+        if word[:2] == "--" and not word.startswith("--output-indicator"):
+            risky = word not in SERVING and _is_long(word, _GIT_LONG)
+        else:
+            risky = word[:1] == "-" and word[:2] != "--" and not frozenset(short).isdisjoint(word[1:])
+        if risky:
+            why = f"git {command} {word} can write a file or run a program"
+            yield _these(argv, [offset], why)
+            yield Concern(why, frozenset((0, index)))
+
+
+def _only_reads_config(words: Sequence[str]) -> bool:
+    """By the first word that is no scope: further on ``get`` is a value, and ``git config KEY VALUE get`` writes."""
+    first = next((word for word in words if word not in _GIT_CONFIG_SCOPES), None)
+    return first in _GIT_READS_CONFIG
+
+
+# ── sed and awk ──────────────────────────────────────────────────────────────────────────────────
+
+_BRACKET = r"\[\^?\]?[^\]\n/|#,\\]*\]"
+
+
+def _between(delimiter: str) -> str:
+    return rf"(?:[^{delimiter}\\\n\[]|\\[^\n]|{_BRACKET})*"
+
+
+_ADDRESS = rf"(?:\d+|\$|/{_between('/')}/)"
+_SUBSTITUTE = "|".join(rf"s{d}{_between(d)}{d}(?:[^{d}\\\n]|\\[^\n])*{d}[gpiI0-9]*" for d in ("/", r"\|", "#", ","))
+_PLAIN_SED = re.compile(rf"(?:(?:{_ADDRESS}(?:,{_ADDRESS})?!?)?(?:[pdqlnN=]|{_SUBSTITUTE})(?:;[ ]*|\Z))+")
+_SED_PLAIN_OPTIONS = frozenset(
+    {"--quiet", "--silent", "--regexp-extended", "--posix", "--null-data", "--version", "--help"}
+)
+_SED_WITH_VALUE = re.compile(r"-[nErsuzb]*(?:(?P<script>[ef])|l)|--(?:l[a-z-]*)")
+"""Options whose value is the next word; ``-i`` has what is left of its own."""
+_AWK_RUNS = re.compile(r"system|getline|[|>@]|fflush|close")
+
+
+def sed(argv: Sequence[str]) -> Concern | None:
+    found: list[Concern | None] = []
+    scripts: list[int] = []
+    operands: list[int] = []
+    index = 1
+    while index < len(argv):
+        word = argv[index]
+        if word == "--":
+            operands += range(index + 1, len(argv))
+            break
+        if word in ("-e", "-ne", "-Ee", "-nEe", "-re", "--expression"):
+            index += 1
+            scripts.append(index)
+        elif word.startswith("--expression="):
+            found.append(Concern("a sed script in one word with its option is not judged", frozenset((0, index))))
+            scripts.append(index)
+        elif word in _SED_PLAIN_OPTIONS:
+            pass
+        elif word[:1] == "-" and word != "-" and (word[:2] == "--" or not set(word[1:]) <= set("nErsuz")):
+            found.append(_these(argv, [index], f"sed {word} can write files or run commands"))
+            letter = _SED_WITH_VALUE.fullmatch(word)
+            if letter is not None:
+                index += 1
+                scripts += [index] if letter.group("script") else []
+        elif word[:1] != "-" or word == "-":
+            operands.append(index)
+        index += 1
+    if not scripts:
+        scripts = operands[:1]
+    for script in scripts:
+        if script < len(argv) and not _PLAIN_SED.fullmatch(argv[script]):
+            why = "this sed script is not plain: sed can write files (w) and run commands (e)"
+            found.append(Concern(why, frozenset((0, script))))
+    return together(*found)
+
+
+def awk(argv: Sequence[str]) -> Concern | None:
+    index = 1
+    while index < len(argv) and argv[index][:1] == "-" and argv[index] != "-":
+        word = argv[index]
+        if word == "--":
+            index += 1
+            break
+        if word[:2] not in ("-F", "-v"):
+            return all_words(argv, f"awk {word} can run code from a file")
+        index += 2 if len(word) == 2 else 1
+    if index < len(argv) and _AWK_RUNS.search(argv[index]):
+        return Concern("this awk program can run commands or write files", frozenset((0, index)))
+    return None
+
+
+# ── interpreters ─────────────────────────────────────────────────────────────────────────────────
+
+_PYTHON = re.compile(r"(?:python|pypy)[0-9.]*(?:\.exe)?")
+_VERSIONED = re.compile(r"(?P<name>[a-z]+?)[0-9.]+")
+_PYTHON_CODE_MODULES = frozenset({"timeit", "pdb", "code", "codeop", "asyncio", "idlelib", "ipython", "trace"})
+_ENDS_AT_ONCE = frozenset({"--version", "--help"})
+"""Alone, these print something and end. ``-v`` and ``-h`` do not: python and bash go on to read their input."""
+_HARMLESS: dict[str, re.Pattern[str]] = {
+    "node": re.compile(r"-v|-h|-c|--check|--test|--no-warnings|--trace-warnings|--enable-source-maps"),
+    "nodejs": re.compile(r"-c|--check|--test|--no-warnings|--trace-warnings"),
+    "perl": re.compile(r"-[wWtT]+"),
+    "ruby": re.compile(r"-w|-W[0-9]?"),
+    "php": re.compile(r"-l|-q"),
+    "lua": re.compile(r"(?!)"),
+    "luajit": re.compile(r"(?!)"),
+    "rscript": re.compile(r"--vanilla"),
+    "julia": re.compile(r"--project|-q"),
+    **dict.fromkeys(
+        ("guile", "racket", "octave", "ocaml", "elixir", "erl", "clojure", "clj", "scala", "raku", "sbcl"),
+        re.compile(r"(?!)"),
+    ),
+    "groovy": re.compile(r"(?!)"),
+    "jshell": re.compile(r"(?!)"),
+}
+_SHELL_HARMLESS = re.compile(r"-[eux]+")
+
+
+def interpreter(program: str, argv: Sequence[str]) -> Concern | None:
+    """Programs that run a file given to them are named by it; code in their words or on stdin is not."""
+    if program in ("awk", "gawk", "mawk", "nawk", "original-awk"):
+        return awk(argv)
+    if _PYTHON.fullmatch(program):
+        return _python(argv)
+    if program in SHELLS:
+        return _by_options(argv, _SHELL_HARMLESS)
+    harmless = _HARMLESS.get(program)
+    if harmless is None and (match := _VERSIONED.fullmatch(program)):
+        harmless = _HARMLESS.get(match.group("name"))
+    return _by_options(argv, harmless) if harmless is not None else None
+
+
+def _by_options(argv: Sequence[str], harmless: re.Pattern[str]) -> Concern | None:
+    for word in argv[1:]:
+        if word in _ENDS_AT_ONCE and len(argv) == 2:
+            return None
+        if _is_standard_input(word):
+            break
+        if word[:1] not in ("-", "+"):
+            return None
+        if not harmless.fullmatch(word):
+            return all_words(argv, f"{argv[0]} {word} can run code given on the command line")
+        if word == "--test":  # finds its files itself
+            return None
+    return all_words(argv, f"{argv[0]} without a file runs whatever it is fed")
+
+
+def _python(argv: Sequence[str]) -> Concern | None:
+    index = 1
+    while index < len(argv):
+        word = argv[index]
+        if (word in _ENDS_AT_ONCE or word in ("-V", "-VV", "-h")) and len(argv) == 2:
+            return None
+        if _is_standard_input(word):
+            break
+        if word[:1] != "-":
+            return None
+        if word in ("-W", "-X"):
+            index += 2
+            continue
+        if word[:2] == "-m":
+            module = word[2:] or (argv[index + 1] if index + 1 < len(argv) else "")
+            if module.partition(".")[0].lower() in _PYTHON_CODE_MODULES or not module:
+                return all_words(argv, f"{argv[0]} -m {module} runs code given on the command line")
+            return None
+        if not re.fullmatch(r"-[bBdEIOPqsSu]+|-[WX].+", word):
+            return all_words(argv, f"{argv[0]} {word} can run code given on the command line")
+        index += 1
+    return all_words(argv, f"{argv[0]} without a file runs whatever it is fed")

@@ -1,0 +1,216 @@
+"""What a parser alone cannot see: programs that run other programs, write, or run code they are given.
+
+A plain ``find . -exec …`` or ``env X=1 …`` *parses* as one harmless command. :func:`concern` says which words
+of an argv make it more than that. Such a command is asked about even under an allow rule, unless the rule names
+those very words literally: ``allow bash python *`` does not cover ``python -c …``, ``allow bash python -c 'print(1)'``
+covers exactly that. The tables are a first form: they make known ways visible, the sandbox confines the unknown.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from handrail.policy.shell import forms as program_forms
+from handrail.policy.shell import runners, wrappers
+from handrail.policy.shell.forms import Concern, all_words, options
+from handrail.policy.shell.parse import Command
+from handrail.policy.shell.plain import OF_THE_SHELL
+from handrail.policy.shell.runner_tables import MANAGERS, RUNNERS
+from handrail.policy.shell.runners import program_name
+
+LONGEST_WAIT_S = 10
+_MAX_DEPTH = 3
+_SECONDS = {"s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
+_DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)([smhd]?)|inf(?:inity)?", re.IGNORECASE)
+
+_RUN_IN_IT = frozenset({"run", "exec", "x"})
+
+_CHANGE_THE_SHELL = frozenset(
+    {"source", ".", "trap", "alias", "unalias", "hash", "enable", "shopt", "bind", "complete", "compgen", "compopt"}
+    | {"declare", "typeset", "local", "export", "readonly", "unset", "let", "read", "mapfile", "readarray", "getopts"}
+    | {"fc", "history", "jobs", "suspend", "logout", "[", "[["}
+)
+_OPEN_A_SHELL_INSIDE = frozenset(
+    {"vi", "vim", "nvim", "view", "vimdiff", "ex", "ed", "emacs", "nano", "pico", "more", "sqlite3", "psql", "mysql"}
+    | {"dc", "m4", "ftp", "telnet", "crontab", "xdg-open", "irb", "tclsh", "wish", "ghci", "osascript", "mail", "mutt"}
+)
+
+_Form = Callable[[Sequence[str]], Concern | None]
+_COMPILER = program_forms.single_dash(
+    "runs a program or plugin", "-wrapper", "-fplugin", "-B", "-specs", "-fuse-ld", "@"
+)
+
+_SSH = options("can run programs on this machine", "oFISEW")
+
+
+def _unread(argv: Sequence[str]) -> Concern | None:
+    """A command in the argv's words that cannot be judged, so that no rule can be compared with it."""
+    reason = runners.unread(argv)
+    return None if reason is None else all_words(argv, reason)
+
+
+_FORMS: Mapping[str, _Form] = {
+    "git": program_forms.git,
+    "sed": program_forms.sed,
+    "gsed": program_forms.sed,
+    "find": program_forms.find,
+    "tar": program_forms.tar,
+    "gtar": program_forms.tar,
+    "bsdtar": program_forms.tar,
+    "make": program_forms.make,
+    "gmake": program_forms.make,
+    "uniq": program_forms.second_operand_is_output,
+    "xxd": program_forms.second_operand_is_output,
+    "less": program_forms.less,
+    "rg": options("runs a program on each file", "z", "--pre", "--pre-glob", "--hostname-bin", "--search-zip"),
+    "sort": options("writes a file or runs a program", "oT", "--output", "--compress-program", "--temporary-directory"),
+    "man": options("runs a pager or browser", "PHCM", "--pager", "--html", "--config-file", "--manpath"),
+    "ssh": lambda argv: program_forms.together(_SSH(argv), _unread(argv)),
+    "scp": options("can run programs on this machine", "oFSD"),
+    "sftp": options("can run programs on this machine", "oFSDb"),
+    "rsync": options("can run programs or write elsewhere", "eT", "--rsh", "--rsync-path", "--log-file", "--write-batch"),
+    "curl": program_forms.curl,
+    "wget": options("writes files or runs a program", "OeiPa", "--output-document", "--execute", "--use-askpass", "--config",
+                    "--input-file", "--post-file", "--body-file", "--directory-prefix", "--append-output", "--output-file"),
+    "split": options("runs a program", "", "--filter"),
+    "tree": options("writes a file", "oR", "--output"),
+    "shuf": options("writes a file", "o", "--output"),
+    "yq": options("writes the file it reads", "is", "--inplace", "--in-place", "--split-exp"),
+    "install": options("runs a program", "", "--strip-program"),
+    "zip": options("runs a program", "T", "--unzip-command", "--test"),
+    "date": options("sets the clock", "s", "--set"),
+    "fd": options("runs a program on each file", "xX", "--exec", "--exec-batch"),
+    "fdfind": options("runs a program on each file", "xX", "--exec", "--exec-batch"),
+    "ack": options("runs a pager", "", "--pager"),
+    "ag": options("runs a pager", "", "--pager"),
+    "bat": options("runs a pager", "", "--pager"),
+    "batcat": options("runs a pager", "", "--pager"),
+    "cargo": options("runs what a setting names", "", "--config"),
+    "npm": program_forms.package_runner,
+    "pnpm": program_forms.package_runner,
+    "yarn": program_forms.package_runner,
+    "bun": program_forms.package_runner,
+    "deno": program_forms.package_runner,
+    "uv": program_forms.package_runner,
+    "iconv": options("writes a file", "o", "--output"),
+    "nm": options("loads a plugin", "", "--plugin"),
+    "set": program_forms.shell_settings,
+    "go": program_forms.single_dash("runs a program", "-exec", "-toolexec", "-vettool", "-overlay", "-modfile"),
+    **dict.fromkeys(("gcc", "cc", "g++", "c++", "clang", "clang++", "gfortran"), _COMPILER),
+    **dict.fromkeys(("ld", "ld.bfd", "ld.gold", "ld.lld", "gold"), program_forms.single_dash("loads a plugin", "-plugin", "@")),
+    "rustc": options("runs a linker or plugin", "CZ", "--codegen"),
+    "openssl": program_forms.single_dash("loads an engine or writes a file", "-engine", "-provider", "-out", "-rand", "-writerand"),
+    "cmake": program_forms.single_dash("runs a program or script", "-E", "-P"),
+    "ssh-keygen": options("loads a library or writes a key", "DfsAG"),
+    "sdiff": options("writes a file or runs a program", "o", "--output", "--diff-program"),
+    "diff3": options("runs a program", "", "--diff-program"),
+    "gnuplot": options("runs what its words say", "ec", "--eval"),
+    **dict.fromkeys(("tex", "latex", "pdflatex", "xelatex", "lualatex"),
+                    program_forms.single_dash("runs programs", "-shell-escape", "-enable-write18", "-output-directory")),
+    "cpio": options("runs a program or writes elsewhere", "FO", "--rsh-command", "--file", "--no-absolute-filenames"),
+    "patch": options("writes where its option says, or runs an editor", "eor", "--ed", "--output", "--reject-file"),
+    "java": program_forms.single_dash("loads an agent or reads its words from a file", "-agentlib", "-agentpath", "-javaagent", "@"),
+    "javac": program_forms.single_dash("runs a processor or plugin", "-processor", "-Xplugin", "-J", "@"),
+    "printf": program_forms.first_words("sets a variable of the shell", "-v"),
+    "wait": program_forms.first_words("sets a variable of the shell", "-p"),
+    "test": program_forms.single_dash("looks into the shell's variables, which can run code", "-v", "-R"),
+}  # fmt: skip
+
+
+def concern(argv: Sequence[str], depth: int = _MAX_DEPTH) -> Concern | None:
+    """What makes this argv more than its first words show, or None."""
+    program = program_name(argv)
+    if program in MANAGERS and (found := _in_environment(argv, depth)) is not None:
+        return found
+    form = _FORMS.get(program)
+    if form is not None:
+        return form(argv)
+    if program in RUNNERS or program.startswith(runners.FAMILIES):
+        return all_words(argv, f"{program} runs the command in its own words")
+    if program in _CHANGE_THE_SHELL:
+        return all_words(argv, f"{program} changes or runs something in the shell itself")
+    if program in _OPEN_A_SHELL_INSIDE:
+        return all_words(argv, f"{program} takes commands of its own, a shell among them")
+    return program_forms.interpreter(program, argv) or _unread(argv)
+
+
+def _in_environment(argv: Sequence[str], depth: int) -> Concern | None:
+    """``uv run PROGRAM …``: a rule has to name the program, and what it would have to name of the program's own words."""
+    at = next((index for index, word in enumerate(argv) if index and word in _RUN_IN_IT), None)
+    if at is None:
+        return None
+    reason = f"{argv[0]} {argv[at]} runs the program in its own words"
+    if depth == 0 or at + 1 >= len(argv) or argv[at + 1][:1] == "-":
+        return all_words(argv, reason)  # which option takes a value is not known, so neither is the program
+    inner = concern(argv[at + 1 :], depth - 1)
+    if inner is None:
+        return Concern(reason, frozenset(range(at + 2)))
+    return Concern(inner.reason, frozenset(range(at + 1)) | {at + 1 + index for index in inner.words})
+
+
+_HARMLESS_GIT_OPTIONS = frozenset({"--no-pager", "-P", "--no-optional-locks", "--literal-pathspecs"})
+_OWN_FOLDERS = ("/bin/", "/usr/bin/")
+
+
+def normal_form(argv: tuple[str, ...]) -> tuple[str, ...]:
+    """The same command as a rule that allows would name it: by its bare name, without options that change nothing.
+
+    Strict: only a program in the machine's own folder has the bare name, and only an option without any effect on what
+    runs is left out.
+    """
+    program = argv[0] if argv else ""
+    folder = next((folder for folder in _OWN_FOLDERS if program.startswith(folder)), None)
+    if folder is not None:
+        bare = program[len(folder) :]
+        if not bare or "/" in bare or bare in OF_THE_SHELL:
+            return argv
+        program = bare
+    at = 1
+    while program == "git" and at < len(argv) and argv[at] in _HARMLESS_GIT_OPTIONS:
+        at += 1
+    return (program, *argv[at:])
+
+
+def pure_wait_s(commands: Sequence[Command]) -> float | None:
+    """How many seconds a script sleeps that does nothing else; None if it does something, or sleeps briefly."""
+    total = 0.0
+    for command in commands:
+        *_, argv = wrappers.layers(command.argv)
+        program = program_name(argv)
+        if program == "sleep" and not any(word.endswith("timeout") for word in command.argv[: -len(argv)]):
+            for word in argv[1:]:
+                match = _DURATION.fullmatch(word)
+                if match is None:
+                    return None
+                total += (
+                    float(match.group(1)) * _SECONDS[match.group(2).lower() or "s"] if match.group(1) else float("inf")
+                )
+        elif program not in ("true", ":", "echo", "date", "wait"):
+            return None
+    return total if total > LONGEST_WAIT_S else None
+
+
+@dataclass(frozen=True, slots=True)
+class PureWait:
+    """The answer to a command that only waits.
+
+    :param as_job: nobody would wait for it, nor would it hold up anything
+    """
+
+    seconds: float
+    as_job: bool = False
+
+    @property
+    def text(self) -> str:
+        length = "for ever" if self.seconds == float("inf") else f"{self.seconds:g} s"
+        if self.as_job:
+            return (
+                f"this command only waits ({length}), and as a job it does nothing else. To be told when a job has ended, wait on it "
+                "by its own tool (wait); to be told something after a while, use add_timer with once."
+            )
+        return (
+            f"this command only waits ({length}) and keeps the turn and the workspace busy meanwhile. Run the command whose "
+            f"end you want, which answers when it has ended; wait on a job by its own tool; a sleep of up to {LONGEST_WAIT_S} s is fine."
+        )

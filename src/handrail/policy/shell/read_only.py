@@ -1,0 +1,412 @@
+"""Whether a command is proved to change nothing. What is not in the table below is not proved: it errs to "no".
+
+The proof is about what a program does by its own nature with these very words. What a program can still be made to do
+by configuration (git's fsmonitor, textconv, external diff and pager; a shell's aliases) is not looked at, so a call is
+treated as read-only only where it then *runs* so: the workspace mounted read-only, without network and secrets.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+
+from handrail.contract.text.excerpts import excerpt
+from handrail.policy.shell import programs, wrappers
+from handrail.policy.shell.parse import Script
+
+_Check = Callable[[Sequence[str]], str | None]
+
+
+def why_not(argv: Sequence[str]) -> str | None:
+    """Why this command is not proved to change nothing, as half a sentence; None where it is."""
+    return _why_not(tuple(argv))
+
+
+def changes_nothing(argv: Sequence[str]) -> bool:
+    """Whether this command is proved to change nothing."""
+    return _why_not(tuple(argv)) is None
+
+
+@lru_cache(maxsize=512)
+def _why_not(argv: tuple[str, ...]) -> str | None:
+    *around, inner = wrappers.layers(argv)
+    if any(layer[0].endswith("nohup") for layer in around):
+        return "nohup can write a file of what it runs"
+    if not inner or "/" in inner[0]:
+        return f"{inner[0] if inner else 'it'} is not known by its bare name"
+    check = _PROGRAMS.get(inner[0])
+    if check is None:
+        return f"{inner[0]} is not among the programs known to change nothing"
+    if (concern := programs.concern(inner)) is not None and inner[0] not in _OWN_CHECK:
+        return concern.reason
+    return check(inner)
+
+
+def of_script(script: Script) -> str | None:
+    """Why a whole shell text is not proved to change nothing; None where every command and redirection of it is."""
+    if script.unclear is not None:
+        return script.unclear
+    for file in script.files:
+        if file.capability != "fs.read":
+            return f"it redirects into {file.target!r}"
+    for command in script.commands:
+        if (reason := why_not(command.argv)) is not None:
+            return reason
+    return None if script.commands else "it holds no command"
+
+
+# ── checks ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def _any(_argv: Sequence[str]) -> None:
+    return None
+
+
+def _known(short: str = "", *long: str) -> _Check:
+    """Only options of these: letters, alone or in a cluster (a number behind them too), and long names, written out.
+
+    An operand may be anything. What follows ``--`` is one.
+    """
+    letters = frozenset(short)
+    names = frozenset(long)
+
+    def check(argv: Sequence[str]) -> str | None:
+        for word in argv[1:]:
+            if word == "--":
+                return None
+            if word[:2] == "--":
+                if word.partition("=")[0] not in names:
+                    return f"the option {word} of {argv[0]} is not known to change nothing"
+            elif word[:1] == "-" and not all(c in letters or c.isdigit() for c in word[1:]):
+                return f"the option {word} of {argv[0]} is not known to change nothing"
+        return None
+
+    return check
+
+
+def _without(short: str, *long: str) -> _Check:
+    """Any options but these; a shortened long one counts as written out. For programs whose options are all of one kind."""
+    letters = frozenset(short)
+
+    def check(argv: Sequence[str]) -> str | None:
+        for word in argv[1:]:
+            name = word.partition("=")[0]
+            if word[:2] == "--":
+                bad = len(word) > 2 and any(one.startswith(name) for one in long)
+            else:
+                bad = word[:1] == "-" and not letters.isdisjoint(word[1:])
+            if bad:
+                return f"{argv[0]} {word} can write or run something"
+        return None
+
+    return check
+
+
+def _no_operands(argv: Sequence[str]) -> str | None:
+    return None if len(argv) == 1 else f"{argv[0]} with words behind it can change something"
+
+
+def _find(argv: Sequence[str]) -> str | None:
+    for word in argv[1:]:
+        if word[:1] == "-" and word not in _FIND and not re.fullmatch(r"-O[0-3]|-[0-9]+|-newer[aBcmt]{2}", word):
+            return f"find {word} is not known to change nothing"
+    return None
+
+
+_FIND = frozenset(
+    {"-name", "-iname", "-path", "-ipath", "-wholename", "-regex", "-iregex", "-regextype", "-type", "-xtype", "-size"}
+    | {"-empty", "-newer", "-mtime", "-mmin", "-atime", "-amin", "-ctime", "-cmin", "-maxdepth", "-mindepth", "-depth"}
+    | {"-print", "-print0", "-printf", "-ls", "-prune", "-quit", "-not", "-and", "-or", "-a", "-o", "-perm", "-user"}
+    | {"-group", "-uid", "-gid", "-links", "-inum", "-samefile", "-readable", "-writable", "-executable", "-true"}
+    | {"-false", "-follow", "-xdev", "-mount", "-daystart", "-noleaf", "-L", "-P", "-H", "-lname", "-ilname", "-nouser"}
+    | {"-nogroup", "-anewer", "-cnewer", "-used", "-warn", "-nowarn", "--"}
+)  # fmt: skip
+
+
+def _date(argv: Sequence[str]) -> str | None:
+    if any(word[:1] not in ("-", "+") for word in argv[1:]):
+        return "date with a word that is no format can set the clock"
+    return _known("uRI", "--utc", "--iso-8601", "--rfc-3339", "--rfc-email")(argv)
+
+
+def _only(*forms: str) -> _Check:
+    """Exactly one of these words behind the program."""
+    return lambda argv: None if len(argv) == 2 and argv[1] in forms else f"{argv[0]} runs what its words say"
+
+
+def _command(argv: Sequence[str]) -> str | None:
+    return None if argv[1:2] in (("-v",), ("-V",)) else "command runs what its words say"
+
+
+def _xargs(argv: Sequence[str]) -> str | None:
+    """With a program of which no option whatever changes anything, since the words it will be given are not known."""
+    index = 1
+    while index < len(argv) and argv[index][:1] == "-":
+        word = argv[index]
+        if word in ("-n", "-P", "-L", "-I", "-d", "-s", "-E"):
+            index += 2
+        elif re.fullmatch(
+            r"-[0rtx]+|-[nPLs]\d+|-I.+|-d.+|--null|--no-run-if-empty|--max-(?:args|procs|lines)=\d+", word
+        ):
+            index += 1
+        else:
+            return f"xargs {word} is not known to change nothing"
+    command = argv[index : index + 1]
+    if not command or command[0] not in _WHATEVER_THEIR_WORDS:
+        return "xargs hands words on that nobody has seen"
+    return why_not(tuple(argv[index:]))
+
+
+_GIT_GLOBAL = frozenset({"--no-pager", "-P", "--no-optional-locks", "--literal-pathspecs", "--no-replace-objects"})
+_LOG = (
+    *("--oneline", "--stat", "--shortstat", "--numstat", "--summary", "--name-only", "--name-status", "--graph", "--all"),
+    *("--decorate", "--no-decorate", "--abbrev-commit", "--no-abbrev-commit", "--abbrev", "--date", "--format", "--pretty"),
+    *("--author", "--committer", "--grep", "--since", "--until", "--after", "--before", "--max-count", "--skip", "--reverse"),
+    *("--merges", "--no-merges", "--first-parent", "--follow", "--patch", "--no-patch", "--cached", "--staged", "--unified"),
+    *("--color", "--no-color", "--word-diff", "--color-words", "--ignore-all-space", "--ignore-space-change", "--minimal"),
+    *("--ignore-blank-lines", "--find-renames", "--find-copies", "--no-renames", "--diff-filter", "--check", "--exit-code"),
+    *("--quiet", "--raw", "--patch-with-stat", "--dirstat", "--text", "--binary", "--full-index", "--relative", "--merge-base"),
+    *("--no-ext-diff", "--no-textconv", "--histogram", "--patience", "--diff-algorithm", "--function-context", "--branches"),
+    *("--tags", "--remotes", "--topo-order", "--date-order", "--no-notes", "--source", "--cc", "--root"),
+)  # fmt: skip
+_GIT: Mapping[str, _Check] = {
+    "status": _known("sbuvz", "--short", "--branch", "--porcelain", "--untracked-files", "--ignored", "--long", "--verbose",
+                     "--show-stash", "--ahead-behind", "--no-ahead-behind", "--renames", "--no-renames", "--null", "--column"),
+    "log": _known("pnsSGLiEFPMCwbU-zcm", *_LOG),
+    "show": _known("pnsSGLiEFPMCwbUzcm", *_LOG),
+    "diff": _known("psSGiMCwbUzRWD", *_LOG, "--no-index"),
+    "shortlog": _known("nsecw", "--numbered", "--summary", "--email", "--all", "--since", "--until"),
+    "blame": _known("LlswMCeftbn", "--line-porcelain", "--porcelain", "--show-name", "--show-number", "--date", "--abbrev"),
+    "grep": _known("niIlLcwvEFPhHeoWABCaqz", "--line-number", "--ignore-case", "--cached", "--untracked", "--count",
+                   "--files-with-matches", "--name-only", "--word-regexp", "--fixed-strings", "--extended-regexp",
+                   "--perl-regexp", "--show-function", "--heading", "--break", "--no-color", "--color", "--and", "--or",
+                   "--not", "--all-match", "--column", "--context", "--after-context", "--before-context", "--max-depth"),
+    "ls-files": _known("cdmoiustzvfk", "--cached", "--deleted", "--modified", "--others", "--ignored", "--stage", "--unmerged",
+                       "--exclude-standard", "--exclude", "--full-name", "--error-unmatch", "--directory", "--eol"),
+    "ls-tree": _known("drtlz", "--name-only", "--name-status", "--long", "--full-name", "--full-tree", "--abbrev"),
+    "rev-parse": _known("q", "--abbrev-ref", "--short", "--verify", "--show-toplevel", "--git-dir", "--is-inside-work-tree",
+                        "--symbolic-full-name", "--show-prefix", "--quiet", "--is-bare-repository", "--git-common-dir"),
+    "rev-list": _known("n", *_LOG, "--count", "--objects"),
+    "describe": _known("", "--tags", "--always", "--long", "--dirty", "--abbrev", "--match", "--exact-match", "--all"),
+    "cat-file": _known("tsep"),
+    "merge-base": _known("a", "--is-ancestor", "--all", "--fork-point"),
+    "name-rev": _known("", "--name-only", "--tags", "--refs"),
+    "show-ref": _known("dsq", "--heads", "--tags", "--verify", "--dereference", "--hash", "--head"),
+    "for-each-ref": _known("", "--format", "--sort", "--count", "--contains", "--merged", "--no-merged", "--points-at"),
+    "count-objects": _known("vH", "--verbose"),
+    "check-ignore": _known("vnq", "--verbose", "--non-matching", "--no-index", "--quiet"),
+    "whatchanged": _known("pns", *_LOG),
+    "version": _any,
+}  # fmt: skip
+
+
+def _git(argv: Sequence[str]) -> str | None:
+    index = 1
+    while index < len(argv) and argv[index] in _GIT_GLOBAL:
+        index += 1
+    if index == len(argv):
+        return None
+    command, rest = argv[index], argv[index:]
+    if command == "--version":
+        return None
+    if command in ("branch", "tag", "remote", "stash", "worktree", "config", "reflog", "submodule", "notes"):
+        return (
+            None
+            if tuple(rest) in _GIT_LISTINGS or _git_lists(rest)
+            else f"git {command} lists only in some of its forms"
+        )
+    check = _GIT.get(command)
+    if check is None:
+        return f"git {excerpt(command, 40)} is not known to change nothing"
+    return check(rest)
+
+
+_SHOWS_NO_CONTENTS = frozenset(_LOG) - {
+    *("--patch", "--unified", "--word-diff", "--color-words", "--binary", "--text", "--check", "--patch-with-stat", "--cc"),
+    "--function-context",
+}  # fmt: skip
+_NO_CONTENTS = _known("nsiEFPMCwbz", *_SHOWS_NO_CONTENTS)
+"""Of options for ``git log`` and ``git diff``, those with which no line of a file is printed or searched."""
+_SUMMARIES = frozenset(
+    {
+        "--stat",
+        "--shortstat",
+        "--numstat",
+        "--summary",
+        "--name-only",
+        "--name-status",
+        "--dirstat",
+        "--raw",
+        "--no-patch",
+    }
+    | {"--quiet", "-s"}
+)
+_HEAD = re.compile(r"(?:HEAD|@)(?:[~^][0-9]*)*")
+
+
+def shows_stored_contents(argv: Sequence[str]) -> str | None:
+    """Return why a git command can show files that the repository stores, as half a sentence; None where it cannot.
+
+    The sandbox hides a file of the work tree. What the repository stores of it, now or in its history, no mask covers, and
+    a path in the words is no limit: it may be a folder, and is counted from a folder that is not known here.
+    """
+    *_, inner = wrappers.layers(argv)
+    if not inner or inner[0] != "git":
+        return None
+    rest = inner[1:]
+    while rest and rest[0] in _GIT_GLOBAL:
+        rest = rest[1:]
+    if not rest or not _shows_contents(rest[0], rest):
+        return None
+    return f"git {rest[0]} can show files that are hidden, as the repository stores them"
+
+
+def _shows_contents(command: str, rest: Sequence[str]) -> bool:
+    match command:
+        case "log" | "whatchanged":
+            return _NO_CONTENTS(rest) is not None
+        case "diff":
+            return _NO_CONTENTS(rest) is not None or _SUMMARIES.isdisjoint(_names_of_options(rest))
+        case "show":
+            operands = [word for word in rest[1:] if word[:1] != "-"]
+            return (
+                _NO_CONTENTS(rest) is not None
+                or _SUMMARIES.isdisjoint(_names_of_options(rest))
+                or not all(map(_HEAD.fullmatch, operands))
+            )
+        case "status":
+            return any(
+                word == "--verbose" or (word[:1] == "-" and word[:2] != "--" and "v" in word) for word in rest[1:]
+            )
+        case "cat-file":
+            return not any(word in ("-t", "-s", "-e") for word in rest[1:2])
+        case "rev-list":
+            return "--objects" in rest or _NO_CONTENTS([word for word in rest if word != "--count"]) is not None
+        case "for-each-ref":
+            return any("%(raw" in word or "%(*raw" in word for word in rest)
+        case "stash":
+            return "show" in rest
+        case "blame" | "grep" | "ls-tree":  # grep reads the index for a file marked as unchanged
+            return True
+        case _:
+            return False
+
+
+def _names_of_options(words: Sequence[str]) -> frozenset[str]:
+    """The options among the words of a command, without their values."""
+    options = words[: words.index("--")] if "--" in words else words
+    return frozenset(word.partition("=")[0] for word in options if word[:1] == "-")
+
+
+_GIT_LISTINGS = frozenset(
+    {
+        ("branch",),
+        ("tag",),
+        ("remote",),
+        ("stash", "list"),
+        ("worktree", "list"),
+        ("config", "--list"),
+        ("config", "-l"),
+    }
+    | {
+        ("reflog",),
+        ("submodule", "status"),
+        ("notes", "list"),
+        ("remote", "-v"),
+        ("remote", "--verbose"),
+        ("stash", "show"),
+    }
+)
+
+
+def _git_lists(rest: Sequence[str]) -> bool:
+    """``git branch`` and ``git tag`` with options that list, and no operand, which would name something new."""
+    if rest[0] == "branch":
+        listing = {
+            "-a",
+            "-r",
+            "-v",
+            "-vv",
+            "-l",
+            "--list",
+            "--all",
+            "--remotes",
+            "--show-current",
+            "--no-color",
+            "--verbose",
+        }
+        return all(word in listing for word in rest[1:])
+    if rest[0] == "tag":
+        return all(word in ("-l", "--list", "-n") for word in rest[1:])
+    return rest[0] == "config" and len(rest) == 3 and rest[1] in ("--get", "--get-all", "get")
+
+
+_PROGRAMS: Mapping[str, _Check] = {
+    **dict.fromkeys(("grep", "egrep", "fgrep"), _any),
+    **dict.fromkeys(("cat", "head", "wc", "ls", "stat", "du", "df", "basename", "dirname", "realpath", "readlink"), _any),
+    **dict.fromkeys(("echo", "true", "false", ":", "pwd", "printf", "uname", "whoami", "id", "nproc", "tac", "nl"), _any),
+    **dict.fromkeys(("md5sum", "sha1sum", "sha224sum", "sha256sum", "sha384sum", "sha512sum", "b2sum", "cksum", "sum"), _any),
+    **dict.fromkeys(("cut", "paste", "tr", "rev", "fold", "fmt", "expand", "unexpand", "column", "comm", "join", "seq"), _any),
+    **dict.fromkeys(("cmp", "od", "strings", "hexdump", "test", "which", "type", "getconf", "printenv", "locale"), _any),
+    "tail": _any,  # -f ends with its call's time
+    "diff": _without("", "--output"),
+    "file": _without("C", "--compile"),
+    "sort": _without("oTS", "--output", "--temporary-directory", "--compress-program", "--files0-from"),
+    "uniq": _known("cdDuizfsw", "--count", "--repeated", "--unique", "--ignore-case", "--skip-fields", "--skip-chars"),
+    "rg": _without("z", "--pre", "--pre-glob", "--hostname-bin", "--search-zip", "--generate"),
+    "find": _find,
+    "fd": _without("xX", "--exec", "--exec-batch"),
+    "tree": _without("oR", "--output"),
+    **dict.fromkeys(("sed", "awk", "gawk", "mawk"), _any),  # what is not plain in their scripts is a concern
+    "jq": _known("rcnsjaSeMCR", "--raw-output", "--compact-output", "--null-input", "--slurp", "--arg", "--argjson", "--sort-keys",
+                 "--exit-status", "--tab", "--indent", "--raw-input", "--args", "--jsonargs", "--join-output", "--monochrome-output"),
+    "date": _date,
+    "command": _command,
+    **dict.fromkeys(("hostname", "arch"), _no_operands),  # on macOS, arch runs a program
+    "cd": _any,
+    "xargs": _xargs,
+    "git": _git,
+    **dict.fromkeys(("python", "python3"), _only("--version", "-V")),
+    "node": _only("--version"),
+}  # fmt: skip
+"""By bare name. Folders of the workspace come last on the sandbox's PATH; what one of them may put in the place of a
+program that the machine does not have, runs read-only too."""
+
+_OWN_CHECK = frozenset({"xargs", "command"})
+"""Programs whose general policy asks in every form; the check above is the narrower one."""
+_WHATEVER_THEIR_WORDS = frozenset(
+    {
+        "cat",
+        "head",
+        "tail",
+        "wc",
+        "ls",
+        "stat",
+        "du",
+        "grep",
+        "egrep",
+        "fgrep",
+        "basename",
+        "dirname",
+        "realpath",
+        "readlink",
+    }
+    | {"md5sum", "sha1sum", "sha256sum", "sha512sum", "cksum", "echo", "cut", "nl", "tac", "od", "strings"}
+)
+"""Of these no option writes, runs or reaches anything."""
+
+
+def names_path(argv: Sequence[str]) -> tuple[str, ...]:
+    """The words of a command that may name files: operands, and what an option's sign is followed by."""
+    found: list[str] = []
+    for word in argv[1:]:
+        if word[:1] != "-":
+            found.append(word)
+            if argv[0] == "git" and ":" in word:  # a file of a revision
+                found.append(word.partition(":")[2])
+        elif "=" in word:
+            found.append(word.partition("=")[2])
+        elif len(word) > 2 and word[:2] != "--":
+            found.append(word[2:])
+    return tuple(word for word in found if word)

@@ -1,0 +1,648 @@
+"""Programs that run a command which their own words hold, and every way in which such a command can be read.
+
+:func:`readings` gives the commands that an argv may run: the argv in its other spellings, and what its program would
+start. Every rule that denies or asks is compared with each of them. A reading is *certain* where the program is known
+to run it, and otherwise a guess: an unknown program may run any words that it is given. :mod:`handrail.policy.shell.programs`
+answers the opposite question, which form of a program a rule that allows covers.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+from handrail.policy.shell import runner_tables, wrappers
+from handrail.policy.shell.forms import SHELLS
+from handrail.policy.shell.parse import parse
+
+MAX_DEPTH = 3
+"""How many texts within texts are read."""
+_MAX_OPTIONS = 64
+_MAX_READINGS = 250
+_MAX_TEXTS = 60
+_MAX_SIGNS = 200
+"""In a text within a text, of which there may be many."""
+_MAX_PIECES = 60
+
+_CUT = re.compile(r"[\n;|&(){}\[\]`!=:,\"'<>$\\@%^]+")
+"""Signs at which a command may begin inside a text of any language."""
+_LISTED = re.compile(r"""["']\s*,\s*["']""")
+"""Between two words of a list of literals, as in ``['rm', '-rf']``."""
+_CALLS = re.compile(
+    r"system|exec|popen|spawn|subprocess|shell|\bsh\b|run\b|call|`|qx|fork|command|\bpipe|getline|\||program|process"
+    r"|!|(?<![a-z])e\b|%x?\(|\bcmd|passthru|\bterm|syscmd|terminal|job_start|host\b|open\b",
+    re.IGNORECASE,
+)
+"""What code in any language has in it that starts a program."""
+_LEADS = frozenset(
+    {"spawn", "exec", "execute", "execute-silent", "become", "transform", "reload", "shell", ".shell", ".sh", ".system", "system"}
+    | {"run", "run-shell", "call", "host", "platform", "term", "terminal", "!", ".!", "e", "1e", "do", "then", "command", "child"}
+    | {"cmd", "-noecho", "localcommand", "proxycommand", "remotecommand", "knownhostscommand", "match"}
+)  # fmt: skip
+"""Words of other languages in front of a command."""
+_UNQUOTED = str.maketrans("", "", "'\"\\")
+_NOT_PLAIN = re.compile(r"[\s;|&()<>`$=:!,'\"{}\[\]\\]")
+_TAKES_SCRIPT = re.compile(r"-[A-Za-z]*c|--?[Cc]ommands?")
+_ASSIGNED = re.compile(r"""(?<![\w-])[A-Za-z_]\w*\+?=(?P<value>'[^']*'|"(?:[^"\\]|\\.)*"|[^\s;|&()<>]+)""")
+_NAMED_VALUE = re.compile(r"[A-Za-z_]\w*\+?=")
+_GIVES_WORK = re.compile(r"-{1,2}(?:c|e|f|ex|cmd|command|execute|eval|file|query|Q|x|R|b|batch)(?:=.*)?")
+_ALIAS = re.compile(r"(?:-c)?alias\.(?P<name>[^=]+)=(?P<value>.*)", re.DOTALL)
+
+
+class Reading(NamedTuple):
+    """One command that an argv may run.
+
+    :param certain: whether the program is known to run it; otherwise it may be only data
+    :param spelled: the command that this is another spelling of; None for a command that another one runs
+    """
+
+    argv: tuple[str, ...]
+    certain: bool = True
+    spelled: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """The places in a program's words where a command may begin.
+
+    :param anywhere: behind the program's name, at any word
+    :param verbs: words behind which a command may begin
+    :param options: options whose value is a command, or is followed by one
+    :param prefixes: beginnings of long options of the same kind
+    :param assigned: the value of a word ``NAME=VALUE`` may be a command
+    :param pairs: options with a name and a value, which may be a command
+    :param built: sub-commands that run a program of the workspace with the words behind them
+    :param first: the command behind one of the verbs, or behind the program's name, begins at the first word that is no option
+    :param code: its words are code of some language, which can start programs
+    :param partly_known: it may run other words of its own, too
+    """
+
+    anywhere: bool = False
+    verbs: frozenset[str] = frozenset()
+    options: tuple[str, ...] = ()
+    prefixes: tuple[str, ...] = ()
+    assigned: bool = False
+    pairs: frozenset[str] = frozenset()
+    built: frozenset[str] = frozenset()
+    first: bool = False
+    code: bool = False
+    partly_known: bool = False
+
+
+def _form_of(text: str, *, first: bool = False) -> Form:
+    pairs, built, options, prefixes, verbs = set[str](), set[str](), list[str](), list[str](), set[str]()
+    for word in text.split():
+        if word in ("*", "=", "?", "code"):
+            continue
+        if word[:2] == "2:":
+            pairs.add(word[2:])
+        elif word[:1] != "-" and word[-1] == "?":
+            built.add(word[:-1])
+        elif word[:1] != "-" or word == "--":
+            verbs.add(word)
+        elif word[-1] == "*":
+            prefixes.append(word[:-1])
+        else:
+            options.append(word)
+    words = text.split()
+    return Form(
+        anywhere="*" in words,
+        verbs=frozenset(verbs),
+        options=tuple(options),
+        prefixes=tuple(prefixes),
+        assigned="=" in words,
+        pairs=frozenset(pairs),
+        built=frozenset(built),
+        first=first,
+        code="code" in words,
+        partly_known="?" in words,
+    )
+
+
+_FORMS: Mapping[str, Form] = {
+    **{name: Form(anywhere=True, first=name in runner_tables.PROGRAM_FIRST) for name in runner_tables.RUNNERS},
+    **{
+        name: _form_of(text, first=name in runner_tables.PROGRAM_FIRST)
+        for names, text in runner_tables.PLACES.items()
+        for name in names.split()
+    },
+}
+_ANYWHERE = Form(anywhere=True)
+_CODE = Form(code=True)
+FAMILIES = ("ld-linux", "ld-musl", "s6-", "qemu-", "proxychains", "ld.so")
+_VERSIONED = re.compile(r"(?P<name>[a-z][a-z+-]*?)-?[0-9][0-9.]*(?:\.exe)?")
+
+
+def form_of(program: str) -> Form | None:
+    """Where a program keeps the command that it runs, by its bare name; None where it is not known to run one."""
+    form = _FORMS.get(program) or _FORMS.get(program.removesuffix(".exe"))
+    if form is not None:
+        return form
+    if program.startswith(FAMILIES):
+        return _ANYWHERE
+    if program in runner_tables.CODE:
+        return _CODE
+    if (match := _VERSIONED.fullmatch(program)) is not None and match.group("name") in runner_tables.CODE:
+        return _CODE
+    return None
+
+
+def program_name(argv: Sequence[str]) -> str:
+    """The program's bare name, whatever folder it is called from."""
+    return posixpath.basename(argv[0]).lower() if argv else ""
+
+
+class Watched:
+    """The programs that rules deny or ask about. It tells quickly of most commands that no such rule can be about them.
+
+    :param names: the beginnings of the names of programs that rules name
+    :param everything: whether a rule denies any program, whatever its name
+    """
+
+    __slots__ = ("_everything", "_names")
+
+    def __init__(self, names: Iterable[str], *, everything: bool = False) -> None:
+        self._everything = everything
+        self._names = tuple(sorted({other for name in names for other in _all_names(name)}))
+
+    def may_concern(self, text: str, *, certain: bool = True) -> bool:
+        """Whether such a rule may be about a command that this text holds."""
+        if self._everything and certain:
+            return True
+        if not self._names:
+            return False
+        plain = text.translate(_UNQUOTED).lower()
+        return any(name in plain for name in self._names)
+
+    def may_begin(self, word: str, *, certain: bool) -> bool:
+        """Whether a command may begin with this word that such a rule is about, or that runs one."""
+        if self._everything and certain:
+            return True
+        name = posixpath.basename(word).lower()
+        return name.startswith(self._names or ("\0",)) or name in _RUN_SOMETHING or form_of(name) is not None
+
+
+def _all_names(program: str) -> Iterator[str]:
+    bare = posixpath.basename(program.rstrip("/")).lower()
+    yield bare
+    for one, other in runner_tables.SAME_PROGRAM:
+        if bare in (one[0], other[0]):
+            yield from (one[0], other[0])
+
+
+_RUN_SOMETHING = SHELLS | wrappers.NAMES | {"eval", "trap"}
+
+TOO_MANY = Reading((), certain=False)
+"""Not every command was found: there are too many words in which one may begin."""
+
+
+def readings(argv: Sequence[str], watched: Watched) -> Iterator[Reading]:
+    """Give the commands that ``argv`` may run and that ``watched`` may be about, ``argv`` itself left out.
+
+    :data:`TOO_MANY` comes last if there are more of them than are looked at.
+    """
+    return _Search(watched).readings(tuple(argv))
+
+
+def readings_of_text(text: str, watched: Watched, *, fed: bool) -> Iterator[Reading]:
+    """Give the commands that the text of a script holds besides those that it plainly runs.
+
+    The values of its variables may be commands, such as ``GIT_SSH_COMMAND``.
+
+    :param fed: a command of the script runs what it is fed, so that any words of the text may be a command
+    """
+    if not watched.may_concern(text):
+        return
+    search = _Search(watched)
+    texts = [text] if fed else [match.group("value").strip("'\"") for match in _ASSIGNED.finditer(text)]
+    for one in texts:
+        for words in search.pieces(one):
+            for start in range(len(words)) if fed else (0,):
+                if watched.may_begin(words[start], certain=True):
+                    yield Reading(words[start:])
+                    yield from readings(words[start:], watched)
+    if not search.complete:
+        yield TOO_MANY
+
+
+def is_fed(argv: Sequence[str]) -> bool:
+    """Whether a command runs what it reads, or what another command prints: ``sh``, ``eval "$(x)"``, ``$(x) y``."""
+    if not argv:
+        return False
+    program = program_name(argv)
+    if program in ("eval", "source", ".", "at", "batch") or not {"$", "`"}.isdisjoint(argv[0]):
+        return True
+    runs_code = program in SHELLS or form_of(program) is _CODE
+    if runs_code and any("$(" in word or "<(" in word or "`" in word for word in argv):
+        return True
+    if runs_code and (len(argv) == 1 or any(word in ("-", "-s", "/dev/stdin") for word in argv[1:])):
+        return True
+    if program in runner_tables.REMOTE and len(argv) == 2:
+        return True
+    if program in runner_tables.FED and not any(_GIVES_WORK.fullmatch(word) or " " in word for word in argv):
+        return True
+    if ("-f", "-") in pairwise(argv) or ("-f", "/dev/stdin") in pairwise(argv):
+        return True
+    if program in ("xargs", "parallel") and not SHELLS.isdisjoint(argv):
+        return True
+    return any(
+        posixpath.basename(word) in SHELLS and all(later[:1] == "-" for later in argv[at + 1 :])
+        for at, word in enumerate(argv)
+    )
+
+
+class _Search:
+    """One search for the commands in an argv, and how much of it is left to do."""
+
+    __slots__ = ("_texts", "_watched", "complete")
+
+    def __init__(self, watched: Watched) -> None:
+        self._watched = watched
+        self._texts = _MAX_TEXTS
+        self.complete = True
+
+    def readings(self, first: tuple[str, ...]) -> Iterator[Reading]:
+        waiting: list[tuple[tuple[str, ...], int, bool]] = [(first, MAX_DEPTH, True)]
+        known = {first: True}
+        for words, left, certain in waiting:  # which grows meanwhile
+            for spelled in _spellings(words):
+                yield Reading(spelled, certain, words)
+            for inner, rest, runs in self._inside(words, left):
+                sure = runs and certain
+                before = known.get(inner)
+                if not inner or not inner[0] or before or before is sure:
+                    continue
+                if len(known) >= _MAX_READINGS:
+                    self.complete = False
+                    break
+                known[inner] = sure
+                yield Reading(inner, sure)
+                waiting.append((inner, rest, sure))
+        if not self.complete:
+            yield TOO_MANY
+
+    def _inside(self, words: tuple[str, ...], left: int) -> Iterator[tuple[tuple[str, ...], int, bool]]:
+        """Give the commands that a command's words hold, how many texts deeper each is read, and whether it certainly runs."""
+        at = wrappers.inner(words)
+        if at is not None:  # it is understood word by word
+            yield words[at:], left, True
+            return
+        program = program_name(words)
+        form = form_of(program)
+        texts: list[str] = []
+        if program in SHELLS:
+            texts += (word for at, word in enumerate(words[1:]) if at > 0 or _NOT_PLAIN.search(word))
+            script = next((index + 2 for index, word in enumerate(words) if _TAKES_SCRIPT.fullmatch(word)), len(words))
+            for start in range(script, len(words)):  # its parameters, as of `exec "$@"`
+                if self._watched.may_begin(words[start], certain=True):
+                    yield words[start:], left, True
+        elif program in ("eval", "trap"):
+            texts += (" ".join(words[1:]), *words[1:2])
+        elif form is not None:
+            for start in _starts(form, words):
+                if self._watched.may_begin(words[start], certain=True):
+                    yield words[start:], left, True
+            texts += texts_of(form, words)
+        for text in texts if left else ():
+            for inner in self._read(text, certain=True):
+                yield inner, left - 1, True
+        if left and form is not None and form.code:
+            for inner in self._in_code(words):
+                yield inner, left - 1, True
+        if _is_interpreter(program):
+            script = next((index for index, word in enumerate(words) if index and word[:1] not in ("-", "+")), None)
+            if script is not None:
+                yield words[script:], left, True
+                if words[script - 1] == "-m":
+                    return  # a module of Python's is the program
+        if program == "nix" and "run" in words:
+            yield from ((inner, left, True) for inner in _of_flake(words))
+        if (form is None or form is _CODE or form.partly_known) and program not in runner_tables.DATA:
+            yield from self._guesses(words, left)
+        elif form is not None and form.built:
+            behind = next((at for at, word in enumerate(words) if at and word in form.built), len(words))
+            yield from self._guesses(words[behind:], left)
+
+    def _guesses(self, words: tuple[str, ...], left: int) -> Iterator[tuple[tuple[str, ...], int, bool]]:
+        """Give what a program that nothing is known of may run: any rest of its words, and any text among them."""
+        for start in range(1, len(words)):
+            word = words[start]
+            if self._watched.may_begin(word, certain=False):
+                yield words[start:], min(left, 1), False
+            if left and _NOT_PLAIN.search(word):
+                for inner in self._read(word, certain=False):
+                    yield inner, 0, False
+
+    def _read(self, text: str, *, certain: bool) -> Iterator[tuple[str, ...]]:
+        """Give the commands of a text for a shell. Of a text that is not plain, give whatever may be one in it."""
+        if not self._may_read(text, certain=certain):
+            return
+        script = parse(text, _MAX_SIGNS)
+        for command in script.commands:
+            yield command.argv
+            rest = command.argv
+            while rest and rest[0].lower() in _LEADS:
+                rest = rest[1:]
+                yield rest
+            if rest is not command.argv:
+                for word in filter(_NOT_PLAIN.search, rest):
+                    yield from self.pieces(word)
+        if script.unclear is not None or any(_CUT.search(command.argv[0]) for command in script.commands):
+            yield from self.pieces(text)
+
+    def _in_code(self, words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+        """Give commands in code of another language, if the code has something in it that starts programs."""
+        texts = [word for word in words[1:] if _NOT_PLAIN.search(word)]
+        if not any(map(_CALLS.search, texts)):
+            return
+        for word in texts:
+            if self._may_read(word, certain=True):
+                yield from self.pieces(_LISTED.sub(" ", word))
+
+    def _may_read(self, text: str, *, certain: bool) -> bool:
+        if not self._watched.may_concern(text, certain=certain):
+            return False
+        if self._texts == 0:
+            self.complete = False
+            return False
+        self._texts -= 1
+        return True
+
+    def pieces(self, text: str) -> Iterator[tuple[str, ...]]:
+        """Give what stands between the signs of a text at which a command may begin."""
+        pieces = _CUT.split(text)
+        if len(pieces) > _MAX_PIECES:
+            pieces = [piece for piece in pieces if self._watched.may_concern(piece)]
+            self.complete = self.complete and len(pieces) <= _MAX_PIECES
+        for piece in pieces[:_MAX_PIECES]:
+            words = piece.split()
+            while words and words[0].lower() in _LEADS:
+                words.pop(0)
+            if words:
+                yield tuple(words)
+
+
+# ── other spellings of one command ───────────────────────────────────────────────────────────────
+
+
+def _spellings(words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    """The same command by the program's bare name, without options in front of its sub-command, and by other names of it."""
+    if not words:
+        return
+    written = words[0]
+    named = {written, posixpath.basename(written), program_name(words)} - {""}
+    if "/" in written and written[:1] != "/":
+        named.add("./" + posixpath.normpath(written))
+    elif "/" not in written and "." in written:
+        named.add("./" + written)  # a script that an interpreter is given
+    for program in named:
+        if program != written:
+            yield (program, *words[1:])
+        for rest in _without_options(program, words):
+            yield (program, *rest)
+            yield from _other_names(program, rest)
+        yield from _other_names(program, words[1:])
+    program = program_name(words)
+    if program == "git":
+        yield from _git_aliases(words)
+    head, dash, tail = program.partition("-")
+    if dash and head in ("git", "docker", "kubectl", "cargo", "npm"):
+        yield (head, tail, *words[1:])
+
+
+def _without_options(program: str, words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    """The words behind the program without options up to its sub-command, and up to the sub-command of that.
+
+    Where nothing is known about which option takes the next word as its value, both are tried.
+    """
+    for start in _behind_options(program, words, 1):
+        if start > 1:
+            yield words[start:]
+        if start + 1 < len(words) and words[start + 1][:1] in ("-", "+"):
+            for second in _behind_options(program, words, start + 1):
+                if second > start + 1:
+                    yield (words[start], *words[second:])
+
+
+def _behind_options(program: str, words: tuple[str, ...], start: int) -> Iterator[int]:
+    """Where the words after the options that begin at ``start`` may begin."""
+    with_value = runner_tables.OPTIONS_WITH_VALUE.get(program)
+    places = {start}
+    for index in range(start, min(len(words), _MAX_OPTIONS)):
+        if index not in places:
+            continue
+        word = words[index]
+        if word[:1] not in ("-", "+") or word in ("-", "+"):
+            yield index
+        elif word == "--" or (word[:1] == "+" and program not in ("cargo", "rustc", "rustdoc")):
+            places.add(index + 1)
+        elif with_value is None or start > 1:
+            places |= {index + 1} if "=" in word else {index + 1, index + 2}
+        else:
+            places.add(index + 2 if word in with_value else index + 1)
+
+
+def _other_names(program: str, rest: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    """The same sub-command by its other names."""
+    for one, other in runner_tables.SAME.get(program, ()):
+        for have, instead in ((one, other), (other, one)):
+            if tuple(rest[: len(have)]) == have:
+                yield (program, *instead, *rest[len(have) :])
+    for one, other in runner_tables.SAME_PROGRAM:
+        for have, instead in ((one, other), (other, one)):
+            if (program, *rest)[: len(have)] == have:
+                yield (*instead, *(program, *rest)[len(have) :])
+
+
+def _git_aliases(words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    """``git -c alias.x=push x`` is a ``git push``."""
+    for index, word in enumerate(words):
+        match = _ALIAS.fullmatch(word)
+        if match is not None and match.group("value")[:1] != "!":
+            rest = next(
+                (
+                    words[at + 1 :]
+                    for at in range(index + 1, len(words))
+                    if words[at].lower() == match.group("name").lower()
+                ),
+                (),
+            )
+            yield ("git", *match.group("value").split(), *rest)
+
+
+# ── the places in a command's words ──────────────────────────────────────────────────────────────
+
+
+def _is_interpreter(program: str) -> bool:
+    if program in SHELLS or program in runner_tables.INTERPRETERS:
+        return True
+    match = _VERSIONED.fullmatch(program)
+    return match is not None and match.group("name") in runner_tables.INTERPRETERS
+
+
+def _starts(form: Form, words: tuple[str, ...]) -> Iterator[int]:
+    """Where in a program's words a command may begin."""
+    count = len(words)
+    if form.anywhere:
+        yield from _behind_program_options(words, 1) if form.first else range(1, count)
+        return
+    open_ = False
+    for index in range(1, count):
+        if open_ or _has_value(form, words, index):
+            yield index
+        if not open_ and words[index] in form.verbs:
+            if form.first:
+                starts = tuple(_behind_program_options(words, index + 1))
+                yield from starts
+                if not any(words[start] in form.verbs for start in starts):  # as in ``uv tool run``
+                    return
+            else:
+                open_ = True
+
+
+def _behind_program_options(words: tuple[str, ...], start: int) -> Iterator[int]:
+    """Where in the words from ``start`` on a command may begin that is the first word behind options and ``NAME=VALUE``."""
+    places = {start}
+    for index in range(start, len(words)):
+        if index not in places:
+            continue
+        word = words[index]
+        if word == "--":
+            places.add(index + 1)
+        elif word in ("-m", "--module"):
+            yield from range(index + 1, min(index + 2, len(words)))
+        elif word[:1] in ("-", "+"):
+            places |= {index + 1} if "=" in word or word in runner_tables.FLAGS else {index + 1, index + 2}
+        else:
+            yield index
+            if _NAMED_VALUE.match(word):
+                places.add(index + 1)
+
+
+def _of_flake(words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    """``nix run nixpkgs#curl -- u`` is a ``curl u``."""
+    for index, word in enumerate(words):
+        if "#" in word:
+            rest = words[index + 1 :]
+            yield (word.rpartition("#")[2].rpartition(".")[2], *(rest[1:] if rest[:1] == ("--",) else rest))
+
+
+def _has_value(form: Form, words: Sequence[str], index: int) -> bool:
+    """Whether the word is the value of one of the form's options."""
+    return _option(form, words[index - 1]) or (index > 1 and words[index - 2] in form.pairs)
+
+
+def _option(form: Form, word: str) -> bool:
+    """Whether the word is one of the form's options without a value in it, so that the next word is the value."""
+    if word[:1] != "-":
+        return False
+    if word in form.options:
+        return True
+    if word[:2] != "--":  # a cluster whose last letter takes the value
+        return len(word) > 2 and "-" + word[-1] in form.options and word[1:].isalpha()
+    return len(word) > 3 and "=" not in word and _is_shortened(form, word)
+
+
+def _is_shortened(form: Form, name: str) -> bool:
+    return any(option.startswith(name) for option in form.options if option[:2] == "--") or name.startswith(
+        form.prefixes or ("\0",)
+    )
+
+
+def texts_of(form: Form, words: Sequence[str]) -> Iterator[str]:
+    """The texts in a program's words that it hands to a shell, or may: values of options, and words that are not plain."""
+    first = 1 if form.anywhere else len(words)
+    last = len(words)
+    if form.first:  # what stands behind the command is its own
+        last = max(_starts(form, tuple(words)), default=last - 1) + 1
+    for index in range(1, last):
+        word = words[index]
+        if word in form.verbs:
+            first = min(first, index + 1)
+        value = _attached(form, word) if word[:1] == "-" else ""
+        if value:
+            yield value
+        if _has_value(form, words, index) or (index >= first and _NOT_PLAIN.search(word)):
+            yield word
+            if form.anywhere and not value and word[:1] == "-" and word[:2] != "--":
+                yield word[2:]
+        elif value:
+            continue
+        elif form.assigned and "=" in word:
+            yield word.partition("=")[2]
+        elif "::" in word or (word[:1] == "!" and not form.anywhere):
+            yield word
+    rest = words[first:last]
+    if len(rest) > 1 and any(_NOT_PLAIN.search(word) for word in rest):
+        yield " ".join(rest)
+
+
+def _option_values(form: Form, words: Sequence[str]) -> Iterator[str]:
+    """The values of the form's options."""
+    for option, word in pairwise(words):
+        if _option(form, option):
+            yield word
+        elif word[:1] == "-" and (value := _attached(form, word)):
+            yield value
+
+
+def _attached(form: Form, word: str) -> str:
+    """The value in the same word as its option, or ``""``."""
+    if word[:2] == "--" or (word[:1] == "-" and "=" in word):
+        name, sign, value = word.partition("=")
+        if sign and (name in form.options or (name[:2] == "--" and len(name) > 3 and _is_shortened(form, name))):
+            return value
+    if word[:2] != "--":
+        letters = {option[1] for option in form.options if len(option) == 2}
+        at = next((index for index in range(1, len(word)) if word[index] in letters), 0)
+        if at and (at == 1 or word[1:at].isalpha()):
+            return word[at + 1 :].removeprefix("=")
+        for option in form.options:
+            if len(option) > 2 and option[:2] != "--" and word.startswith(option):
+                return word[len(option) :].lstrip("=:")
+    return ""
+
+
+def unread(argv: Sequence[str]) -> str | None:
+    """Why a command that the program runs cannot be judged, as half a sentence; None where it can, or there is none.
+
+    For programs whose own words are otherwise judged by their rules alone, such as ``ssh`` and ``docker``.
+    """
+    program = program_name(argv)
+    form = form_of(program)
+    if form is None or (form.anywhere and program not in runner_tables.REMOTE) or form.code:
+        return None
+    texts = [*(texts_of(form, argv) if form.anywhere else _option_values(form, argv))]
+    for start in _starts(form, tuple(argv)):
+        rest = argv[start:]
+        if program_name(rest) not in SHELLS or (start == 1 and rest[0][:1] != "/"):
+            continue
+        if all(word[:1] == "-" for word in rest[1:]):
+            return f"{program} starts a shell that runs whatever it is fed"
+        texts += (text for option, text in pairwise(rest) if _TAKES_SCRIPT.fullmatch(option))
+    for text in texts:
+        if " " in text and (reason := parse(text, _MAX_SIGNS).unclear) is not None:
+            return f"{program} runs a text that cannot be judged: {reason}"
+    if program == "ssh" and _has_no_command(argv):
+        return "ssh without a command runs whatever it is fed"
+    return None
+
+
+_SSH_WITH_VALUE = frozenset("BbcDEeFIiJLlmOopQRSWw")
+_SSH_RUNS_NOTHING = frozenset("NVGQOW")
+
+
+def _has_no_command(argv: Sequence[str]) -> bool:
+    index = 1
+    while index < len(argv) and argv[index][:1] == "-" and argv[index] != "--":
+        letters = argv[index][1:]
+        if not _SSH_RUNS_NOTHING.isdisjoint(letters):
+            return False
+        at = next((place for place, letter in enumerate(letters) if letter in _SSH_WITH_VALUE), None)
+        index += 2 if at is not None and at == len(letters) - 1 else 1
+    index += index < len(argv) and argv[index] == "--"
+    return index + 1 == len(argv)

@@ -1,0 +1,118 @@
+"""Which generation is the current one, and when the tools of the older ones end.
+
+A new generation is published in one step, whole. Whoever holds an older one (a turn, a call) goes on with it;
+a tool ends when no generation that anybody holds has it any more, and at the latest with the kernel.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections import Counter
+from collections.abc import Iterable
+
+from handrail.contract.generation import Difference, Generation
+from handrail.contract.tool.tool import Tool
+
+
+class OpenTools:
+    """Tools that several successions may share. A tool ends when the last of them lets go of it."""
+
+    def __init__(self) -> None:
+        self._holders: Counter[int] = Counter()
+
+    def take(self, tool: Tool) -> None:
+        """Count one more succession that has the tool."""
+        self._holders[id(tool)] += 1
+
+    def give_back(self, tool: Tool) -> bool:
+        """Count one less. Gives whether it was the last, so that the tool is to be ended."""
+        self._holders[id(tool)] -= 1
+        if self._holders[id(tool)] > 0:
+            return False
+        del self._holders[id(tool)]
+        return True
+
+
+class Succession:
+    """The generations of one agent. Bound to the event loop that it was made on.
+
+    :param open_tools: shared by the successions of one kernel, some of whose tools are the same objects
+    """
+
+    def __init__(self, first: Generation, open_tools: OpenTools | None = None) -> None:
+        self._shared = open_tools or OpenTools()
+        self._loop = asyncio.get_running_loop()
+        self.current = first
+        """The generation that new turns and calls get."""
+        self._older: weakref.WeakSet[Generation] = weakref.WeakSet()
+        self._open: dict[int, Tool] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+        self.closed = False
+        self._keep_open(first)
+
+    @property
+    def living(self) -> tuple[Generation, ...]:
+        """The current generation, and the older ones that somebody still holds."""
+        return (self.current, *self._older)
+
+    def publish(self, generation: Generation) -> Difference:
+        """Make ``generation`` the current one. Gives how its tools differ from the one before.
+
+        :raises ValueError: unless its number is higher
+        """
+        older = self.current
+        if generation.number <= older.number:
+            raise ValueError(f"generation {generation.number} cannot follow generation {older.number}")
+        self._keep_open(generation)
+        self._older.add(older)
+        weakref.finalize(older, self._given_up).atexit = False
+        self.current = generation
+        return generation.difference(older)
+
+    async def aclose(self) -> None:
+        """End every tool.
+
+        :raises ExceptionGroup: of what went wrong, after every tool was told
+        """
+        self.closed = True
+        tools, self._open = tuple(self._open.values()), {}
+        problems = await _end([tool for tool in tools if self._shared.give_back(tool)])
+        if self._ending:
+            await asyncio.wait(self._ending)
+        if problems:
+            raise ExceptionGroup("some tools did not end cleanly", problems)
+
+    def _keep_open(self, generation: Generation) -> None:
+        for entry in generation.entries.values():
+            if id(entry.tool) not in self._open:
+                self._open[id(entry.tool)] = entry.tool
+                self._shared.take(entry.tool)
+
+    def _given_up(self) -> None:
+        """Called when an older generation is no longer held by anybody, in any thread."""
+        if self._open and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._end_what_is_left)
+
+    def _end_what_is_left(self) -> None:
+        held = {id(entry.tool) for generation in self.living for entry in generation.entries.values()}
+        gone = [self._open.pop(key) for key in tuple(self._open) if key not in held]
+        if gone := [tool for tool in gone if self._shared.give_back(tool)]:
+            task = self._loop.create_task(_quietly(gone))
+            self._ending.add(task)
+            task.add_done_callback(self._ending.discard)
+
+
+async def _end(tools: Iterable[Tool]) -> list[Exception]:
+    problems: list[Exception] = []
+    for tool in tools:
+        try:
+            await tool.aclose()
+        except Exception as error:
+            problems.append(error)
+    return problems
+
+
+async def _quietly(tools: Iterable[Tool]) -> None:
+    """End tools in the background. Errors are dropped, since nobody waits for them."""
+    await _end(tools)

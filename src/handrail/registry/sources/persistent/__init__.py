@@ -1,0 +1,1 @@
+"""Tools that are programs which keep running between calls."""

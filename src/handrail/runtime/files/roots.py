@@ -1,0 +1,195 @@
+"""Where a path really is: the canonical form that rules are judged on, and the form that is shown.
+
+A path a model writes may climb, be relative or go through links. :meth:`Roots.locate` gives the one absolute
+path that names the same thing without any of that, so that a rule, a lock and an open speak of the same file.
+It is a *name* only: whoever opens it does so beneath the root with links refused, so a swap in between fails.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from handrail.contract.errors import StartError, ToolError
+from handrail.contract.tool.requires import Capability
+from handrail.runtime.files.openat2 import canonical
+
+May = Callable[[Capability, str | Sequence[str]], str | None]
+"""Judges one touch: a canonical absolute path, a host, a shell text, or an argv as a sequence.
+
+None: allowed; a text: refused, and why.
+"""
+
+MAX_PATH_BYTES = 4095
+"""What the kernel takes as one path, without its final NUL."""
+MAX_NAME_BYTES = 255
+_MOST_BYTES = 4
+"""Of one character."""
+
+
+class Located(NamedTuple):
+    """One path, resolved.
+
+    :param absolute: canonical: no ``..``, no link in what exists; a tail that does not exist yet is kept as written
+    :param shown: relative inside the workspace, absolute elsewhere; control characters and bytes that are no
+        UTF-8 are escaped
+    :param inside: whether it lies beneath any root
+    :param root: the root it lies beneath, or None
+    :param writable: whether that root may be written at all
+    """
+
+    absolute: str
+    shown: str
+    inside: bool
+    root: str | None = None
+    writable: bool = False
+
+
+def visible(text: str) -> str:
+    r"""``text`` with whatever a terminal would act on or not show spelled out (``\n``, ``\x1b``, ``\xff``, ``\u202e``)."""
+    if text.isprintable():
+        return text
+    out: list[str] = []
+    for char in text:
+        code = ord(char)
+        if 0xDC80 <= code <= 0xDCFF:  # a byte that is no UTF-8, as surrogateescape carries it
+            out.append(f"\\x{code - 0xDC00:02x}")
+        elif char == "\\":
+            out.append("\\\\")
+        elif char.isprintable():
+            out.append(char)
+        else:
+            out.append(char.encode("unicode_escape", "backslashreplace").decode("ascii"))
+    return "".join(out)
+
+
+@dataclass(frozen=True, slots=True)
+class FurtherRoots:
+    """What an agent has beside the workspace: absolute, canonical folders."""
+
+    readable: tuple[str, ...] = ()
+    writable: tuple[str, ...] = ()
+
+
+NO_FURTHER = FurtherRoots()
+
+
+class Roots:
+    """The folders that one session's file tools may name: its workspace, its agent's further ones, its own outputs."""
+
+    def __init__(
+        self,
+        workspace: str | os.PathLike[str],
+        readable: Sequence[str | os.PathLike[str]] = (),
+        further: FurtherRoots = NO_FURTHER,
+    ) -> None:
+        """
+        :param readable: the session's own folders, to be read only
+        :raises StartError: when the workspace is not an existing folder
+        """
+        self.workspace = os.path.realpath(workspace)
+        if not Path(self.workspace).is_dir():
+            raise StartError(
+                f"the workspace '{visible(str(workspace))}' is not a folder; create it or name another one"
+            )
+        self._within = f"{self.workspace.rstrip('/')}/"
+        self.readable: tuple[str, ...] = tuple(os.path.realpath(root) for root in readable)
+        self.further = further
+        self.writable: frozenset[str] = frozenset((self.workspace, *further.writable))
+        # The longest first, so that a root within a root is found by its own name.
+        every = (self.workspace, *self.readable, *further.readable, *further.writable)
+        self._ordered = sorted(every, key=len, reverse=True)
+
+    def locate(self, path: str) -> Located:
+        """The canonical form of ``path``, which is absolute or relative to the workspace.
+
+        :raises ToolError: ``invalid_input`` for text that can name no file: empty, with NUL, over-long, unencodable;
+            ``unavailable`` where the workspace has become a link to somewhere else
+        """
+        return self.of_canonical(self.absolute(path))
+
+    def absolute(self, path: str) -> str:
+        """The canonical path alone; see :meth:`locate`."""
+        self._check(path)
+        absolute = canonical(os.path.join(self.workspace, path))  # noqa: PTH118 - keeps an absolute path as it is
+        if len(absolute) * _MOST_BYTES > MAX_PATH_BYTES < len(os.fsencode(absolute)):
+            raise _too_long(path)
+        inside = absolute.startswith(self._within) or any(is_beneath(absolute, root) for root in self._ordered)
+        if not inside and (lost := lost_root(self.workspace)) is not None:
+            raise lost
+        return absolute
+
+    def of_canonical(self, absolute: str) -> Located:
+        """:class:`Located` for a path that is already canonical, without asking the file system."""
+        for root in self._ordered:
+            if is_beneath(absolute, root):
+                return Located(absolute, self.shown(absolute), True, root, root in self.writable)
+        return Located(absolute, visible(absolute), False)
+
+    def outside(self, located: Located) -> str:
+        """Why a path that is in none of the roots is refused, for a model."""
+        there = dict.fromkeys((self.workspace, *self.further.readable, *self.further.writable))
+        outputs = " and its saved outputs" if self.readable else ""
+        return (
+            f"{located.shown} is outside the folders of this session ({', '.join(map(visible, there))}){outputs}. Use a path there, "
+            "or ask the user to add the folder to [[roots]] in the agent's manifest."
+        )
+
+    def shown(self, absolute: str) -> str:
+        """How a canonical path is written in results and messages."""
+        if absolute == self.workspace:
+            return "."
+        if is_beneath(absolute, self.workspace):
+            absolute = absolute[len(self.workspace.rstrip("/")) + 1 :]
+        return visible(absolute)
+
+    @staticmethod
+    def _check(path: str) -> None:
+        if 0 < len(path) <= MAX_NAME_BYTES and path.isascii() and "\0" not in path:
+            return
+        if not path:
+            raise ToolError("the path is empty; name a file or folder, or '.' for the workspace", kind="invalid_input")
+        if "\0" in path:
+            raise ToolError(f"the path '{visible(path)}' has a NUL character in it", kind="invalid_input")
+        try:
+            raw = os.fsencode(path)
+        except UnicodeEncodeError:
+            raise ToolError(f"the path '{visible(path)}' is not valid Unicode text", kind="invalid_input") from None
+        if len(raw) > MAX_PATH_BYTES or any(len(part) > MAX_NAME_BYTES for part in raw.split(b"/")):
+            raise _too_long(path)
+
+
+def lost_root(root: str) -> ToolError | None:
+    """Why nothing can be done in a root any more; None while it is the folder that its canonical name says.
+
+    A folder that stands where another one stood is taken for it: so does a fresh checkout.
+    """
+    if not os.path.lexists(root):
+        what = "is not there any more: it was moved or deleted while it was open"
+    elif os.path.realpath(root) != root:
+        what = "has become a symbolic link while it was open, and a link is not followed to another folder"
+    elif not Path(root).is_dir():
+        what = "is no folder any more"
+    else:
+        return None
+    return ToolError(
+        f"the folder {visible(root)} {what}. Nothing was read or changed; put it back, or stop Handrail here and start "
+        "it again where the folder is now",
+        kind="unavailable",
+    )
+
+
+def is_beneath(path: str, folder: str) -> bool:
+    """Whether canonical ``path`` is ``folder`` or lies in it: by whole names, so ``/ws`` does not hold ``/ws_secret``."""
+    return path == folder or path.startswith(folder if folder.endswith("/") else folder + "/")
+
+
+def _too_long(path: str) -> ToolError:
+    return ToolError(
+        f"the path {visible(path[:60])}… is too long ({len(path)} characters); the system takes {MAX_PATH_BYTES} bytes, "
+        f"and {MAX_NAME_BYTES} in one name",
+        kind="invalid_input",
+    )

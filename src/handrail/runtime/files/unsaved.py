@@ -1,0 +1,172 @@
+"""The file door of a session in an editor: reading a file gives what its user sees, unsaved changes included.
+
+The editor is asked by a path, and opens whatever stands there by then. A program in the sandbox could put a link there between
+our look and the editor's, and so be told what lies outside the workspace. So a text of the editor's counts only where no folder
+on the way has changed since well before it was asked: the time of that change is the operating system's, and no program can set
+it. For writing there is no such check, since it would come too late: files are written here and never by the editor, and none is
+written whose user has unsaved changes in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import stat
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Literal, TypeVar
+from weakref import WeakKeyDictionary
+
+from handrail.contract.doors.files import Written
+from handrail.contract.doors.peer import Buffers
+from handrail.contract.errors import ToolError
+from handrail.runtime.files.files import Content, RootedFiles
+from handrail.runtime.files.replace import MAX_EDIT_BYTES
+from handrail.runtime.files.roots import Located, May, Roots
+from handrail.runtime.files.seen import SeenFiles
+from handrail.runtime.verifying import HiddenFiles
+
+SETTLED_NS = 200_000_000
+"""How long ago a folder must have changed for a further change to show: the clock of file systems ticks up to every 10 ms."""
+FRESH_NS = 2_000_000_000
+"""What was written so shortly ago an editor may not have seen."""
+PATIENCE_S = 5.0
+_MOST_FILES = 4_096
+_MOST_TEXTS = 8
+
+_T = TypeVar("_T")
+_Way = tuple[tuple[int, int, int], ...]
+
+
+class Texts:
+    """What a session knows to have stood in files: an editor that still shows such a text has nothing unsaved, it is behind."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[str, OrderedDict[bytes, None]] = OrderedDict()
+
+    def note(self, path: str, data: bytes) -> None:
+        mark = _mark(data)
+        texts = self._known.setdefault(path, OrderedDict())
+        self._known.move_to_end(path)
+        texts[mark] = None
+        texts.move_to_end(mark)
+        while len(texts) > _MOST_TEXTS:
+            texts.popitem(last=False)
+        while len(self._known) > _MOST_FILES:
+            self._known.popitem(last=False)
+
+    def knows(self, path: str, data: bytes) -> bool:
+        return _mark(data) in self._known.get(path, ())
+
+
+_texts: WeakKeyDictionary[Buffers, Texts] = WeakKeyDictionary()
+"""Of each session, as long as it is open."""
+
+
+class EditorFiles(RootedFiles):
+    """:class:`~handrail.runtime.files.files.RootedFiles` of a session whose client is an editor.
+
+    :param buffers: what the editor shows of a file; one for each session
+    """
+
+    def __init__(
+        self, roots: Roots, seen: SeenFiles, may: May, buffers: Buffers, hidden: HiddenFiles | None = None
+    ) -> None:
+        super().__init__(roots, seen, may, hidden)
+        self._buffers = buffers
+        self._texts = _texts.setdefault(buffers, Texts())
+
+    async def write(self, path: str, data: bytes, *, over: bytes | Literal["new", "seen"] = "seen") -> Written:
+        located = self._judged("fs.write", path)
+        try:
+            unsaved = await self._unsaved(located)
+        except ToolError:  # there is none that can be read: the write itself says what is the matter
+            unsaved = None
+        if unsaved is not None:
+            raise unsaved_changes(located)
+        written = await super().write(path, data, over=over)
+        if written.before is not None:
+            self._texts.note(located.absolute, written.before)
+        self._texts.note(located.absolute, data)
+        return written
+
+    async def _with_content(self, located: Located, take: Callable[[Content], _T], *, note: bool = True) -> _T:
+        """As it is on the disk, unless the user has changed it since.
+
+        :param note: the content is read to be shown; else to be changed, which unsaved changes refuse
+        """
+        unsaved = await self._unsaved(located)
+        if unsaved is None:
+            return await super()._with_content(located, take, note=note)
+        if not note:
+            raise unsaved_changes(located)
+        on_disk = await super()._with_content(located, lambda content: content.stat, note=True)
+        return take(Content(-1, on_disk, unsaved))
+
+    async def _unsaved(self, located: Located) -> bytes | None:
+        """What the editor shows of a file, where its user has changed it and that can be believed."""
+        data, found = await super()._with_content(located, lambda content: (content.data, content.stat), note=False)
+        if data is None or b"\0" in data or not located.writable:
+            return None
+        self._texts.note(located.absolute, data)
+        way = _way_to(located, found)
+        if way is None or found.st_mtime_ns > time.time_ns() - FRESH_NS:
+            return None
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                text = await self._buffers.unsaved(located.absolute)
+        except TimeoutError:
+            return None
+        if text is None or len(text) > MAX_EDIT_BYTES or way != _way_to(located, found):
+            return None
+        shown = text.encode("utf-8", "surrogatepass").decode("utf-8", "replace").encode()
+        if len(shown) > MAX_EDIT_BYTES or _plain(shown) == _plain(data):
+            return None
+        if self._texts.knows(located.absolute, shown):
+            return None
+        return shown
+
+
+def unsaved_changes(located: Located) -> ToolError:
+    """Why a file is not changed."""
+    return ToolError(
+        f"the user has unsaved changes to {located.shown} in their editor, so it is not changed; ask them to save or drop "
+        "these, then read it again",
+        kind="conflict",
+    )
+
+
+def _mark(data: bytes) -> bytes:
+    return hashlib.sha256(_plain(data)).digest()
+
+
+def _plain(data: bytes) -> bytes:
+    """A text as editors may show it: not the last line's end, and line ends and byte order marks their own way."""
+    return data.removeprefix(b"\xef\xbb\xbf").replace(b"\r\n", b"\n").rstrip(b"\n")
+
+
+def _way_to(located: Located, found: os.stat_result) -> _Way | None:
+    """Every folder from the root to the file, and when it last changed; None where one has too shortly ago, is a link, or
+    the file is another than was found."""
+    settled = time.time_ns() - SETTLED_NS
+    if os.name == "nt":  # its file times say something else
+        return None
+    way: list[tuple[int, int, int]] = []
+    folder: str = os.path.dirname(located.absolute)  # noqa: PTH120 - texts, in step with what is judged
+    try:
+        file = os.lstat(located.absolute)
+        while True:
+            one = os.lstat(folder)
+            if not stat.S_ISDIR(one.st_mode) or one.st_ctime_ns > settled:
+                return None
+            way.append((one.st_dev, one.st_ino, one.st_ctime_ns))
+            if folder in ("/", located.root):
+                break
+            folder = os.path.dirname(folder)  # noqa: PTH120
+    except OSError:
+        return None
+    if not stat.S_ISREG(file.st_mode) or (file.st_dev, file.st_ino) != (found.st_dev, found.st_ino):
+        return None
+    return tuple(way)

@@ -1,0 +1,545 @@
+"""After a program has run: files that it made under protected names, and what is done with them.
+
+Names are compared with what there was when it started. So is the content of what may be changed by keys, and of every
+file that was mounted over: a mount ends when a process outside replaces the file that it is on. A repository that was newly
+made goes as a whole: one without its configuration and hooks is no less than half of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from handrail.contract.errors import ToolError
+from handrail.contract.protected.protected import GIT, Protection, plain
+from handrail.contract.sandbox import Denials, Profile
+from handrail.runtime.files import private_copies
+from handrail.runtime.files.roots import visible
+from handrail.runtime.guard import git as vcs
+from handrail.runtime.guard.kept import Kept, Original, Originals, restore
+from handrail.runtime.guard.quarantine import Quarantine, make_readable, open_parent
+from handrail.runtime.guard.running import running_programs
+from handrail.sandbox.view import protected
+from handrail.sandbox.view.tree import DEEPEST, LONGEST, Protected, Tree, check_passing
+
+_OPENED_IN_ONE_LOOK = 64
+_TOLD = 8
+"""How many of the things that were moved away are named in one answer."""
+_TOO_MANY_HIDDEN = f"rules hide such names from programs, and with more than {protected.MOST_MOUNTS:,} of them no program could be started"
+_NOTHING: Mapping[str, Original] = {}
+_MOST_TOLD = 1_000
+_MOST_ORIGINALS = 2_000
+_UNLOOKED = (
+    f"Handrail cannot look into it: it is closed to its owner, or more than {DEEPEST} folders deep, or its path has more than "
+    f"{LONGEST:,} bytes"
+)
+
+
+class Vetoed(ToolError):
+    """A program made what no program may make: it was moved away, and its call fails."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text, kind="denied")
+        self.exit_code: int | None = None
+
+
+class Place:
+    """One folder that programs work in, with what is known of it."""
+
+    def __init__(self, root: str) -> None:
+        self.tree = Tree(root)
+        self.originals = Originals(root)
+        self._known: dict[object, tuple[int, tuple[str, ...]]] = {}
+        self._shared: tuple[object, Mapping[str, tuple[int, int]]] = (), {}
+        self._over: dict[object, tuple[tuple[str, ...], tuple[str, ...]]] = {}
+        self.pointed = vcs.Pointed()
+        """What the settings of git named when the pins were last found."""
+
+    @property
+    def root(self) -> str:
+        return self.tree.root
+
+    @property
+    def size(self) -> int:
+        """How many folders are in it; 0 before the first look."""
+        return len(self.tree.order)
+
+    def look(self) -> None:
+        self.tree.look()
+
+    def pins(self, denials: Denials | None) -> tuple[str, ...]:
+        key = ("pins", None if denials is None else denials.key)
+        found = self._once(key, lambda: protected.pins(self.tree, denials))
+        self.pointed = vcs.pointed_at(self.tree)
+        return (*found, *(path for path in self.pointed.targets if os.path.lexists(path)))
+
+    def masks(self, denials: Denials | None) -> tuple[str, ...]:
+        """The paths that programs do not see. Without ``denials`` these are the folders that could not be read."""
+        if denials is None:
+            return tuple(self.tree.closed())
+        key = ("hides", denials.key)
+        return self._once(key, lambda: protected.masks(self.tree, denials.hides, key))
+
+    def fixed(self, denials: Denials) -> tuple[str, ...]:
+        if not denials.fixes_any:
+            return ()
+        key = ("fixes", denials.key)
+        return self._once(key, lambda: protected.fixed(self.tree, denials.fixes, key))
+
+    def shared(self, others: Sequence[Place]) -> Mapping[str, tuple[int, int]]:
+        """The files in this and the other places that have names outside of them, as of the last look."""
+        trees = [place.tree for place in (self, *others)]
+        versions = tuple((tree.root, tree.version) for tree in trees)
+        if self._shared[0] != versions:
+            self._shared = versions, private_copies.shared(trees)
+        return self._shared[1]
+
+    def mounted_over(
+        self, others: Sequence[Place], writable: Sequence[Place], pinned: tuple[str, ...], masked: tuple[str, ...]
+    ) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """What a sandbox with this and the other places mounts over, for ``pinned`` and ``masked`` to hold: second names of
+        files too, and folders instead of what lies in them where there are too many.
+
+        :raises ToolError: ``unavailable`` where there are too many all the same
+        """
+        trees = [place.tree for place in (self, *others)]
+        key = *((tree.root, tree.version) for tree in trees), len(writable), pinned, masked
+        known = self._over.get(key)
+        if known is None:
+            again = protected.second_names([place.tree for place in writable], pinned)
+            known = protected.fit(trees, tuple(dict.fromkeys((*pinned, *again))), masked)
+            if len(self._over) >= 16:
+                self._over.clear()
+            self._over[key] = known
+        return known
+
+    def _once(self, key: object, find: Callable[[], tuple[str, ...]]) -> tuple[str, ...]:
+        """What ``find`` gives for the tree as it stands, found once for each version of it."""
+        known = self._known.get(key)
+        if known is not None and known[0] == self.tree.version:
+            return known[1]
+        found = find()
+        if len(self._known) >= 16:
+            self._known.clear()
+        self._known[key] = (self.tree.version, found)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Before:
+    """One place as it stood."""
+
+    version: int
+    entries: dict[str, Protected]
+    folders: frozenset[str]
+    repositories: frozenset[str]
+    closed: frozenset[str]
+    links: dict[str, str]
+    fixed: frozenset[str]
+    hidden: tuple[str, ...]
+    configs: dict[str, Kept]
+    steps: dict[str, tuple[bytes, ...]]
+    """What begun rebases run once they go on, by the file that says so."""
+    missing: tuple[str, ...]
+    """What a repository's configuration names as hooks or configuration, and is not there."""
+    dangling: dict[str, Protection]
+    """What a protected link leads to, and is not there, with why the link is protected."""
+
+
+class Aftermath:
+    """What one program, or one call of one that stays up, is found to have done.
+
+    :param vcs: it may change version-control configuration, by keys
+    """
+
+    def __init__(self, places: Sequence[Place], profile: Profile, *, vcs: bool) -> None:
+        self._places = places
+        self._denials = profile.denials
+        self._vcs = vcs
+        self._quarantine = Quarantine(profile.quarantine or f"{profile.scratch.rstrip('/')}.quarantine")
+        self._before: list[_Before] = []
+        self._mounted: list[dict[str, Original]] = []
+        self._told: list[str] = []
+        self._more = 0
+        self._reported = 0
+        self._asked_only = True
+        self._stays: dict[str, None] = {}
+        """What the program made that stays, and from which a tool runs code."""
+        self._looked_at: dict[str, int] = {}
+
+    def begin(self) -> None:
+        """Take what stands now for what was there, as of the last look."""
+        self._before = [self._as_it_stands(place) for place in self._places]
+
+    def mounted(self, paths: Iterable[str]) -> None:
+        """Remember as they are now the paths that are mounted over read-only, to compare them when the program has ended.
+
+        A configuration that is compared by keys anyway is left out.
+        """
+        self._mounted = [{} for _ in self._places]
+        order = sorted(range(len(self._places)), key=lambda number: len(self._places[number].root), reverse=True)
+        for path in paths:
+            for number in order:
+                if path.startswith(self._places[number].root.rstrip("/") + "/"):
+                    original = self._places[number].originals.take(path)
+                    if original is not None and path not in self._before[number].configs:
+                        self._mounted[number][path] = original
+                    break
+        for place, mine in zip(self._places, self._mounted, strict=True):
+            if place.originals.count > max(_MOST_ORIGINALS, 2 * len(mine)):
+                place.originals.retain(set(mine))
+
+    def begin_anew(self) -> list[str]:
+        """The same after another look; what was told is forgotten. Gives what has been found since the last report, and what has
+        appeared under protected names since then, and no call that may is known to have made."""
+        found = self._told[self._reported :]
+        self._told, self._more, self._reported = [], 0, 0
+        self._asked_only, self._stays = True, {}
+        for place, before in zip(self._places, self._before, strict=True):
+            place.look()
+            place.pointed = vcs.pointed_at(place.tree)
+            now = place.tree.protected()
+            fresh = [
+                path
+                for path, entry in now.items()
+                if path not in before.entries
+                and path not in running_programs.vouched
+                and not protected.is_open(entry, self._denials)
+            ]
+            fresh += [
+                path
+                for path, target in before.links.items()
+                if (path in now or path not in before.entries) and _target(path) != target
+            ]
+            found += [visible(path[len(place.root.rstrip("/")) + 1 :]) for path in sorted(fresh)]
+        self.begin()
+        self.mounted([path for mine in self._mounted for path in mine])
+        return found
+
+    def changeable(self) -> frozenset[str]:
+        """What is not pinned, because it is compared afterwards."""
+        return frozenset(path for before in self._before for path in before.configs)
+
+    def veto(self) -> Vetoed | None:
+        """What was found by all looks so far; None where there is nothing to find fault with."""
+        if not self._told:
+            return None
+        more = len(self._told) + self._more - _TOLD
+        told = "; ".join(self._told[:_TOLD]) + (f"; and {more} more" if more > 0 else "")
+        but = "unless a rule of fs.write names the path" if self._asked_only else "whatever rules say"
+        return Vetoed(
+            f"the call failed for what its program made or changed where no program may write, {but}: "
+            f"{told}. Everything else it did stays as it is"
+        )
+
+    def report(self) -> Vetoed | None:
+        """:meth:`veto`, for a call of a process that stays up: what it says is not given again."""
+        self._reported = len(self._told)
+        return self.veto()
+
+    def notices(self) -> tuple[str, ...]:
+        """Return what the program made that stays, and from which a tool runs code; empty where there is nothing."""
+        if not self._stays:
+            return ()
+        more = len(self._stays) - _TOLD
+        made = ", ".join([*self._stays][:_TOLD]) + (f" and {more} more" if more > 0 else "")
+        return (f"this call made {made}: a tool that a person starts here runs or loads code from it. Say so to them",)
+
+    def look(self) -> None:
+        """Compare, and move away or put back what may not stay: the program has ended, or its call has.
+
+        :raises ToolError: ``unavailable`` where the system is too short of something to look
+        """
+        for place, before, mounted in zip(self._places, self._before, self._mounted, strict=True):
+            self._open_up(place, before)
+            told = len(self._told)
+            for path, original in mounted.items():
+                self._check_mounted(place, path, original, before)
+            if len(self._told) > told:
+                place.look()
+            tree = place.tree
+            changed = tree.version != before.version
+            if changed or before.links or before.configs or before.missing or before.dangling or before.steps:
+                self._settle(place, before)
+                place.look()
+                if self._vcs:
+                    running_programs.vouch(path for path in tree.protected() if path not in before.entries)
+
+    def look_meanwhile(self) -> None:
+        """Move away what is new under protected names while the program runs, as of the places' last look."""
+        if self._vcs:
+            return  # what it makes is judged when it is complete
+        for place, before in zip(self._places, self._before, strict=True):
+            version = place.tree.version
+            if self._looked_at.get(place.root, before.version) != version:
+                self._looked_at[place.root] = version
+                self._settle(place, before, meanwhile=True)
+
+    def _tell(self, text: str, *, asks: bool = False) -> None:
+        """Note what was found.
+
+        :param asks: a rule could have opened it to the program
+        """
+        self._asked_only = self._asked_only and asks
+        if len(self._told) < _MOST_TOLD:
+            self._told.append(text)
+        else:
+            self._more += 1
+
+    def _as_it_stands(self, place: Place) -> _Before:
+        tree = place.tree
+        entries = tree.protected()
+        links = protected.held_links(tree, entries.values(), self._denials)
+        return _Before(
+            tree.version,
+            entries,
+            frozenset(folder.path for folder in tree.order),
+            frozenset(tree.repositories()),
+            frozenset(tree.closed()),
+            {path: _target(path) for path in self._links(place, entries, links)},
+            frozenset(() if self._denials is None else place.fixed(self._denials)),
+            () if self._denials is None else place.masks(self._denials),
+            vcs.snapshot(tree) if self._vcs else {},
+            vcs.steps_that_run(tree),
+            tuple(path for path in place.pointed.targets if not os.path.lexists(path)),
+            self._dangling(place, links),
+        )
+
+    def _links(self, place: Place, entries: Mapping[str, Protected], links: Mapping[str, Protection]) -> Iterator[str]:
+        """Yield the links that are to stay as they are: those with a protected name, those that lead on from ``links``, and
+        those on the way to what the settings of git name."""
+        yield from (path for path in links if path in entries)
+        folders = (entry for entry in entries.values() if entry.folder and not protected.is_open(entry, self._denials))
+        pinned = {*(entry.path for entry in folders), *place.pointed.targets}
+        ways = (way for path in links for way in protected.links_on_the_way(place.root, path))
+        yield from (path for path in (*ways, *place.pointed.links) if not protected.beneath_any(path, pinned))
+
+    @staticmethod
+    def _dangling(place: Place, links: Mapping[str, Protection]) -> dict[str, Protection]:
+        """Return what ``links`` lead to beneath the root and is not there, with why the link is protected."""
+        top = place.root.rstrip("/") + "/"
+        ends = ((os.path.realpath(path), why) for path, why in links.items())
+        return {end: why for end, why in ends if end.startswith(top) and not os.path.lexists(end)}
+
+    @staticmethod
+    def _open_up(place: Place, before: _Before) -> None:
+        """Look into folders that the program has closed, too."""
+        place.look()
+        for _ in range(_OPENED_IN_ONE_LOOK):
+            shut = [path for path in place.tree.closed() if path not in before.closed]
+            opened = [path for path in shut if make_readable(place.root, path)]
+            if not opened:
+                return
+            place.look()
+
+    def _settle(self, place: Place, before: _Before, *, meanwhile: bool = False) -> None:
+        tree = place.tree
+        taken: list[str] = []
+        for path, why, what in sorted(
+            self._faults(place, before, meanwhile=meanwhile), key=lambda found: found[0].count("/")
+        ):
+            if any(path == done or path.startswith(done + "/") for done in taken):
+                continue
+            taken.append(path)
+            self._take(tree, path, why, what, before)
+        for path, target in before.links.items():
+            if _target(path) != target:
+                self._relink(tree.root, path, target)
+        known = {step for steps in before.steps.values() for step in steps}
+        for path, steps in vcs.steps_that_run(tree).items():
+            if planted := [step for step in steps if step not in known]:
+                self._unplant(tree, path, planted, known)
+
+    def _faults(
+        self, place: Place, before: _Before, *, meanwhile: bool
+    ) -> Iterator[tuple[str, Protection | None, str]]:
+        """``(path, why it is protected, what is wrong)`` of all that may not stay; what is to be moved is the path."""
+        tree = place.tree
+        now = tree.protected()
+        fresh = [path for path in tree.repositories() if path not in before.repositories and path not in before.folders]
+        moved = self._mounted_files(place)
+        judged = self._vcs or running_programs.changes_configuration(tree.root)
+        cloned = self._cloned(fresh, before)
+        for path, entry in now.items():
+            prior = before.entries.get(path)
+            if prior is None and not entry.link and moved and place.originals.identify(path) in moved:
+                continue  # a process outside renamed a folder around it, and the mount went along
+            if protected.is_open(entry, self._denials) or (entry.why.asks and protected.beneath_any(path, cloned)):
+                if prior is None and not entry.why.held and not protected.beneath_any(path, cloned):
+                    self._stays[visible(path[len(tree.root.rstrip("/")) + 1 :])] = None
+                continue
+            if prior is not None and not entry.link and not prior.link and path not in before.configs:
+                continue  # it was mounted over: whether it is the same is what _check_mounted says
+            if prior is not None and prior.link and entry.link and _target(path) == before.links.get(path):
+                continue
+            kept = before.configs.get(path)
+            by_keys = judged or path in running_programs.vouched
+            problem = vcs.fault(tree, entry, kept) if by_keys else "it is new"
+            if problem is None:
+                continue
+            repository = min((one for one in fresh if path.startswith(one + "/")), key=len, default=None)
+            if entry.why.kind == "hook" and by_keys:
+                repository = None  # the samples' neighbours go, the repository stays
+            yield repository or path, entry.why, problem
+        for path, kept in before.configs.items():
+            if path not in now and (problem := vcs.lost(tree, path, kept)) is not None:
+                yield path, before.entries[path].why, problem
+        pointed = vcs.pointed_at(tree) if before.missing else vcs.Pointed()
+        for path in before.missing:
+            made = _outermost(place, path)
+            if os.path.lexists(path) and (made in pointed.targets or made in pointed.links):
+                yield made, Protection("hook"), "a repository's configuration names it"
+        for path, why in before.dangling.items():
+            if os.path.lexists(path):
+                yield _outermost(place, path), why, "a protected link leads to it"
+        for path in () if meanwhile else tree.closed():
+            if path not in before.closed and os.path.lexists(path):
+                yield path, None, _UNLOOKED
+        if self._denials is not None:
+            hidden = () if meanwhile else place.masks(self._denials)
+            if len(hidden) > protected.MOST_MOUNTS:
+                prior_hidden = frozenset(before.hidden)
+                for path in hidden:
+                    if path not in prior_hidden:
+                        yield path, None, _TOO_MANY_HIDDEN
+            for path in place.fixed(self._denials):
+                if path not in before.fixed and not protected.beneath_any(path, before.fixed):
+                    yield path, None, "a rule denies writing it"
+
+    def _check_mounted(self, place: Place, path: str, original: Original, before: _Before) -> None:
+        """Put back what was mounted over, if the mount did not stay on it to the end.
+
+        The same file with other content is a person's change, since the mount was on it all the time. A git configuration
+        that differs in harmless keys only may stay too, whoever wrote it. Everything else can be the program's: what is
+        there now is moved away, never deleted.
+        """
+        tree = place.tree
+        fate = place.originals.fate(path, original)
+        if fate in ("same", "edited"):
+            return
+        entry = before.entries.get(path)
+        by_keys = entry is not None and entry.why.kind == "vcs" and not original.folder and fate == "replaced"
+        if entry is not None and by_keys and vcs.fault(tree, entry, original.kept) is None:
+            return
+        if fate == "gone" and original.folder:
+            return  # a program cannot remove a mount, and what is gone harms no one
+        shown = visible(path[len(tree.root.rstrip("/")) + 1 :])
+        if original.kept is None and (fate == "gone" or entry is None):
+            what = "is gone" if fate == "gone" else "was replaced"
+            self._tell(f"{shown} {what} while the program ran, which may not change it, and cannot be put back")
+            return
+        try:
+            became = ""
+            if fate == "replaced" and (kept := self._quarantine.take(tree.root, path)) is not None:
+                became = f"; what had its place was moved to {kept}" if kept else "; what had its place was removed"
+            if original.kept is not None:
+                restore(tree.root, path, original.kept)
+                became = f"was put back as it was before{became}"
+            else:
+                became = f"is not what it was before{became}"
+        except FileNotFoundError:
+            return  # the folder around is gone too
+        except OSError as error:
+            check_passing(error, path)  # the next look does it
+            became = f"could not be put back ({error.strerror}); a person has to look at it"
+        self._tell(
+            f"{shown} {became}, since another process replaced it while the program ran, and the program could write it from then on"
+        )
+
+    def _mounted_files(self, place: Place) -> frozenset[object]:
+        """The identities of what is mounted over, to recognise it under another path. A program can neither move it nor link it."""
+        mounted = next(
+            (mine for other, mine in zip(self._places, self._mounted, strict=True) if other is place), _NOTHING
+        )
+        return frozenset(
+            (original.identity[:3], original.born)
+            for original in mounted.values()
+            if original.born is not None and (original.folder or original.links == 1)
+        )
+
+    def _cloned(self, fresh: Sequence[str], before: _Before) -> frozenset[str]:
+        """Return the work trees that are new with their repositories: a person who clones asks for the files in them."""
+        if not self._vcs:
+            return frozenset()
+        trees = (path.rpartition("/")[0] for path in fresh if plain(path.rpartition("/")[2]) == GIT)
+        return frozenset(tree for tree in trees if tree not in before.folders)
+
+    def _take(self, tree: Tree, path: str, why: Protection | None, what: str, before: _Before) -> None:
+        shown = visible(path[len(tree.root.rstrip("/")) + 1 :])
+        is_repository = path not in before.configs and path in tree.repositories()
+        try:
+            kept = self._quarantine.take(tree.root, path)
+            became = "is gone again" if kept is None else f"was moved to {kept}" if kept else "was removed"
+            if (original := before.configs.get(path)) is not None:
+                restore(tree.root, path, original)
+                became = "was put back as it was before"
+        except OSError as error:
+            check_passing(error, path)  # the next look does it
+            became = f"could not be moved away ({error.strerror}) and has to be removed by a person"
+        if why is None:
+            self._tell(f"{shown} {became}, since {what}")
+        elif why.asks:
+            rule = f"'allow fs.write {shown}' is a rule that names it"
+            self._tell(f"{shown} {became}, since it {why.what}; {rule}", asks=True)
+        elif is_repository:
+            detail = f" ({what})" if self._vcs else ""
+            self._tell(
+                f"{shown} is a new repository with configuration of its own{detail} and {became}; a repository is made "
+                "by git.init or git.clone, which have the capability vcs.config as bash never has, or by a person"
+            )
+        else:
+            self._tell(f"{shown} {became}, since {_because(why, what)}")
+
+    def _unplant(self, tree: Tree, path: str, planted: Sequence[bytes], known: Collection[bytes]) -> None:
+        """Take the steps that run a command out of a rebase that has begun."""
+        shown = visible(path[len(tree.root.rstrip("/")) + 1 :])
+        what = visible(", ".join(step.decode("utf-8", "replace")[:100] for step in planted[:3]))
+        try:
+            rest = vcs.without_steps(tree, path, known)
+            if rest is None:
+                self._quarantine.take(tree.root, path)
+            else:
+                restore(tree.root, path, rest)
+        except OSError as error:
+            check_passing(error, path)  # the next look does it
+            self._tell(f"{shown} would run {what}, could not be changed ({error.strerror}), and a person has to look")
+        else:
+            self._tell(f"{shown} would run {what} once a person lets git go on, and was left without that")
+
+    def _relink(self, root: str, path: str, target: str) -> None:
+        """Put back a protected link that was changed or removed."""
+        shown = visible(path[len(root.rstrip("/")) + 1 :])
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                self._quarantine.take(root, path)
+            parent = open_parent(root, path)
+            if parent is None:
+                return
+            try:
+                os.symlink(target, path.rpartition("/")[2], dir_fd=parent)
+            finally:
+                os.close(parent)
+        except OSError as error:
+            check_passing(error, path)  # the next look does it
+            self._tell(f"{shown} was a link and could not be put back ({error.strerror})")
+        else:
+            self._tell(f"{shown} is a link that was changed, and was put back")
+
+
+def _outermost(place: Place, path: str) -> str:
+    """Return the first link on the way to a path; the path itself where there is none."""
+    return next(iter(protected.links_on_the_way(place.root, path)), path)
+
+
+def _because(why: Protection, what: str) -> str:
+    return f"it {why.what}" + ("" if what == "it is new" else f", and {what}")
+
+
+def _target(path: str) -> str:
+    try:
+        return str(Path(path).readlink())
+    except OSError:
+        return ""

@@ -1,0 +1,339 @@
+"""What a program with the capability ``vcs.config`` may leave behind: configuration with harmless keys, and samples.
+
+Its configuration files are read before it starts and after it has ended. What differs in more than the allow-list of
+:mod:`handrail.runtime.guard.gitconfig` is put back as it was, and so is word of where a repository is (a ``.git`` file, a
+``commondir``) that leads anywhere but to a repository in the same folder.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+from handrail.contract.protected.protected import plain
+from handrail.runtime.files.beneath import READ
+from handrail.runtime.guard import git_settings
+from handrail.runtime.guard.gitconfig import Unreadable, beyond_the_list, read
+from handrail.runtime.guard.kept import Kept, read_plain
+from handrail.sandbox.view.protected import links_on_the_way
+from handrail.sandbox.view.tree import Protected, Tree, check_passing
+
+_CONFIGS = frozenset(("config", "config.worktree"))
+_POINTERS = frozenset((".git", "commondir"))
+_MOST_POINTED = 64
+_LONGEST_POINTER = 8_192
+_MOST_HOOKS = 1_000
+
+
+class Pointed(NamedTuple):
+    """What settings of git name beneath a root. Absolute paths.
+
+    :param targets: what git executes, or takes settings from, whether there is something or not
+    :param links: the symbolic links on the way there; whoever replaces one decides what git finds
+    """
+
+    targets: tuple[str, ...] = ()
+    links: tuple[str, ...] = ()
+
+
+_pointed: dict[str, tuple[tuple[object, ...], Pointed]] = {}
+"""By root: what :func:`pointed_at` last found, and what it was found from."""
+
+
+def snapshot(tree: Tree) -> dict[str, Kept]:
+    """The configuration and the words of where repositories are, as they stand now."""
+    found: dict[str, Kept] = {}
+    for entry in tree.protected().values():
+        if entry.why.kind == "vcs" and not entry.folder and not entry.link:
+            kept = read_plain(tree.root, entry.path)
+            if kept is not None:
+                found[entry.path] = kept
+    return found
+
+
+def pointed_at(tree: Tree) -> Pointed:
+    """Return what git executes, or takes settings from, for being named in the settings of a tree's repositories, of the
+    person or of the machine, wherever it lies in the tree.
+
+    Hooks may lie in a folder of a repository's own (``core.hooksPath``), a file of the work tree may be included, and a
+    command may be a script of the work tree.
+    """
+    places = [*((folder, None) for folder in tree.repositories()), *_above(tree.root)]
+    person = git_settings.of_person()
+    key = (
+        tree.version,
+        person,
+        tuple(git_settings.of_file(path)[0] for folder, _ in places for path in _configs(folder)),
+    )
+    known = _pointed.get(tree.root)
+    if known is not None and known[0] == key:
+        return known[1]
+    links: dict[str, None] = {}
+    found: dict[str, None] = {}
+    for folder, work_tree in places:
+        found.update(dict.fromkeys(_pointed_by(tree.root, folder, person, work_tree, links)))
+    found.update(dict.fromkeys(_resolved(tree.root, person, tree.root, links)))
+    if len(_pointed) >= _MOST_POINTED:
+        _pointed.clear()
+    pointed = Pointed(tuple(found), tuple(links))
+    _pointed[tree.root] = key, pointed
+    return pointed
+
+
+def pointed_around(root: str, path: str) -> Iterator[str]:
+    """Yield the same for one path beneath ``root``: of the repositories whose work trees it can lie in, and of what was
+    found when a program was last started there."""
+    if root in _pointed:
+        yield from _pointed[root][1].targets
+    person = git_settings.of_person()
+    yield from _resolved(root, person, root, {})
+    folder = path.rpartition("/")[0]
+    while folder:
+        if (place := _git_directory(folder)) is not None:
+            yield from _pointed_by(root, place, person, folder, {})
+        folder = folder.rpartition("/")[0]
+
+
+def _above(root: str) -> list[tuple[str, str]]:
+    """Return the git directories whose work trees a root lies in, with these."""
+    found: list[tuple[str, str]] = []
+    while root := root.rpartition("/")[0]:
+        if (place := _git_directory(root)) is not None:
+            found.append((place, root))
+    return found
+
+
+def _git_directory(work_tree: str) -> str | None:
+    """Return the git directory of a work tree; None where it has none."""
+    place = f"{work_tree}/.git"
+    try:
+        mode = Path(place).stat().st_mode
+    except OSError:
+        return None
+    if stat.S_ISDIR(mode):
+        return place
+    text = _short_text(place)
+    if not text.startswith("gitdir:"):
+        return None
+    return os.path.realpath(Path(work_tree, text.removeprefix("gitdir:").strip()))
+
+
+def _short_text(path: str) -> str:
+    """Return a file's only line; empty where it is no plain, short file."""
+    try:
+        descriptor = os.open(path, READ)
+    except OSError as error:
+        check_passing(error, path)
+        return ""
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return ""
+        return os.pread(descriptor, _LONGEST_POINTER, 0).decode("utf-8", "surrogateescape").strip()
+    except OSError:
+        return ""
+    finally:
+        os.close(descriptor)
+
+
+def _configs(folder: str) -> tuple[str, ...]:
+    """Return the paths of the files that a git directory's settings are in."""
+    found = (f"{folder}/config", f"{folder}/config.worktree")
+    common = _short_text(f"{folder}/commondir") if os.path.lexists(f"{folder}/commondir") else ""
+    return found if not common else (*found, f"{os.path.realpath(Path(folder, common))}/config")
+
+
+def _pointed_by(
+    root: str, folder: str, person: Iterable[git_settings.Named], work_tree: str | None, links: dict[str, None]
+) -> Iterator[str]:
+    """Yield what the settings of one git directory, and of the person who uses it, name beneath a root.
+
+    :param work_tree: one that is known to be its own
+    :param links: gets the links on the way
+    """
+    named: dict[git_settings.Named, None] = dict.fromkeys(person)
+    trees = [folder.rpartition("/")[0] if plain(folder.rpartition("/")[2]) == ".git" else folder]
+    for path in _configs(folder):
+        found, entries = git_settings.of_file(path)
+        named.update(dict.fromkeys(found))
+        trees += [str(Path(folder, entry.value)) for entry in entries if entry.key == "core.worktree" and entry.value]
+    if linked := _short_text(f"{folder}/gitdir") if os.path.lexists(f"{folder}/gitdir") else "":
+        trees.append(str(Path(folder, linked).parent))
+    if work_tree is not None:
+        trees.append(work_tree)
+    for tree in dict.fromkeys(trees):
+        for target in _resolved(root, named, tree, links):
+            yield target
+            yield from _linked_from(root, target, links)
+    for path in dict.fromkeys(path.rpartition("/")[0] for path in _configs(folder)):
+        yield from _linked_from(root, f"{path}/hooks", links)
+
+
+def _linked_from(root: str, hooks: str, links: dict[str, None]) -> Iterator[str]:
+    """Yield what the links in a folder of hooks lead to beneath a root: git executes the file behind the link."""
+    top = root.rstrip("/") + "/"
+    try:
+        with os.scandir(hooks) as entries:
+            found = [entry.path for entry in islice(entries, _MOST_HOOKS) if entry.is_symlink()]
+    except OSError as error:
+        check_passing(error, hooks)
+        return
+    for link in found:
+        target = os.path.realpath(link)
+        links.update(dict.fromkeys(links_on_the_way(root, link)))
+        if target.startswith(top):
+            yield target
+
+
+def _resolved(root: str, named: Iterable[git_settings.Named], work_tree: str, links: dict[str, None]) -> Iterator[str]:
+    top = root.rstrip("/") + "/"
+    for value, base, of_command in named:
+        path = Path(work_tree if base is None else base, value)
+        target = os.path.realpath(path)
+        if of_command and Path(target).is_dir():
+            continue
+        links.update(dict.fromkeys(links_on_the_way(root, str(path))))
+        if target.startswith(top):
+            yield target
+
+
+def steps_that_run(tree: Tree) -> dict[str, tuple[bytes, ...]]:
+    """Return the steps of begun rebases and of sequences of commits that run a command once a person lets git go on, by
+    the path of the file that lists them."""
+    found: dict[str, tuple[bytes, ...]] = {}
+    for folder in tree.repositories():
+        for name in _STEPS:
+            path = f"{folder}/{name}"
+            if os.path.lexists(path):
+                kept = read_plain(tree.root, path)
+                lines = () if kept is None else map(bytes.strip, kept.data.splitlines())
+                found[path] = (_NO_FILE,) if kept is None else tuple(filter(_runs, lines))
+    return found
+
+
+def without_steps(tree: Tree, path: str, known: Collection[bytes]) -> Kept | None:
+    """Return such a file without the steps that run a command and were not ``known``; None where it is no plain file."""
+    kept = read_plain(tree.root, path)
+    if kept is None:
+        return None
+    lines = [line for line in kept.data.splitlines(keepends=True) if not _runs(line) or line.strip() in known]
+    return replace(kept, data=b"".join(lines))
+
+
+_STEPS = ("rebase-merge/git-rebase-todo", "rebase-merge/git-rebase-todo.backup", "sequencer/todo")
+_NO_FILE = b"what is no plain file of one name"
+_RUNS_NOTHING = frozenset(
+    (
+        *(
+            b"pick",
+            b"p",
+            b"reword",
+            b"r",
+            b"edit",
+            b"e",
+            b"squash",
+            b"s",
+            b"fixup",
+            b"f",
+            b"break",
+            b"b",
+            b"drop",
+            b"d",
+        ),
+        *(b"label", b"l", b"reset", b"t", b"merge", b"m", b"update-ref", b"u", b"noop", b"revert"),
+    )
+)
+"""Steps of git's own, see git-rebase(1); any other is taken for one that runs a command."""
+
+
+def _runs(line: bytes) -> bool:
+    words = line.split(None, 1)
+    return bool(words) and not words[0].startswith(b"#") and words[0] not in _RUNS_NOTHING
+
+
+def fault(tree: Tree, entry: Protected, before: Kept | None) -> str | None:
+    """Why a protected entry that is there now may not stay as it is; None where it may.
+
+    :param before: what was there; None where nothing was
+    """
+    name = plain(entry.path.rpartition("/")[2])
+    if entry.why.kind == "hook" and entry.folder and name == "hooks":
+        return _fault_in_hooks(tree, entry.path)
+    if entry.why.kind != "vcs" or entry.folder or entry.link:
+        return "it is new" if before is None else "it is no plain file of one name"
+    folder = entry.path.rpartition("/")[0]
+    repositories = set(tree.repositories())
+    if name in _CONFIGS and folder in repositories:
+        return _fault_in_config(tree, entry.path, folder, before)
+    if name in _POINTERS and (name == ".git" or folder in repositories):
+        return _fault_in_pointer(tree, entry.path, repositories)
+    return "it is new" if before is None else None
+
+
+def lost(tree: Tree, path: str, before: Kept) -> str | None:
+    """Why a configuration that is gone has to be put back; None where nothing is the matter."""
+    folder = path.rpartition("/")[0]
+    if plain(path.rpartition("/")[2]) not in _CONFIGS or folder not in tree.repositories():
+        return None  # what it was about is gone with it
+    keys = _beyond(tree, folder, before.data, b"")
+    return None if not keys else f"it is gone, and it had {', '.join(keys[:5])}"
+
+
+def _fault_in_config(tree: Tree, path: str, folder: str, before: Kept | None) -> str | None:
+    now = read_plain(tree.root, path)
+    if now is None:
+        return "it is no plain file of one name"
+    if before is not None and now.data == before.data:
+        return None
+    try:
+        keys = _beyond(tree, folder, b"" if before is None else before.data, now.data)
+    except Unreadable as error:
+        return f"git could not read it: {error}"
+    return None if not keys else f"{', '.join(keys[:5])} may not be set by a tool"
+
+
+def _beyond(tree: Tree, folder: str, before: bytes, after: bytes) -> list[str]:
+    def inside(value: str) -> bool:
+        target = os.path.realpath(Path(folder, value))
+        return target.startswith(tree.root.rstrip("/") + "/") or target == tree.root
+
+    try:
+        had = read(before)
+    except Unreadable:
+        had = []  # git could not read it either, so nothing of it counted
+    return beyond_the_list(had, read(after), inside)
+
+
+def _fault_in_pointer(tree: Tree, path: str, repositories: Collection[str]) -> str | None:
+    now = read_plain(tree.root, path)
+    if now is None:
+        return "it is no plain file of one name"
+    text = now.data.decode("utf-8", "surrogateescape").strip()
+    if plain(path.rpartition("/")[2]) == ".git":
+        marker, _, text = text.partition(":")
+        if marker != "gitdir":
+            return "it does not say where its repository is"
+        text = text.strip()
+    if not text or "\n" in text or "\0" in text:
+        return "it does not say where its repository is"
+    target = os.path.realpath(Path(path.rpartition("/")[0], text))
+    return None if target in repositories else "it leads to no repository in this folder"
+
+
+def _fault_in_hooks(tree: Tree, path: str) -> str | None:
+    """Samples are never run; anything else in it would be."""
+    for folder in tree.order:
+        if folder.path == path:
+            others = [
+                name for name in (*folder.files, *folder.folders, *folder.links) if not _is_sample(folder.files, name)
+            ]
+            return None if not others and not folder.closed else f"{', '.join(others[:5])} would be run by git"
+    return None
+
+
+def _is_sample(files: Collection[str], name: str) -> bool:
+    return name in files and name.endswith(".sample")

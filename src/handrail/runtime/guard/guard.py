@@ -1,0 +1,492 @@
+"""A sandbox wrapper that guards protected paths: pinned and masked before a program starts, checked once it has ended.
+
+Around any provider. What is there is mounted over; what a program newly made under a protected name cannot be
+prevented by mounts, so it is moved away as soon as nobody of the sandbox is left, before its call is answered, and
+the call fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeVar
+
+from handrail.contract.errors import ToolError
+from handrail.contract.protected.protected import VCS_CONFIG, protection
+from handrail.contract.sandbox import Process, Profile, Program, Sandbox, Tier
+from handrail.contract.tool.requires import CapabilitySet
+from handrail.runtime.files import private_copies
+from handrail.runtime.files.roots import visible
+from handrail.runtime.guard.aftermath import Aftermath, Place, Vetoed
+from handrail.runtime.guard.running import running_programs
+from handrail.sandbox.start.delegating import Delegating
+from handrail.sandbox.view import protected
+
+__all__ = ["Guarded", "GuardedProcess", "Vetoed", "explained"]
+
+_MOST_PLACES = 32
+_AT_ONCE = 300
+"""Folders that are looked at without a thread: it takes less than handing over to one."""
+_LOOKED_AT = 64 * 1024
+_MOST_NOTES = 4
+_REFUSED = (b"ermission denied", b"ead-only file system", b"evice or resource busy", b"EACCES", b"EROFS", b"EBUSY")
+PACE_S = 1.0
+"""How often the folders that programs run in are looked at meanwhile, at the most."""
+_SHARE = 100
+"""A look is followed by a pause of so many times the processor time that it took: so they take one hundredth of a core."""
+_LAST_LOOKS = (0.05, 0.25, 1.0)
+"""Pauses, in seconds, before the last look is tried again where the system was too short of something for it."""
+_T = TypeVar("_T")
+
+
+def pause_after(spent_s: float) -> float:
+    """How long to wait after a look that took so much processor time."""
+    return max(PACE_S, _SHARE * spent_s)
+
+
+class Guarded:
+    """Implements :class:`handrail.contract.sandbox.Sandbox` around another.
+
+    What a folder holds is remembered from one start to the next. For one event loop.
+    """
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self._sandbox = sandbox
+        self._places: dict[str, Place] = {}
+        self._turn = threading.Lock()
+        self._living: dict[GuardedProcess, tuple[Aftermath, tuple[Place, ...]]] = {}
+        """Those that may write."""
+        self._owed: list[Aftermath] = []
+        """Of programs that have ended without a last look, because the system was short of something."""
+        self._due: asyncio.TimerHandle | None = None
+        """The next look, until it has been taken."""
+        self._looking: asyncio.Task[None] | None = None
+
+    @property
+    def tier(self) -> Tier:
+        return self._sandbox.tier
+
+    async def start(self, capabilities: CapabilitySet, profile: Profile, program: Program) -> Process:
+        writes = profile.workspace_writable and capabilities.uses("fs.write")
+        if not self.tier.confines:
+            return await self._started(capabilities, profile, program)
+        vcs = writes and capabilities.has(VCS_CONFIG)
+        git = bool(program.argv) and program.argv[0].rpartition("/")[2] == "git"
+        places = [self._place(root) for root in (profile.workspace, *profile.writable)]
+        read_only = [self._place(root) for root in profile.further]
+
+        def look() -> _Prepared:
+            self._settle_owed()
+            return _prepared(profile, places, read_only, writes=writes, vcs=vcs, git=git)
+
+        holder, begun_s = object(), asyncio.get_running_loop().time()
+        while True:
+            prepared = await self._run(look, (*places, *read_only))
+            repositories = (path for place in places for path in place.tree.repositories())
+            if await running_programs.hold(
+                holder, prepared.profile, repositories, changeable=prepared.changeable, begun_s=begun_s
+            ):
+                break
+        try:
+            process = await self._started(capabilities, prepared.profile, program)
+        except BaseException:
+            running_programs.release(holder)
+            raise
+        guarded = GuardedProcess(
+            process, prepared, lambda work: self._run(work, places), partial(running_programs.works_for, holder)
+        )
+        if prepared.aftermath is not None:
+            self._living[guarded] = prepared.aftermath, tuple(places)
+            self._plan_look(PACE_S)
+
+        def ended(looked: bool) -> None:
+            running_programs.release(holder)
+            if self._living.pop(guarded, None) is None:
+                return
+            if not looked and prepared.aftermath is not None:
+                self._owed.append(prepared.aftermath)
+
+        guarded.when_settled(ended)
+        return guarded
+
+    async def _started(self, capabilities: CapabilitySet, profile: Profile, program: Program) -> Process:
+        try:
+            return await self._sandbox.start(capabilities, profile, program)
+        except OSError as error:
+            raise ToolError(
+                f"the program was not started: {error.strerror or error}. If the system or this process is short of descriptors, "
+                "processes or memory, end what holds them, or raise the limit (ulimit -n), and call again",
+                kind="unavailable",
+            ) from error
+
+    def _settle_owed(self) -> None:
+        """Take the last looks that could not be taken, before another program starts.
+
+        :raises ToolError: ``unavailable`` where that still cannot be done, ``conflict`` for what was found
+        """
+        while self._owed:
+            aftermath = self._owed[0]
+            aftermath.look()
+            self._owed.pop(0)
+            if (veto := aftermath.veto()) is not None:
+                raise ToolError(
+                    f"no program was started: the last look after an earlier program was still due. Of that program, {veto.text}. "
+                    "Call again",
+                    kind="conflict",
+                )
+
+    async def look_meanwhile(self) -> float:
+        """Look at the folders that programs run in, and move away what is new under protected names.
+
+        Gives the processor time that it took, in seconds.
+        """
+        living = list(self._living.values())
+        places = list({id(place): place for _, mine in living for place in mine}.values())
+
+        def look() -> float:
+            begun = time.thread_time()
+            for place in places:
+                place.look()
+            for aftermath, _ in living:
+                aftermath.look_meanwhile()
+            return time.thread_time() - begun
+
+        return await self._run(look, places)
+
+    def _plan_look(self, pause_s: float) -> None:
+        """Schedule the next look, as long as a program runs."""
+        if self._living and self._due is None:
+            self._due = asyncio.get_running_loop().call_later(pause_s, self._begin_look)
+
+    def _begin_look(self) -> None:
+        if self._living:
+            self._looking = asyncio.get_running_loop().create_task(self._look_and_plan())
+        else:
+            self._due = None
+
+    async def _look_and_plan(self) -> None:
+        pause = PACE_S
+        try:
+            pause = pause_after(await self.look_meanwhile())
+        except (ToolError, OSError):
+            pass  # too short of something to look: the next look may succeed, and the last one has to
+        finally:
+            self._due = None
+        self._plan_look(pause)
+
+    def _place(self, root: str) -> Place:
+        place = self._places.pop(root, None) or Place(root)
+        self._places[root] = place  # the last used is kept the longest
+        while len(self._places) > _MOST_PLACES:
+            del self._places[next(iter(self._places))]
+        return place
+
+    async def _run(self, work: Callable[[], _T], places: Sequence[Place]) -> _T:
+        """``work`` on its own with the places: at once where they are small and nothing is being done with them, else in a
+        thread."""
+        folders = sum(place.size for place in places)
+        if 0 < folders < _AT_ONCE and self._turn.acquire(blocking=False):
+            try:
+                return work()
+            except _TakesLongError:
+                pass
+            finally:
+                self._turn.release()
+
+        def alone() -> _T:
+            with self._turn:
+                return work()
+
+        return await asyncio.get_running_loop().run_in_executor(None, alone)
+
+
+class _TakesLongError(Exception):
+    """Work that is not done on an event loop."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """What a program is started in.
+
+    :param profile: with everything that is to be mounted over
+    :param aftermath: what will be looked at afterwards; None where the program can write nothing
+    :param shared: files with names outside of the workspace, which are read-only for it
+    :param in_use: configurations that the program could change, if others that run did not have them mounted over, with these
+    :param changeable: the configurations that it can change; None for a program that may never change any
+    """
+
+    profile: Profile
+    aftermath: Aftermath | None
+    shared: tuple[str, ...]
+    in_use: Mapping[str, str]
+    changeable: Collection[str] | None
+
+
+def _prepared(
+    profile: Profile, places: Sequence[Place], read_only: Sequence[Place], *, writes: bool, vcs: bool, git: bool
+) -> _Prepared:
+    pinned = [*profile.pinned]
+    masked = [*profile.masked]
+    aftermath = Aftermath(places, profile, vcs=vcs) if writes else None
+    in_use: Mapping[str, str] = {}
+    free: Collection[str] | None = None
+    for place in (*places, *read_only):
+        place.look()
+        if writes and place in places:
+            pinned += place.pins(profile.denials)
+            if profile.denials is not None:
+                pinned += place.fixed(profile.denials)
+        if writes or profile.denials is not None:
+            hidden = place.masks(profile.denials)
+            masked += hidden if profile.shows is None else (path for path in hidden if not profile.shows(path))
+        masked += protected.waiting(place.tree, every=git)
+    masked += filter(protected.is_pipe, pinned)  # what a configuration includes may be one
+    shared = _made_private(places, {*pinned, *masked}) if writes else ()
+    if aftermath is not None:
+        aftermath.begin()
+        if vcs:
+            changeable = aftermath.changeable()
+            in_use = running_programs.held(changeable)
+            free = changeable.difference(in_use)
+            pinned = [path for path in pinned if path not in changeable or path in in_use]
+    over = places[0].mounted_over(
+        [*places[1:], *read_only],
+        places if writes else (),
+        tuple(dict.fromkeys((*pinned, *shared))),
+        tuple(dict.fromkeys(masked)),
+    )
+    kept = replace(profile, pinned=over[0], masked=over[1])
+    if aftermath is not None:
+        aftermath.mounted(pinned)
+    return _Prepared(kept, aftermath, shared, in_use, free)
+
+
+def _made_private(places: Sequence[Place], closed: Collection[str]) -> tuple[str, ...]:
+    """Give the files that have names outside of these places, too, a copy each; what is left is to be read-only.
+
+    :param closed: what the program cannot write anyway
+    """
+    found = places[0].shared(places[1:])
+    wanted = {path: file for path, file in found.items() if not protected.beneath_any(path, closed)}
+    if not wanted:
+        return ()
+    if _on_event_loop():
+        raise _TakesLongError
+    in_use = running_programs.held(wanted)
+    done: set[str] = set()
+    for place in places:
+        top = place.root.rstrip("/") + "/"
+        mine = ((path, file) for path, file in wanted.items() if path.startswith(top) and path not in in_use)
+        done |= private_copies.make_private(place.root, mine)
+        place.look()
+    return tuple(path for path in wanted if path not in done)
+
+
+def _on_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+class GuardedProcess(Delegating):
+    """A process whose :meth:`wait` fails for what the program left behind."""
+
+    def __init__(
+        self,
+        process: Process,
+        prepared: _Prepared,
+        run: Callable[[Callable[[], None]], Awaitable[None]],
+        works_for: Callable[[str], None],
+    ) -> None:
+        super().__init__(process)
+        self.profile = prepared.profile
+        self.shared = prepared.shared
+        self.in_use = prepared.in_use
+        self._aftermath = prepared.aftermath
+        self._run = run
+        self._works_for = works_for
+        self._last_look: asyncio.Future[None] | None = None
+        self._unlooked: ToolError | None = None
+        self._ending: asyncio.Future[None] | None = None
+        self._told: list[Callable[[bool], None]] = []
+        self._calls = 0
+        self._unsettled = False
+        """A call has ended, and the look after it has not."""
+
+    def when_settled(self, told: Callable[[bool], None]) -> None:
+        """Have ``told`` called once nobody is left in the sandbox, with whether the last look could be taken."""
+        self._told.append(told)
+
+    async def wait(self) -> int:
+        """
+        :raises Vetoed: when it has ended, for what it made under a protected name
+        """
+        code, error = 0, None
+        try:
+            code = await super().wait()
+        except ToolError as ended:
+            error = ended
+        await self._settled()
+        if (veto := self.veto) is not None:
+            if error is not None and error.kind == "conflict":  # a mount ended, and the program with it
+                raise ToolError(f"{error.text}. Also, {veto.text}", kind="conflict")
+            veto.exit_code = code
+            raise veto
+        if self._unlooked is not None:
+            raise self._unlooked
+        if error is not None:
+            raise error
+        return code
+
+    async def kill(self) -> None:
+        if self._ending is None:
+            self._ending = asyncio.ensure_future(self._ended())
+        await asyncio.shield(self._ending)
+
+    @property
+    def veto(self) -> Vetoed | None:
+        """Once it has been waited for or killed: what it was found to have done."""
+        return None if self._aftermath is None else self._aftermath.veto()
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """Once it has been waited for: what it made that stays, and that the model and the person should know of."""
+        return () if self._aftermath is None else self._aftermath.notices()
+
+    async def begin(self, call: str = "") -> tuple[str, ...]:
+        """A call begins in a process that stays up: what others did since the last one is not its doing.
+
+        :param call: its id, by which programs that the call starts are told from those that wait for its end
+        Gives what has appeared under protected names or was moved away since then, and no call made that may: the process may
+        have done it between its calls, or a person.
+        """
+        self._calls += 1
+        self._works_for(call)
+        appeared: list[str] = []
+        aftermath = self._aftermath
+        if self._calls > 1 and aftermath is not None:
+            await self._settle(aftermath)
+            await self._run(lambda: appeared.extend(aftermath.begin_anew()))
+        return tuple(appeared)
+
+    async def settle(self) -> None:
+        """A call ends in a process that stays up.
+
+        :raises Vetoed: for what was made under a protected name during it
+        """
+        if self._aftermath is None:
+            return
+        self._unsettled = True
+        await self._settle(self._aftermath)
+        self._works_for("")
+        if (veto := self._aftermath.report()) is not None:
+            raise veto
+
+    async def _settle(self, aftermath: Aftermath) -> None:
+        """Look after the last call, unless that has been done."""
+        if self._unsettled:
+            await self._run(aftermath.look)
+            self._unsettled = False
+
+    async def _ended(self) -> None:
+        await super().kill()
+        await self._settled()
+
+    async def _settled(self) -> None:
+        """Nobody of the sandbox is left: the last look, once, and to its end whoever is cancelled meanwhile."""
+        if self._last_look is None:
+            self._last_look = asyncio.ensure_future(self._look_last())
+        await asyncio.shield(self._last_look)
+
+    async def _look_last(self) -> None:
+        try:
+            for pause in (*_LAST_LOOKS, None) if self._aftermath is not None else ():
+                assert self._aftermath is not None
+                try:
+                    await self._run(self._aftermath.look)
+                except (ToolError, OSError) as error:
+                    self._unlooked = ToolError(
+                        f"what the program left in the workspace could not be looked at: {error}. No other program is started "
+                        "before that has been done",
+                        kind="unavailable",
+                    )
+                    if pause is not None:
+                        await asyncio.sleep(pause)
+                else:
+                    self._unlooked = None
+                    break
+        finally:
+            for told in self._told:
+                told(self._unlooked is None)
+            self._told.clear()
+
+
+def explained(process: Process, output: bytes) -> tuple[str, ...]:
+    """Why a program could not read or write what it says it could not, where that was kept from it; for the model."""
+    said = output[-_LOOKED_AT:]
+    if not isinstance(process, GuardedProcess):
+        return ()
+    notes = [*process.notices]
+    if not any(sign in said for sign in _REFUSED):
+        return tuple(notes)
+    profile = process.profile
+    top = profile.workspace.rstrip("/") + "/"
+    for path in profile.masked:
+        shown = path.removeprefix(top)
+        if not _mentions(said, shown):
+            continue
+        if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):  # noqa: PTH110, PTH112, PTH113
+            notes.append(
+                f"{visible(shown)} is a FIFO, and opening it would wait for ever: Handrail hides it from programs. Remove it, or put a "
+                "regular file in its place"
+            )
+        elif profile.denials is not None and not profile.denials.hides(path) and os.path.isdir(path):  # noqa: PTH112
+            notes.append(
+                f"{visible(shown)} is hidden whole from programs: it holds files that are kept from them, and there are too many "
+                "of these to hide one by one; or Handrail cannot look into it. Allow reading those that hold no secret, or put those "
+                "that do into a folder of their own"
+            )
+        else:
+            notes.append(
+                f"{visible(shown)} is hidden from programs: a rule keeps it from being read, or it looks like a secret "
+                f"and no rule allows it. A rule such as 'allow fs.read {visible(shown)}' would show it to programs; "
+                "that a command may run does not"
+            )
+    for path in profile.pinned:
+        shown = path.removeprefix(top)
+        if _mentions(said, shown):
+            why = protection(shown)
+            if path in process.in_use:
+                notes.append(
+                    f"{visible(shown)} cannot be changed now: {process.in_use[path]} runs with it mounted over. Wait until that "
+                    "has ended, or stop it, and call again"
+                )
+            elif why is None and any(one == path or one.startswith(f"{path}/") for one in process.shared):
+                notes.append(
+                    f"{visible(shown)} cannot be written by this program: it is, or it holds, files that have further names outside "
+                    "of the workspace (hard links). Each start gives some of them a copy of their own; 'handrail doctor' says how "
+                    "many are left"
+                )
+            elif why is None:
+                notes.append(f"{visible(shown)} cannot be written by programs: a rule denies it")
+            elif why.kind == "vcs":
+                notes.append(
+                    f"{visible(shown)} {why.what}: programs change it only in tools with the capability vcs.config, "
+                    "which bash never has. Go without (git push origin BRANCH, git checkout -b NAME --no-track), use "
+                    "such a tool, or ask a person"
+                )
+            else:
+                notes.append(why.refusal(visible(shown)))
+    return tuple(notes[:_MOST_NOTES])
+
+
+def _mentions(said: bytes, shown: str) -> bool:
+    """Whether the whole path is in it, or its last two names."""
+    return os.fsencode("/".join(shown.split("/")[-2:])) in said

@@ -1,0 +1,209 @@
+"""What the programs that run now have mounted over and may change, whichever session started them.
+
+A mount over a file ends, in every sandbox, when the file's name is given to another file. A file tool writes by
+``rename``, so it would take the mount away from a running program, which is then ended. So a file tool waits until
+no program has the file mounted over, for a bounded time. A program that starts waits, for as long, for the file tools and
+the git tools that may replace a file which it mounts over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncGenerator, Collection, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from handrail.contract.errors import ToolError
+from handrail.contract.sandbox import Profile
+from handrail.runtime.files.roots import is_beneath, visible
+from handrail.sandbox.view.protected import beneath_any
+
+_MOST_VOUCHED = 100_000
+WAIT_S = 5.0
+"""How long a write waits for the programs that have its file mounted over, and a program for what would end its mounts."""
+
+
+@dataclass(slots=True)
+class _Holder:
+    """A running program.
+
+    :param mounted: the paths that it has mounted over
+    :param changes: the folders in which it may change version-control configuration
+    :param works_for: the call or job that it works for now; empty between the calls of a process that stays up
+    """
+
+    name: str
+    mounted: frozenset[str]
+    changes: tuple[str, ...]
+    works_for: str
+
+
+class RunningPrograms:
+    """For all event loops and threads of this process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._holders: dict[object, _Holder] = {}
+        self.vouched: set[str] = set()
+        """What programs that may change version-control configuration made under protected names."""
+        self._replacing: dict[str, int] = {}
+        self._waiting: set[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = set()
+
+    async def hold(
+        self,
+        holder: object,
+        profile: Profile,
+        repositories: Iterable[str] = (),
+        *,
+        changeable: Collection[str] | None = None,
+        begun_s: float,
+    ) -> bool:
+        """Register a program that is about to start.
+
+        :param repositories: the git directories that it sees
+        :param changeable: the version-control configuration that it may change now; None where it may never change any
+        :param begun_s: when its start began, by the event loop's clock
+        :return: False, after a wait, if a tool could replace one of its files; then the profile has to be made again
+        :raises ToolError: ``conflict`` where such a tool does not end in time
+        """
+        paths = frozenset((*profile.pinned, *profile.masked))
+        with self._lock:
+            if changeable and any(not one.mounted.isdisjoint(changeable) for one in self._holders.values()):
+                return False  # that program has started since the profile was made
+            found = self._replaces(profile, paths, repositories)
+            if found is None:
+                roots = () if changeable is None else (profile.workspace, *profile.writable)
+                self._holders[holder] = _Holder(named(profile), paths, roots, profile.call)
+                return True
+            change = self._change()
+        if not await self._until(change, begun_s + WAIT_S - asyncio.get_running_loop().time()):
+            name, path = found
+            shown = visible(path.removeprefix(profile.workspace.rstrip("/") + "/"))
+            raise ToolError(
+                f"no program was started: {name} may replace {shown} while it runs, and that would end a program that starts now. "
+                "Wait until it has ended, or stop it, and call again",
+                kind="conflict",
+            )
+        return False
+
+    def works_for(self, holder: object, call: str) -> None:
+        """Note for which call a process that stays up works from now on; for none where ``call`` is empty."""
+        with self._lock:
+            if (one := self._holders.get(holder)) is not None:
+                one.works_for = call
+                self._ring()
+
+    def release(self, holder: object) -> None:
+        """Forget a program whose sandbox is empty."""
+        with self._lock:
+            if self._holders.pop(holder, None) is not None:
+                self._ring()
+
+    def held(self, paths: Collection[str]) -> dict[str, str]:
+        """Those of ``paths`` that a running program has mounted over, each with the name of one such program."""
+        with self._lock:
+            return {path: one.name for one in self._holders.values() for path in one.mounted.intersection(paths)}
+
+    def changes_configuration(self, root: str) -> bool:
+        """Whether a running program may change version-control configuration in this folder."""
+        with self._lock:
+            changed = [other for one in self._holders.values() for other in one.changes]
+        return any(is_beneath(root, other) or is_beneath(other, root) for other in changed)
+
+    def vouch(self, paths: Iterable[str]) -> None:
+        """Remember what such a program has made, once it has been judged."""
+        if len(self.vouched) < _MOST_VOUCHED:
+            self.vouched.update(paths)
+
+    @asynccontextmanager
+    async def replacing(self, path: str, shown: str) -> AsyncGenerator[None]:
+        """Reserve a file for a write that replaces it.
+
+        :raises ToolError: ``conflict`` where a running program has it mounted over, and does not end in time
+        """
+        await self._claim(path, shown)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._replacing[path] -= 1
+                if not self._replacing[path]:
+                    del self._replacing[path]
+                self._ring()
+
+    async def _claim(self, path: str, shown: str) -> None:
+        deadline: float | None = None
+        while True:
+            with self._lock:
+                name = self._holder_of(path)
+                if name is None:
+                    self._replacing[path] = self._replacing.get(path, 0) + 1
+                    return
+                change = self._change()
+            now = asyncio.get_running_loop().time()
+            deadline = now + WAIT_S if deadline is None else deadline
+            if not await self._until(change, deadline - now):
+                raise ToolError(
+                    f"{shown} was not written: {name} runs with this file mounted over, and a write would end it. Wait until it "
+                    "has ended, or stop it, and write again",
+                    kind="conflict",
+                )
+
+    def _replaces(
+        self, profile: Profile, paths: Collection[str], repositories: Iterable[str]
+    ) -> tuple[str, str] | None:
+        """What may replace one of ``paths`` now, and which. A program of the same call, or of one that made this call, is left
+        out: it may wait for this one."""
+        for path in paths:
+            if path in self._replacing:
+                return "a file tool", path
+        own = {profile.call, *profile.callers}
+        others = [one for one in self._holders.values() if one.changes and one.works_for and one.works_for not in own]
+        if not others:
+            return None
+        within = frozenset(repositories)
+        for path in sorted(path for path in paths if beneath_any(path, within)):
+            for one in others:
+                if any(is_beneath(path, root) for root in one.changes) and not beneath_any(path, one.mounted):
+                    return one.name if one.works_for in one.name else f"{one.name} ({one.works_for})", path
+        return None
+
+    def _holder_of(self, path: str) -> str | None:
+        return next((one.name for one in self._holders.values() if path in one.mounted), None)
+
+    def _change(self) -> tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]:
+        loop = asyncio.get_running_loop()
+        change = loop, loop.create_future()
+        self._waiting.add(change)
+        return change
+
+    async def _until(self, change: tuple[asyncio.AbstractEventLoop, asyncio.Future[None]], timeout_s: float) -> bool:
+        try:
+            done, _ = await asyncio.wait({change[1]}, timeout=max(timeout_s, 0))
+        finally:
+            with self._lock:
+                self._waiting.discard(change)
+        return bool(done)
+
+    def _ring(self) -> None:
+        for loop, future in self._waiting:
+            with contextlib.suppress(RuntimeError):  # that loop is closed
+                loop.call_soon_threadsafe(_set, future)
+        self._waiting.clear()
+
+
+def named(profile: Profile) -> str:
+    """A running program as an answer names it: by its tool, and the call or job that it runs for."""
+    tool = f"a program of {profile.tool}" if profile.tool else "a program"
+    return f"{tool} ({profile.call})" if profile.call else tool
+
+
+def _set(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+running_programs = RunningPrograms()
+"""Of this process: mounts and names are the machine's, whichever kernel started the program."""

@@ -1,0 +1,330 @@
+"""What all of a sandbox holds together, by looking: memory, files in /tmp, pipes. One that holds more than its call may is ended.
+
+The kernel bounds the private memory of each process (:mod:`handrail.sandbox.filters.limits`). What processes share, files in
+memory, and the sum over many of them every user can bound only by looking. So a program that runs for longer is looked
+at, and its sandbox ended when it holds too much. While the whole machine uses less than one call may, that is one read
+of ``/proc/meminfo``.
+
+Two more bounds are kept this way. The kernel's memory for the files of the private /tmp and /dev/shm and for their
+extended attributes is not in their size: each look asks both file systems how many files they have. All pipes of a user
+share one bound, above which the kernel gives every new pipe of that user two pages: each look makes a pipe, and counts
+those of the sandbox once it is given a short one.
+
+A look has gaps: what is allocated between two of them, and what no process has in its descriptors or its address space
+at that moment (on its way through a socket, or handed from one short-lived process to the next). Where a control group
+can be made (:mod:`handrail.sandbox.filters.cgroups`), the kernel itself bounds those; elsewhere a machine that runs out of
+memory takes it from sandboxes first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from handrail.contract.errors import ToolError
+
+if TYPE_CHECKING:
+    from handrail.sandbox.start.process import Confined
+
+EVERY_S = 0.25
+"""From one look to the next, and to the first: a program that has ended by then costs none."""
+_MIB = 1 << 20
+_SCORE = b"500"
+_MOST_DESCRIPTORS = 20_000
+"""Looked into at once; of a sandbox that has more, nobody can tell in time what it holds."""
+
+
+_MOST_PIPES = 256
+"""Of one sandbox, while its user has more pipes than the kernel gives their whole length."""
+_WHOLE_PIPE = 64 * 1024
+_FILE_BYTES = 4096
+"""A file system in memory may have one file for each so many of its bytes."""
+_IN_MEMORY = ("/tmp", "/dev/shm")  # noqa: S108 - the sandbox's
+
+
+class Watch:
+    """Looks at a sandbox whose program runs, until it has ended; ends it once it holds more than it may.
+
+    :param bound: bytes of memory; None for no bound
+    :param files: what ``/tmp`` and ``/dev/shm`` may hold together, in files
+    """
+
+    def __init__(self, process: Confined, bound: int | None, files: int) -> None:
+        self._process = process
+        self._bound = bound
+        self._files = files
+        self._over = False
+        self._timer = process.loop.call_later(EVERY_S, self._look)
+        process.when_gone(self._ended)
+
+    def _ended(self) -> None:
+        self._over = True
+        self._timer.cancel()
+
+    def _look(self) -> None:
+        first = self._process.inner_pid
+        if not first or not self._process.mounted:  # until then its /tmp is the machine's
+            self._again()
+        elif (held := files_of(first)) > self._files:
+            self._process.end_beyond(_too_many_files(held, self._files))
+        elif (short := pipes_are_short()) or (self._bound is not None and _may_be_beyond(self._bound)):
+            looking = _looking(os.getpid())
+            looked = self._process.loop.run_in_executor(looking, found_beyond, first, self._bound, short)
+            looked.add_done_callback(self._looked)
+        else:
+            self._again()
+
+    def _again(self) -> None:
+        self._timer = self._process.loop.call_later(EVERY_S, self._look)
+
+    def _looked(self, looked: asyncio.Future[ToolError | None]) -> None:
+        if self._over or looked.cancelled():
+            return
+        found = None if looked.exception() else looked.result()
+        if found is None:
+            self._again()
+        else:
+            self._process.end_beyond(found)
+
+
+def found_beyond(first: int, bound: int | None, short: bool) -> ToolError | None:
+    """Return why a sandbox is to be ended, if it is.
+
+    :param first: its first process
+    :param bound: bytes of memory that it may hold; None for no bound
+    :param short: whether its user's new pipes are short
+    """
+    if bound is not None and (held := beyond(first, bound)) is not None:
+        return ToolError(
+            f"it was ended: its processes together held {held // _MIB:,} MiB of memory, what they share and files in "
+            f"memory counted, and one call may hold {bound // _MIB:,} MiB (the operator sets it as "
+            "sandbox.call_memory_mib, and it is at most three quarters of the machine's). Work on less at a time, "
+            "or in fewer processes",
+            kind="limit",
+        )
+    if short and (count := pipes_of(first)) > _MOST_PIPES:
+        return ToolError(
+            f"The program was ended: its processes held {count:,} pipes, and the pipes of this user have become short. "
+            f"A call may hold {_MOST_PIPES} pipes then. Work with fewer pipes or processes at a time.",
+            kind="limit",
+        )
+    return None
+
+
+def _too_many_files(held: int, most: int) -> ToolError:
+    return ToolError(
+        f"The program was ended: it had {held:,} files in /tmp and /dev/shm, extended attributes counted. A call may "
+        f"have {most:,} there. Keep many files in the workspace or in the home folder.",
+        kind="limit",
+    )
+
+
+def most_files(size: int) -> int:
+    """Return how many files the file systems in memory may have that hold ``size`` bytes together."""
+    return size // _FILE_BYTES
+
+
+def files_of(first: int) -> int:
+    """Return how many files a sandbox has in memory, its extended attributes counted as the kernel counts them.
+
+    :param first: its first process; 0 is returned where it has ended
+    """
+    held = 0
+    for place in _IN_MEMORY:
+        with contextlib.suppress(OSError):
+            found = os.statvfs(f"/proc/{first}/root{place}")
+            held += found.f_files - found.f_ffree
+    return held
+
+
+_short: tuple[float, bool] = (float("-inf"), False)
+
+
+def pipes_are_short() -> bool:
+    """Return whether a new pipe of this user is shorter than others are: they hold as many as the kernel gives them.
+
+    The answer is one for all sandboxes, a quarter of a second old at most. Root is given whole pipes always.
+    """
+    global _short
+    now = time.monotonic()
+    if now - _short[0] >= EVERY_S / 2:
+        _short = now, _new_pipe() < _WHOLE_PIPE
+    return _short[1]
+
+
+def _new_pipe() -> int:
+    try:
+        ends = os.pipe2(os.O_CLOEXEC)
+    except OSError:
+        return _WHOLE_PIPE  # no descriptor is left: that says nothing about pipes
+    try:
+        return fcntl.fcntl(ends[0], fcntl.F_GETPIPE_SZ)
+    finally:
+        for end in ends:
+            os.close(end)
+
+
+def pipes_of(first: int) -> int:
+    """Count the pipes that the process ``first`` and all it has started have open."""
+    found: set[str] = set()
+    for pid in _members(first):
+        folder = f"/proc/{pid}/fd"
+        with contextlib.suppress(OSError):
+            for descriptor in os.listdir(folder):  # noqa: PTH208 - while others wait
+                with contextlib.suppress(OSError):
+                    target = os.readlink(f"{folder}/{descriptor}")  # noqa: PTH115 - no path
+                    if target.startswith("pipe:"):
+                        found.add(target)
+    return len(found)
+
+
+@lru_cache(maxsize=1)
+def _looking(_pid: int) -> ThreadPoolExecutor:
+    """A thread of its own: the common ones may all be at work for tools, which is when it matters. A forked copy of this
+    process has none of its threads, so it has another."""
+    return ThreadPoolExecutor(1, thread_name_prefix="handrail-memory")
+
+
+class Use(NamedTuple):
+    """Of the machine's memory, in bytes: what would have to be swapped out, and how much of it is shared."""
+
+    all: int
+    shared: int
+
+
+def in_use() -> Use:
+    figures: dict[str, int] = {}
+    with Path("/proc/meminfo").open("rb") as file:
+        for line in file:
+            name, _, rest = line.partition(b":")
+            figures[name.decode()] = int(rest.split()[0]) * 1024
+    shared = figures.get("Shmem", 0)
+    return Use(figures.get("AnonPages", 0) + shared + figures.get("SwapTotal", 0) - figures.get("SwapFree", 0), shared)
+
+
+def _may_be_beyond(bound: int) -> bool:
+    try:
+        return in_use().all > bound
+    except OSError:
+        return False  # no descriptor is left: the next look finds out
+
+
+def taken_first(pid: int) -> None:
+    """Where the machine runs out of memory, have the kernel take it from this process first, and from all that it starts.
+
+    For one that has started nobody yet: these are born with its mark.
+    """
+    with contextlib.suppress(OSError):  # it has ended
+        Path(f"/proc/{pid}/oom_score_adj").write_bytes(_SCORE)
+
+
+def beyond(first: int, bound: int) -> int | None:
+    """How much the process ``first`` and all it has started hold, in bytes, if that is more than ``bound``.
+
+    Each figure is looked up only where a cheaper one, which is never smaller, is above the bound.
+    """
+    shared = in_use().shared
+    members = tuple(_members(first))
+    if sum(_resident(pid) for pid in members) + shared <= bound:  # what is in many processes counted in each
+        return None
+    parts = [_part(pid) for pid in members]
+    mapped = sum(parts)
+    if mapped + shared <= bound:
+        return None
+    files, all_seen = _files_in_memory(members)
+    if not all_seen:  # by its own doing: a sandbox that cannot be looked into has what nobody else is known to have
+        return _if_beyond(mapped + shared, bound)
+    whole = mapped + sum(files.values()) - sum(_mapped_of(pid, files) for pid in members if files)
+    return _if_beyond(whole, bound)
+
+
+def _if_beyond(held: int, bound: int) -> int | None:
+    return held if held > bound else None
+
+
+def _members(first: int) -> Iterator[int]:
+    waiting = [first]
+    seen: set[int] = set()
+    while waiting:
+        pid = waiting.pop()
+        if pid in seen:
+            continue
+        seen.add(pid)
+        yield pid
+        with contextlib.suppress(OSError):
+            for task in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208 - while others wait
+                waiting += map(int, Path(f"/proc/{pid}/task/{task}/children").read_bytes().split())
+
+
+def _resident(pid: int) -> int:
+    return _summed(f"/proc/{pid}/status", (b"RssAnon", b"RssShmem", b"VmSwap")) or 0
+
+
+def _part(pid: int) -> int:
+    """What is left of :func:`_resident` once pages that several processes have are divided among them."""
+    try:
+        with Path(f"/proc/{pid}/smaps_rollup").open("rb") as file:
+            if b"Pss_Anon" in (text := file.read()):
+                return _sum_of(text.splitlines(), (b"Pss_Anon", b"Pss_Shmem", b"SwapPss"))
+    except OSError:
+        pass
+    return _resident(pid)
+
+
+def _summed(path: str, names: tuple[bytes, ...]) -> int | None:
+    try:
+        with Path(path).open("rb") as file:
+            return _sum_of(file.read().splitlines(), names)
+    except OSError:
+        return None
+
+
+def _sum_of(lines: list[bytes], names: tuple[bytes, ...]) -> int:
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.partition(b":")[0] in names)
+
+
+def _files_in_memory(members: tuple[int, ...]) -> tuple[dict[tuple[int, int], int], bool]:
+    """The files of memfd_create(2) that they have open, by device and inode, in bytes; and whether all were seen."""
+    found: dict[tuple[int, int], int] = {}
+    rest = _MOST_DESCRIPTORS
+    for pid in members:
+        folder = f"/proc/{pid}/fd"
+        try:
+            descriptors = os.listdir(folder)  # noqa: PTH208
+        except FileNotFoundError:
+            continue  # it has ended
+        except OSError:
+            return found, False
+        rest -= len(descriptors)
+        if rest < 0:
+            return found, False
+        for descriptor in descriptors:
+            with contextlib.suppress(OSError):
+                if os.readlink(f"{folder}/{descriptor}").startswith("/memfd:"):  # noqa: PTH115 - no path
+                    about = os.stat(f"{folder}/{descriptor}")  # noqa: PTH116
+                    found[about.st_dev, about.st_ino] = about.st_blocks * 512
+    return found, True
+
+
+def _mapped_of(pid: int, files: dict[tuple[int, int], int]) -> int:
+    """How much of these files is in the process's address space too, which :func:`_part` has counted."""
+    names = {b"%02x:%02x %d" % (os.major(device), os.minor(device), inode) for device, inode in files}
+    counted, ours = 0, False
+    try:
+        with Path(f"/proc/{pid}/smaps").open("rb") as file:
+            for line in file:
+                if line[:1] in b"0123456789abcdef":
+                    ours = b" ".join(line.split(maxsplit=5)[3:5]) in names
+                elif ours and line.startswith(b"Pss:"):
+                    counted += int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return counted

@@ -1,0 +1,272 @@
+"""The system calls that a sandboxed program may make, as a seccomp filter (classic BPF, seccomp(2)).
+
+What a namespace does not confine, or what opens parts of the kernel that no build or test needs, is answered with an
+error: new namespaces and mounts, tracing others, kernel keys, modules, clocks, handles, terminal injection, every
+socket family but the internet's and pairs, kernel memory that no other bound counts (System V queues, long segments
+and large semaphore sets, longer pipes), and Linux AIO, of whose requests the whole machine has one number. So is each
+call that is newer than this table. A program for another architecture (32-bit or x32 on x86-64) is killed or gets
+ENOSYS, since its numbers mean other calls.
+
+The filter is assembled by hand: bubblewrap takes exactly these bytes, and no library is needed.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import struct
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Literal, NamedTuple
+
+from handrail.sandbox.filters.syscalls import AARCH64, LAST_KNOWN, X86_64
+
+Machine = Literal["x86_64", "aarch64"]
+
+_AUDIT: Mapping[Machine, int] = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+NUMBERS: Mapping[Machine, Mapping[str, int]] = MappingProxyType({"x86_64": X86_64, "aarch64": AARCH64})
+"""The number of every call that the filter names, by machine; what a machine does not have is left out."""
+
+ALLOW, KILL, _ERRNO = 0x7FFF_0000, 0x8000_0000, 0x0005_0000
+
+NOT_PERMITTED = (
+    # namespaces and mounts
+    *("unshare", "setns", "mount", "umount2", "pivot_root", "chroot", "open_tree", "open_tree_attr", "move_mount"),
+    *("fsopen", "fsconfig", "fsmount", "fspick", "mount_setattr", "listmount", "statmount"),
+    # other processes
+    *("ptrace", "process_vm_readv", "process_vm_writev", "process_madvise", "pidfd_getfd", "kcmp"),
+    # parts of the kernel with much code and no use in a build or a test
+    *("bpf", "perf_event_open", "userfaultfd", "fanotify_init", "lookup_dcookie", "modify_ldt", "lsm_set_self_attr"),
+    *("mbind", "set_mempolicy", "get_mempolicy", "set_mempolicy_home_node", "migrate_pages", "move_pages"),
+    # its keys, which no namespace separates
+    *("add_key", "request_key", "keyctl"),
+    # the machine
+    *("kexec_load", "kexec_file_load", "init_module", "finit_module", "delete_module", "create_module"),
+    *("query_module", "get_kernel_syms", "reboot", "swapon", "swapoff", "acct", "quotactl", "quotactl_fd", "syslog"),
+    *("settimeofday", "clock_settime", "adjtimex", "clock_adjtime", "sethostname", "setdomainname", "vhangup"),
+    *("iopl", "ioperm", "_sysctl", "uselib", "ustat", "sysfs", "nfsservctl"),
+    # files by handle, which go round every mount
+    *("open_by_handle_at", "name_to_handle_at"),
+)
+"""Answered with EPERM."""
+
+NOT_THERE = (
+    *("clone3", "io_uring_setup", "io_uring_enter", "io_uring_register", "openat2"),
+    # requests of which the whole machine has one number, such as 65,536
+    "io_setup",
+    # memory that no bound of a call counts
+    *("msgget", "memfd_secret"),
+)
+"""Answered with ENOSYS, so that libraries fall back to what the filter can look into."""
+
+LONGEST_SEGMENT = 64 * 1024
+"""Bytes of a System V segment. PostgreSQL needs a page of one. A namespace has 4,096 of them: together as much as /tmp."""
+HUGE_PAGES = 0o4000
+"""SHM_HUGETLB: the segment takes whole huge pages, however short it is."""
+MOST_SEMAPHORES = 16
+"""Of one System V set. A namespace has 32,000 sets; each semaphore takes 64 bytes or more of the kernel's memory."""
+SET_PIPE_SIZE, LONGEST_PIPE = 1031, 64 * 1024
+"""F_SETPIPE_SZ of fcntl(2), and the bytes that a pipe has without it. All pipes of a user share one bound."""
+
+NEW_NAMESPACES = 0x7E02_0000
+"""Every CLONE_NEW* flag that clone(2) takes."""
+PERSONALITIES = (0x0, 0x8, 0x2_0000, 0x2_0008, 0xFFFF_FFFF)
+TERMINAL_COMMANDS = (0x5412, 0x541C, 0x5423)
+"""TIOCSTI and TIOCLINUX type for the user; TIOCSETD loads line disciplines."""
+SET_ID_BITS = 0o6000
+CREATES = 0x40_0040
+"""O_CREAT and O_TMPFILE's own bit: open(2) has a mode only with one of them."""
+MODE_ARGUMENTS: Mapping[str, int] = MappingProxyType(
+    {"chmod": 1, "fchmod": 1, "fchmodat": 2, "fchmodat2": 2, "creat": 1, "mknod": 1, "mknodat": 2}
+)
+"""Calls that give a file its mode: without the set-uid and set-gid bits, which would hold outside of the sandbox too."""
+OPENS: Mapping[str, tuple[int, int]] = MappingProxyType({"open": (1, 2), "openat": (2, 3)})
+"""Calls that may create: the arguments with their flags and mode."""
+AF_UNIX, AF_INET, AF_INET6, AF_NETLINK = 1, 2, 10, 16
+SOCKET_TYPES = (1, 2)
+"""SOCK_STREAM and SOCK_DGRAM."""
+PROTOCOLS = (0, 6, 17)
+"""The family's own, TCP, UDP."""
+NETLINK_ROUTE = 0
+"""The one netlink protocol there is: getifaddrs(3) asks it."""
+
+
+def machine() -> Machine | None:
+    """This machine, if there is a filter for it."""
+    found = os.uname().machine
+    return found if found in ("x86_64", "aarch64") else None
+
+
+@lru_cache(maxsize=8)
+def program(name: Machine | None = None, *, unix_sockets: bool = False) -> bytes:
+    """The filter as an array of ``struct sock_filter``, in the form that ``bwrap --seccomp FD`` reads.
+
+    :param name: the machine that it is for; without it, this one
+    :param unix_sockets: let programs make Unix sockets, with which they reach every server that listens in a folder
+        they see
+    :raises ValueError: when there is none for this machine
+    """
+    chosen = name or machine()
+    if chosen is None:
+        raise ValueError(f"there is no filter for {os.uname().machine}; x86_64 and aarch64 have one")
+    return _assembled(_whole(chosen, unix_sockets=unix_sockets))
+
+
+class Step(NamedTuple):
+    """One instruction. Jumps name labels; ``""`` is the next instruction. A step without a code only is a label."""
+
+    code: int
+    k: int = 0
+    yes: str = ""
+    no: str = ""
+    label: str = ""
+
+
+_LOAD, _AND, _RETURN, _JUMP = 0x20, 0x54, 0x06, 0x05
+_EQUAL, _AT_LEAST, _ANY_BIT = 0x15, 0x35, 0x45
+_NUMBER_AT, _MACHINE_AT, _ARGUMENTS_AT = 0, 4, 16
+
+
+def _refused(number: int) -> Step:
+    return Step(_RETURN, _ERRNO | number)
+
+
+def _argument(index: int) -> Step:
+    """The lower half of an argument, which is all that the kernel looks at where these are read."""
+    return Step(_LOAD, _ARGUMENTS_AT + 8 * index)
+
+
+def _upper_half(index: int) -> Step:
+    return Step(_LOAD, _ARGUMENTS_AT + 8 * index + 4)
+
+
+def _label(name: str) -> Step:
+    return Step(-1, label=name)
+
+
+def _whole(name: Machine, *, unix_sockets: bool) -> list[Step]:
+    numbers = NUMBERS[name]
+    leaves: dict[int, Step] = {}
+    for call in NOT_PERMITTED:
+        if call in numbers:
+            leaves[numbers[call]] = _refused(errno.EPERM)
+    for call in NOT_THERE:
+        leaves[numbers[call]] = _refused(errno.ENOSYS)
+    sections: list[Step] = []
+    for call, steps in _looked_into(unix_sockets=unix_sockets).items():
+        if call in numbers:
+            leaves[numbers[call]] = Step(_JUMP, yes=call)
+            sections += [_label(call), *steps]
+    # x32 calls have bit 30 set, so they are beyond the last too.
+    bounds: dict[int, Step] = {LAST_KNOWN + 1: _refused(errno.ENOSYS)}
+    allowed = Step(_RETURN, ALLOW)
+    for number, leaf in leaves.items():
+        bounds[number] = leaf
+        if number + 1 not in leaves and number < LAST_KNOWN:
+            bounds[number + 1] = allowed
+    bounds.setdefault(0, allowed)
+    return [
+        Step(_LOAD, _MACHINE_AT),
+        Step(_EQUAL, _AUDIT[name], yes="native"),
+        Step(_RETURN, KILL),
+        _label("native"),
+        Step(_LOAD, _NUMBER_AT),
+        *_searched(sorted(bounds.items())),
+        *sections,
+        _label("allow"),
+        allowed,
+        _label("refuse"),
+        _refused(errno.EPERM),
+        _label("family"),
+        _refused(errno.EAFNOSUPPORT),
+        _label("protocol"),
+        _refused(errno.EPROTONOSUPPORT),
+    ]
+
+
+def _searched(bounds: Sequence[tuple[int, Step]]) -> list[Step]:
+    """A binary search: each bound's leaf holds for the numbers from it up to the next bound."""
+    if len(bounds) == 1:
+        return [bounds[0][1]]
+    middle = len(bounds) // 2
+    upper = f"from {bounds[middle][0]}"
+    return [
+        Step(_AT_LEAST, bounds[middle][0], yes=upper),
+        *_searched(bounds[:middle]),
+        _label(upper),
+        *_searched(bounds[middle:]),
+    ]
+
+
+def _looked_into(*, unix_sockets: bool) -> dict[str, list[Step]]:
+    """The calls that are decided by their arguments."""
+    found: dict[str, list[Step]] = {
+        "clone": [_argument(0), Step(_ANY_BIT, NEW_NAMESPACES, yes="refuse", no="allow")],
+        "personality": [_argument(0), *_one_of(PERSONALITIES, "allow", "refuse")],
+        "ioctl": [_argument(1), *_one_of(TERMINAL_COMMANDS, "refuse", "allow")],
+        "shmget": [
+            _upper_half(1),
+            Step(_EQUAL, 0, no="refuse"),
+            _argument(1),
+            Step(_AT_LEAST, LONGEST_SEGMENT + 1, yes="refuse"),
+            _argument(2),
+            Step(_ANY_BIT, HUGE_PAGES, yes="refuse", no="allow"),
+        ],
+        "semget": [_argument(1), Step(_AT_LEAST, MOST_SEMAPHORES + 1, yes="refuse", no="allow")],
+        "fcntl": [
+            _argument(1),
+            Step(_EQUAL, SET_PIPE_SIZE, yes="", no="allow"),
+            _argument(2),
+            Step(_AT_LEAST, LONGEST_PIPE + 1, yes="refuse", no="allow"),
+        ],
+        "socketpair": [_argument(0), Step(_EQUAL, AF_UNIX, yes="allow", no="family")],
+        "socket": [
+            _argument(0),
+            Step(_EQUAL, AF_UNIX, yes="allow" if unix_sockets else "family"),
+            Step(_EQUAL, AF_NETLINK, yes="netlink"),
+            *_one_of((AF_INET, AF_INET6), "internet", "family"),
+            _label("netlink"),
+            _argument(2),
+            Step(_EQUAL, NETLINK_ROUTE, yes="allow", no="protocol"),
+            _label("internet"),
+            _argument(1),
+            Step(_AND, 0xF),  # without SOCK_CLOEXEC and SOCK_NONBLOCK
+            *_one_of(SOCKET_TYPES, "kind", "refuse"),
+            _label("kind"),
+            _argument(2),
+            *_one_of(PROTOCOLS, "allow", "protocol"),
+        ],
+    }
+    for call, mode in MODE_ARGUMENTS.items():
+        found[call] = [_argument(mode), Step(_ANY_BIT, SET_ID_BITS, yes="refuse", no="allow")]
+    for call, (flags, mode) in OPENS.items():
+        found[call] = [
+            _argument(flags),
+            Step(_ANY_BIT, CREATES, yes="", no="allow"),
+            _argument(mode),
+            Step(_ANY_BIT, SET_ID_BITS, yes="refuse", no="allow"),
+        ]
+    return found
+
+
+def _one_of(values: Sequence[int], yes: str, no: str) -> list[Step]:
+    return [*(Step(_EQUAL, value, yes=yes) for value in values[:-1]), Step(_EQUAL, values[-1], yes=yes, no=no)]
+
+
+def _assembled(steps: Sequence[Step]) -> bytes:
+    places: dict[str, int] = {}
+    real: list[Step] = []
+    for step in steps:
+        if step.code < 0:
+            places[step.label] = len(real)
+        else:
+            real.append(step)
+    out = bytearray()
+    for here, step in enumerate(real, 1):
+        yes, no = (places[label] - here if label else 0 for label in (step.yes, step.no))
+        if step.code == _JUMP:
+            out += struct.pack("<HBBI", step.code, 0, 0, yes)
+        else:
+            out += struct.pack("<HBBI", step.code, yes, no, step.k)  # refuses a distance over 255
+    return bytes(out)

@@ -1,0 +1,1 @@
+"""Which hosts a sandboxed process reaches, and the proxy through which it does."""

@@ -1,0 +1,265 @@
+"""The one check of every connection that leaves on behalf of a call: which host, which address, which socket.
+
+Used by the proxy in front of a sandbox and by the runtime's own fetches. A host is judged by its canonical name
+(:mod:`handrail.contract.text.hosts`), resolved once, every address it has is checked, and one of the *checked* addresses is
+dialled, so a name that leads elsewhere the second time (rebinding) is of no use. An address that is not public is
+reached only where every layer of the call's set names it literally.
+
+What remains open: a network's own NAT64 prefix (one other than ``64:ff9b::/96``) or a router that sends public
+addresses inwards cannot be seen from here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from ipaddress import AddressValueError, IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
+from typing import Protocol
+
+from handrail.contract.errors import ToolError
+from handrail.contract.text.hosts import Address, Host, bracketed, grants_address
+from handrail.contract.tool.requires import CapabilitySet
+
+Gate = Callable[[str, int], str | None]
+"""Judges a host (an IPv6 address in brackets) and port by the rules; the reason of a refusal, or None."""
+
+RESOLVE_S = 10.0
+CONNECT_S = 10.0
+"""For each address."""
+_MOST_DIALLED = 8
+_MOST_LOOKUPS = 32
+
+_METADATA = frozenset(
+    ip_address(text)
+    for text in ("169.254.169.254", "169.254.170.2", "100.100.100.200", "168.63.129.16", "192.0.0.192", "fd00:ec2::254")
+)
+_V4_REFUSED = tuple(map(IPv4Network, ("192.0.0.0/24", "192.88.99.0/24", "168.63.129.16/32", "100.64.0.0/10")))
+_V6_UNICAST = IPv6Network("2000::/3")
+_V6_REFUSED = tuple(map(IPv6Network, ("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20")))
+_NAT64 = IPv6Network("64:ff9b::/96")
+_V4_IN_LAST_BITS = tuple(
+    map(IPv6Network, ("::/96", "::ffff:0:0/96", "::ffff:0:0:0/96", "64:ff9b::/96", "64:ff9b:1::/48"))
+)
+_6TO4, _TEREDO = IPv6Network("2002::/16"), IPv6Network("2001::/32")
+_ISATAP = (0x00005EFE, 0x02005EFE)
+
+
+class Resolver(Protocol):
+    async def resolve(self, name: str) -> Sequence[str]:
+        """The addresses of ``name``, as text.
+
+        :raises OSError: when it has none, or nobody answers
+        """
+        ...
+
+
+class SystemResolver:
+    """The machine's own, in threads of its own: a lookup that hangs holds up neither the loop nor the program's end."""
+
+    def __init__(self, timeout_s: float = RESOLVE_S) -> None:
+        self._timeout_s = timeout_s
+        self._under_way = 0
+
+    async def resolve(self, name: str) -> Sequence[str]:
+        if self._under_way >= _MOST_LOOKUPS:
+            raise OSError("too many names are being looked up; try again in a while")
+        loop = asyncio.get_running_loop()
+        found: asyncio.Future[list[str]] = loop.create_future()
+
+        def settle(addresses: list[str], error: OSError | None) -> None:
+            self._under_way -= 1
+            if not found.done():
+                found.set_result(addresses) if error is None else found.set_exception(error)
+
+        def look_up() -> None:
+            addresses: list[str] = []
+            failure: OSError | None = None
+            try:
+                rows = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+                addresses = list(dict.fromkeys(str(row[4][0]) for row in rows))
+            except OSError as error:
+                failure = error
+            except UnicodeError as error:
+                failure = OSError(str(error))
+            with contextlib.suppress(RuntimeError):  # the loop has been closed: nobody waits any more
+                loop.call_soon_threadsafe(settle, addresses, failure)
+
+        self._under_way += 1
+        threading.Thread(target=look_up, name="handrail-resolve", daemon=True).start()
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await found
+        except TimeoutError:
+            raise OSError(f"nobody answered within {self._timeout_s:g} s") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A host that may be reached, and the checked addresses that lead there."""
+
+    host: Host
+    addresses: tuple[Address, ...]
+
+
+class Egress:
+    """The check for one capability set.
+
+    :param gate: judges by the rules, on top of the set
+    :param is_own: whether an address is this machine's
+    """
+
+    def __init__(
+        self,
+        capabilities: CapabilitySet,
+        gate: Gate | None = None,
+        resolver: Resolver | None = None,
+        is_own: Callable[[Address], bool] | None = None,
+    ) -> None:
+        self._capabilities = capabilities
+        self._gate = gate
+        self._resolver = resolver or SystemResolver()
+        self._is_own = is_own or is_own_address
+
+    def refusal(self, host: Host) -> str | None:
+        """Why ``host`` (with its port) must not be reached, judged by its name alone; None if it may."""
+        assert host.port is not None
+        if self._gate is not None and (refused := self._gate(bracketed(host.name), host.port)) is not None:
+            return refused
+        layer = self._capabilities.refusing_layer("net.fetch", str(host))
+        if layer is None:
+            return None
+        return (
+            f"{host} is not among the hosts of {layer.owner}; who is responsible for it would add it to its requires, "
+            f'as in {{"net": {{"hosts": ["{host}"]}}}}.'
+        )
+
+    async def way(self, host: Host) -> Way:
+        """Judge ``host``, resolve it once, and check every address that it has.
+
+        :raises ToolError: ``denied`` with the reason, ``backend`` when the name leads nowhere
+        """
+        if (refused := self.refusal(host)) is not None:
+            raise ToolError(refused, kind="denied")
+        addresses = (host.address,) if host.address is not None else await self._addresses(host)
+        for address in addresses:
+            if (refused := self._refusal_of_address(host, address)) is not None:
+                raise ToolError(refused, kind="denied")
+        return Way(host, addresses[:_MOST_DIALLED])
+
+    async def dial(self, way: Way, timeout_s: float = CONNECT_S) -> socket.socket:
+        """A connected, non-blocking socket to one of the checked addresses.
+
+        :param timeout_s: for each address
+        :raises ToolError: ``backend`` when none of them answers
+        """
+        loop = asyncio.get_running_loop()
+        problem = "it has no address"
+        assert way.host.port is not None
+        for address in way.addresses:
+            family = socket.AF_INET6 if isinstance(address, IPv6Address) else socket.AF_INET
+            try:
+                connection = socket.socket(family, socket.SOCK_STREAM)
+            except OSError as error:
+                problem = str(error)
+                continue
+            try:
+                connection.setblocking(False)
+                async with asyncio.timeout(timeout_s):
+                    await loop.sock_connect(connection, (str(address), way.host.port))
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                return connection
+            except TimeoutError:
+                problem = f"no answer within {timeout_s:g} s"
+            except OSError as error:
+                problem = error.strerror or str(error)
+            except BaseException:
+                connection.close()
+                raise
+            connection.close()
+        raise ToolError(f"{way.host} cannot be reached: {problem}", kind="backend")
+
+    async def _addresses(self, host: Host) -> tuple[Address, ...]:
+        try:
+            texts = await self._resolver.resolve(host.name)
+        except OSError as error:
+            raise ToolError(f"{host.name} leads to no address: {error.strerror or error}", kind="backend") from None
+        addresses: list[Address] = []
+        for text in dict.fromkeys(texts):
+            try:
+                addresses.append(ip_address(text))
+            except (ValueError, AddressValueError):
+                raise ToolError(f"{host.name} leads to {text[:100]!r}, which is no address", kind="denied") from None
+        if not addresses:
+            raise ToolError(f"{host.name} leads to no address", kind="backend")
+        return tuple(addresses)
+
+    def _refusal_of_address(self, host: Host, address: Address) -> str | None:
+        fault = fault_in_address(address)
+        if fault is None and self._is_own(address):
+            fault = "an address of this machine"
+        if fault is None:
+            return None
+        assert host.port is not None
+        literal = f"{bracketed(str(address))}:{host.port}"
+        for layer in self._capabilities.layers:
+            if not any(grants_address(pattern, address, host.port) for pattern in layer.hosts):
+                leads = f"{host}" if host.address is not None else f"{host} leads to {address}, and that"
+                return (
+                    f"{leads} is {fault}, which only a literal grant opens; {layer.owner} has none. "
+                    f'If it is meant, its requires would say {{"net": {{"hosts": ["{literal}"]}}}}.'
+                )
+        if host.address is None and self._gate is not None:
+            return self._gate(bracketed(str(address)), host.port)
+        return None
+
+
+def fault_in_address(address: Address) -> str | None:
+    """Why nothing may be sent to ``address`` unless it is granted literally; None for a public one."""
+    if address in _METADATA:
+        return "the address of a cloud's metadata service"
+    if isinstance(address, IPv4Address):
+        if address.is_multicast:
+            return "a multicast address"
+        if not address.is_global or any(address in network for network in _V4_REFUSED):
+            return "a private, local or reserved address"
+        return None
+    for inner in embedded(address):
+        if (fault := fault_in_address(inner)) is not None:
+            return f"another form of {inner}, {fault}"
+    if address in _NAT64:
+        return None
+    if address.is_multicast:
+        return "a multicast address"
+    if not address.is_global or address not in _V6_UNICAST or any(address in network for network in _V6_REFUSED):
+        return "a private, local or reserved address"
+    return None
+
+
+def embedded(address: IPv6Address) -> list[IPv4Address]:
+    """The IPv4 addresses that ``address`` may be another form of."""
+    bits = int(address)
+    found: list[int] = []
+    if any(address in network for network in _V4_IN_LAST_BITS):
+        found.append(bits & 0xFFFFFFFF)
+    if address in _6TO4:
+        found.append(bits >> 80 & 0xFFFFFFFF)
+    if address in _TEREDO:
+        found += [bits >> 64 & 0xFFFFFFFF, ~bits & 0xFFFFFFFF]
+    if bits >> 32 & 0xFFFFFFFF in _ISATAP:
+        found.append(bits & 0xFFFFFFFF)
+    return [IPv4Address(number) for number in found]
+
+
+def is_own_address(address: Address) -> bool:
+    """Whether ``address`` is one of this machine's: what is sent there would come from there. Sends nothing."""
+    family = socket.AF_INET6 if isinstance(address, IPv6Address) else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((str(address), 9))
+            return ip_address(probe.getsockname()[0].partition("%")[0]) == address
+    except (OSError, ValueError):  # there is no way there at all
+        return False

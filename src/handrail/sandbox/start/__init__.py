@@ -1,0 +1,1 @@
+"""How a process starts within its sandbox: the launcher, its pipes, its terminal, and sandboxes kept ready."""

@@ -1,0 +1,261 @@
+"""What is said to the first process of a sandbox, which restricts itself and becomes the program.
+
+Where it comes from: ``launcher.pl``, or ``launcher_python.py`` where the machine has no perl. It has three
+descriptors besides the program's own:
+
+- the *letter*, a file in memory. Its first part says how to restrict (Landlock, limits) and in which namespaces it
+  must not find itself; that is known before the call is. Its second part is the call.
+- the *channel*, a socket. One byte from here means that the letter's second part is written: ``e`` that it is nothing
+  but a text to be evaluated, ``g`` that it is any other. Back come ``T`` and a part
+  (its mount table, and the device and inode of each path that it was asked to look at, as one text ``DEVICE:INODE``),
+  ``r`` (ready, waiting for that byte), ``x`` (the program is about to be started), ``E`` and a text (it cannot be), or
+  ``L`` after ``x`` (its arguments are longer than the system takes). The byte from here comes once the table is right.
+- the *lifeline*, a socket whose other end only the holder has: when it hangs up, the first process ends and the kernel
+  ends all others with it. So nothing outlives a killed holder, whichever moment it dies at. When the program has ended,
+  the first process kills and waits for all that is left, and then says the exit code here, in one byte: nobody is left
+  but itself, and the namespaces can be taken down while the answer is on its way. If a mount ends or its mount point is
+  moved away, it kills all others at once, also before the program has begun; then the mount point follows that byte.
+
+A fourth number is of a descriptor that it closes at once; any others are the program's.
+
+A call is that byte and then the second part. A part is its length and then items, each with its length (4 bytes, big-endian).
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal
+
+from handrail.contract.sandbox import SHELL_ARGV
+from handrail.origins.programs import ProgramRefused, own_interpreter
+from handrail.sandbox.filters import landlock
+from handrail.sandbox.filters.landlock import Ruleset
+from handrail.sandbox.view import mount_table
+from handrail.sandbox.view.mount_table import MountTable
+
+Mode = Literal["exec", "shell"]
+"""``exec``: the launcher starts a program. ``shell``: it is bash already, and reads a text."""
+
+PERL = "/usr/bin/perl"
+_EVALUATED = ("watcher.pl", "mount_changes.pl")
+LONGEST_ARGUMENT = 32 * 4096 - 1
+"""Bytes of one argument that execve(2) takes."""
+LONGEST_TEXT = LONGEST_ARGUMENT - 4096
+"""A shell text beyond this is handed over by the letter and evaluated, since no argument can hold it."""
+
+_PRLIMIT = {
+    "x86_64": 302,
+    "aarch64": 261,
+    "riscv64": 261,
+    "loongarch64": 261,
+    "ppc64le": 325,
+    "s390x": 334,
+}
+"""prlimit64(2) by machine; where it is not known the launcher in Python is used, which has it from its library."""
+_SIGNALS = {
+    "x86_64": (14, 289),
+    "aarch64": (135, 74),
+    "riscv64": (135, 74),
+    "loongarch64": (135, 74),
+    "ppc64le": (174, 313),
+    "s390x": (175, 322),
+}
+"""rt_sigprocmask(2) and signalfd4(2) by machine."""
+_SETSID = {"x86_64": 112, "aarch64": 157, "riscv64": 157, "loongarch64": 157, "ppc64le": 66, "s390x": 66}
+"""setsid(2) by machine."""
+_CAPSET = {"x86_64": 126, "aarch64": 91, "riscv64": 91, "loongarch64": 91, "ppc64le": 184, "s390x": 185}
+"""capset(2) by machine."""
+_NO_BOUND = (1 << 64) - 1
+_NAMESPACES = ("mnt", "net", "pid", "user")
+_HEAD = 5
+"""Bytes of a ``T`` and the length of its part."""
+_CHANNEL, _LETTER = 3, 4
+"""The numbers that a waiting shell has them under."""
+
+# First it goes once through what it will do later, so that the memory for it is there when somebody waits.
+# One line, so that the text's own lines are counted from 1. Evaluated are texts in which nobody can tell, mostly where
+# the shell already is: that is the first way. Others are given to a bash of their own, in place of this one.
+_BEGIN = f"printf x >&{_CHANNEL};exec {_CHANNEL}<&- {_LETTER}<&-;"
+_EVALUATE = 'SECONDS=0;: /bin/bash;eval -- "$BASH_EXECUTION_STRING";'
+_BOOT = (
+    f"IFS= read -rd ''</dev/null;exec 9<&{_LETTER} 9<&-;printf '' >&{_CHANNEL};eval -- :;unset REPLY;"
+    f"printf r >&{_CHANNEL};IFS= read -rn1 -u{_CHANNEL} BASH_EXECUTION_STRING||exit 125;"
+    f"case $BASH_EXECUTION_STRING in e)IFS= read -rd '' -u{_LETTER} BASH_EXECUTION_STRING;{_BEGIN}"
+    f"{_EVALUATE};"
+    f"*)IFS= read -rd '' -u{_LETTER};IFS= read -rd '' -u{_LETTER} BASH_EXECUTION_STRING;"
+    'case $REPLY in ??*)cd -P -- "${REPLY#?}" 2>/dev/null||'
+    f"{{ printf 'E%s cannot be entered' \"${{REPLY#?}}\" >&{_CHANNEL};exit 125;}};unset OLDPWD;declare -x OLDPWD;;esac;"
+    f"{_BEGIN}"
+    'case $REPLY in x*)unset REPLY;exec /bin/bash --noprofile --norc -c -- "$BASH_EXECUTION_STRING";;esac;'
+    f"unset REPLY;{_EVALUATE};esac"
+)
+_OF_THE_SHELL = frozenset(
+    ("ENV", "SHELLOPTS", "POSIXLY_CORRECT", "PS4", "CDPATH", "IFS", "OLDPWD", "PWD", "SHLVL", "REPLY", "SECONDS", "_")
+)
+"""Variables that a shell takes up when it starts: with one of them it is not started before its text is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launcher:
+    """A program that can be a sandbox's first process. Its descriptors' numbers are added to ``argv``."""
+
+    name: Literal["perl", "python"]
+    argv: tuple[str, ...]
+
+
+@lru_cache(maxsize=1)
+def find() -> Launcher | None:
+    """The launcher for this machine; None where there is neither perl nor an interpreter that a sandbox would see."""
+    return perl() or python()
+
+
+def perl() -> Launcher | None:
+    if platform.machine() not in _PRLIMIT or not os.access(PERL, os.X_OK):
+        return None
+    return Launcher("perl", (PERL, "-f", "-e", _source("launcher.pl"), "--", *map(_source, _EVALUATED)))
+
+
+def python() -> Launcher | None:
+    """By the interpreter that Handrail runs on, which is mounted with the toolchains."""
+    try:
+        interpreter = os.path.realpath(own_interpreter())
+    except ProgramRefused:
+        return None
+    return Launcher("python", (interpreter, "-I", "-S", "-c", _source("launcher_python.py")))
+
+
+def _source(name: str) -> str:
+    return Path(__file__).with_name(name).read_text("utf-8")
+
+
+@lru_cache(maxsize=1)
+def _own_namespaces() -> str:
+    return " ".join(str(Path("/proc/self/ns", kind).readlink()) for kind in _NAMESPACES)
+
+
+def preparation(
+    mode: Mode,
+    ruleset: Ruleset | None,
+    limits: Mapping[int, tuple[int, int]],
+    environment: Mapping[str, str],
+    *,
+    counts: Sequence[tuple[str, int]] = (),
+    terminal: bool = False,
+    table: MountTable | None = None,
+) -> bytes:
+    """The letter's first part.
+
+    :param table: what must be true of its mounts; None for no comparison
+    :param limits: soft and hard value by RLIMIT_* number
+    :param counts: what to write into which files, with the one capability that the launcher then gives up
+    :param environment: that of a waiting shell; a program's comes with the call
+    :param terminal: its stdin is a terminal, which is to be its controlling one
+    """
+    bounds: list[str | bytes] = []
+    for number, (soft, hard) in limits.items():
+        bounds += (str(number), struct.pack("=QQ", soft & _NO_BOUND, hard & _NO_BOUND))
+    rules: list[str | bytes] = []
+    if ruleset is not None:
+        rules += (item for path, rights in ruleset.folders for item in ("path", path, struct.pack("=Q", rights)))
+        rules += (
+            item
+            for port, rights in ruleset.ports
+            for item in ("port", struct.pack("=Q", port), struct.pack("=Q", rights))
+        )
+    table = table or MountTable()
+    looked = mount_table.looked_at(table)
+    folders = dict.fromkeys(path[: path.rindex("/") + 1] for path in table.kept)
+    items: list[str | bytes] = [
+        mode,
+        _own_namespaces(),
+        b"" if ruleset is None else ruleset.attributes,
+        struct.pack("=Q", landlock.OF_FILES),
+        str(_PRLIMIT.get(platform.machine(), 0)),
+        str(_SETSID.get(platform.machine(), 1)) if terminal else "0",
+        str(_CAPSET.get(platform.machine(), 0)),
+        " ".join(map(str, _SIGNALS.get(platform.machine(), ()))),
+        *(str(2 * len(counts)), *(str(item) for pair in counts for item in pair)),
+        *(str(len(bounds)), *bounds),
+        *(str(len(rules)), *rules),
+        *(str(len(looked)), *looked),
+        *(str(len(folders)), *folders),
+    ]
+    if mode == "shell":
+        items += (_BOOT, *_pairs(environment))
+    return _part(items)
+
+
+def program_call(folder: str, argv: Sequence[str], environment: Mapping[str, str]) -> bytes:
+    """What begins a program."""
+    return b"g" + _part([folder, str(len(argv)), *argv, *_pairs(environment)])
+
+
+def shell_call(folder: str, text: str) -> bytes:
+    """What begins a waiting shell's text.
+
+    :param folder: where to go first; empty to stay where it began
+    """
+    evaluated = is_plain(text) or len(os.fsencode(text)) > LONGEST_TEXT
+    if evaluated and not folder:
+        return b"e" + os.fsencode(text)
+    return os.fsencode(f"g{'e' if evaluated else 'x'}{folder}\0{text}")
+
+
+def shell_text(argv: Sequence[str], environment: Iterable[str]) -> str | None:
+    """The text, where ``argv`` is nothing but a bash for one text that could have been started before it was known."""
+    if len(argv) != len(SHELL_ARGV) + 1 or tuple(argv[:-1]) != SHELL_ARGV:
+        return None
+    if any(name in _OF_THE_SHELL or name.startswith(("BASH", "LD_")) for name in environment):
+        return None
+    return argv[-1]
+
+
+# Never directly before another redirection: digits there would be its number.
+# Atomic groups, since possessive ones around groups match too much before Python 3.11.5.
+_WORD = r"""(?>(?:[\w.,/:@%+=^~*?\[\]-]|'[^']*'|"[^"$`\\!]*")+)(?![<>])"""
+_ELEMENT = rf"(?:{_WORD}|\d?>&\d(?![<>])|\d?(?:>>?|<)[ \t]*+{_WORD})"
+_COMMAND = rf"{_ELEMENT}(?>(?:[ \t]*+{_ELEMENT})*)"
+_PLAIN = re.compile(
+    rf"\s*+{_COMMAND}(?>(?:[ \t]*+(?:&&|\|\||;|\||\n)[ \t\n]*+{_COMMAND})*)[ \t]*+;?\s*+",
+    re.ASCII,
+)
+_TELLING = re.compile(
+    r"(?<![\w-])(?:if|then|elif|else|fi|for|while|until|do|done|case|esac|select|function|time|coproc|"
+    r"set|shopt|eval|source|trap|exec|builtin|command|enable|alias)(?![\w-])|\[\[|\]\]|(?:^|[;&|\n])[ \t]*\.(?![\w./-])|"
+    r"(?<![\w.,/:@%+=^~*?\[\]'\"-])[A-Za-z_]\w*\[",  # what may be an array's name is read to its bracket's end
+    re.ASCII,
+)
+
+
+def is_plain(text: str) -> bool:
+    """Whether evaluating ``text`` cannot be told from a shell started with it.
+
+    What could be told is a syntax error, which would name ``eval``, and the depth that tracing shows. So only what
+    surely has neither: plain and quoted words, redirections and the separators between commands.
+    """
+    return len(text) <= 4096 and _PLAIN.fullmatch(text) is not None and _TELLING.search(text) is None
+
+
+def _pairs(environment: Mapping[str, str]) -> Iterable[str]:
+    return (item for pair in environment.items() for item in pair)
+
+
+def described_mounts(said: bytes) -> tuple[bytes, bytes] | None:
+    """Split what a launcher has said into the part of its first ``T`` and the rest; None until all of it is there."""
+    if not said.startswith(b"T") or len(said) < _HEAD:
+        return None
+    end = _HEAD + int.from_bytes(said[1:_HEAD], "big")
+    return None if len(said) < end else (said[_HEAD:end], said[end:])
+
+
+def _part(items: Iterable[str | bytes]) -> bytes:
+    raw = [item if isinstance(item, bytes) else os.fsencode(item) for item in items]
+    whole = b"".join(len(item).to_bytes(4, "big") + item for item in raw)
+    return len(whole).to_bytes(4, "big") + whole

@@ -1,0 +1,316 @@
+"""The first process of a sandbox where there is no perl: runs inside, so it imports nothing of Handrail.
+
+:mod:`handrail.sandbox.start.launcher` says what it reads and answers; ``launcher.pl`` does the same, sooner.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import os
+import resource
+import select
+import signal
+import stat
+import struct
+import sys
+from typing import NoReturn
+
+RULES_FOR_FILES, RULES_FOR_PORTS = 1, 2
+O_PATH = 0o10000000
+
+
+def fail(channel: int, why: object) -> NoReturn:
+    os.write(channel, f"E{why}".encode("utf-8", "replace"))
+    os._exit(125)
+
+
+def part(channel: int, letter: int) -> list[bytes]:
+    """The letter's next part: its length, then items with their lengths."""
+
+    def exactly(wanted: int) -> bytes:
+        text = b""
+        while len(text) < wanted:
+            piece = os.read(letter, wanted - len(text))
+            if not piece:
+                fail(channel, "the letter is cut")
+            text += piece
+        return text
+
+    rest = exactly(int.from_bytes(exactly(4), "big"))
+    items: list[bytes] = []
+    while rest:
+        end = 4 + int.from_bytes(rest[:4], "big")
+        items.append(rest[4:end])
+        rest = rest[end:]
+    return items
+
+
+def taken(items: list[bytes]) -> list[bytes]:
+    """The items of a list that says first how many they are."""
+    count = int(items.pop(0))
+    found = items[:count]
+    del items[:count]
+    return found
+
+
+class Mounts:
+    """The mounts of this sandbox, described for the holder, and watched from before that on.
+
+    bubblewrap mounts by path, and a path can lead elsewhere a moment later, so the holder compares the mounts with those
+    that were asked for. The kernel reports each change: of the table, and renames in the folders.
+
+    :param folders: those in which names must stay
+    """
+
+    def __init__(self, folders: list[bytes]) -> None:
+        self.table = os.open("/proc/self/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
+        self.changed = select.poll()
+        self.changed.register(self.table, select.POLLPRI)
+        self.folders: list[int] = []
+        self.renamed = False
+        """Whether the kernel has reported a rename in one of the folders."""
+        self.polled = not self.watched(folders)
+        self.first = self.text()
+
+    def watched(self, folders: list[bytes]) -> bool:
+        """Have the kernel send SIGIO for each rename in the folders. Returns whether it does so.
+
+        Unlike inotify's, the number of these is not bounded for the user, whose editors have inotify.
+        """
+        signal.signal(signal.SIGIO, self.rename)
+        try:
+            for folder in folders:
+                self.folders.append(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+                fcntl.fcntl(self.folders[-1], fcntl.F_NOTIFY, fcntl.DN_RENAME | fcntl.DN_MULTISHOT)
+        except OSError:
+            return False
+        return True
+
+    def rename(self, _number: int, _frame: object) -> None:
+        self.renamed = True
+
+    @property
+    def patience(self) -> float | None:
+        """How long to wait until :meth:`lost` looks again; None where it is told of everything."""
+        return 0.05 if self.polled else None
+
+    def text(self) -> bytes:
+        text, place = b"", 0
+        while piece := os.pread(self.table, 65536, place):
+            text += piece
+            place += len(piece)
+        return text
+
+    def described(self, looked: list[bytes]) -> bytes:
+        """The table, and the device and inode of each of these paths, as the holder reads it."""
+        message = b"".join(len(item).to_bytes(4, "big") + item for item in (self.first, *map(identity, looked)))
+        return b"T" + len(message).to_bytes(4, "big") + message
+
+    def lost(self, told: bool) -> bytes | None:
+        """The mount point of a mount that is not there any more as it was.
+
+        :param told: whether the kernel has said already that the table has changed, which it does only once
+        """
+        renamed, self.renamed = self.renamed, False
+        if not (self.changed.poll(0) or told or renamed or self.polled):
+            return None
+        was, now = self.facts(self.first), self.facts(self.text())
+        lost: list[bytes] = []
+        for number, facts in was.items():
+            if (there := now.pop(number, None)) != facts:
+                point, other = facts[0], there[0] if there is not None else b""
+                while other != point and point.count(b"/") > 1 and other.count(b"/") > 1:
+                    (folder, _, name), (another, _, same) = point.rpartition(b"/"), other.rpartition(b"/")
+                    if name != same:
+                        break
+                    point, other = folder, another  # it is beneath a folder that was moved
+                lost.append(point)
+        lost = lost or [facts[0] for facts in now.values()]
+        return plain(min(lost, key=len)) if lost else None
+
+    @staticmethod
+    def facts(text: bytes) -> dict[bytes, tuple[bytes, ...]]:
+        """What must stay as it was of each mount outside of /proc, by its id."""
+        lines = (line.split(b" ", 6) for line in text.rstrip(b"\n").split(b"\n"))
+        return {
+            number: (point, parent, device, options)
+            for number, parent, device, _root, point, options, _rest in lines
+            if not point.startswith(b"/proc/")
+        }
+
+
+def identity(path: bytes) -> bytes:
+    try:
+        found = os.stat(path)  # noqa: PTH116 - no more is imported than is needed
+    except OSError:
+        return b""
+    return b"%d:%d" % (found.st_dev, found.st_ino)
+
+
+def plain(path: bytes) -> bytes:
+    first, *rest = path.split(b"\\")
+    return first + b"".join(bytes([int(part[:3], 8)]) + part[3:] for part in rest)
+
+
+def watch(program: int, lifeline: int, others: list[int], child_ended: int, mounts: Mounts | None) -> NoReturn:
+    """Wait until the program has ended, a mount has, or the holder has let go of the lifeline; everybody who is left ends
+    with this process."""
+    ended = os.pidfd_open(program)
+    for number in (0, 1, 2, *others):
+        with contextlib.suppress(OSError):
+            os.close(number)
+    waiting = [lifeline, ended, child_ended]
+    told = False
+    while True:
+        code: int | None = None
+        while code is None:
+            try:
+                gone, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                os._exit(125)
+            if gone == 0:
+                break
+            if gone == program:
+                code = os.waitstatus_to_exitcode(status)
+                code = code if code >= 0 else 128 - code
+        lost = mounts.lost(told) if mounts else None
+        if code is not None or lost is not None:
+            with contextlib.suppress(OSError):
+                os.kill(-1, signal.SIGKILL)  # everybody but this process
+                while os.waitpid(-1, 0):
+                    pass
+            code = 137 if lost is not None else code
+            with contextlib.suppress(OSError):
+                os.write(lifeline, bytes([code or 0]) + (lost or b""))
+            os._exit(code or 0)
+        tables, patience = ([mounts.table], mounts.patience) if mounts else ([], None)
+        ready, _, changed = select.select(waiting, [], tables, patience)
+        told = bool(changed)
+        if lifeline in ready:
+            os._exit(129)
+        if child_ended in ready:
+            os.read(child_ended, 4096)
+
+
+def bound_counts(counts: list[bytes]) -> str | None:
+    """Write the settings of this user namespace and give up the capability for it. Return what went wrong, if anything.
+
+    Where a setting cannot be written, ``handrail doctor`` says so.
+    """
+    for setting, number in zip(counts[::2], counts[1::2], strict=True):
+        with contextlib.suppress(OSError):
+            file = os.open(setting, os.O_WRONLY)
+            os.write(file, number)
+            os.close(file)
+    version, none = struct.pack("=Ii", 0x20080522, 0), bytes(24)
+    if ctypes.CDLL(None, use_errno=True).capset(version, none) != 0:
+        return f"its capability cannot be given up: {os.strerror(ctypes.get_errno())}"
+    return None
+
+
+def restrict(ruleset: bytes, file_rights: int, rules: list[bytes]) -> None:
+    """Landlock, by system calls that have the same numbers everywhere."""
+    call = ctypes.CDLL(None, use_errno=True).syscall
+
+    def checked(what: str, *arguments: object) -> int:
+        found = int(call(*arguments))
+        if found < 0:
+            raise OSError(f"{what}: {os.strerror(ctypes.get_errno())}")
+        return found
+
+    put = checked("Landlock cannot be used", 444, ruleset, ctypes.c_size_t(len(ruleset)), 0)
+    for kind, what, rights in zip(rules[::3], rules[1::3], rules[2::3], strict=True):
+        if kind == b"port":
+            checked("no Landlock rule can be made for a port", 445, put, RULES_FOR_PORTS, rights + what, 0)
+            continue
+        try:
+            place = os.open(what, O_PATH | os.O_CLOEXEC)
+        except OSError:
+            continue  # what is not there needs no rule
+        allowed = int.from_bytes(rights, sys.byteorder)
+        if not stat.S_ISDIR(os.fstat(place).st_mode):
+            allowed &= file_rights
+        rule = struct.pack("=Qi", allowed, place)
+        checked(f"no Landlock rule can be made for {os.fsdecode(what)}", 445, put, RULES_FOR_FILES, rule, 0)
+        os.close(place)
+    checked("Landlock cannot be put into force", 446, put, 0)
+
+
+def run(argv: list[bytes], environment: list[bytes]) -> int:
+    """Become the program, as the C library finds and starts one. Comes back only with the number of an error."""
+    pairs = [name + b"=" + value for name, value in zip(environment[::2], environment[1::2], strict=True)]
+    path = next((pair[5:] for pair in pairs if pair.startswith(b"PATH=")), None)
+    if path is not None:
+        os.environb[b"PATH"] = path  # execvpe looks in the caller's own
+    words = (ctypes.c_char_p * (len(argv) + 1))(*argv, None)
+    variables = (ctypes.c_char_p * (len(pairs) + 1))(*pairs, None)
+    ctypes.CDLL(None, use_errno=True).execvpe(argv[0], words, variables)
+    return ctypes.get_errno()
+
+
+def main(channel: int, letter: int, lifeline: int, spare: int, *others: int) -> NoReturn:
+    os.close(spare)
+    items = part(channel, letter)
+    mode, namespaces, ruleset, file_rights, _prlimit, terminal, _capset, _signals = items[:8]
+    del items[:8]
+    counts, limits, rules, looked, folders = (taken(items) for _ in range(5))
+    for space in namespaces.split():
+        kind = space.partition(b":")[0]
+        if os.readlink(b"/proc/self/ns/" + kind) == space:  # noqa: PTH115 - no more is imported than is needed
+            fail(channel, f"it shares the {kind.decode()} namespace of this machine")
+    if (why := bound_counts(counts)) is not None:
+        fail(channel, why)
+    mounts = Mounts(folders) if looked else None
+    if mounts is not None:
+        os.write(channel, mounts.described(looked))
+    child_ended, telling = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(telling, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    program = os.fork()
+    if program:
+        watch(program, lifeline, [channel, letter, *others], child_ended, mounts)
+    os.close(lifeline)
+    with contextlib.suppress(OSError):
+        score = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
+        os.write(score, b"500")  # where the machine runs out of memory, the kernel takes it from sandboxes first
+        os.close(score)
+    try:
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+        if ruleset:
+            restrict(ruleset, int.from_bytes(file_rights, sys.byteorder), rules)
+        for number, bounds in zip(limits[::2], limits[1::2], strict=True):
+            resource.setrlimit(int(number), struct.unpack("=qq", bounds))
+        if terminal != b"0":
+            os.setsid()
+            fcntl.ioctl(0, 0x540E, 0)  # TIOCSCTTY
+        if mode == b"shell":
+            script = items.pop(0)
+            environment = dict(zip(items[::2], items[1::2], strict=True))
+            os.set_inheritable(channel, True)
+            os.set_inheritable(letter, True)
+            bash = [b"/bin/bash", b"--noprofile", b"--norc", b"-c", script, b"/bin/bash"]
+            os.execve(bash[0], bash, environment)  # noqa: S606
+        os.write(channel, b"r")
+        if not os.read(channel, 1):
+            os._exit(125)
+        folder, count, *given = part(channel, letter)
+        os.chdir(folder)
+        argv, rest = given[: int(count)], given[int(count) :]
+        os.set_inheritable(channel, False)
+        os.set_inheritable(letter, False)
+    except (OSError, ValueError) as error:
+        fail(channel, error)
+    os.write(channel, b"x")
+    number = run(argv, rest)
+    if number == 7:
+        os.write(channel, b"L")
+    said = {2: "command not found", 7: "its arguments are too long", 8: "not a program", 13: "permission denied"}
+    os.write(2, argv[0] + b": " + said.get(number, os.strerror(number)).encode() + b"\n")
+    os._exit(127 if number == 2 else 126)
+
+
+if __name__ == "__main__":
+    main(*(int(word) for word in sys.argv[1:]))

@@ -1,0 +1,460 @@
+"""A confined process: fed, read, waited for, and ended with everything it started.
+
+The first process of the sandbox's pid namespace is the launcher. When its program has ended, not when the last holder
+of a pipe has, it ends all others and says so; should it be killed itself, the kernel ends them with it, before
+bubblewrap's outer process learns of it. So nobody is left once either is heard of. What then is taken down without
+anybody waiting is the empty namespaces.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import select
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import orjson
+
+from handrail.contract.errors import ToolError
+from handrail.sandbox.start import launcher
+from handrail.sandbox.start.pipes import Piped
+from handrail.sandbox.view import mount_table
+from handrail.sandbox.view.mount_table import MountTable
+from handrail.sandbox.view.tree import check_passing
+
+_READ = 1 << 16
+_SHORT_READ = 1 << 13
+"""Of the launcher, which says little: room for more would be fresh memory each time."""
+_SMALL = 1 << 16
+"""A letter up to so long is kept until its program has ended: who closes it last takes its memory down, which is as long
+as a good part of what a short program does."""
+_SETUP_S = 5.0
+"""How long a kill waits for bubblewrap to end by itself when it has not said yet whom it started."""
+DISMANTLING_S = 10.0
+"""How long :func:`settled` waits at most."""
+
+_VANISHED = re.compile(
+    r"bwrap: Can't (?!exec).*(?:Unable to (?:find|remount).*"
+    r"|: (?:No such file or directory|Not a directory|Is a directory|File exists|Too many levels of symbolic links))\s*$"
+)
+"""bubblewrap's own words where a path that was there when the sandbox was planned leads nowhere, or elsewhere."""
+
+_lifelines: set[int] = set()
+_leaving: set[Confined] = set()
+"""Those whose outer process is to be waited for though nobody is left in them."""
+
+
+def _let_go() -> None:
+    """In a forked copy of this process: a lifeline that it held too would keep sandboxes alive beyond the holder."""
+    for descriptor in _lifelines:
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
+    _lifelines.clear()
+
+
+os.register_at_fork(after_in_child=_let_go)
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """The holder's ends of what a sandbox was started with; all non-blocking.
+
+    :param stderr: None where it was merged into stdout
+    :param status: where bubblewrap writes its ``--json-status-fd`` lines
+    :param channel: a socket, as ``lifeline`` is; with ``letter`` they are what :mod:`handrail.sandbox.start.launcher` says
+    :param secrets: a file in memory for the call's secrets, where it has any
+    """
+
+    stdin: int
+    stdout: int
+    stderr: int | None
+    status: int
+    channel: int
+    letter: int
+    lifeline: int
+    secrets: int | None = None
+
+
+class Confined(Piped):
+    """Implements :class:`handrail.contract.sandbox.Process` on a started bubblewrap.
+
+    Its program begins with :meth:`begin`; until then the sandbox waits. Owns the descriptors of ``ends``.
+
+    :param table: what its mounts must be, which is compared before its program begins
+    """
+
+    def __init__(self, pid: int, ends: Ends, table: MountTable) -> None:
+        loop = asyncio.get_running_loop()
+        self._pid = pid
+        self._pidfd = os.pidfd_open(pid)  # first: where that fails, the ends are still the caller's
+        super().__init__(loop, ends.stdin, ends.stdout, ends.stderr)
+        for left in [one for one in _leaving if one.loop.is_closed()]:
+            left._reap()
+        self._inner = -1
+        self._inner_pid = 0
+        self._status_fd = ends.status
+        self._status = b""
+        self._channel = ends.channel
+        self._answer = b""
+        self._table: MountTable | None = table
+        self._letter = ends.letter
+        self._begun = False
+        self._go = b""
+        self._lifeline = ends.lifeline
+        _lifelines.add(ends.lifeline)
+        self._secrets = ends.secrets
+        self._killed = False
+        self._setup_error: ToolError | None = None
+        self._exceeded: ToolError | None = None
+        self._watched: set[int] = set()
+        self._known: asyncio.Future[None] = self._loop.create_future()
+        self._ready: asyncio.Future[bool] | None = None
+        self._dismantled: asyncio.Future[None] = self._loop.create_future()
+        self._watch(self._pidfd, self._exited)
+        self._watch(self._status_fd, self._read_status)
+        self._watch(self._lifeline, self._ended)
+        self._watch(self._channel, self._heard)
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The one that it was started on."""
+        return self._loop
+
+    @property
+    def pid(self) -> int:
+        return self._pid
+
+    @property
+    def inner_pid(self) -> int:
+        """The sandbox's first process, as this machine numbers it; 0 while nobody knows."""
+        return self._inner_pid
+
+    @property
+    def mounted(self) -> bool:
+        """Whether its mounts have been made and compared."""
+        return self._table is None
+
+    @property
+    def waits(self) -> bool:
+        """Whether the sandbox is there and its program has not begun."""
+        return not self._begun and self._pidfd >= 0 and not self._killed and not self._gone.done()
+
+    async def until_known(self) -> bool:
+        """Wait until :attr:`inner_pid` says which process to look into. False: it ended instead."""
+        await asyncio.wait({self._known, self._gone}, return_when=asyncio.FIRST_COMPLETED)
+        return self._inner_pid > 0 and not self._gone.done()
+
+    async def until_ready(self) -> bool:
+        """Wait until the launcher has restricted itself and waits for its call. False: it ended instead."""
+        if self._gone.done():
+            return False
+        if self._ready is None:
+            self._ready = self._loop.create_future()
+            self._watch(self._channel, self._heard)
+            self._heard()
+        await asyncio.wait({self._ready, self._gone}, return_when=asyncio.FIRST_COMPLETED)
+        return self._ready.done() and self._ready.result() and not self._gone.done()
+
+    def begin(self, call: bytes, secrets: bytes = b"") -> None:
+        """Let the program begin, once the mounts have been compared.
+
+        :param call: the byte for the channel, and then the letter's second part
+        :param secrets: what to put into the file for them
+        """
+        if self._begun or self._letter < 0:
+            return  # it has ended already, and been put away: that is told when it is waited for
+        self._begun = True
+        if self._secrets is not None:
+            _written(self._secrets, secrets)
+            os.close(self._secrets)
+            self._secrets = None
+        _written(self._letter, call[1:])
+        self._go = call[:1]
+        if self._table is None:
+            self._let_begin()
+        if len(call) > _SMALL:
+            os.close(self._letter)
+            self._letter = -1
+
+    def let_go(self) -> None:
+        """Close this end of the lifeline, as the end of this process would."""
+        self._cut()
+
+    def end_beyond(self, bound: ToolError) -> None:
+        """End it for a bound that it came upon, which :meth:`wait` then tells."""
+        if not self._gone.done():
+            self._exceeded = bound
+            self._cut()
+            self._signal_all()
+
+    def when_gone(self, told: Callable[[], None]) -> None:
+        """Have ``told`` called once nobody is left in the sandbox."""
+        self._gone.add_done_callback(lambda gone: told())
+
+    async def wait(self) -> int:
+        code = await self._until_gone()
+        if (error := self._setup_error or self._exceeded) is not None:
+            raise error
+        return code
+
+    async def _over(self) -> None:
+        await super()._over()
+        if self._setup_error is not None:
+            raise self._setup_error
+
+    async def dismantled(self) -> None:
+        """Wait until its namespaces are gone too, after its end."""
+        await asyncio.shield(self._dismantled)
+
+    async def kill(self) -> None:
+        if not self._gone.done():
+            self._killed = True
+            self._cut()
+            if self._inner < 0:
+                # bubblewrap's outer process killed now could leave a child that waits for it for ever: let both go on
+                # to where the launcher finds its lifeline cut.
+                awaited = {self._gone} if self._known.done() else {self._known, self._gone}
+                await asyncio.wait(awaited, timeout=_SETUP_S, return_when=asyncio.FIRST_COMPLETED)
+            self._signal_all()
+            await self._until_gone()
+        self._loop.call_soon(self._close)  # in this turn of the loop, as all else
+
+    def _watch(self, descriptor: int, told: Callable[..., object], *arguments: object) -> None:
+        self._watched.add(descriptor)
+        self._loop.add_reader(descriptor, told, *arguments)
+
+    def _unwatch(self, descriptor: int) -> None:
+        if descriptor in self._watched:  # the loop would take long over one that it does not know
+            self._watched.discard(descriptor)
+            self._loop.remove_reader(descriptor)
+
+    def _heard(self) -> None:
+        """Take what the launcher says while its program has not begun."""
+        over = False
+        try:
+            self._answer += (part := os.read(self._channel, _SHORT_READ))
+            over = not part
+        except BlockingIOError:
+            pass
+        except OSError:
+            over = True
+        if self._table is not None:
+            self._compare(self._table)
+        if over or (self._table is None and (self._answer or self._ready is None)):
+            self._unwatch(self._channel)
+            if self._ready is not None and not self._ready.done():
+                self._ready.set_result(self._answer.startswith(b"r"))
+
+    def _compare(self, table: MountTable) -> None:
+        """Compare the mounts with the table, once the launcher has described them, and let the program begin."""
+        described = launcher.described_mounts(self._answer)
+        if described is None:
+            return
+        mounts, self._answer = described
+        wrong = mount_table.misplaced(table, mounts)
+        if wrong is not None:
+            mount_table.host_mounts.forget()
+            self._read_status()
+            self._setup_error = mount_table.replaced(wrong)
+            self._cut()
+            self._signal_all()
+            return
+        self._table = None
+        if self._begun:
+            self._let_begin()
+
+    def _let_begin(self) -> None:
+        with contextlib.suppress(OSError):  # it has ended: that is told when it is waited for
+            os.write(self._channel, self._go)
+
+    def _read_status(self) -> None:
+        """Take what bubblewrap has said, and hold on to the inner process as soon as it is known."""
+        try:
+            while part := os.read(self._status_fd, _READ):
+                self._status += part
+            self._unwatch(self._status_fd)
+        except BlockingIOError:
+            pass
+        if self._known.done():
+            return
+        child = self._said("child-pid")
+        if child is not None:
+            try:
+                self._inner = _first_of_namespace(child)
+            except ToolError as short:  # nobody could look into it, nor at what it holds: the launcher ends it
+                self._setup_error = short
+                self._cut()
+            self._inner_pid = child if self._inner >= 0 else 0
+            self._unwatch(self._status_fd)
+            self._known.set_result(None)
+
+    def _said(self, key: str) -> int | None:
+        for line in self._status.splitlines():
+            try:
+                value = orjson.loads(line).get(key)
+            except (orjson.JSONDecodeError, AttributeError):
+                continue
+            if isinstance(value, int):
+                return value
+        return None
+
+    def _cut(self) -> None:
+        """Let go of the lifeline: the sandbox ends."""
+        if self._lifeline >= 0:
+            self._unwatch(self._lifeline)
+            _lifelines.discard(self._lifeline)
+            os.close(self._lifeline)
+            self._lifeline = -1
+
+    def _signal_all(self) -> None:
+        for descriptor in (self._inner, self._pidfd):
+            if descriptor >= 0:
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+
+    def _ended(self) -> None:
+        """The launcher says how its program ended, or which mount did, and that nobody else is left."""
+        try:
+            said = os.read(self._lifeline, _READ)
+        except BlockingIOError:
+            return
+        except OSError:
+            said = b""
+        if not said:
+            self._unwatch(self._lifeline)
+            return
+        if not self._known.done():
+            self._read_status()
+        _leaving.add(self)
+        if mount_point := said[1:]:
+            mount_table.host_mounts.forget()
+            self._exceeded = mount_table.ended(os.fsdecode(mount_point))
+        self._all_gone(said[0])
+
+    def _exited(self) -> None:
+        """bubblewrap's outer process has ended; should it have been killed, end what is left."""
+        self._unwatch(self._pidfd)
+        code = self._reap()
+        if self._gone.done():
+            return
+        self._read_status()
+        if code is None:
+            code = self._said("exit-code")
+            code = 255 if code is None else code
+        self._cut()
+        self._signal_all()
+        if self._inner < 0 or _has_ended(self._inner):
+            self._all_gone(code)
+        else:
+            self._watch(self._inner, self._all_gone, code)
+
+    def _reap(self) -> int | None:
+        """Take the outer process's exit code; None where an embedding program, which reaps all children, has it."""
+        _leaving.discard(self)
+        try:
+            code = os.waitstatus_to_exitcode(os.waitpid(self._pid, os.WNOHANG)[1])
+        except ChildProcessError:
+            code = None
+        os.close(self._pidfd)
+        self._pidfd = -1
+        if not self._loop.is_closed() and not self._dismantled.done():
+            self._dismantled.set_result(None)
+        return code
+
+    def _all_gone(self, code: int) -> None:
+        if self._gone.done():
+            return
+        self._hear_out()
+        self._drain()
+        if self._killed:
+            code = -signal.SIGKILL
+        elif self._setup_error is None and self._exceeded is None:
+            self._setup_error = self._failure(code)
+        self._tell(code)
+
+    def _put_away(self) -> None:
+        super()._put_away()
+        self._cut()
+        for descriptor in (self._inner, self._status_fd, self._channel, self._letter, self._secrets):
+            if descriptor is not None and descriptor >= 0:
+                self._unwatch(descriptor)
+                os.close(descriptor)
+        self._inner = self._status_fd = self._channel = self._letter = -1
+        self._secrets = None
+
+    def _hear_out(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                self._answer += (part := os.read(self._channel, _READ))
+                if len(part) < _READ:  # nobody is left who could say more
+                    break
+
+    def _failure(self, code: int) -> ToolError | None:
+        """What went wrong before the program ran, should it not have run."""
+        described = launcher.described_mounts(self._answer)
+        said = (self._answer if described is None else described[1]).removeprefix(b"r")
+        if said.startswith(b"xL"):
+            return ToolError(
+                "the arguments are too long for the system; put the data in a file or on stdin", kind="limit"
+            )
+        if said.startswith(b"x"):
+            return None
+        text = said.removeprefix(b"E").decode("utf-8", "replace")
+        if not text:
+            output = self._stdout if self._stderr is None else self._stderr
+            text = output.peek().decode("utf-8", "replace").strip() or f"it ended with {code} and said nothing"
+        if _VANISHED.match(text):
+            mount_table.host_mounts.forget()
+            return ToolError(
+                f"a file or folder was replaced while the sandbox was prepared: {text[:2000]}; try again",
+                kind="conflict",
+            )
+        return ToolError(f"the sandbox could not be set up: {text[:2000]}", kind="backend")
+
+
+async def settled() -> None:
+    """Wait until the namespaces of all that has ended on this event loop are gone too. Nobody is left in them, so one that
+    the system takes long over is given up in the end."""
+    loop = asyncio.get_running_loop()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(DISMANTLING_S):
+            await asyncio.gather(*(one.dismantled() for one in list(_leaving) if one.loop is loop))
+    await asyncio.sleep(0)  # what has just ended is put away in this turn
+
+
+def _written(descriptor: int, data: bytes) -> None:
+    """After what the file holds already, without moving where the other side reads."""
+    place, rest = os.fstat(descriptor).st_size, memoryview(data)
+    while rest:
+        count = os.pwrite(descriptor, rest, place)
+        place, rest = place + count, rest[count:]
+
+
+def _first_of_namespace(pid: int) -> int:
+    """A descriptor of the sandbox's first process; -1 if it has ended (and its number perhaps been given away).
+
+    :raises ToolError: ``unavailable`` where the system is short of something, which says nothing about the process
+    """
+    path, descriptor, numbers = f"/proc/{pid}/status", -1, []
+    try:
+        descriptor = os.pidfd_open(pid)
+        with Path(path).open("rb") as file:
+            numbers = next((line for line in file if line.startswith(b"NSpid:")), b"").split()
+    except OSError as error:
+        check_passing(error, path)
+    finally:
+        first = len(numbers) > 2 and numbers[-1] == b"1"
+        if descriptor >= 0 and not first:
+            os.close(descriptor)
+    return descriptor if first else -1
+
+
+def _has_ended(descriptor: int) -> bool:
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(0))

@@ -1,0 +1,1 @@
+"""What a sandboxed process sees: mounts, protected names, toolchains, users."""

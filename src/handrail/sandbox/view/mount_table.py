@@ -1,0 +1,440 @@
+"""The mounts that a sandbox must have, and the ones that this machine has.
+
+bubblewrap makes each mount by path, and a program that can write in the workspace can put another file or a link in the
+place of a folder meanwhile. So the plan says which file or folder each mount must show, and the launcher compares that
+with what was mounted before it starts anything.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import select
+import threading
+from bisect import bisect_left
+from collections.abc import Container, Iterator, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+from handrail.contract.errors import ToolError
+from handrail.sandbox.view.looks import Looks
+from handrail.sandbox.view.tree import check_passing
+
+TABLE = "/proc/self/mountinfo"
+_AS_INSTALLED = frozenset(
+    ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/dev/null", "/proc/sys")
+)
+"""Sources that only root can replace, and that a distribution may have made links."""
+_VALUES = {
+    "--perms": 1,
+    "--size": 1,
+    "--dir": 1,
+    "--symlink": 2,
+    "--tmpfs": 1,
+    "--proc": 1,
+    "--dev": 1,
+    "--remount-ro": 1,
+}
+_MADE = frozenset(("--tmpfs", "--dev", "--proc"))
+_ESCAPED = re.compile(r"\\([0-7]{3})")
+
+
+class ExpectedMount(NamedTuple):
+    """One mount that a sandbox must have.
+
+    :param point: its mount point in the sandbox
+    :param content: ``DEVICE:INODE`` of the file or folder that it shows, ``+`` for a file system that is made for the
+        sandbox, or ``=MAJOR:MINOR ROOT`` for a mount that is beneath a bound folder on this machine
+    """
+
+    point: str
+    read_only: bool
+    content: str
+
+
+class MountTable(NamedTuple):
+    """What must be true of a sandbox's mounts.
+
+    :param mounts: all of them, each after the one that it is on
+    :param kept: paths that must keep their names while a program runs, the outer before the inner
+    :param passed: folders on the way to a mount that are no mounts themselves, each with its ``DEVICE:INODE``
+    """
+
+    mounts: tuple[ExpectedMount, ...] = ()
+    kept: tuple[str, ...] = ()
+    passed: tuple[tuple[str, str], ...] = ()
+
+    def without(self, points: Container[str]) -> MountTable:
+        """Return the same without the mounts at these points."""
+        left = (mount for mount in self.mounts if mount.point not in points)
+        return MountTable(tuple(left), tuple(path for path in self.kept if path not in points), self.passed)
+
+
+class HostMount(NamedTuple):
+    """One mount of this process's namespace, as mountinfo(5) shows it.
+
+    :param root: as it is written there
+    """
+
+    id: int
+    parent: int
+    device: str
+    root: str
+    point: str
+
+
+class HostMounts:
+    """The mounts of this process's namespace, read again only once the kernel says that they have changed.
+
+    Any thread may ask. It holds one descriptor from the first question until :meth:`forget`.
+    """
+
+    def __init__(self) -> None:
+        self._asked = threading.Lock()
+        self._descriptor = -1
+        self._changed = select.poll()
+        self._found: tuple[HostMount, ...] = ()
+        self._points: list[str] = []
+
+    def current(self) -> tuple[HostMount, ...]:
+        """Return the mounts, ordered by mount point.
+
+        :raises ToolError: ``unavailable`` where the system is short of something; the next question reads them
+        """
+        with self._asked:
+            return self._looked_up()[0]
+
+    def beneath(self, folder: str) -> list[HostMount]:
+        """Return the mounts whose mount point is in ``folder``."""
+        with self._asked:
+            mounts, points = self._looked_up()
+        start = f"{folder.rstrip('/')}/"
+        first = bisect_left(points, start)
+        last = first
+        while last < len(mounts) and mounts[last].point.startswith(start):
+            last += 1
+        return [mount for mount in mounts[first:last] if mount.point != "/"]
+
+    def forget(self) -> None:
+        """Read the mounts anew the next time, and hold no descriptor until then.
+
+        A folder that holds a mount point can be renamed without a sign of it.
+        """
+        with self._asked:
+            self._let_go()
+
+    def begin_anew(self) -> None:
+        """In a forked copy of this process: its mounts may become others, and a thread that asked is not in it."""
+        self._asked = threading.Lock()
+        self._let_go()
+
+    def _looked_up(self) -> tuple[tuple[HostMount, ...], list[str]]:
+        if self._descriptor < 0 or self._changed.poll(0):
+            self._read()
+        return self._found, self._points
+
+    def _let_go(self) -> None:
+        descriptor, self._descriptor = self._descriptor, -1
+        self._changed = select.poll()
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def _read(self) -> None:
+        try:
+            if self._descriptor < 0:
+                self._descriptor = os.open(TABLE, os.O_RDONLY | os.O_CLOEXEC)
+                self._changed.register(self._descriptor, select.POLLPRI)
+            lines = os.fsdecode(Path(TABLE).read_bytes()).rstrip("\n").split("\n")
+        except OSError as error:
+            self._let_go()  # the kernel tells of a change once, and what was read last may be older than that
+            check_passing(error, TABLE)
+            raise
+        found = sorted(map(_host_mount, lines), key=_point)
+        self._found, self._points = tuple(found), [mount.point for mount in found]
+
+
+def _point(mount: HostMount) -> str:
+    return mount.point
+
+
+def _host_mount(line: str) -> HostMount:
+    number, parent, device, root, point, _ = line.split(" ", 5)
+    return HostMount(int(number), int(parent), device, root, _unescaped(point))
+
+
+def _unescaped(text: str) -> str:
+    return _ESCAPED.sub(lambda found: chr(int(found[1], 8)), text) if "\\" in text else text
+
+
+def escaped(path: str) -> str:
+    """Write a path as mountinfo(5) does."""
+    for sign in "\\ \t\n":
+        path = path.replace(sign, f"\\{ord(sign):03o}")
+    return path
+
+
+host_mounts = HostMounts()
+os.register_at_fork(after_in_child=host_mounts.begin_anew)
+
+
+def expected(options: Sequence[str], look: Looks) -> MountTable:
+    """Derive what must be true of the mounts that bubblewrap makes from its options.
+
+    :raises ToolError: ``conflict`` where a source has been replaced since it was looked at
+    """
+    found = [ExpectedMount("/", read_only=False, content="+")]
+    links: dict[str, str] = {}
+    sources: dict[str, str] = {}
+    look(host_mounts.current)
+    at = 0
+    while at < len(options):
+        option = options[at]
+        if option in ("--bind", "--ro-bind"):
+            source, point = options[at + 1], _resolved(options[at + 2], links)
+            sources[point] = source
+            found += _bound(source, point, option == "--ro-bind", look)
+            at += 3
+            continue
+        value = options[at + _VALUES[option]]
+        if option == "--symlink":
+            links[value] = os.path.normpath(f"{os.path.dirname(value)}/{options[at + 1]}")  # noqa: PTH120
+        elif option in _MADE:
+            found.append(ExpectedMount(_resolved(value, links), read_only=False, content="+"))
+        elif option == "--remount-ro":
+            point = _resolved(value, links)
+            number = max(number for number, mount in enumerate(found) if mount.point == point)
+            found[number] = found[number]._replace(read_only=True)
+        at += 1 + _VALUES[option]
+    kept, passed = _names_kept(found, sources)
+    return MountTable(tuple(found), kept, tuple((path, _identity(source, look)) for path, source in passed.items()))
+
+
+def _resolved(point: str, links: dict[str, str]) -> str:
+    """Where a mount point is, once the sandbox's own links (such as that of ``/var/tmp``) are followed."""
+    for link, target in links.items():
+        if point == link or point.startswith(f"{link}/"):
+            return target + point.removeprefix(link)
+    return point
+
+
+def _bound(source: str, point: str, read_only: bool, look: Looks) -> Iterator[ExpectedMount]:
+    """The mount of one source, and those that come with it since a bind takes what is mounted beneath."""
+    real = look.canonical(source) if source in _AS_INSTALLED else source
+    yield ExpectedMount(point, read_only, _identity(real, look))
+    if inner := host_mounts.beneath(real):
+        for mount in _brought_along(inner, _mount_id(real)):
+            content = f"={mount.device} {mount.root}"
+            yield ExpectedMount(point + mount.point.removeprefix(real), read_only=False, content=content)
+
+
+def _identity(path: str, look: Looks) -> str:
+    """Say what is at a path that leads through no link: ``DEVICE:INODE``, as it was looked at."""
+    what = look.at(path)
+    descriptor = -1
+    try:
+        # The kernel tells which path it has opened: another one where it has followed a link.
+        descriptor = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+        opened, shown = os.fstat(descriptor), os.readlink(f"/proc/self/fd/{descriptor}")  # noqa: PTH115 - as it is there
+        if what is None or shown != path or what[:2] != (opened.st_dev, opened.st_ino):
+            raise replaced(path)
+        return f"{what.device}:{what.inode}"
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            raise replaced(path) from None
+        check_passing(error, path)
+        raise ToolError(
+            f"{path} cannot be mounted in a sandbox: {error.strerror}. Give the user that runs Handrail access to it.",
+            kind="unavailable",
+        ) from error
+    finally:
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+def _mount_id(path: str) -> int:
+    """The mount that a path is on; should it be swapped meanwhile, the comparison fails."""
+    descriptor = -1
+    try:
+        descriptor = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+        lines = Path(f"/proc/self/fdinfo/{descriptor}").read_bytes().splitlines()
+    except OSError as error:
+        check_passing(error, path)
+        raise
+    finally:
+        if descriptor >= 0:
+            os.close(descriptor)
+    return next((int(line.partition(b":")[2]) for line in lines if line.startswith(b"mnt_id:")), -1)
+
+
+def _brought_along(inner: Sequence[HostMount], top: int) -> Iterator[HostMount]:
+    """Those of ``inner`` that a recursive bind of a folder on the mount ``top`` copies."""
+    above = {top}
+    rest = list(inner)
+    while True:
+        copied = [mount for mount in rest if mount.parent in above]
+        if not copied:
+            return
+        yield from copied
+        above = {mount.id for mount in copied}
+        rest = [mount for mount in rest if mount.id not in above]
+
+
+class _Wanted(NamedTuple):
+    """What the mount at one place must be.
+
+    :param parent: the place of the mount that it is on; None for a mount that came from this machine with a folder
+    :param access: how its options begin
+    :param number: of the identity that the launcher tells for it; -1 where a later mount covers it, or for ``=``
+    """
+
+    parent: str | None
+    access: str
+    content: str
+    number: int
+
+
+@lru_cache(maxsize=64)
+def _prepared(table: MountTable) -> tuple[dict[str, _Wanted], tuple[str, ...]]:
+    """The mounts by their places, and the paths that the launcher has to look at.
+
+    A place is a mount point as mountinfo(5) writes it, followed by a newline for each earlier mount at that point.
+    """
+    parents, covered = _stacked(table.mounts)
+    places: list[str] = []
+    wanted: dict[str, _Wanted] = {}
+    looked: list[str] = []
+    for number, mount in enumerate(table.mounts):
+        place = escaped(mount.point)
+        while place in wanted:
+            place += "\n"
+        places.append(place)
+        ours = not mount.content.startswith("=")
+        shown = ours and number not in covered
+        parent = (places[parents[number]] if number else "-") if ours else None
+        wanted[place] = _Wanted(parent, "ro" if mount.read_only else "", mount.content, len(looked) if shown else -1)
+        if shown:
+            looked.append(mount.point)
+    return wanted, (*looked, *(folder for folder, _ in table.passed))
+
+
+def looked_at(table: MountTable) -> tuple[str, ...]:
+    """The paths in the sandbox whose device and inode :func:`misplaced` needs."""
+    return _prepared(table)[1]
+
+
+@lru_cache(maxsize=64)  # the kernel gives the same numbers again once they are free
+def misplaced(table: MountTable, described: bytes) -> str | None:
+    """Return the first path in a sandbox at which there is not what was to be mounted there; None where all is right.
+
+    :param described: items, each after its length in 4 bytes: the sandbox's own mountinfo(5), and ``DEVICE:INODE`` of each
+        path of :func:`looked_at`, empty for one that is not there
+    """
+    wanted, looked = _prepared(table)
+    text, *identities = _items(described)
+    left = dict(wanted)
+    places: dict[str, str] = {}
+    for line in os.fsdecode(text).rstrip("\n").split("\n"):
+        number, parent, device, root, point, options, _ = line.split(" ", 6)
+        place = point
+        while place not in left and f"{place}\n" in wanted:
+            place += "\n"
+        mount = left.pop(place, None)
+        if mount is None:
+            if point.startswith(("/proc/", "/dev/")):
+                continue  # which bubblewrap fills itself, where nobody else can
+            return _unescaped(point)
+        places[number] = place
+        on = mount.parent is None or mount.parent == places.get(parent, "-")
+        if not on or not options.startswith(mount.access) or not _is_shown(mount, device, root, identities):
+            return _unescaped(point)
+    for (folder, content), found in zip(table.passed, identities[len(looked) - len(table.passed) :], strict=True):
+        if found != content.encode():
+            return folder
+    # What is in /proc is mounted and unmounted as it is used.
+    gone = (place for place, mount in left.items() if mount.parent is not None or not place.startswith("/proc/"))
+    return next((_unescaped(place.rstrip("\n")) for place in gone), None)
+
+
+def _items(part: bytes) -> Iterator[bytes]:
+    at = 0
+    while at < len(part):
+        start = at + 4
+        at = start + int.from_bytes(part[at:start], "big")
+        yield part[start:at]
+
+
+def _is_shown(mount: _Wanted, device: str, root: str, identities: Sequence[bytes]) -> bool:
+    if mount.content.startswith("="):
+        return mount.content == f"={device} {root}"
+    if mount.number < 0:
+        return True
+    found = identities[mount.number].decode()
+    if mount.content != "+":
+        return found == mount.content
+    # A file system that was made for this sandbox: it has no device, and is the one that is seen there.
+    shown = int(found.partition(":")[0] or -1)
+    return shown >= 0 and os.major(shown) == 0 and device == f"0:{os.minor(shown)}"
+
+
+def _names_kept(table: Sequence[ExpectedMount], sources: Mapping[str, str]) -> tuple[tuple[str, ...], dict[str, str]]:
+    """List the paths that must keep their names, and the folders among them that are no mounts, with their sources.
+
+    A mount moves with the file that it is on, and another file can take the name then. So these are the mount points in a
+    bound folder; where the program cannot write there, and so no folder on the way is a mount, those folders too.
+    """
+    parents, _ = _stacked(table)
+    kept: dict[str, None] = {}
+    passed: dict[str, str] = {}
+    for number, mount in enumerate(table):
+        above = table[parents[number]]
+        if mount.content.startswith("=") or above.content[:1] in ("+", "=") or above.point in _AS_INSTALLED:
+            continue
+        path = mount.point
+        while path != above.point and path not in kept:
+            kept[path] = None
+            if path != mount.point:
+                passed[path] = sources[above.point] + path.removeprefix(above.point)
+            path = path.rpartition("/")[0] if above.read_only else above.point
+    return tuple(sorted(kept, key=lambda path: path.count("/"))), passed
+
+
+def _stacked(table: Sequence[ExpectedMount]) -> tuple[list[int], set[int]]:
+    """For each mount the number of the one that it is on, and the numbers of those that a later one covers."""
+    latest: dict[str, int] = {}
+    above: set[str] = set()
+    parents: list[int] = []
+    covered: set[int] = set()
+    for number, mount in enumerate(table):
+        point = mount.point
+        parents.append(_innermost(point, latest) if number else 0)
+        if point in latest:
+            covered.add(latest[point])
+        if point in above and number:
+            for other in [other for other in latest if other.startswith(f"{point}/")]:
+                covered.add(latest.pop(other))
+        latest[point] = number
+        while (point := point.rpartition("/")[0]) and point not in above:
+            above.add(point)
+    return parents, covered
+
+
+def _innermost(point: str, latest: Mapping[str, int]) -> int:
+    while point not in latest:
+        point = point.rpartition("/")[0] or "/"
+    return latest[point]
+
+
+def replaced(path: str) -> ToolError:
+    """The error for a mount that shows something else than it was made for."""
+    return ToolError(f"{path} was replaced while the sandbox was prepared; try again", kind="conflict")
+
+
+def ended(path: str) -> ToolError:
+    """The error for a sandbox that was ended since one of its mounts had gone."""
+    return ToolError(
+        f"{path} was replaced, moved or removed while a program was running, so that its mount in the sandbox ended and "
+        "the program with it; look at what it did, and try again",
+        kind="conflict",
+    )

@@ -1,0 +1,401 @@
+"""What a sandbox sees of the file system, as bubblewrap's arguments, derived from one capability set.
+
+The system's programs and configuration read-only, without what only root may read; a private /proc, /dev and
+/tmp; the toolchains read-only; of the profile's folders exactly those the capability set reaches; the scratch
+as home. Everything else is not hidden but absent.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal
+
+from handrail.contract.errors import ToolError
+from handrail.contract.protected.protected import WORKSPACE_FILE
+from handrail.contract.sandbox import Profile
+from handrail.contract.tool.requires import CapabilitySet, Layer
+from handrail.sandbox.filters.limits import user_counts
+from handrail.sandbox.view import mount_table, protected
+from handrail.sandbox.view.looks import Looks, What
+from handrail.sandbox.view.mount_table import MountTable
+from handrail.sandbox.view.public_copy import PublicCopy
+from handrail.sandbox.view.toolchains import SYSTEM, Toolchains
+from handrail.sandbox.view.tree import check_passing
+
+_PRIVATE_CONFIGURATION = ("/etc", "/usr/local/etc")
+_ALWAYS_THERE = (*SYSTEM, "/etc")
+
+_DEEP = 100
+_USER_SETTINGS = "/proc/sys/user"
+
+Access = Literal["ro", "rw"]
+_Mount = tuple[str, Literal["ro", "rw", "hidden file", "hidden folder", "gone"]]
+
+
+def arguments(folders: Mapping[str, Access], profile: Profile, look: Looks) -> tuple[str, ...]:
+    """The mount options, in the order they are to be carried out.
+
+    :param folders: what :func:`folder_access` gives
+    :raises ToolError: ``invalid_input`` for a path with a NUL character
+    """
+    system = _programs(), look(_configuration_now), _kernel()
+    outer = tuple(folders)
+    for folder in _configured(outer):
+        look(_with_place, folder)
+    mounts: list[_Mount] = [*folders.items()]
+    for path in profile.hidden:
+        real = look.canonical(path)
+        within = any(is_beneath(real, folder) for folder in folders)
+        mounts.append((real, _kind(look.at(real if within else look(_shown, real)))))
+    mounts += _kept(folders, profile, look)
+    sizes = profile.limits.shm_bytes, profile.limits.tmp_bytes
+    return _assembled(system, sizes, outer, tuple(mounts))
+
+
+@lru_cache(maxsize=64)
+def _configured(folders: tuple[str, ...]) -> tuple[str, ...]:
+    """Those of the folders that programs would look for in what may be shown them as a copy."""
+    return tuple(folder for folder in folders if any(is_beneath(folder, top) for top in _PRIVATE_CONFIGURATION))
+
+
+@lru_cache(maxsize=64)
+def _assembled(
+    system: tuple[tuple[str, ...], ...],
+    sizes: tuple[int | None, int | None],
+    folders: tuple[str, ...],
+    mounts: tuple[_Mount, ...],
+) -> tuple[str, ...]:
+    """:func:`arguments` of what has been looked at: the same for the same, and so remembered."""
+    options = [option for part in system for option in part]
+    for place, size in zip(("/dev/shm", "/tmp"), sizes, strict=True):  # noqa: S108
+        options += ["--perms", "1777", "--size", str(size), "--tmpfs", place]
+    sealed: list[str] = []
+    for path, access in sorted(mounts, key=lambda mount: (mount[0].count("/"), mount[0])):  # the outer first
+        if access in ("rw", "ro"):
+            options += ["--bind" if access == "rw" else "--ro-bind", path, path]
+        elif access != "gone" and any(is_beneath(path, place) for place in (*folders, *_ALWAYS_THERE)):
+            inner = any(folder != path and is_beneath(folder, path) for folder in folders)
+            if access == "hidden file":
+                options += ["--ro-bind", "/dev/null", path]
+            elif inner:  # only the way to what is mounted in it is left, to be sealed last
+                options += ["--perms", "0711", "--tmpfs", path]
+            else:
+                options += ["--perms", "0000", "--size", "4096", "--tmpfs", path, "--remount-ro", path]
+            sealed += ["--remount-ro", path] if inner else []
+    if "\0" in "".join(options):
+        raise ToolError("a folder has a NUL character in its path, which no program can be given", kind="invalid_input")
+    return (*options, *sealed, "--remount-ro", "/dev", "--remount-ro", "/")
+
+
+def _kept(folders: Mapping[str, Access], profile: Profile, look: Looks) -> list[_Mount]:
+    """What is mounted over within the profile's folders: protected paths read-only, hidden ones unreadable.
+
+    Where the folder around may be written, the folders on the way are bound onto themselves: as mounts they can be
+    neither renamed nor removed.
+    """
+    kept: dict[str, Access | Literal["hidden"]] = {}
+    fixed = [(path, "ro") for path in (*_workspace_files(profile, look), *profile.pinned)]
+    if not fixed and not profile.masked:
+        return []
+    for path, access in (*fixed, *((path, "hidden") for path in profile.masked)):
+        inner = max((folder for folder in folders if is_beneath(path, folder)), key=len, default=None)
+        if inner is None or (access == "ro" and folders[inner] == "ro"):
+            continue
+        if not protected.check_real(path, look):
+            if access == "hidden":  # a moment ago it was there, and it can be elsewhere now
+                raise mount_table.replaced(path)
+            continue
+        ways = protected.on_the_way(path, (inner,)) if folders[inner] == "rw" else []
+        # What is hidden for lying so deep that nobody looks there is hidden wherever it is moved.
+        if access == "ro" or len(ways) < _DEEP:
+            for way in ways:
+                kept.setdefault(way, "rw")
+        kept[path] = "hidden" if access == "hidden" else "ro"
+    masked = frozenset(profile.masked)
+    return [
+        (path, _kind(look.at(path)) if access == "hidden" else access)
+        for path, access in kept.items()
+        if (path not in folders or access != "rw")
+        and not protected.beneath_any(path.rpartition("/")[0], masked)  # there is nothing in what is hidden
+    ]
+
+
+def _workspace_files(profile: Profile, look: Looks) -> Iterator[str]:
+    """A workspace's own configuration, where it is a file that exists."""
+    for place in (profile.workspace, *profile.writable):
+        path = f"{place.rstrip('/')}/{WORKSPACE_FILE}"
+        found = look.at(path)
+        if found is not None and stat.S_ISREG(found.mode):
+            yield path
+
+
+def folder_access(
+    capabilities: CapabilitySet, profile: Profile, toolchains: Toolchains, look: Looks
+) -> dict[str, Access]:
+    """Each folder (or file) to mount with its access, the outer before the inner.
+
+    :raises ToolError: ``unavailable`` for a set that whole-folder mounts cannot enforce
+    """
+    if profile.workspace == "/":
+        raise ToolError("the whole file system as a workspace cannot be confined; open a folder", kind="unavailable")
+    found: dict[str, Access] = {}
+    for folder in toolchains.mounts:
+        if look.at(folder) is not None:  # canonical already
+            found[folder] = "ro"
+    for folder in profile.readable:
+        real = look.canonical(folder)
+        if look.at(real) is not None and not any(is_beneath(real, system) for system in SYSTEM):
+            found[real] = "ro"
+    patterns = tuple((layer.fs_write, layer.fs_read) for layer in capabilities.layers)
+    writable: set[str] = set()
+    for part in _parts(patterns, (profile.workspace, *profile.writable), profile.further):
+        path = part.path
+        kind = _stands(path, look)
+        if kind is None:
+            continue
+        if kind == "moved":
+            raise ToolError(f"{path} has become a symbolic link; a sandbox mounts real folders only", kind="conflict")
+        if not (part.covers_folder if kind == "folder" else part.covers_file):
+            raise ToolError(
+                f"{part.capability} names only some of the files in {path}, and a sandbox mounts whole folders; "
+                "name a folder in requires instead",
+                kind="unavailable",
+            )
+        if part.capability == "fs.write" and profile.workspace_writable:
+            found[path] = "rw"
+            writable.add(path)
+        elif writable.isdisjoint(part.within):
+            found[path] = "ro"
+    found[profile.scratch] = "rw"
+    return dict(_outer_first(tuple(found.items())))
+
+
+@lru_cache(maxsize=64)
+def _outer_first(folders: tuple[tuple[str, Access], ...]) -> tuple[tuple[str, Access], ...]:
+    return tuple(sorted(folders, key=lambda item: (item[0].count("/"), item[0])))
+
+
+_Patterned = Literal["fs.read", "fs.write"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What a capability set covers whole of one of the profile's places.
+
+    :param covers_folder: whether all of it, should it be a folder
+    :param covers_file: whether it, should it be a file
+    :param within: the parts that the set may write, as far as this one is in them
+    """
+
+    path: str
+    capability: _Patterned
+    covers_folder: bool
+    covers_file: bool
+    within: frozenset[str]
+
+
+def _stands(path: str, look: Looks) -> Literal["folder", "file", "moved"] | None:
+    """What is at a path, or that it is not canonical any more; None where nothing can be found there."""
+    found = look.at(path)
+    if found is None or (found.is_link and not look(os.path.exists, path)):
+        return None
+    if not look.by_no_link(path):
+        return "moved"
+    return "folder" if stat.S_ISDIR(found.mode) else "file"
+
+
+@lru_cache(maxsize=256)
+def _parts(
+    patterns: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...], places: tuple[str, ...], further: tuple[str, ...]
+) -> tuple[_Part, ...]:
+    """What a set reaches of these places, the writable parts of each before the readable ones.
+
+    :param patterns: what may be written and what may be read, of each layer
+    :param further: places to be read only
+    """
+    capabilities = CapabilitySet(tuple(Layer("", fs_write=write, fs_read=read) for write, read in patterns))
+    found: list[_Part] = []
+    writable: list[str] = []
+    for place in (*places, *further):
+        if place not in further:
+            parts = [_covered(capabilities, "fs.write", part, ()) for part in _reached(capabilities, "fs.write", place)]
+            writable += [part.path for part in parts]
+            found += parts
+        found += (
+            _covered(capabilities, "fs.read", part, writable) for part in _reached(capabilities, "fs.read", place)
+        )
+    return tuple(found)
+
+
+def _reached(capabilities: CapabilitySet, capability: _Patterned, place: str) -> Iterator[str]:
+    for folder in capabilities.folders(capability):
+        if is_beneath(folder, place):
+            yield folder
+        elif is_beneath(place, folder):
+            yield place
+
+
+def _covered(capabilities: CapabilitySet, capability: _Patterned, part: str, writable: Iterable[str]) -> _Part:
+    # Nothing in it is outside the set: tried on names that no pattern was written for.
+    probes = (f"{part}/~handrail-probe", f"{part}/.~handrail-probe/.~~/~", f"{part}/~/~/~/~handrail.probe~")
+    whole = all(capabilities.allows(capability, probe) for probe in probes)
+    within = frozenset(other for other in writable if is_beneath(part, other))
+    return _Part(part, capability, whole, capabilities.allows(capability, part), within)
+
+
+def _kind(found: What | None) -> Literal["hidden file", "hidden folder", "gone"]:
+    """How what a path is, is made unreadable."""
+    if found is None:
+        return "gone"
+    return "hidden folder" if stat.S_ISDIR(found.mode) else "hidden file"
+
+
+@lru_cache(maxsize=1)
+def _programs() -> tuple[str, ...]:
+    options = ["--ro-bind", "/usr", "/usr"]
+    for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32"):
+        path = Path("/") / name
+        if path.is_symlink():
+            options += ["--symlink", str(path.readlink()), str(path)]
+        elif path.is_dir():
+            options += ["--ro-bind", str(path), str(path)]
+    return (*options, "--dir", "/run", "--dir", "/var", "--symlink", "../tmp", "/var/tmp")  # noqa: S108
+
+
+@lru_cache(maxsize=1)
+def _kernel() -> tuple[str, ...]:
+    """/proc has parts that are the host's own and that its root may write, also from within a user namespace: for root it
+    is read-only as a whole, which is one mount and leaves nothing out. For others that is only the kernel's settings.
+
+    The launcher writes the settings of the sandbox's own user namespace (:func:`handrail.sandbox.filters.limits.user_counts`).
+    The kernel lets nobody else do so: that takes a capability in that namespace, which the launcher gives up.
+    """
+    private = ("--remount-ro", "/proc") if os.geteuid() == 0 else ("--ro-bind", "/proc/sys", "/proc/sys")
+    settings = ("--bind", _USER_SETTINGS, _USER_SETTINGS) if user_counts() else ()
+    return ("--proc", "/proc", *private, *settings, "--dev", "/dev")
+
+
+def _configuration_folders() -> Iterator[str]:
+    for top in _PRIVATE_CONFIGURATION:
+        if os.path.isdir(top) and not os.path.islink(top):  # noqa: PTH112, PTH114 - every few seconds
+            yield top
+
+
+class _Configuration:
+    """What programs see of /etc and /usr/local/etc.
+
+    For root, a copy of what everybody may read in them (:mod:`handrail.sandbox.view.public_copy`): root in a user namespace
+    still owns what root owns. For others /etc as it is, which gives them no more than they may read anyway; what they may
+    read and not everybody may, by a group, is masked. The folders are looked through again every few seconds.
+    """
+
+    RESCAN_S = 10.0
+
+    def __init__(self) -> None:
+        self._scanned_at = float("-inf")
+        self._masks: list[tuple[str, list[str]]] = []
+        self._options: tuple[str, ...] = ()
+        self._good_until = float("-inf")
+        self._copies: dict[str, PublicCopy] = {}
+
+    def options(self, now: float) -> tuple[str, ...]:
+        """What was there at the last look; :meth:`gone` says what of it is not there any more.
+
+        :raises ToolError: ``unavailable`` where root's programs cannot be given a copy
+        """
+        if os.geteuid() == 0:
+            if now > self._good_until:
+                if now - self._scanned_at > self.RESCAN_S:
+                    self._copies = {top: self._copies.get(top) or PublicCopy(top) for top in _configuration_folders()}
+                    self._scanned_at = now
+                bound = (("--ro-bind", copy.folder(now), top) for top, copy in self._copies.items())
+                self._options = tuple(word for words in bound for word in words)
+                looked = (copy.good_until for copy in self._copies.values())
+                self._good_until = min(self._scanned_at + self.RESCAN_S, *looked)
+            return self._options
+        if now - self._scanned_at > self.RESCAN_S:
+            self._masks = [mask for top in _PRIVATE_CONFIGURATION for mask in _private_entries(top)]
+            self._options = ("--ro-bind", "/etc", "/etc", *(word for _, mask in self._masks for word in mask))
+            self._scanned_at = now
+        return self._options
+
+    def shown(self, path: str, now: float) -> str:
+        """Where that lies which programs see by this path."""
+        for top, copy in self._copies.items():
+            if is_beneath(path, top):
+                return copy.folder(now) + path.removeprefix(top)
+        return path
+
+    def place_for(self, path: str, now: float) -> None:
+        """See that there is something to mount this path on."""
+        for top, copy in self._copies.items():
+            if is_beneath(path, top):
+                copy.place_for(path, now)
+                self._good_until = float("-inf")
+
+    def gone(self) -> list[tuple[str, list[str]]]:
+        """The masks of what is gone since, each with its mount point: one that is not there fails the whole start."""
+        return [(path, mask) for path, mask in self._masks if not os.path.lexists(path)]
+
+
+_configuration = _Configuration()
+
+
+def _configuration_now() -> tuple[str, ...]:
+    return _configuration.options(time.monotonic())
+
+
+def _shown(path: str) -> str:
+    return _configuration.shown(path, time.monotonic())
+
+
+def _with_place(path: str) -> None:
+    _configuration.place_for(path, time.monotonic())
+
+
+def as_they_stand(options: Sequence[str], table: MountTable) -> tuple[list[str], MountTable]:
+    """Options that :func:`arguments` gave, and the mounts that they make, to be carried out now."""
+    left = list(options)
+    gone = _configuration.gone()
+    for _, mask in gone:
+        size = len(mask)
+        at = next((at for at in range(len(left)) if left[at : at + size] == mask), len(left))
+        del left[at : at + size]
+    return left, table.without({path for path, _ in gone}) if gone else table
+
+
+def _private_entries(top: str) -> Iterator[tuple[str, list[str]]]:
+    for folder, names, files in os.walk(top, onerror=_check_walk):
+        for name in list(names):
+            path = f"{folder}/{name}"
+            mode = os.lstat(path).st_mode
+            if stat.S_ISDIR(mode) and mode & 0o005 != 0o005:
+                names.remove(name)
+                if os.access(path, os.X_OK):
+                    # Nothing of anybody's is in it, so it need not be sealed, which takes as long as it takes to mount.
+                    yield path, ["--perms", "0000", "--size", "4096", "--tmpfs", path]
+        for name in files:
+            path = f"{folder}/{name}"
+            try:
+                mode = os.lstat(path).st_mode
+            except FileNotFoundError:
+                continue
+            if not stat.S_ISLNK(mode) and not mode & 0o004 and os.access(path, os.R_OK):
+                yield path, ["--ro-bind", "/dev/null", path]
+
+
+def _check_walk(error: OSError) -> None:
+    """
+    :raises ToolError: ``unavailable`` where the system is short of something: what was not seen would not be masked
+    """
+    check_passing(error, str(error.filename))
+
+
+def is_beneath(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip("/") + "/")

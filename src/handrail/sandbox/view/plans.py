@@ -1,0 +1,248 @@
+"""What a sandbox is started with, put together from what a call may touch and from what is on the machine.
+
+What a sandbox is made of is the same for most calls of a kind. So it is remembered with everything that was looked at to
+find it out (:mod:`handrail.sandbox.view.looks`), and put together anew where that, looked at again, is not as it was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import orjson
+
+from handrail.contract.errors import ToolError
+from handrail.contract.sandbox import Limits, Profile, Program, TerminalSize
+from handrail.contract.tool.requires import CapabilitySet
+from handrail.origins.places import folder_around
+from handrail.sandbox.filters import seccomp
+from handrail.sandbox.network import network
+from handrail.sandbox.start import launcher
+from handrail.sandbox.start.launcher import Mode
+from handrail.sandbox.view import identity, locale_names, mount_table, mounts, protected, toolchains
+from handrail.sandbox.view.identity import Person
+from handrail.sandbox.view.looks import Looks
+from handrail.sandbox.view.mount_table import MountTable
+
+SECRETS_VARIABLE = "HANDRAIL_SECRETS_FD"
+"""Where a program is told the number of the descriptor that its secrets are read from, as one JSON object."""
+_MOST_REMEMBERED, _MOST_ALIKE = 64, 4
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What a sandbox is made of, whatever runs in it.
+
+    :param options: bubblewrap's, of what it mounts
+    :param start: the folder that its program begins in, where the call does not say so
+    :param filter: of system calls, in force from before the launcher; empty for none
+    :param person: whom to become first; None for nobody else
+    :param staged: the sources of ``options`` that this person could not get to
+    :param folders: what is mounted beside the system, with its access
+    :param tcp: whether the sandbox has a loopback of its own to serve on
+    :param connect: the ports that it may connect to if it has none
+    :param table: what must be true of the mounts that follow from ``options``
+    :param standing: what each path that is mounted over was, and when it last changed, when the plan was made
+    """
+
+    options: tuple[str, ...]
+    table: MountTable
+    start: str
+    filter: bytes
+    person: Person | None
+    staged: tuple[str, ...]
+    folders: tuple[tuple[str, mounts.Access], ...]
+    tcp: bool
+    connect: tuple[int, ...]
+    limits: Limits
+    standing: tuple[tuple[str, protected.What, int], ...]
+
+    def __hash__(self) -> int:
+        return hash(self.options)  # which are most of it; the rest would take longer than it tells apart
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One start, put together: what the sandbox is made of, and what will run in it.
+
+    :param environment: a waiting shell's; a program's comes with its call
+    :param call: what the launcher is given when it begins
+    :param secrets: the JSON text for the program's descriptor, where it has secrets
+    :param terminal: the size of the program's terminal, where it has one
+    """
+
+    made: Made
+    mode: Mode
+    environment: tuple[tuple[str, str], ...]
+    call: bytes
+    secrets: bytes | None
+    merge_stderr: bool
+    terminal: TerminalSize | None = None
+
+    @property
+    def key(self) -> object:
+        """Equal for plans that the same ready-made sandbox could carry out."""
+        return self.made, self.mode, self.environment, self.secrets is not None, self.merge_stderr
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Remembered:
+    """
+    :param asked: what it was put together for
+    :param looks: what was looked at meanwhile
+    :param before: variables that those of the call's profile are put over
+    :param after: those that are put over them
+    """
+
+    asked: tuple[object, ...]
+    looks: Looks
+    made: Made
+    before: Mapping[str, str]
+    after: Mapping[str, str]
+
+
+class Planning:
+    """Puts plans together.
+
+    :param system_calls: the filter instead of the shipped one; empty for none
+    """
+
+    def __init__(self, system_calls: bytes | None = None) -> None:
+        self._system_calls = system_calls
+        self._git: Mapping[str, str] | None = None
+        self._remembered: dict[tuple[str, str, bool], list[_Remembered]] = {}
+        """The last few of each session, tool and right to write; what was used last is kept the longest."""
+
+    async def plan(
+        self, capabilities: CapabilitySet, profile: Profile, program: Program, *, ready_made: bool = False
+    ) -> Plan:
+        """
+        :param ready_made: for a sandbox that is started before its call: a shell's text is then read by a shell that
+            waits for it
+        :raises ToolError: as :meth:`handrail.contract.sandbox.Sandbox.start`
+        """
+        argv = program.argv
+        if not argv:
+            raise ToolError("there is no program to run: the argv is empty", kind="invalid_input")
+        git = self._git
+        if git is None:
+            git = await asyncio.get_running_loop().run_in_executor(None, toolchains.git_identity, profile.workspace)
+            self._git = git
+        known = self._made_of(capabilities, profile, git)
+        made = known.made
+        environment = {**known.before, **profile.environment, **known.after}
+        if "\0" in "".join((made.start, *argv, *environment, *environment.values())):
+            raise ToolError(
+                "an argument, folder or variable has a NUL character in it, which no program can be given",
+                kind="invalid_input",
+            )
+        cwd = profile.cwd or made.start
+        if cwd != made.start and not any(mounts.is_beneath(cwd, folder) for folder, _ in made.folders):
+            raise ToolError(f"{cwd} is not in the sandbox of this call", kind="denied")
+        secrets = orjson.dumps(dict(profile.secrets)) if profile.secrets else None
+        if secrets is not None:
+            environment[SECRETS_VARIABLE] = str(after(program.descriptors))
+            environment["PATH"] = outside_of(profile.workspace, environment["PATH"])
+        text = None if program.descriptors or secrets else launcher.shell_text(argv, profile.environment)
+        if text is not None and (ready_made or len(os.fsencode(text)) > launcher.LONGEST_TEXT):
+            call = launcher.shell_call("" if cwd == made.start else cwd, text)
+            return Plan(made, "shell", tuple(environment.items()), call, None, program.merge_stderr, program.terminal)
+        if any(len(os.fsencode(word)) > launcher.LONGEST_ARGUMENT for word in argv):
+            raise ToolError(
+                "the arguments are too long for the system; put the data in a file or on stdin", kind="limit"
+            )
+        call = launcher.program_call(cwd, argv, environment)
+        return Plan(made, "exec", (), call, secrets, program.merge_stderr, program.terminal)
+
+    def _made_of(self, capabilities: CapabilitySet, profile: Profile, git: Mapping[str, str]) -> _Remembered:
+        place = profile.scratch, profile.tool, profile.workspace_writable
+        asked = (
+            capabilities,
+            profile.workspace,
+            profile.readable,
+            profile.writable,
+            profile.further,
+            profile.hidden,
+            profile.limits,
+            profile.masked,
+            profile.pinned,
+            profile.unix_sockets,
+        )
+        alike = self._remembered.pop(place, [])
+        known = next((one for one in alike if one.asked == asked), None)
+        if known is None or not known.looks.same_again():
+            if known is not None:
+                alike.remove(known)
+            known = self._put_together(capabilities, profile, git, asked)
+            alike = [*alike[1 - _MOST_ALIKE :], known]
+        self._remembered[place] = alike
+        if len(self._remembered) > _MOST_REMEMBERED:
+            del self._remembered[next(iter(self._remembered))]
+        return known
+
+    def _put_together(
+        self, capabilities: CapabilitySet, profile: Profile, git: Mapping[str, str], asked: tuple[object, ...]
+    ) -> _Remembered:
+        look = Looks()
+        found = toolchains.find(profile.workspace, look)
+        folders = mounts.folder_access(capabilities, profile, found, look)
+        options: Sequence[str] = mounts.arguments(folders, profile, look)
+        person = identity.person_for(profile.workspace, look)
+        staged: list[str] = []
+        if person is not None:
+            identity.prepare(profile, person, look)
+        table = mount_table.expected(options, look)  # once the scratch is that person's
+        if person is not None:
+            options, staged = identity.staged(options, person, look)
+        connected = capabilities.uses("net.fetch")
+        system_calls = self._system_calls
+        made = Made(
+            tuple(options),
+            table,
+            start_of(folders, profile),
+            seccomp.program(unix_sockets=profile.unix_sockets) if system_calls is None else system_calls,
+            person,
+            tuple(staged),
+            tuple(folders.items()),
+            profile.workspace_writable,
+            (network.PROXY_PORT,) if connected else (),
+            profile.limits,
+            protected.standing(profile, look),
+        )
+        before = _environment(profile, found, git, look)
+        return _Remembered(asked, look, made, before, network.environment(capabilities) if connected else {})
+
+
+def outside_of(workspace: str, path: str) -> str:
+    """Return PATH without folders of the workspace, for a program that secrets or trust are given to."""
+    return ":".join(one for one in path.split(":") if folder_around(one, (workspace,)) is None)
+
+
+def start_of(folders: Mapping[str, mounts.Access], profile: Profile) -> str:
+    """The folder that a program begins in, where its call does not say so."""
+    inside = any(mounts.is_beneath(profile.workspace, folder) for folder in folders)
+    return profile.workspace if inside else profile.scratch
+
+
+def after(descriptors: Mapping[int, int] | None) -> int:
+    """The first number that is free beside the standard three and the given ones."""
+    return max((2, *(descriptors or ()))) + 1
+
+
+def _environment(profile: Profile, found: toolchains.Toolchains, git: Mapping[str, str], look: Looks) -> dict[str, str]:
+    """The environment but for what the call itself says: a list of what is let in, never the kernel's own with things
+    taken out."""
+    ours = {name: value for name in locale_names.NAMES if (value := look.variable(name)) is not None}
+    return {
+        "LANG": locale_names.PLAIN,
+        **locale_names.passed_on(ours),
+        "PATH": ":".join(found.path),
+        "HOME": profile.scratch,
+        "TMPDIR": "/tmp",  # noqa: S108 - the sandbox's own
+        "SHELL": "/bin/bash",
+        "TERM": "dumb",
+        **git,
+        **found.environment,
+    }

@@ -1,0 +1,254 @@
+"""The interpreters and compilers a project needs, found on PATH, to be mounted read-only.
+
+Mounting only the system's own folders would leave out what people really use: pyenv, nvm, conda, cargo, a
+project's virtual environment and the interpreter beneath it. Only installations are taken, never a home folder
+or anything that holds one. What the workspace says (``.python-version``, ``pyvenv.cfg``) can choose among
+installed interpreters and add nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+
+from handrail.origins.places import SYSTEM, home_folders
+from handrail.origins.programs import ProgramRefused, find_program, program_environment
+from handrail.sandbox.view.looks import Looks
+from handrail.sandbox.view.tree import check_passing
+
+_SYSTEM_PATH = ("/usr/local/bin", "/usr/bin", "/bin", "/usr/local/sbin", "/usr/sbin", "/sbin")
+_MARKS = ("lib", "lib64", "libexec", "include", "share", "pyvenv.cfg", "conda-meta")
+"""One of these beside ``bin`` makes its parent an installation."""
+_SHIM_FOLDERS = frozenset({"shims"})
+_NEVER_WHOLE = frozenset({".local", ".config", ".cache", ".cargo", ".ssh", ".gnupg", ".aws", ".docker", ".kube"})
+"""Folders that hold ``bin`` and also somebody's credentials: only the ``bin`` is taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class Toolchains:
+    """What to mount, where to look for programs, and what they need to be told.
+
+    :param mounts: canonical folders to mount read-only, none within another
+    :param path: canonical folders for PATH, in order; those inside the workspace come last
+    """
+
+    mounts: tuple[str, ...]
+    path: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+def find(workspace: str, look: Looks | None = None) -> Toolchains:
+    """The toolchains for a workspace, looked for once per state of PATH and of the workspace's own choice."""
+    look = look or Looks()
+    first, second = f"{workspace}/.python-version", f"{workspace}/.venv/pyvenv.cfg"
+    chosen = look(_stamp, first) if look.at(first) else None, look(_stamp, second) if look.at(second) else None
+    return _find(workspace, look.variable("PATH") or "", look.variable("PYENV_VERSION") or "", chosen)
+
+
+def _stamp(path: str) -> int | None:
+    try:
+        return os.stat(path).st_mtime_ns  # noqa: PTH116 - at every start
+    except OSError:
+        return None
+
+
+@lru_cache(maxsize=64)
+def _find(workspace: str, path: str, pyenv_version: str, _stamps: tuple[int | None, int | None]) -> Toolchains:
+    homes = home_folders()
+    keep_out = (*homes, workspace)
+    mounts: list[str] = []
+    first: list[str] = []
+    last: list[str] = []
+    environment: dict[str, str] = {}
+    folders = [folder for folder in path.split(os.pathsep) if folder.startswith("/")]
+    for folder in (*folders, f"{sys.base_prefix}/bin"):
+        real = os.path.realpath(folder)
+        if not _is_folder(real) or any(_beneath(home, real) for home in homes):
+            continue
+        if _beneath(real, workspace):
+            last.append(real)
+            continue
+        if _beneath(workspace, real):
+            continue
+        if Path(real).name in _SHIM_FOLDERS:
+            first += _behind_shims(Path(real), workspace, pyenv_version)
+            if (Path(real).parent / "libexec" / "pyenv").exists():
+                environment["PYENV_ROOT"] = str(Path(real).parent)
+        first.append(real)
+        if any(_beneath(real, system) for system in SYSTEM):
+            continue
+        mounts.append(_installation(real, keep_out))
+        mounts += _bases(Path(real).parent, keep_out)
+        if real.endswith("/.cargo/bin"):
+            mounts += _rust(Path(real).parent.parent, environment)
+        if real.startswith("/nix/") or _is_folder("/nix/store"):
+            mounts.append("/nix/store")
+    if sys.prefix != sys.base_prefix:  # the environment Handrail itself runs in, for tools started by its interpreter
+        mounts.append(_installation(os.path.realpath(f"{sys.prefix}/bin"), keep_out))
+    for name in (".venv", "venv"):
+        mounts += _bases(Path(workspace) / name, keep_out)
+    outside = [mount for mount in mounts if not _beneath(mount, workspace) and not _system(mount)]
+    return Toolchains(_outermost(outside), tuple(dict.fromkeys((*first, *_SYSTEM_PATH, *last))), environment)
+
+
+@lru_cache(maxsize=64)
+def git_identity(workspace: str) -> Mapping[str, str]:
+    """The operator's name and address for commits, from the environment or git's own configuration.
+
+    git is asked outside of any sandbox, in a folder where it finds no repository.
+
+    :raises ToolError: ``unavailable`` if the system is short of descriptors or memory
+    """
+    found = {
+        name: os.environ[name]
+        for who in ("AUTHOR", "COMMITTER")
+        for what in ("NAME", "EMAIL")
+        if (name := f"GIT_{who}_{what}") in os.environ
+    }
+    if len(found) == 4:
+        return found
+    git = "git"
+    try:
+        git = find_program(git, outside=(workspace,))
+        answer = subprocess.run(
+            [git, "config", "--global", "--null", "--get-regexp", r"^user\.(name|email)$"],
+            cwd="/",
+            env=program_environment(outside=(workspace,)),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=5,
+            check=False,
+        ).stdout.decode("utf-8", "replace")
+    except OSError as error:
+        check_passing(error, git)  # which is not to be remembered
+        return found
+    except (ProgramRefused, subprocess.SubprocessError):
+        return found
+    for entry in answer.split("\0"):
+        key, newline, value = entry.partition("\n")
+        if newline and value:
+            what = key.removeprefix("user.").upper()
+            found.setdefault(f"GIT_AUTHOR_{what}", value)
+            found.setdefault(f"GIT_COMMITTER_{what}", value)
+    return found
+
+
+def around(program: str, workspace: str) -> tuple[str, ...]:
+    """What has to be mounted for a program by its absolute path: the installation that it clearly stands in, and what that
+    stands on; else its folder."""
+    keep_out = (*home_folders(), workspace)
+    found: list[str] = []
+    for path in (os.path.realpath(Path(program).parent), Path(os.path.realpath(program)).parent):
+        folder = str(path)
+        if not _system(folder) and not any(_beneath(other, folder) for other in keep_out):
+            found += [_installation(folder, keep_out), *_bases(Path(folder).parent, keep_out)]
+    return _outermost(found)
+
+
+def _installation(folder: str, keep_out: Iterable[str]) -> str:
+    """What to mount for a folder of programs: the installation around it if there clearly is one, else itself."""
+    parent = Path(folder).parent
+    if Path(folder).name in _SHIM_FOLDERS or (
+        Path(folder).name in ("bin", "sbin", "condabin") and any((parent / mark).exists() for mark in _MARKS)
+    ):
+        whole = str(parent)
+        if (
+            len(parent.parts) > 2
+            and parent.name not in _NEVER_WHOLE
+            and not any(_beneath(other, whole) for other in keep_out)
+        ):
+            return whole
+    return folder
+
+
+def _behind_shims(shims: Path, workspace: str, pyenv_version: str) -> list[str]:
+    """The programs that pyenv's shims would pick, so that each call does not run through a shell script."""
+    versions = shims.parent / "versions"
+    chosen = (
+        pyenv_version.replace(":", "\n")
+        or _text(Path(workspace) / ".python-version")
+        or _text(shims.parent / "version")
+    )
+    found: list[str] = []
+    for name in chosen.split():
+        if "/" not in name and name not in (".", "..") and _is_folder(f"{versions}/{name}/bin"):
+            real = os.path.realpath(versions / name / "bin")
+            if _beneath(real, str(shims.parent)):
+                found.append(real)
+    return found
+
+
+def _bases(environment: Path, keep_out: Iterable[str]) -> list[str]:
+    """The interpreter installation that a virtual environment stands on, if it really is one."""
+    found: list[str] = []
+    for line in _text(environment / "pyvenv.cfg").splitlines():
+        key, _, value = line.partition("=")
+        if key.strip() == "home" and value.strip().startswith("/"):
+            found += _python(value.strip(), keep_out)
+    return found
+
+
+def _python(folder: str, keep_out: Iterable[str]) -> list[str]:
+    real = Path(os.path.realpath(folder))
+    python = real / "python3"
+    try:
+        target = Path(os.path.realpath(python)) if python.exists() else None
+    except OSError:
+        target = None
+    if target is None or target.parent.name != "bin":
+        return []
+    prefix = target.parent.parent
+    if not any(prefix.glob("lib/python3.*/os.py")) or any(_beneath(other, str(prefix)) for other in keep_out):
+        return []
+    return [str(prefix)]
+
+
+def _rust(home: Path, environment: dict[str, str]) -> list[str]:
+    rustup = Path(os.environ.get("RUSTUP_HOME", home / ".rustup"))
+    if not _is_folder(f"{rustup}/toolchains"):
+        return []
+    environment["RUSTUP_HOME"] = str(rustup)
+    return [os.path.realpath(rustup)]
+
+
+def _text(path: Path) -> str:
+    """The beginning of a small text file, or nothing. It may be a FIFO that a model made: never wait for it."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+    except OSError:
+        return ""
+    try:
+        return (
+            os.read(descriptor, 4096).decode("utf-8", "replace") if stat.S_ISREG(os.fstat(descriptor).st_mode) else ""
+        )
+    except OSError:
+        return ""
+    finally:
+        os.close(descriptor)
+
+
+def _is_folder(path: str) -> bool:
+    """Whether it is one that can be entered. Another person's home on PATH, or a name that is too long, is none."""
+    return os.access(path, os.X_OK) and os.path.isdir(path)  # noqa: PTH112 - which raises nothing
+
+
+def _system(path: str) -> bool:
+    return any(_beneath(path, system) for system in SYSTEM)
+
+
+def _beneath(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
+
+
+def _outermost(paths: Iterable[str]) -> tuple[str, ...]:
+    kept: list[str] = []
+    for path in sorted(set(paths), key=len):
+        if not any(_beneath(path, other) for other in kept):
+            kept.append(path)
+    return tuple(kept)

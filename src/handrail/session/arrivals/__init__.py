@@ -1,0 +1,1 @@
+"""What comes to a session from outside of its turns: channels, triggers, notices."""

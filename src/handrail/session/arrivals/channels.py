@@ -1,0 +1,368 @@
+"""Channels between sessions: who sends, who reads, and who waits for a message."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from itertools import takewhile
+from typing import Any, Protocol
+
+from handrail.arbiter.secrets.redaction import Redactor
+from handrail.contract.doors.channels import HISTORY, SHARED, ChannelKind, ChannelMessage, Received
+from handrail.contract.errors import LogUnavailable, ToolError
+from handrail.store.tables.channels import ChannelTable, Given, Kept, Key, Position
+
+MAX_MESSAGE = 64 * 1024
+"""Characters of one message."""
+MAX_CHANNELS = 200
+"""Of one session tree, and as many of the workspace."""
+IDLE_NS = 7 * 24 * 3600 * 1_000_000_000
+"""A broadcast over which nothing came for so long makes room for another one."""
+_LOOK_AGAIN_S = 1.0
+"""How often a wait looks whether what another call was given comes back."""
+_NAME = re.compile(r"(?:shared/)?[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\Z")
+
+
+class Watcher(Protocol):
+    """Takes messages as they come, in place of whoever waits for them."""
+
+    @property
+    def reader(self) -> str:
+        """Its name among the readers of a broadcast."""
+        ...
+
+    def wants(self, message: ChannelMessage) -> bool: ...
+
+    async def take(self, kept: Kept) -> bool:
+        """Durable on return; the same one again is nothing. Gives whether it was taken: else it stays where it is."""
+        ...
+
+
+_Attempt = tuple[tuple[Kept, int] | None, bool]
+"""What was received, and whether some of what calls were given is not settled yet."""
+
+
+def _nobody_knows(call: str) -> bool | None:
+    return None
+
+
+class Switchboard:
+    """All channels of a workspace, in the process that holds it.
+
+    What a call receives is read once that call has gone well, by the log: if it is cut off, in this process or by its end,
+    the message waits again.
+
+    :param went_well: whether a call did; None while the log does not say
+    """
+
+    def __init__(
+        self,
+        table: ChannelTable,
+        redactor: Redactor,
+        clock: Callable[[], int] = time.time_ns,
+        went_well: Callable[[str], bool | None] = _nobody_knows,
+    ) -> None:
+        self.table = table
+        self._redactor = redactor
+        self._clock = clock
+        self._went_well = went_well
+        self._calls: set[str] = set()
+        """Those of this process that were given something."""
+        self._going_on: set[asyncio.Future[Any]] = set()
+        """What is seen out though nobody may wait for it any more."""
+        self._turns: dict[Key, _Turns] = {}
+        """Of those with which something is being done."""
+        self._waiting: dict[Key, dict[asyncio.Event, str | None]] = {}
+        """Who waits at a channel, in order of arrival, and for whose messages; None for anybody's."""
+        self._watchers: dict[Key, list[Watcher]] = {}
+
+    async def send(
+        self, key: Key, sender: str, text: str, kind: ChannelKind | None, data: Mapping[str, Any] | None
+    ) -> int:
+        """See :meth:`handrail.contract.doors.channels.Channels.send`."""
+        if len(text) > MAX_MESSAGE:
+            raise ToolError(
+                f"the message has {len(text):,} characters; up to {MAX_MESSAGE:,} are sent. Put it into a file and send its path",
+                kind="invalid_input",
+            )
+        sending = asyncio.ensure_future(self._send(key, sender, text, kind, data))
+        self._going_on.add(sending)
+        sending.add_done_callback(self._over)
+        return await asyncio.shield(sending)  # whoever is cut off may have sent it: then those who wait have it, too
+
+    async def _send(
+        self, key: Key, sender: str, text: str, kind: ChannelKind | None, data: Mapping[str, Any] | None
+    ) -> int:
+        async with self._lock(key):
+            there = self.table.kind(key)
+            if there is not None and kind not in (None, there):
+                raise ToolError(f"{key.shown} is a {there}, not a {kind}; send to it as it is", kind="conflict")
+            if there is None and len(self.table.named(key.scope)) >= MAX_CHANNELS:
+                await self.table.forget_idle(key.scope, self._clock() - IDLE_NS)
+            if there is None and len(self.table.named(key.scope)) >= MAX_CHANNELS:
+                raise ToolError(f"there are {MAX_CHANNELS} channels already; use one of them", kind="limit")
+            used: ChannelKind = there or kind or "queue"
+            await self._settle(key)
+            await self._hand_out(key)  # what was left where it is may be taken by now
+            if used == "queue" and self.table.unread(key) >= HISTORY:
+                raise ToolError(
+                    f"{key.shown} holds {HISTORY} messages that nobody has read, and takes no more; have somebody read it "
+                    "(wait_channel, watch_channel), or use another channel",
+                    kind="limit",
+                )
+            kept = None if data is None else self._redactor.value(dict(data))
+            message = ChannelMessage(key.shown, sender, self._redactor.text(text), self._clock(), kept)
+            await self.table.send(key, used, message)
+            await self._hand_out(key)
+            count = self.table.unread(key)
+        self._ring(key)
+        return count
+
+    async def receive(self, key: Key, reader: str, timeout_ms: int, sender: str | None, call: str = "") -> Received:
+        """See :meth:`handrail.contract.doors.channels.Channels.receive`.
+
+        :param call: the one that asks; without one, what is received is read at once
+        """
+        waiting, changed = self._waiting.setdefault(key, {}), asyncio.Event()
+        waiting[changed] = sender
+        received = Received(None)
+        try:
+            received = await self._received(key, reader, timeout_ms, sender, call, changed)
+        finally:
+            del waiting[changed]
+            if not waiting and self._waiting.get(key) is waiting:
+                del self._waiting[key]
+            elif received.message is None:
+                self._ring(key)  # what was left to it is somebody else's now
+        return received
+
+    async def _received(
+        self, key: Key, reader: str, timeout_ms: int, sender: str | None, call: str, changed: asyncio.Event
+    ) -> Received:
+        loop = asyncio.get_running_loop()
+        until = loop.time() + timeout_ms / 1000
+        while True:
+            changed.clear()
+            attempt = loop.create_task(self._attempt(key, reader, sender, call, changed))
+            try:
+                received, unsettled = await asyncio.shield(attempt)
+            except asyncio.CancelledError:  # whoever is cut off has received nothing
+                undoing = loop.create_task(self._undo(attempt, key, reader, call))
+                self._going_on.add(undoing)
+                undoing.add_done_callback(self._over)
+                raise
+            if received is not None:
+                return Received(received[0].message, received[1])
+            if loop.time() >= until:
+                return Received(None)
+            try:
+                async with asyncio.timeout_at(min(until, loop.time() + _LOOK_AGAIN_S) if unsettled else until):
+                    await changed.wait()
+            except TimeoutError:
+                continue
+
+    async def _attempt(self, key: Key, reader: str, sender: str | None, call: str, changed: asyncio.Event) -> _Attempt:
+        async with self._lock(key):
+            unsettled = await self._settle(key)
+            if (received := await self._next(key, reader, sender, call, changed)) is not None and call:
+                self._calls.add(call)
+            return received, unsettled
+
+    async def _next(
+        self, key: Key, reader: str, sender: str | None, call: str, changed: asyncio.Event
+    ) -> tuple[Kept, int] | None:
+        """Take the next message, or give it to ``call``; with it how many were missed."""
+        table, missed = self.table, 0
+        if table.kind(key) != "broadcast":
+            if (kept := self._first(key, sender, changed)) is not None:
+                await (table.give(key, reader, kept, call) if call else table.take(key, kept.number))
+            return None if kept is None else (kept, missed)
+        position = table.position(key, reader)
+        missed = table.lost(key, reader)
+        if position is not None and (kept := table.owed(key, reader, sender)) is not None:
+            await table.advance(key, reader, position, (kept, call))
+            return kept, missed
+        waiting = table.after(key, 0 if position is None else position.number)
+        at = next((at for at, one in enumerate(waiting) if sender in (None, one.message.sender)), None)
+        if at is None:
+            return None
+        kept = waiting[at]
+        if position is not None and (oldest := table.first(key)) is not None:
+            missed += max(oldest.place - position.place - 1, 0)
+        giving = (kept, call) if call else None
+        await table.advance(key, reader, Position(kept.number, kept.place), giving, waiting[:at])
+        return kept, missed
+
+    def _first(self, key: Key, sender: str | None, changed: asyncio.Event) -> Kept | None:
+        """The oldest message of a queue that is for whoever waits by ``changed``: those who have waited longer come first."""
+        waiting = self._waiting.get(key, {})
+        before = list(takewhile(lambda one: one[0] is not changed, waiting.items()))
+        if not before:
+            return self.table.first(key, 0, sender)
+        anybodys = sender is None and all(wanted is None for _, wanted in before)
+        free = self.table.after(key, limit=len(before) + 1 if anybodys else HISTORY)
+        for other, wanted in before:
+            theirs = next((kept for kept in free if wanted in (None, kept.message.sender)), None)
+            if theirs is not None:
+                free.remove(theirs)
+                other.set()
+        return next((kept for kept in free if sender in (None, kept.message.sender)), None)
+
+    async def _undo(self, attempt: asyncio.Task[_Attempt], key: Key, reader: str, call: str) -> None:
+        """What nobody waits for any more was received by nobody."""
+        await asyncio.wait((attempt,))
+        if attempt.cancelled() or attempt.exception() is not None or (received := attempt.result()[0]) is None:
+            return
+        given = Given(received[0].number, reader, call)
+        with suppress(LogUnavailable):  # then it is the call's outcome that tells, once there is a log again
+            await self._give_back(key, given)
+
+    async def _give_back(self, key: Key, given: Given) -> None:
+        async with self._lock(key):
+            if given.call:
+                await self.table.settle(key, (), (given,))
+            elif self.table.kind(key) == "queue":
+                await self.table.untake(given.number)
+            else:
+                await self.table.owe(key, given)
+            await self._hand_out(key)
+        self._ring(key)
+
+    async def _settle(self, key: Key) -> bool:
+        """Look up what has become of the calls that were given something. Gives whether some are not known yet."""
+        taken, back, unsettled = list[Given](), list[Given](), False
+        for given in self.table.given(key):
+            well = self._went_well(given.call)
+            if well is None and given.call in self._calls:
+                unsettled = True
+                continue
+            (taken if well else back).append(given)
+            self._calls.discard(given.call)
+        await self.table.settle(key, taken, back)
+        return unsettled
+
+    async def watch(self, key: Key, watcher: Watcher) -> None:
+        """Have ``watcher`` take what comes, and what waits already."""
+        async with self._lock(key):
+            await self._settle(key)
+            self._watchers.setdefault(key, []).append(watcher)
+            await self._hand_out(key)
+
+    def unwatch(self, key: Key, watcher: Watcher) -> None:
+        watchers = self._watchers.get(key, [])
+        if watcher in watchers:
+            watchers.remove(watcher)
+        if not watchers:
+            self._watchers.pop(key, None)
+
+    async def _hand_out(self, key: Key) -> None:
+        """Give watchers what is theirs. First it is told, then taken: a message is told twice rather than never, and the
+        second time is none, since what tells of it has its number."""
+        watchers = self._watchers.get(key)
+        if not watchers:
+            return
+        if self.table.kind(key) == "broadcast":
+            for watcher in tuple(watchers):
+                read = self.table.position(key, watcher.reader)
+                for kept in self.table.after(key, 0 if read is None else read.number):
+                    if watcher.wants(kept.message) and not await watcher.take(kept):
+                        break
+                    await self.table.advance(key, watcher.reader, Position(kept.number, kept.place))
+            return
+        full: list[Watcher] = []
+        for kept in self.table.after(key):
+            taker = next((watcher for watcher in watchers if watcher.wants(kept.message)), None)
+            if taker is None or taker in full:
+                continue
+            if await taker.take(kept):
+                await self.table.take(key, kept.number)
+            else:
+                full.append(taker)
+
+    async def aclose(self) -> None:
+        """Look up what has become of all that calls were given, as far as it is known; the rest is looked up later."""
+        if self._going_on:
+            await asyncio.wait(set(self._going_on))
+        with suppress(LogUnavailable):
+            for key in self.table.unsettled():
+                async with self._lock(key):
+                    await self._settle(key)
+
+    async def remove(self, session_id: str) -> None:
+        """A session is closed for good."""
+        for key in self.table.unsettled():
+            if key.scope == session_id:
+                self._calls.difference_update(given.call for given in self.table.given(key))
+        await self.table.remove(session_id)
+        for key in [key for key in self._waiting if key.scope == session_id]:
+            self._ring(key)
+
+    @asynccontextmanager
+    async def _lock(self, key: Key) -> AsyncGenerator[None]:
+        """One thing at a time with a channel."""
+        turns = self._turns.setdefault(key, _Turns())
+        turns.users += 1
+        try:
+            async with turns.lock:
+                yield
+        finally:
+            turns.users -= 1
+            if not turns.users:
+                del self._turns[key]
+
+    def _over(self, work: asyncio.Future[Any]) -> None:
+        self._going_on.discard(work)
+        if not work.cancelled():
+            work.exception()  # told to whoever waited
+
+    def _ring(self, key: Key) -> None:
+        for changed in self._waiting.get(key, ()):
+            changed.set()
+
+
+@dataclass(slots=True)
+class _Turns:
+    """Who does something with a channel, one after another."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    users: int = 0
+
+
+class SessionChannels:
+    """Implements :class:`~handrail.contract.doors.channels.Channels` for one session."""
+
+    def __init__(self, switchboard: Switchboard, session_id: str, top: str, agent: str, call: str = "") -> None:
+        """
+        :param top: the session at the top of its tree
+        :param call: whose door it is
+        """
+        self._call = call
+        self._switchboard = switchboard
+        self._session_id = session_id
+        self._top = top
+        self._agent = agent
+
+    async def send(
+        self, channel: str, text: str, *, kind: ChannelKind | None = None, data: Mapping[str, Any] | None = None
+    ) -> int:
+        return await self._switchboard.send(self.key(channel), self._agent, text, kind, data)
+
+    async def receive(self, channel: str, *, timeout_ms: int, sender: str | None = None) -> Received:
+        return await self._switchboard.receive(self.key(channel), self._session_id, timeout_ms, sender, self._call)
+
+    def of_call(self, call_id: str) -> SessionChannels:
+        """See :meth:`handrail.contract.doors.channels.SessionDoor.of_call`."""
+        return SessionChannels(self._switchboard, self._session_id, self._top, self._agent, call_id)
+
+    def key(self, channel: str) -> Key:
+        """
+        :raises ToolError: ``invalid_input`` for what is no name
+        """
+        if not _NAME.match(channel):
+            text = f"{channel[:80]!r} is no channel: letters, digits and . _ -, up to 64, after {SHARED!r} where all the workspace shares it"
+            raise ToolError(text, kind="invalid_input")
+        return Key("", channel.removeprefix(SHARED)) if channel.startswith(SHARED) else Key(self._top, channel)

@@ -1,0 +1,445 @@
+"""Triggers: one clock for all of a workspace's, and what a session is told when one of its own fires."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from handrail.arbiter.secrets.redaction import Redactor
+from handrail.contract.doors.channels import Trigger, TriggerClass
+from handrail.contract.doors.notices import Notice
+from handrail.contract.errors import LogUnavailable, ToolError, UsageError
+from handrail.contract.text.cron import plain_cron
+from handrail.contract.text.neutral import neutralised
+from handrail.session.arrivals.channels import SessionChannels, Switchboard
+from handrail.session.arrivals.notices import Noticeboard
+from handrail.session.arrivals.schedules import SECOND_NS, next_after, when
+from handrail.session.arrivals.waits import Happened, Id, Waits, time_of
+from handrail.session.arrivals.watches import Watch
+from handrail.store.database.database import Work
+from handrail.store.tables.triggers import TriggerTable
+
+logger = logging.getLogger("handrail.session")
+
+MAX_IN_SESSION = 1_000
+MAX_OF_CLASSES = 100
+"""Of these, those of registered classes."""
+MAX_PROMPT = 8 * 1024
+LEAST_MS = 1_000
+LONGEST_MS = 366 * 24 * 3600 * 1000
+_LONGEST_SLEEP_S = 60.0
+"""A clock that is set, or a machine that slept, is noticed after this long at most."""
+_LATE_NS = 60 * 1_000_000_000
+_AGAIN_S = 5.0
+
+
+class Clockwork:
+    """All triggers of a workspace, in the process that holds it.
+
+    :param clock: wall-clock time in nanoseconds
+    """
+
+    def __init__(
+        self,
+        table: TriggerTable,
+        board: Noticeboard,
+        switchboard: Switchboard,
+        redactor: Redactor,
+        clock: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self.table = table
+        self.clock = clock
+        self._board = board
+        self._switchboard = switchboard
+        self._redactor = redactor
+        self._all: dict[Id, Trigger] = {}
+        self._of: dict[str, dict[str, Trigger]] = {}
+        self._heap: list[tuple[int, Id]] = []
+        self._watching: dict[Id, Watch] = {}
+        self._classes: dict[Id, TriggerClass] = {}
+        """Of those triggers whose class is known here."""
+        self._waits = Waits(self)
+        self._adding: dict[Id, asyncio.Future[None]] = {}
+        """Those that are not durable yet."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._firing: asyncio.Task[None] | None = None
+        self._changing = asyncio.Lock()
+        """One change at a time: what is removed while it fires must not be kept again by that."""
+        self._closed = False
+
+    async def begin(self) -> None:
+        """Take up what a process before has left, but for its sub-agents', which ended with it. What came due meanwhile
+        fires once, and says that it is late."""
+        await self.table.remove_below()
+        for trigger in self.table.all():
+            self._keep(trigger)
+        await self.due()
+
+    async def aclose(self) -> None:
+        """Fire no more. The triggers stay."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._firing is not None:
+            await asyncio.wait((self._firing,))
+        await self._waits.aclose()
+
+    def get(self, id: Id) -> Trigger | None:
+        return self._all.get(id)
+
+    def of(self, session_id: str) -> list[Trigger]:
+        return list(self._of.get(session_id, {}).values())
+
+    async def add(self, trigger: Trigger, name: str | None) -> Trigger:
+        """Keep a new one. Durable on return.
+
+        :param name: None gives it the next that is free, after its own
+        :raises ToolError: ``conflict`` for a name that is taken, ``limit`` where its session has too many
+        """
+        named = replace(trigger, name=self._free(trigger, name), prompt=self._redactor.text(trigger.prompt))
+        id = (named.session_id, named.name)
+        adding = self._adding[id] = asyncio.ensure_future(self._put(named))
+        adding.add_done_callback(lambda _: self._adding.pop(id))
+        await asyncio.shield(adding)  # whoever is cut off finds it in the list: what is durable is known here, too
+        return named
+
+    async def _put(self, trigger: Trigger) -> None:
+        await self.table.put(trigger)
+        self._keep(trigger)
+        self._wind()
+
+    def _free(self, trigger: Trigger, name: str | None) -> str:
+        taken = {name for session, name in self._adding if session == trigger.session_id}
+        taken |= self._of.get(trigger.session_id, {}).keys()
+        if len(taken) >= MAX_IN_SESSION:
+            raise ToolError(f"this session has {MAX_IN_SESSION:,} triggers; remove some first", kind="limit")
+        if trigger.tool is not None:
+            of_classes = sum(one.tool is not None for one in self._of.get(trigger.session_id, {}).values())
+            if of_classes >= MAX_OF_CLASSES:
+                text = f"this session has {MAX_OF_CLASSES} triggers of registered classes; remove some first"
+                raise ToolError(text, kind="limit")
+        if name is None:
+            return next(free for n in range(1, len(taken) + 2) if (free := f"{trigger.name}-{n}") not in taken)
+        if name in taken:
+            text = f"this session has a trigger {name!r} already; remove it first, or name another"
+            raise ToolError(text, kind="conflict")
+        return name
+
+    async def remove(self, session_id: str, name: str) -> Trigger | None:
+        """Gives it; None where there is none of that name."""
+        async with self._changing:
+            trigger = self._of.get(session_id, {}).get(name)
+            if trigger is not None:
+                await self.table.remove(trigger)
+                watch = self._watching.get((session_id, name))
+                self._let_go(trigger)
+                if watch is not None:
+                    await self._switchboard.table.forget_reader(watch.key, watch.reader)
+            return trigger
+
+    async def remove_all(self, session_id: str) -> None:
+        """A session is closed for good."""
+        if adding := [put for (session, _), put in self._adding.items() if session == session_id]:
+            await asyncio.wait(adding)
+        async with self._changing:
+            triggers = self.of(session_id)
+            if triggers:
+                await self.table.remove_all(session_id)
+            for trigger in triggers:
+                self._let_go(trigger)
+
+    async def follow(self, trigger: Trigger, channels: SessionChannels) -> None:
+        """Have a trigger of this session that watches a channel take what comes over it."""
+        id = (trigger.session_id, trigger.name)
+        if trigger.channel is not None and id not in self._watching:
+            watch = self._watching[id] = Watch(self, trigger, channels)
+            await self._switchboard.watch(watch.key, watch)
+            if self._watching.get(id) is not watch:  # removed meanwhile
+                self._switchboard.unwatch(watch.key, watch)
+
+    async def go_by(self, trigger: Trigger, of: TriggerClass, workdir: str) -> None:
+        """Have a trigger of this session wait as its class says. What stopped it before is forgotten."""
+        id = (trigger.session_id, trigger.name)
+        async with self._changing:
+            found, before = self._all.get(id), self._classes.get(id)
+            if found is None:
+                return
+            self._classes[id] = of
+            if before is of and found.fault is None:
+                return
+            if before is not of:
+                self._waits.stop(id)  # as one of a process that has gone
+            if found.fault is not None or (of.by_time and found.next_ns is None):
+                found = replace(found, fault=None)
+                if of.by_time and found.next_ns is None:
+                    found = self._timed(found, self.clock())
+                    if found.next_ns is found.fault is None:  # it fired for the last time while its class was not here
+                        await self.table.remove(found)
+                        self._let_go(found)
+                        return
+                await self._move(found)
+        if not of.by_time:
+            self._waits.begin(id, of, workdir)
+        self._wind()
+
+    def is_known(self, trigger: Trigger) -> bool:
+        """Whether it waits for something in this process."""
+        return trigger.tool is None or (trigger.session_id, trigger.name) in self._classes
+
+    async def happened(self, id: Id, what: Happened) -> bool:
+        """One that waits has fired, or failed. Durable on return; gives whether it could be told."""
+        async with self._changing:
+            if (trigger := self._all.get(id)) is None:
+                return True
+            now, about = self.clock(), f"The trigger {trigger.name} ({trigger.tool})"
+            if what.fault is not None:
+                failed = f"{about} failed and waits no more: {what.fault}"
+                await self.tell(trigger, f"fault/{trigger.fired}", now, about=failed)
+                await self._move(replace(trigger, fault=self._redactor.text(what.fault)))
+                return True
+            position = self._redactor.value(what.position)
+            after = replace(trigger, fired=trigger.fired + 1, position=position, fault=None)
+            told = await self.tell(
+                trigger,
+                f"event/{trigger.fired}",
+                now,
+                about=f"{about} fired",
+                message=neutralised(what.text) if what.text else None,
+                untrusted=f"what {trigger.tool} has seen",
+                # Kept as one: the next process may see something else first, and would tell it under the same delivery.
+                along=self.table.removing(trigger) if what.last else self.table.putting(after),
+            )
+            if told:
+                (self._let_go if what.last else self._keep)(after)
+            return told
+
+    def redacted(self, value: Any) -> Any:
+        """Without any registered secret."""
+        return self._redactor.value(value)
+
+    def _timed(self, trigger: Trigger, now: int) -> Trigger:
+        """With its next time by its class; with its fault where that cannot say."""
+        of = self._classes[trigger.session_id, trigger.name]
+        try:
+            return replace(trigger, next_ns=time_of(of, trigger.arguments or {}, now))
+        except ToolError as error:
+            return replace(trigger, next_ns=None, fault=str(error))
+
+    async def _move(self, trigger: Trigger) -> None:
+        await self.table.put(trigger)
+        self._keep(trigger)
+
+    async def due(self) -> None:
+        """Fire what is due by the clock, each once, and wind the timer for what comes next."""
+        now, again_s = self.clock(), _AGAIN_S
+        try:
+            while self._heap and self._heap[0][0] <= now and not self._closed:
+                at, id = heapq.heappop(self._heap)
+                try:
+                    async with self._changing:
+                        trigger = self._all.get(id)
+                        if trigger is not None and trigger.next_ns == at:  # else removed, or moved on
+                            await self._fire(trigger, at, now)
+                except BaseException:  # nothing is let go that has not fired
+                    heapq.heappush(self._heap, (at, id))
+                    raise
+            again_s = 0.0
+        except LogUnavailable as error:
+            logger.warning("triggers wait, since what they tell cannot be kept: %s", error)
+        finally:
+            self._wind(again_s)
+
+    async def due_soon(self) -> None:
+        """Have fired what is due, in a task of the clock's own: whoever waits may be stopped, which stops no firing."""
+        self._ring()
+        if self._firing is not None:
+            await asyncio.shield(self._firing)
+
+    async def _fire(self, trigger: Trigger, at: int, now: int) -> None:
+        after = self._after(trigger, now)
+        missed = 0
+        if trigger.every_ns is not None and not trigger.once and now - at >= trigger.every_ns:
+            missed = (now - at) // trigger.every_ns
+        told = await self.tell(trigger, f"{at}", now, late=now - at > _LATE_NS, missed=missed, about=when(trigger))
+        if after is None and told:
+            await self.table.remove(trigger)
+            self._let_go(trigger)
+        elif after is None:  # nothing else tells of it: it is due until there is room
+            await self._move(replace(trigger, next_ns=now + _LATE_NS))
+        else:
+            await self._move(replace(after, fired=trigger.fired + 1))
+            if after.fault is not None:
+                await self.tell(
+                    after, f"fault/{at}", now, about=f"The trigger {after.name} waits no more: {after.fault}"
+                )
+
+    def _after(self, trigger: Trigger, now: int) -> Trigger | None:
+        """As it is once it has fired; None where it never fires again."""
+        if trigger.tool is None:
+            following = next_after(trigger, now)
+            return None if following is None else replace(trigger, next_ns=following)
+        if not self.is_known(trigger):
+            return replace(trigger, next_ns=None)  # until its session is opened where its class is
+        after = self._timed(trigger, now)
+        return None if after.next_ns is None and after.fault is None else after
+
+    async def tell(
+        self, trigger: Trigger, delivery: str, now: int, *, about: str, along: Work | None = None, **more: Any
+    ) -> bool:
+        """Leave the notice of one firing. Gives whether that could be: whoever has too many waiting is told no more.
+
+        :param along: what is kept together with it
+        """
+        said = {key: value for key, value in more.items() if value}
+        untrusted, message = said.pop("untrusted", None), said.pop("message", None)
+        late = " (late)" if said.get("late") else ""
+        missed = f" ({said['missed']} firings before it were missed)" if said.get("missed") else ""
+        text = f"{about}{late}{missed}: {trigger.prompt}" + ("" if message is None else f"\n{message}")
+        data = {"trigger": trigger.name, "kind": trigger.kind, **said}
+        notice = Notice(
+            f"trigger/{trigger.session_id}/{trigger.name}/{trigger.created_ns}/{delivery}",
+            trigger.session_id,
+            "trigger",
+            trigger.name,
+            text,
+            now,
+            data,
+            untrusted,
+        )
+        try:
+            await self._board.post(notice, *(() if along is None else (along,)))
+        except UsageError as error:
+            logger.warning("trigger %s fired and is not told of: %s", trigger.name, error)
+            return False
+        return True
+
+    def _keep(self, trigger: Trigger) -> None:
+        id = (trigger.session_id, trigger.name)
+        self._all[id] = trigger
+        self._of.setdefault(trigger.session_id, {})[trigger.name] = trigger
+        if trigger.next_ns is not None:
+            heapq.heappush(self._heap, (trigger.next_ns, id))
+
+    def _let_go(self, trigger: Trigger) -> None:
+        id = (trigger.session_id, trigger.name)
+        self._all.pop(id, None)
+        named = self._of.get(trigger.session_id, {})
+        named.pop(trigger.name, None)
+        if not named:
+            self._of.pop(trigger.session_id, None)
+        watch = self._watching.pop(id, None)
+        if watch is not None:
+            self._switchboard.unwatch(watch.key, watch)
+        self._classes.pop(id, None)
+        self._waits.stop(id)
+
+    def _wind(self, at_least_s: float = 0.0) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        while self._heap and ((found := self._all.get(self._heap[0][1])) is None or found.next_ns != self._heap[0][0]):
+            heapq.heappop(self._heap)  # removed, or moved on
+        if self._heap and not self._closed:
+            wait_s = min(max((self._heap[0][0] - self.clock()) / SECOND_NS, at_least_s), _LONGEST_SLEEP_S)
+            self._timer = asyncio.get_running_loop().call_later(wait_s, self._ring)
+
+    def _ring(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._firing is None or self._firing.done():
+            self._firing = asyncio.get_running_loop().create_task(self.due())
+
+
+class SessionTriggers:
+    """Implements :class:`~handrail.contract.doors.channels.Triggers` for one session."""
+
+    def __init__(
+        self,
+        clockwork: Clockwork,
+        session_id: str,
+        channels: SessionChannels,
+        workdir: str = "",
+        find: Callable[[str], TriggerClass | None] = lambda _: None,
+    ) -> None:
+        """:param find: the class of triggers that a tool is, by the tool's id"""
+        self._find = find
+        self._workdir = workdir
+        self._clockwork = clockwork
+        self._session_id = session_id
+        self._channels = channels
+
+    async def timer(
+        self, every_ms: int, prompt: str, *, name: str | None = None, once: bool = False, immediate: bool = False
+    ) -> Trigger:
+        if not LEAST_MS <= every_ms <= LONGEST_MS:
+            text = f"{every_ms:,} ms is no interval for a timer: from {LEAST_MS:,} to {LONGEST_MS:,} (366 days)"
+            raise ToolError(text, kind="invalid_input")
+        now = self._clockwork.clock()
+        every = every_ms * 1_000_000
+        made = Trigger("timer", self._session_id, "timer", _prompt(prompt), now, every_ns=every, once=once)
+        made = await self._clockwork.add(replace(made, next_ns=now if immediate else now + every), name)
+        if immediate:
+            await self._clockwork.due_soon()
+        return made
+
+    async def schedule(self, cron: str, prompt: str, *, name: str | None = None) -> Trigger:
+        now = self._clockwork.clock()
+        made = Trigger("schedule", self._session_id, "schedule", _prompt(prompt), now, cron=plain_cron(cron))
+        return await self._clockwork.add(replace(made, next_ns=next_after(made, now)), name)
+
+    async def watch(self, channel: str, prompt: str, *, name: str | None = None, sender: str | None = None) -> Trigger:
+        self._channels.key(channel)
+        now = self._clockwork.clock()
+        made = Trigger("watch", self._session_id, "channel", _prompt(prompt), now, channel=channel, sender=sender)
+        made = await self._clockwork.add(made, name)
+        await self._clockwork.follow(made, self._channels)
+        return made
+
+    async def add(
+        self, of: TriggerClass, arguments: Mapping[str, Any], prompt: str, *, name: str | None = None
+    ) -> Trigger:
+        now, tool = self._clockwork.clock(), of.spec.id
+        at = time_of(of, arguments, now) if of.by_time else None
+        if of.by_time and at is None:
+            raise ToolError(f"{tool} says that this never fires; nothing was added", kind="invalid_input")
+        own = tool.rpartition(".")[2].removeprefix("add_") or "trigger"
+        kept = self._clockwork.redacted(dict(arguments))
+        made = Trigger(own, self._session_id, "class", _prompt(prompt), now, next_ns=at, tool=tool, arguments=kept)
+        made = await self._clockwork.add(made, name)
+        await self._clockwork.go_by(made, of, self._workdir)
+        return made
+
+    async def list(self) -> Sequence[Trigger]:
+        found = sorted(self._clockwork.of(self._session_id), key=lambda trigger: (trigger.created_ns, trigger.name))
+        return [trigger if self._clockwork.is_known(trigger) else _unknown(trigger) for trigger in found]
+
+    async def remove(self, name: str) -> Trigger:
+        if (found := await self._clockwork.remove(self._session_id, name)) is None:
+            there = ", ".join(sorted(trigger.name for trigger in self._clockwork.of(self._session_id))[:20]) or "none"
+            text = f"there is no trigger {name[:80]!r} in this session; there are: {there}"
+            raise ToolError(text, kind="invalid_input")
+        return found
+
+    async def take_up(self) -> None:
+        """The session is open again: what watches a channel for it goes on, and what waits as a class says."""
+        for trigger in self._clockwork.of(self._session_id):
+            await self._clockwork.follow(trigger, self._channels)
+            if trigger.tool is not None and (of := self._find(trigger.tool)) is not None:
+                await self._clockwork.go_by(trigger, of, self._workdir)
+
+
+def _unknown(trigger: Trigger) -> Trigger:
+    fault = f"no tool {trigger.tool} is loaded here; it waits until this session is opened with it"
+    return replace(trigger, fault=fault)
+
+
+def _prompt(text: str) -> str:
+    if len(text) > MAX_PROMPT:
+        raise ToolError(f"the prompt has {len(text):,} characters; up to {MAX_PROMPT:,} are kept", kind="invalid_input")
+    return text

@@ -1,0 +1,148 @@
+"""Triggers of registered classes: each waits in a task of its own, and one that keeps failing is given up."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from handrail.contract.doors.channels import Trigger, TriggerClass
+from handrail.contract.errors import LogUnavailable, ToolError
+from handrail.contract.text.neutral import neutralised
+from handrail.contract.tool.triggers import Fired, Waiting
+from handrail.store.encoding import encode
+
+logger = logging.getLogger("handrail.session")
+
+Id = tuple[str, str]
+"""Session and name."""
+MAX_FAULTS = 5
+"""In a row, after which a trigger waits no more."""
+MAX_POSITION = 64 * 1024
+LEAST_S = 1.0
+"""Between two firings of one trigger, and after its first fault; after each further one twice as long, up to a minute."""
+LONGEST_S = 60.0
+_GRACE_S = 1.0
+_SECOND_NS = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Happened:
+    """What a wait came to: a firing, or that its class has failed too often."""
+
+    text: str = ""
+    position: Any = None
+    last: bool = False
+    fault: str | None = None
+
+
+class Keeper(Protocol):
+    """Who keeps the triggers."""
+
+    def get(self, id: Id) -> Trigger | None: ...
+
+    async def happened(self, id: Id, what: Happened) -> bool:
+        """Durable on return; gives whether it could be told.
+
+        :raises LogUnavailable: when it cannot be kept
+        """
+        ...
+
+
+class Waits:
+    """The tasks in which triggers of classes with a ``wait`` are waited for."""
+
+    def __init__(self, keeper: Keeper) -> None:
+        self._keeper = keeper
+        self._tasks: dict[Id, asyncio.Task[None]] = {}
+        self._stopping: set[asyncio.Task[None]] = set()
+
+    def begin(self, id: Id, of: TriggerClass, workdir: str) -> None:
+        if id not in self._tasks or self._tasks[id].done():
+            self._tasks[id] = asyncio.get_running_loop().create_task(self._go_on(id, of, workdir), name=f"trigger {id}")
+
+    def stop(self, id: Id) -> None:
+        """Wait for it no more. A wait that heeds no cancellation is left alone."""
+        task = self._tasks.pop(id, None)
+        if task is not None and task is not asyncio.current_task():
+            task.cancel()
+            self._stopping.add(task)
+            task.add_done_callback(self._stopping.discard)
+
+    async def aclose(self) -> None:
+        for id in list(self._tasks):
+            self.stop(id)
+        if self._stopping:
+            _, left = await asyncio.wait(set(self._stopping), timeout=_GRACE_S)
+            for task in left:
+                logger.warning("%s does not heed that it is to stop", task.get_name())
+
+    async def _go_on(self, id: Id, of: TriggerClass, workdir: str) -> None:
+        faults = 0
+        while (trigger := self._keeper.get(id)) is not None:
+            try:
+                fired = _checked(await of.wait(_waiting(trigger, workdir)))
+            except asyncio.CancelledError:
+                if (task := asyncio.current_task()) is None or task.cancelling():
+                    raise
+                error: BaseException = RuntimeError("wait() ended by a cancellation that was not its own")
+            except (Exception, SystemExit) as raised:  # a class's sys.exit() would end the process
+                error = raised
+            else:
+                faults = 0
+                await self._tell(id, Happened(fired.text, fired.position, fired.last))
+                await asyncio.sleep(LEAST_S)
+                continue
+            faults += 1
+            logger.warning("trigger %s of %s failed (%d of %d): %r", id[1], of.spec.id, faults, MAX_FAULTS, error)
+            if faults >= MAX_FAULTS:
+                await self._tell(id, Happened(fault=neutralised(f"{type(error).__name__}: {error}"[:500])))
+                return
+            await asyncio.sleep(min(LEAST_S * 2 ** (faults - 1), LONGEST_S))
+
+    async def _tell(self, id: Id, what: Happened) -> None:
+        """Until it can be: nothing that has happened is lost because a session has too much to hear, or a disk is full."""
+        pause = LEAST_S
+        while True:
+            try:
+                if await self._keeper.happened(id, what):
+                    return
+            except LogUnavailable as error:
+                logger.warning("trigger %s waits, since what it tells cannot be kept: %s", id[1], error)
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, LONGEST_S)
+
+
+def time_of(of: TriggerClass, arguments: Mapping[str, Any], now_ns: int) -> int | None:
+    """When a trigger of a class fires next, a second from now at the earliest; None for never.
+
+    :raises ToolError: ``failed`` where the class cannot say
+    """
+    try:
+        found: Any = of.next_ns(arguments, now_ns)
+    except ToolError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise ToolError(f"{of.spec.id} cannot say when it fires: {type(error).__name__}: {error}"[:500]) from error
+    if found is None:
+        return None
+    if not isinstance(found, int) or not 0 <= found < 2**63:
+        raise ToolError(f"{of.spec.id} gave {found!r:.80} for a time: nanoseconds since 1970 were expected, or None")
+    return max(found, now_ns + _SECOND_NS)
+
+
+def _waiting(trigger: Trigger, workdir: str) -> Waiting:
+    arguments = dict(trigger.arguments or {})
+    position, since = trigger.position, trigger.created_ns
+    return Waiting(trigger.name, trigger.session_id, workdir, arguments, position, trigger.fired, since)
+
+
+def _checked(given: Any) -> Fired:
+    text: Any = given.text if isinstance(given, Fired) else None
+    if not isinstance(given, Fired) or not isinstance(text, str):
+        raise TypeError(f"wait() gave {type(given).__name__}, and a Fired with a text was expected")
+    if (size := len(encode(given.position, max_bytes=2**62))) > MAX_POSITION:
+        raise ValueError(f"wait() gave a position of {size:,} bytes; up to {MAX_POSITION:,} are kept")
+    return given

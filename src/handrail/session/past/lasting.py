@@ -1,0 +1,161 @@
+"""The part of a session that outlives its process: loading it when the session is opened again, and forking it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from handrail.arbiter.calls.call import Lane
+from handrail.arbiter.secrets.redaction import Redactor
+from handrail.contract.errors import HandrailError, LogUnavailable, UsageError
+from handrail.policy.rules.rules import Rule, parse_rule
+from handrail.record.artifacts import Artifacts
+from handrail.record.log import CommitLog
+from handrail.runtime.files.seen import SeenFiles
+from handrail.session.past.history import SessionHistory
+from handrail.store.opening import Store
+from handrail.store.tables.sessions import SessionRow
+
+MAX_TOPIC = 500
+"""Characters of a topic: each call's record has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lasting:
+    """The sessions of one workspace, as they are kept. For the process that holds it.
+
+    :param redactor: what must not be kept
+    """
+
+    store: Store
+    redactor: Redactor
+    log: CommitLog
+
+    def row(self, opened: SessionRow) -> SessionRow:
+        """How a session is kept when it is opened: what is known of it from before stays, unless it is said anew. A topic is
+        kept without secrets, and no longer than ``MAX_TOPIC``.
+
+        :raises UsageError: when it is another agent's
+        """
+        if opened.topic is not None:
+            opened = replace(opened, topic=self.redactor.head(opened.topic, MAX_TOPIC))
+        known = self.store.sessions.get(opened.id)
+        if known is None or known.closed_ns is not None:
+            return opened
+        if known.under is not None:  # begun by a person, it would be bounded by no parent any more
+            raise UsageError(
+                f"session {opened.id} is a sub-agent's, begun by the call {known.under_call}, and does not go on by itself; "
+                "fork it, and go on with the fork"
+            )
+        if known.agent != opened.agent:
+            raise UsageError(
+                f"session {opened.id} is one of the agent {known.agent!r}, not of {opened.agent!r}; open it with that agent, "
+                "or begin another session"
+            )
+        topic = known.topic if opened.topic is None else opened.topic
+        return replace(opened, topic=topic, details={**known.details, **opened.details})
+
+    def rules(self, session_id: str) -> list[Rule]:
+        """What a person answered "for this session".
+
+        :raises LogUnavailable: when the database cannot be read, or for a text that is no rule and may have been one
+            that denies
+        """
+        found: list[Rule] = []
+        for text in self.store.rules.of(session_id):
+            try:
+                found.append(parse_rule(text, scope="session", source="answered for this session"))
+            except ValueError as error:
+                if not text.startswith("allow "):
+                    raise LogUnavailable(
+                        f"session {session_id} has a stored rule that cannot be read: {error}"
+                    ) from None
+        return found
+
+    def seen(self, session_id: str) -> SeenFiles:
+        """What it has read of files: kept from here on, too.
+
+        :raises LogUnavailable: when the database cannot be read
+        """
+        hashes, redact = self.store.seen, self.redactor.text
+
+        def keep(path: str, sha256: str | None) -> None:
+            if redact(path) == path:  # a path with a secret in it is not kept: that file has to be read again
+                hashes.note(session_id, path, sha256)
+
+        return SeenFiles(known=hashes.of(session_id), keep=keep)
+
+    def history(self, session_id: str, lane: Lane | None = None) -> SessionHistory:
+        """Where what is said in it is kept.
+
+        :param lane: its calls, where it is open
+        """
+        artifacts = Artifacts(self.store.folders.artifacts)
+        return SessionHistory(session_id, self.store.messages, self.redactor, self.log, artifacts, lane=lane)
+
+    def last_turn(self, session_id: str, recorded: int) -> int:
+        """The highest turn that a call of it is known by: in the log, or in the last reply that was kept. A reply is
+        durable before its calls are, and no later call may take one of their ids.
+
+        :param recorded: the highest turn in the log
+        """
+        for parts in (data.get("parts") for data in self.store.messages.last(session_id, 3)):
+            for part in cast("list[object]", parts) if isinstance(parts, list) else []:
+                known = cast("dict[str, object]", part).get("id") if isinstance(part, dict) else None
+                turn = str(known).removeprefix(f"{session_id}/").partition(".")[0]
+                if turn.isascii() and turn.isdigit() and len(turn) < 10:
+                    recorded = max(recorded, int(turn))
+        return recorded
+
+    async def suspend(self, session_id: str) -> None:
+        """Nobody has it open any more.
+
+        :raises LogUnavailable: when that cannot be made durable; it is so all the same when this process ends
+        """
+        await self.store.sessions.suspend(session_id, time.time_ns())
+
+    def existing(self, session_id: str) -> SessionRow:
+        """A session that is not closed.
+
+        :raises UsageError: when there is none of that id, or it is closed
+        """
+        row = self.store.sessions.get(session_id)
+        if row is None:
+            raise UsageError(f"there is no session {session_id[:80]!r}; handrail sessions lists those there are")
+        if row.closed_ns is not None:
+            raise UsageError(f"session {session_id} was closed for good: nothing that was said in it is kept")
+        return row
+
+    async def fork(self, parent_id: str, forked_id: str, *, face: str) -> Mapping[str, Any]:
+        """Keep a copy of a session under another id: what was said, with the outputs that were too long to be shown whole,
+        what its tools keep, what it has read of files. No grant, no answered rule and no scratch folder is copied. Gives
+        its details.
+
+        :param forked_id: that of a fork of this session which nobody has opened yet is left as it is
+        :raises UsageError: see :meth:`existing`, and for an id that is in use
+        :raises LogUnavailable: when it cannot be made durable
+        """
+        parent = self.existing(parent_id)
+        if (there := self.store.sessions.get(forked_id)) is not None:
+            if there.details.get("parent") == parent_id and there.holder is there.closed_ns is None:
+                return there.details
+            raise UsageError(f"session {forked_id[:80]!r} is there already; a fork is another session")
+        now = time.time_ns()
+        details = {**parent.details, "parent": parent_id}
+        forked = replace(
+            parent, id=forked_id, opened_ns=now, used_ns=now, face=face, details=details, under=None, under_call=None
+        )
+        await self.store.database.writer.flush()  # what was said in it up to here is copied, not what is on its way
+        folders = self.store.folders
+        try:
+            await asyncio.to_thread(folders.fork_output, parent_id, forked_id)
+            await self.store.sessions.fork(
+                parent_id, forked, (folders.in_output(parent_id), folders.in_output(forked_id))
+            )
+        except HandrailError:
+            await asyncio.to_thread(folders.discard, forked_id)
+            raise
+        return details

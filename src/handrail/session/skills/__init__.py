@@ -1,0 +1,1 @@
+"""The skills that a session has, and the files they are in."""

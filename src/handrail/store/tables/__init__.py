@@ -1,0 +1,1 @@
+"""What is kept in the database, one table or two a file."""

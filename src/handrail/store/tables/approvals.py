@@ -1,0 +1,337 @@
+"""What people were asked and what they answered, as rows that outlive the process; and the rules that answers stored.
+
+A row only ever moves forward: ``pending`` to ``approved``, ``rejected``, ``expired`` or ``withdrawn``, and ``approved``
+to ``used``, ``expired`` or ``withdrawn``. Each move is a statement that is true of one row in one state
+(:class:`~handrail.store.database.database.OneRow`), so that whoever comes second gets nothing.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from typing import Any, NamedTuple, cast, get_args
+
+from handrail.contract.approvals import (
+    CHOICES,
+    Approval,
+    ApprovalKind,
+    ApprovalRequest,
+    ApprovalState,
+    StoredRule,
+    question_of,
+)
+from handrail.store.database.connection import not_as_written, readable
+from handrail.store.database.database import Database, OneRow, Statement, Work
+from handrail.store.encoding import decode, encode
+
+_COLUMNS = "state, answered, grant_expires_ns, kind, request, decision"
+_DECIDED = ("choice", "message", "decided_ns", "decided_by", "changed", "changed_hash", "changed_files", "answers")
+
+
+class ApprovalReader:
+    """Reads requests through one connection, which may be a read-only one of another process.
+
+    :raises LogUnavailable: by every method, where the database cannot be read
+    """
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+
+    def get(self, approval_id: str) -> Approval | None:
+        if not approval_id.isascii():  # no id of ours, and perhaps no text that a database takes
+            return None
+        found = self._many("WHERE id = ?", (approval_id,))
+        return found[0] if found else None
+
+    def pending(self, now_ns: int, *, session_id: str | None = None, limit: int = 10_000) -> list[Approval]:
+        """The requests that can be answered at ``now_ns``, the oldest first."""
+        where = "WHERE state = 'pending' AND expires_ns > ?"
+        if session_id is None:
+            return self._many(f"{where} ORDER BY created_ns, rowid LIMIT ?", (now_ns, limit))
+        return self._many(f"{where} AND session = ? ORDER BY created_ns, rowid LIMIT ?", (now_ns, session_id, limit))
+
+    def pending_ids(self, now_ns: int, session_id: str | None = None) -> set[str]:
+        """The requests of a session, or of all, that can be answered at ``now_ns``, by their ids."""
+        where, values = ("", (now_ns,)) if session_id is None else (" AND session = ?", (now_ns, session_id))
+        sql = f"SELECT id FROM approval WHERE state = 'pending' AND expires_ns > ?{where}"  # noqa: S608 - of this file
+        return {str(found) for (found,) in self._rows(sql, values)}
+
+    def due(self, now_ns: int) -> list[Approval]:
+        """The requests that nobody answered in time."""
+        return self._many("WHERE state = 'pending' AND expires_ns <= ? ORDER BY created_ns, rowid", (now_ns,))
+
+    def next_due_ns(self) -> int | None:
+        """When the next pending request expires."""
+        ((due,),) = self._rows("SELECT min(expires_ns) FROM approval WHERE state = 'pending'")
+        return due if isinstance(due, int) else None
+
+    def unanswered(self, session_id: str) -> list[Approval]:
+        """The requests of a session whose calls have no result yet, in the order in which they were made."""
+        return self._many("WHERE session = ? AND answered = 0 ORDER BY created_ns, rowid", (session_id,))
+
+    def below(self) -> list[str]:
+        """The sub-agents' sessions with calls that have no result yet and that a person was asked about."""
+        sql = (
+            "SELECT DISTINCT session FROM approval WHERE answered = 0 "
+            "AND session IN (SELECT id FROM session WHERE under IS NOT NULL)"
+        )
+        return [str(session) for (session,) in self._rows(sql)]
+
+    def of_call(self, session_id: str, call_id: str) -> list[Approval]:
+        """The requests of one call that has no result yet, in the order in which they were made."""
+        where = "WHERE session = ? AND call = ? AND answered = 0 ORDER BY created_ns, rowid"
+        return self._many(where, (session_id, call_id))
+
+    def is_whole(self, approval_id: str) -> bool:
+        """Whether the row's arguments are exactly those that were proposed: no secret was redacted in them."""
+        rows = self._rows("SELECT whole FROM approval WHERE id = ?", (approval_id,))
+        return rows == [(1,)]
+
+    def rules(self) -> list[StoredRule]:
+        """The project's stored rules, the oldest first."""
+        sql = "SELECT id, text, created_ns, approval FROM project_rule ORDER BY created_ns, id"
+        return [StoredRule(str(id), str(text), created, str(asked)) for id, text, created, asked in self._rows(sql)]
+
+    def version(self) -> int:
+        """A number that changes whenever another process has written to the database."""
+        ((version,),) = self._rows("PRAGMA data_version")
+        return version
+
+    def _many(self, where: str, values: tuple[str | int, ...]) -> list[Approval]:
+        sql = f"SELECT {_COLUMNS} FROM approval {where}"  # noqa: S608
+        with readable(self._connection):
+            return [_approval(row) for row in self._connection.execute(sql, values)]
+
+    def _rows(self, sql: str, values: tuple[str | int, ...] = ()) -> list[Any]:
+        with readable(self._connection):
+            return self._connection.execute(sql, values).fetchall()
+
+
+class ApprovalTable:
+    """The writing side: each method gives a :data:`~handrail.store.database.database.Work` for
+    :meth:`~handrail.store.database.database.Database.commit_together`, so that a move and its record are one."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    @property
+    def reader(self) -> ApprovalReader:
+        """Reads what is durable.
+
+        :raises LogUnavailable: when the database cannot be opened any more
+        """
+        with readable(self._database.path):
+            return ApprovalReader(self._database.reading)
+
+    async def commit(self, *works: Work) -> None:
+        """Write the works, all of them or none.
+
+        :raises LogUnavailable: when they could not be written, or a row was not in the state a move begins in
+        """
+        await self._database.commit_together(works)
+
+    def append(self, work: Work) -> None:
+        """Write a work soon, without waiting."""
+        self._database.append(*work)
+
+    def add(self, asked: Approval, *, whole: bool) -> Work:
+        """A new request.
+
+        :param whole: whether ``asked.request.arguments`` are the very ones that were proposed
+        """
+        return _STATEMENTS, _Added(asked, whole)
+
+    def decide(self, decided: Approval, now_ns: int) -> Work:
+        """From ``pending`` to ``decided.state``, in time."""
+        return _STATEMENTS, _Decided(decided, now_ns)
+
+    def use(self, approval_id: str, now_ns: int) -> Work:
+        """From ``approved`` to ``used``, in time: the call begins, and the log takes over."""
+        return _STATEMENTS, _Used(approval_id, now_ns)
+
+    def end(self, approval_id: str, before: ApprovalState, after: ApprovalState) -> Work:
+        """From ``before`` to ``expired`` or ``withdrawn``."""
+        return _STATEMENTS, _Ended(approval_id, before, after)
+
+    def let_go(self, approval_id: str) -> Work:
+        """The call has its result without having used this."""
+        return _STATEMENTS, _LetGo(approval_id)
+
+    def store_rule(self, rule: StoredRule) -> Work:
+        """Store a rule of the project; one with the same text stays as it is."""
+        return _STATEMENTS, rule
+
+    def store_session_rule(self, session_id: str, text: str) -> Work:
+        return _STATEMENTS, _SessionRule(session_id, text)
+
+    def forget_rule(self, rule_id: str) -> Work:
+        return _STATEMENTS, _Forgotten(rule_id)
+
+
+class _Added(NamedTuple):
+    asked: Approval
+    whole: bool
+
+
+class _Decided(NamedTuple):
+    decided: Approval
+    now_ns: int
+
+
+class _Used(NamedTuple):
+    id: str
+    now_ns: int
+
+
+class _Ended(NamedTuple):
+    id: str
+    before: ApprovalState
+    after: ApprovalState
+
+
+class _LetGo(NamedTuple):
+    id: str
+
+
+class _SessionRule(NamedTuple):
+    session_id: str
+    text: str
+
+
+class _Forgotten(NamedTuple):
+    id: str
+
+
+_Change = _Added | _Decided | _Used | _Ended | _LetGo | StoredRule | _SessionRule | _Forgotten
+
+
+class _Statements:
+    """The tables' part in the writer; nothing is kept in memory."""
+
+    def opened(self, connection: sqlite3.Connection) -> None:
+        pass
+
+    def statements(self, batch: Sequence[_Change]) -> Iterable[Statement]:
+        for change in batch:
+            match change:
+                case _Added(asked, whole):
+                    yield _insert(asked, whole)
+                case _Decided(decided, now_ns):
+                    yield OneRow(
+                        "UPDATE approval SET state = ?, decision = ?, grant_expires_ns = ? "
+                        "WHERE id = ? AND state = 'pending' AND expires_ns > ?",
+                        (decided.state, _decision(decided), decided.grant_expires_ns, decided.id, now_ns),
+                    )
+                case _Used(approval_id, now_ns):
+                    yield OneRow(
+                        "UPDATE approval SET state = 'used', answered = 1 "
+                        "WHERE id = ? AND state = 'approved' AND answered = 0 AND grant_expires_ns > ?",
+                        (approval_id, now_ns),
+                    )
+                case _Ended(approval_id, before, after):
+                    sql = "UPDATE approval SET state = ? WHERE id = ? AND state = ?"
+                    yield OneRow(sql, (after, approval_id, before))
+                case _LetGo(approval_id):
+                    yield (
+                        "UPDATE approval SET answered = 1, state = CASE WHEN state IN ('pending', 'approved') "
+                        "THEN 'withdrawn' ELSE state END WHERE id = ?",
+                        (approval_id,),
+                    )
+                case StoredRule(id, text, created_ns, approval_id):
+                    sql = "INSERT OR IGNORE INTO project_rule (id, text, created_ns, approval) VALUES (?, ?, ?, ?)"
+                    yield sql, (id, text, created_ns, approval_id)
+                case _SessionRule(session_id, text):
+                    yield "INSERT OR IGNORE INTO session_rule (session, text) VALUES (?, ?)", (session_id, text)
+                case _Forgotten(rule_id):
+                    yield OneRow("DELETE FROM project_rule WHERE id = ?", (rule_id,))
+
+
+_STATEMENTS = _Statements()
+
+
+def _insert(asked: Approval, whole: bool) -> Statement:
+    request = {field.name: getattr(asked.request, field.name) for field in fields(ApprovalRequest)}
+    if asked.questions:
+        request["questions"] = asked.questions
+    return (
+        "INSERT INTO approval (id, kind, session, call, state, created_ns, expires_ns, whole, request) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (
+            asked.id,
+            asked.kind,
+            asked.request.session_id,
+            asked.request.call_id,
+            asked.state,
+            asked.request.created_ns,
+            asked.request.expires_ns,
+            int(whole),
+            encode(request, max_bytes=2**62),
+        ),
+    )
+
+
+def _decision(decided: Approval) -> bytes:
+    return encode({name: getattr(decided, name) for name in _DECIDED}, max_bytes=2**62)
+
+
+_REQUEST_TEXTS = ("call_id", "session_id", "tool_id", "arguments_hash", "definition_hash", "reason", "id")
+
+
+def _approval(row: tuple[Any, ...]) -> Approval:
+    """:raises sqlite3.Error: when it is not what was written"""
+    try:
+        approval = _decoded(row)
+        if _is_sound(approval):
+            return approval
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        pass
+    raise not_as_written("a request to a person") from None
+
+
+def _is_sound(approval: Approval) -> bool:
+    """Whether each part is of its kind: what was decoded may be anything."""
+    request = approval.request
+    texts: list[Any] = [getattr(request, name) for name in _REQUEST_TEXTS]
+    texts += [approval.message, approval.decided_by, *request.targets]
+    texts += [text for answer in approval.answers for text in answer]
+    texts += [text for asked in approval.questions for text in (asked.question, asked.header)]
+    texts += [
+        text for asked in approval.questions for option in asked.options for text in (option.label, option.description)
+    ]
+    texts += [
+        text for text in (request.always, request.never, request.wider, approval.changed_hash) if text is not None
+    ]
+    files: list[Any] = [request.files, {} if approval.changed_files is None else approval.changed_files]
+    numbers: list[Any] = [request.created_ns, request.expires_ns]
+    numbers += [number for number in (approval.decided_ns, approval.grant_expires_ns) if number is not None]
+    objects: list[Any] = [*files, request.arguments, {} if approval.changed is None else approval.changed]
+    return (
+        all(isinstance(text, str) for text in texts)
+        and all(isinstance(number, int) for number in numbers)
+        and all(isinstance(value, Mapping) for value in objects)
+        and all(isinstance(text, str) for marks in files for mark in marks.items() for text in mark)
+        and isinstance(cast("object", request.shared), bool)
+        and approval.kind in get_args(ApprovalKind)
+        and approval.state in get_args(ApprovalState)
+        and (approval.choice in CHOICES or (approval.choice is None and approval.state not in ("approved", "rejected")))
+    )
+
+
+def _decoded(row: tuple[Any, ...]) -> Approval:
+    state, answered, grant_expires_ns, kind, request, decision = row
+    asked: dict[str, Any] = decode(request)
+    questions = tuple(question_of(question) for question in asked.pop("questions", ()))
+    asked["targets"] = tuple(asked["targets"])
+    decided: dict[str, Any] = {} if decision is None else decode(decision)
+    if decided:
+        decided["answers"] = tuple(tuple(answer) for answer in decided["answers"])
+    return Approval(
+        ApprovalRequest(**asked),
+        kind,
+        state,
+        questions,
+        grant_expires_ns=grant_expires_ns,
+        answered=bool(answered),
+        **decided,
+    )

@@ -1,0 +1,238 @@
+"""Calls that outlive their turn, as rows that outlive the process.
+
+A row moves from ``pending`` to ``running``, back when it is to be run again after a restart, and from both to one of four
+ends, for good: each move is a statement that is true of one row in one state, so whoever comes second changes nothing.
+Rows of jobs that ended are removed by age and by number.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, cast, get_args
+
+from handrail.contract.doors.jobs import ENDED_STATES, Job, JobState
+from handrail.contract.tool.spec import Exposure
+from handrail.store.database.connection import not_as_written, readable
+from handrail.store.database.database import Database, OneRow, Statement, Work
+from handrail.store.encoding import decode, encode
+
+_COLUMNS = "id, session, call, tool, state, created_ns, ended_ns, attempt, told, details"
+_OPEN = "state IN ('pending', 'running')"
+
+
+@dataclass(frozen=True, slots=True)
+class JobRow:
+    """One job as it is kept.
+
+    :param arguments: what it is run with again after a restart, where it may be; else None
+    :param definition: hash of its tool's definition
+    :param output: the file of its output; ``""`` where none is kept
+    :param untrusted: where its output comes from, where that is not the operator
+    :param told: whether its session was told that it ended, or nobody goes on with that
+    :param exposure: who may see what it gives, as ``prompt_mask``
+    :param given_up: a user stopped it while it waited to be run again
+    """
+
+    job: Job
+    arguments: Mapping[str, Any] | None = None
+    definition: str = ""
+    output: str = ""
+    untrusted: str = ""
+    told: bool = False
+    exposure: Exposure = "both"
+    prompt_mask: bool = False
+    given_up: bool = False
+
+    @property
+    def id(self) -> str:
+        return self.job.id
+
+    def moved(self, state: JobState, ended_ns: int | None = None, *, attempt: int | None = None) -> JobRow:
+        """The same in another state."""
+        number = self.job.attempt if attempt is None else attempt
+        return replace(self, job=replace(self.job, state=state, ended_ns=ended_ns, attempt=number))
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """For how long jobs that ended are kept: so many, and so long.
+
+    :param sure_ns: so long also where there are more of them
+    """
+
+    most: int = 1_000
+    age_ns: int = 7 * 24 * 3600 * 1_000_000_000
+    sure_ns: int = 15 * 60 * 1_000_000_000
+
+
+class JobTable:
+    """The table, for the workspace's holder. Methods that write give a :data:`~handrail.store.database.database.Work`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def commit(self, *works: Work) -> None:
+        """Write the works, all of them or none.
+
+        :raises LogUnavailable: when they could not be written, or a row was not in the state a move begins in
+        """
+        await self._database.commit_together(works)
+
+    def append(self, work: Work) -> None:
+        """Write a work soon, without waiting."""
+        self._database.append(*work)
+
+    def add(self, row: JobRow) -> Work:
+        """A new job."""
+        return _STATEMENTS, row
+
+    def move(self, row: JobRow) -> Work:
+        """From an open state to ``row``'s, with its attempt. Nothing where it has ended."""
+        return _STATEMENTS, _Moved(row)
+
+    def end(self, row: JobRow) -> Work:
+        """From an open state to ``row``'s end; the whole commit fails where it has ended before."""
+        return _STATEMENTS, _Ended(row)
+
+    def told(self, job_id: str) -> Work:
+        """Its session knows that it ended, or nobody goes on with that."""
+        return _STATEMENTS, _Told(job_id)
+
+    def remove(self, ids: Iterable[str]) -> Work:
+        """Forget jobs that ended."""
+        return _STATEMENTS, _Removed(tuple(ids))
+
+    # ── reading, by all: LogUnavailable where the database cannot be read ────────────────────────
+
+    def get(self, job_id: str) -> JobRow | None:
+        found = self._rows("WHERE id = ?", (job_id,)) if job_id.isascii() else []
+        return found[0] if found else None
+
+    def of_session(self, session_id: str) -> list[JobRow]:
+        """Those of a session, the oldest first."""
+        return self._rows("WHERE session = ? ORDER BY created_ns, id", (session_id,))
+
+    def all(self, *, limit: int = 10_000) -> list[JobRow]:
+        """The newest ``limit``, the oldest first."""
+        return self._rows("ORDER BY created_ns DESC, id DESC LIMIT ?", (limit,))[::-1]
+
+    def open(self) -> list[JobRow]:
+        """Those that have not ended."""
+        return self._rows(f"WHERE {_OPEN} ORDER BY created_ns, id", ())
+
+    def by_end(self) -> list[JobRow]:
+        """All, those that ended in the order of their ends."""
+        return self._rows("ORDER BY ended_ns, id", ())
+
+    def waiting(self, session_id: str) -> list[JobRow]:
+        """Those of a session that have not ended, and those that have without its knowing; the oldest first."""
+        return self._rows("WHERE session = ? AND told = 0 ORDER BY created_ns, id", (session_id,))
+
+    def retired(self, now_ns: int, keep: Retention) -> list[JobRow]:
+        """Those that ended so long ago, or before so many others, that they are to be removed. What its session does not know
+        yet does not go because of others."""
+        newest = f"SELECT id FROM job WHERE NOT {_OPEN} ORDER BY ended_ns DESC, id DESC LIMIT ?"  # noqa: S608
+        where = f"WHERE NOT {_OPEN} AND (ended_ns < ? OR (told = 1 AND ended_ns < ? AND id NOT IN ({newest})))"
+        return self._rows(where, (now_ns - keep.age_ns, now_ns - keep.sure_ns, keep.most))
+
+    def _rows(self, where: str, values: Sequence[str | int]) -> list[JobRow]:
+        with readable(self._database.path):
+            found = self._database.reading.execute(f"SELECT {_COLUMNS} FROM job {where}", values)  # noqa: S608
+            return [_row(row) for row in found]
+
+
+class _Moved(NamedTuple):
+    row: JobRow
+
+
+class _Ended(NamedTuple):
+    row: JobRow
+
+
+class _Told(NamedTuple):
+    id: str
+
+
+class _Removed(NamedTuple):
+    ids: tuple[str, ...]
+
+
+class _Statements:
+    """The table's part in the writer; nothing is kept in memory."""
+
+    def opened(self, connection: sqlite3.Connection) -> None:
+        pass
+
+    def statements(self, batch: Sequence[JobRow | _Moved | _Ended | _Told | _Removed]) -> Iterable[Statement]:
+        for change in batch:
+            match change:
+                case JobRow():
+                    yield _insert(change)
+                case _Moved(row):
+                    sql = f"UPDATE job SET state = ?, attempt = ? WHERE id = ? AND {_OPEN}"  # noqa: S608 - our own words
+                    yield sql, (row.job.state, row.job.attempt, row.id)
+                case _Ended(row):
+                    sql = f"UPDATE job SET state = ?, ended_ns = ?, details = ? WHERE id = ? AND {_OPEN}"  # noqa: S608
+                    yield OneRow(sql, (row.job.state, row.job.ended_ns, _details(row), row.id))
+                case _Told(job_id):
+                    yield "UPDATE job SET told = 1 WHERE id = ?", (job_id,)
+                case _Removed(ids):
+                    for job_id in ids:
+                        yield f"DELETE FROM job WHERE id = ? AND NOT {_OPEN}", (job_id,)  # noqa: S608
+
+
+_STATEMENTS = _Statements()
+
+
+def _insert(row: JobRow) -> Statement:
+    job = row.job
+    return (
+        f"INSERT INTO job ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",  # noqa: S608 - our own words
+        (
+            job.id,
+            job.session_id,
+            job.call_id.encode("utf-8", "backslashreplace").decode(),
+            job.tool_id,
+            job.state,
+            job.created_ns,
+            job.ended_ns,
+            job.attempt,
+            int(row.told),
+            _details(row),
+        ),
+    )
+
+
+_DETAILS = ("about", "arguments", "definition", "output", "untrusted", "exposure", "prompt_mask", "given_up")
+
+
+def _details(row: JobRow) -> bytes:
+    what = (row.job.about, row.arguments, row.definition, row.output, row.untrusted, row.exposure)
+    return encode(dict(zip(_DETAILS, (*what, row.prompt_mask, row.given_up), strict=True)), max_bytes=2**62)
+
+
+def _row(row: tuple[Any, ...]) -> JobRow:
+    """:raises sqlite3.Error: when it is not what was written"""
+    id, session, call, tool, state, created_ns, ended_ns, attempt, told, encoded = row
+    try:
+        details = cast("dict[str, Any]", decode(encoded))
+        about, arguments, definition, output, untrusted, exposure, masked, up = (details[name] for name in _DETAILS)
+    except (ValueError, TypeError, KeyError, RecursionError):
+        raise not_as_written(f"the row of job {str(id)[:80]!r}") from None
+    texts = (id, session, call, tool, about, definition, output, untrusted)
+    numbers = (created_ns, attempt, told, 0 if ended_ns is None else ended_ns)
+    sound = (
+        all(isinstance(text, str) for text in texts)
+        and all(isinstance(number, int) for number in numbers)
+        and state in get_args(JobState)
+        and exposure in get_args(Exposure)
+        and (state in ENDED_STATES) == (ended_ns is not None)
+        and (arguments is None or isinstance(arguments, dict))
+    )
+    if not sound:
+        raise not_as_written(f"the row of job {str(id)[:80]!r}")
+    job = Job(id, tool, call, session, state, created_ns, ended_ns, about, attempt)
+    given = cast("dict[str, Any] | None", arguments)
+    return JobRow(job, given, definition, output, untrusted, bool(told), exposure, bool(masked), bool(up))

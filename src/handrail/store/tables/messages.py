@@ -1,0 +1,122 @@
+"""What was said in each session: a message a row, in order, written by the one writer."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, cast
+
+from handrail.contract.doors.history import Entry
+from handrail.store.database.awaiting import Taken
+from handrail.store.database.connection import not_as_written, open_reader, readable
+from handrail.store.database.database import Database, Statement
+from handrail.store.encoding import decode, encode
+
+_UNBOUNDED = 2**62
+_POSITIONS = 2**63
+
+
+class Messages:
+    """The table of messages. What a message is made of is the business of :mod:`handrail.agent.conversation.history`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        database.journal(_STATEMENTS)
+
+    def keep(self, session_id: str, entries: Sequence[Entry], at_ns: int) -> Taken:
+        """Write messages, before all that is handed to the writer from now on; durable once that is awaited. What stood at
+        a position is replaced.
+
+        :param at_ns: wall-clock time in nanoseconds; the last message's counts as a use of the session
+        :raises LogUnavailable: when awaited, where they cannot be made durable
+        """
+        return self._database.take(_STATEMENTS, _Batch(session_id, at_ns, tuple(entries)))
+
+    async def read(self, session_id: str) -> list[Entry]:
+        """A session's messages by position. A row that is damaged is given as an empty one.
+
+        Read in a thread, since a long conversation takes tens of milliseconds.
+
+        :raises LogUnavailable: when the database cannot be read, or something that was said is not in it yet
+        """
+        await self._database.writer.written()
+        with readable(self._database.path):
+            return await asyncio.to_thread(self._read, session_id)
+
+    def last(self, session_id: str, count: int) -> list[Mapping[str, Any]]:
+        """The last ``count`` messages of a session, the latest first.
+
+        :raises LogUnavailable: when the database cannot be read
+        """
+        sql = "SELECT body FROM message WHERE session = ? ORDER BY position DESC LIMIT ?"
+        with readable(self._database.path):
+            rows = self._database.reading.execute(sql, (session_id, count)).fetchall()
+        return [_decoded(body) for (body,) in rows]
+
+    def _read(self, session_id: str) -> list[Entry]:
+        connection = open_reader(self._database.path)
+        try:
+            return messages_of(connection, session_id)
+        finally:
+            connection.close()
+
+
+def messages_of(connection: sqlite3.Connection, session_id: str, *, limit: int = -1) -> list[Entry]:
+    """A session's messages through any connection; see :meth:`Messages.read`.
+
+    :param limit: at most so many, the first ones; -1 for all
+    :raises sqlite3.Error: when the database cannot be read
+    """
+    sql = "SELECT position, body FROM message WHERE session = ? ORDER BY position LIMIT ?"
+    found: list[Entry] = []
+    for position, body in connection.execute(sql, (session_id, limit)):
+        if not isinstance(position, int):
+            raise not_as_written(f"a message of {session_id}")
+        found.append((position, _decoded(body)))
+    return found
+
+
+def _decoded(body: object) -> Mapping[str, Any]:
+    try:
+        found: Any = decode(body) if isinstance(body, bytes) else None
+    except (ValueError, RecursionError):
+        return {}
+    return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
+
+
+class _Batch(NamedTuple):
+    session: str
+    at_ns: int
+    entries: tuple[Entry, ...]
+
+
+class _Statements:
+    """The table's part in the writer; nothing is kept in memory."""
+
+    journalled_as = "message"
+
+    def opened(self, connection: sqlite3.Connection) -> None:
+        pass
+
+    def packed(self, payload: _Batch) -> Any:
+        session, at_ns, entries = payload
+        packed = [(position, body) for position, body in entries]
+        sound = all(type(position) is int and 0 <= position < _POSITIONS for position, _ in packed)
+        return [session, at_ns, packed] if sound else None  # others the database refuses, apart from their neighbours
+
+    def unpacked(self, packed: Any) -> _Batch:
+        session, at_ns, entries = packed
+        return _Batch(session, at_ns, tuple((position, body) for position, body in entries))
+
+    def statements(self, batch: Sequence[_Batch]) -> Iterable[Statement]:
+        for session, at_ns, entries in batch:
+            for position, body in entries:
+                yield (
+                    "INSERT INTO message (session, position, at_ns, body) VALUES (?, ?, ?, ?) "
+                    "ON CONFLICT (session, position) DO UPDATE SET at_ns = excluded.at_ns, body = excluded.body",
+                    (session, position, at_ns, encode(body, max_bytes=_UNBOUNDED)),
+                )
+
+
+_STATEMENTS = _Statements()

@@ -1,0 +1,320 @@
+"""Which sessions there are, and what tools remember in them."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, cast
+
+from handrail.contract.doors.agents import Handed
+from handrail.contract.errors import UsageError
+from handrail.store.database.connection import not_as_written, readable
+from handrail.store.database.database import Database, Statement, Value
+from handrail.store.encoding import decode, encode
+from handrail.store.folders import check_session_id
+
+MAX_VALUE_BYTES = 4 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRow:
+    """One conversation with the workspace. Times are wall-clock nanoseconds; ``closed_ns`` is None while it is open
+    or only suspended.
+
+    :param details: JSON-able, for what a face wants to find again; ``parent`` names the session it was forked from
+    :param used_ns: when it was last opened, suspended, or something was said in it
+    :param holder: the fencing token of the process that opened it and has not suspended it. Whether that process
+        still is the workspace's holder is for the reader to find out: a process that is killed changes nothing here
+    :param under: the session that a sub-agent's belongs to, and ``under_call`` the call of it that began this one
+    """
+
+    id: str
+    opened_ns: int
+    closed_ns: int | None = None
+    agent: str = "default"
+    topic: str | None = None
+    face: str = "library"
+    headless: bool = True
+    details: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    used_ns: int = 0
+    holder: int | None = None
+    under: str | None = None
+    under_call: str | None = None
+
+
+class Sessions:
+    """The table of sessions."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def open(self, row: SessionRow) -> None:
+        """Record that this process has a session open; opening one again keeps its first time.
+
+        :param row: its ``holder`` is not looked at: it becomes this process's fencing token
+        :raises LogUnavailable: when it cannot be made durable
+        """
+        check_session_id(row.id)
+        opened = replace(row, holder=self._database.token, used_ns=max(row.used_ns, row.opened_ns))
+        await self._database.commit(_STATEMENTS, ("open", opened))
+
+    async def suspend(self, session_id: str, at_ns: int) -> None:
+        """Record that a session is no longer open. Everything that belongs to it is kept.
+
+        :raises LogUnavailable: when it cannot be made durable
+        """
+        await self._database.commit(_STATEMENTS, ("suspend", session_id, at_ns, self._database.token))
+
+    def abandon(self, session_id: str, at_ns: int) -> None:
+        """Record soon that a session is not open after all: opening it was cut off, perhaps before it was recorded."""
+        self._database.append(_STATEMENTS, ("suspend", session_id, at_ns, self._database.token))
+
+    async def fork(self, parent: str, row: SessionRow, paths: tuple[str, str]) -> None:
+        """Record a session that begins with a copy of what was said in ``parent``, of what its tools keep and of what
+        it has read; not of its rules. It is suspended until it is opened.
+
+        :param paths: a part of paths of the parent's files, and what stands there for the fork's
+        :raises LogUnavailable: when it cannot be made durable
+        """
+        check_session_id(row.id)
+        await self._database.commit(_STATEMENTS, ("fork", parent, replace(row, holder=None), paths))
+
+    async def close(self, session_id: str, at_ns: int) -> None:
+        """Close a session for good: its conversation and its tools' values are removed; the log is kept.
+
+        :raises LogUnavailable: when it cannot be made durable
+        """
+        await self._database.commit(_STATEMENTS, ("close", session_id, at_ns))
+
+    def get(self, session_id: str) -> SessionRow | None:
+        """A session, or None.
+
+        :raises LogUnavailable: when the database cannot be read
+        """
+        with readable(self._database.path):
+            rows = session_rows(self._database.reading, "WHERE id = ?", (session_id,))
+        return rows[0] if rows else None
+
+    def under(self, session_id: str) -> list[SessionRow]:
+        """The sessions of sub-agents that calls of this one began and that are not closed, in the order in which they were
+        opened.
+
+        :raises LogUnavailable: when the database cannot be read
+        """
+        with readable(self._database.path):
+            where = "WHERE under = ? AND closed_ns IS NULL ORDER BY opened_ns, id"
+            return session_rows(self._database.reading, where, (session_id,))
+
+    def is_below(self, session_id: str) -> bool:
+        """See :class:`handrail.contract.doors.agents.Tree`."""
+        row = self.get(session_id)
+        return row is not None and row.under is not None
+
+    def begun_by(self, session_id: str, call_id: str) -> list[Handed]:
+        """See :class:`handrail.contract.doors.agents.Tree`."""
+        return [Handed(row.agent, row.id) for row in self.under(session_id) if row.under_call == call_id]
+
+    def all(self, *, limit: int = 1000) -> list[SessionRow]:
+        """The most recently opened first.
+
+        :raises LogUnavailable: when the database cannot be read
+        """
+        with readable(self._database.path):
+            return session_rows(self._database.reading, "ORDER BY opened_ns DESC LIMIT ?", (limit,))
+
+
+LAST_USED = """max(used_ns, coalesce((
+    SELECT at_ns FROM message WHERE session = session.id AND typeof(at_ns) = 'integer' ORDER BY position DESC LIMIT 1), 0))"""
+"""SQL: when a session was last opened or suspended, or something was said in it. The last is not written to its row as
+well, which each message would have to wait for."""
+
+
+def session_rows(connection: sqlite3.Connection, where: str, values: Sequence[str | int]) -> list[SessionRow]:
+    """Sessions through any connection.
+
+    :param where: the rest of the query, after ``FROM session``
+    :raises sqlite3.Error: when the database cannot be read
+    """
+    columns = f"id, opened_ns, closed_ns, agent, topic, face, headless, details, {LAST_USED} AS used_ns, holder, under, under_call"
+    rows = connection.execute(f"SELECT {columns} FROM session {where}", values)  # noqa: S608 - our own words
+    return [_session(row) for row in rows]
+
+
+def _session(row: tuple[Any, ...]) -> SessionRow:
+    """:raises sqlite3.Error: when it is not what was written"""
+    id, opened_ns, closed_ns, agent, topic, face, headless, details, used_ns, holder, under, under_call = row
+    texts = (id, agent, face, *("" if text is None else text for text in (topic, under, under_call)))
+    numbers = (opened_ns, used_ns, 0 if closed_ns is None else closed_ns, 0 if holder is None else holder)
+    if not all(isinstance(text, str) for text in texts) or not all(isinstance(number, int) for number in numbers):
+        raise not_as_written(f"the row of session {str(id)[:80]!r}")
+    return SessionRow(
+        id,
+        opened_ns,
+        closed_ns,
+        agent,
+        topic,
+        face,
+        bool(headless),
+        _details(details),
+        used_ns=used_ns,
+        holder=holder,
+        under=under,
+        under_call=under_call,
+    )
+
+
+def _details(encoded: object) -> Mapping[str, Any]:
+    try:
+        found: Any = decode(encoded) if isinstance(encoded, bytes) else None
+    except (ValueError, RecursionError):
+        return {}
+    return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
+
+
+class SessionState:
+    """Values that tools keep in sessions, across restarts."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def get(self, session_id: str, tool_id: str, key: str) -> Any:
+        """The value, or None.
+
+        :raises LogUnavailable: when it cannot be read
+        """
+        with readable(self._database.path):
+            row = self._database.reading.execute(
+                "SELECT value FROM state WHERE session = ? AND tool = ? AND key = ?",
+                (_text(session_id), _text(tool_id), _text(key)),
+            ).fetchone()
+            try:
+                return None if row is None else decode(row[0])
+            except (ValueError, TypeError, RecursionError):
+                raise not_as_written(f"what {tool_id} keeps as {key[:80]!r} in {session_id}") from None
+
+    async def put(self, session_id: str, tool_id: str, key: str, value: Any) -> None:
+        """Keep ``value``; None forgets the key. Durable on return.
+
+        :raises UsageError: when it is larger than 4 MiB as JSON
+        :raises LogUnavailable: when it cannot be made durable
+        """
+        encoded = None if value is None else encode(value, max_bytes=2**62)
+        if encoded is not None and len(encoded) > MAX_VALUE_BYTES:
+            raise UsageError(
+                f"the value of {key[:80]!r} takes {len(encoded):,} bytes; at most {MAX_VALUE_BYTES:,} are kept. "
+                "Keep large values in a file or artifact and remember its name"
+            )
+        names = (_text(session_id), _text(tool_id), _text(key))
+        await self._database.commit(_STATEMENTS, ("put", *names, encoded))
+
+    def of(self, session_id: str, tool_id: str) -> ToolState:
+        """The one tool's view, as its runtime offers it."""
+        return ToolState(self, session_id, tool_id)
+
+
+class ToolState:
+    """One tool's values in one session (:class:`handrail.contract.doors.runtime.State`)."""
+
+    def __init__(self, state: SessionState, session_id: str, tool_id: str) -> None:
+        self._state = state
+        self._session_id = session_id
+        self._tool_id = tool_id
+
+    async def get(self, key: str) -> Any:
+        return await self._state.get(self._session_id, self._tool_id, key)
+
+    async def put(self, key: str, value: Any) -> None:
+        await self._state.put(self._session_id, self._tool_id, key, value)
+
+
+_Change = (
+    tuple[Literal["open"], SessionRow]
+    | tuple[Literal["suspend"], str, int, int]
+    | tuple[Literal["fork"], str, SessionRow, tuple[str, str]]
+    | tuple[Literal["close"], str, int]
+    | tuple[Literal["put"], str, str, str, bytes | None]
+)
+
+
+class _Statements:
+    """Both tables' part in the writer; nothing is kept in memory."""
+
+    def opened(self, connection: sqlite3.Connection) -> None:
+        pass
+
+    def statements(self, batch: Sequence[_Change]) -> Iterable[Statement]:
+        for change in batch:
+            if change[0] == "open":
+                yield _INSERT + _AGAIN, _values(change[1])
+            elif change[0] == "suspend":
+                _, session, at_ns, token = change
+                # By the token: a process that lost the workspace says nothing about who has the session now.
+                yield (
+                    "UPDATE session SET holder = NULL, used_ns = max(used_ns, ?) WHERE id = ? AND holder = ?",
+                    (at_ns, session, token),
+                )
+            elif change[0] == "fork":
+                _, parent, row, paths = change
+                yield _INSERT, _values(row)
+                yield _SAID, (row.id, *paths, parent)
+                for copied in _COPIED:
+                    yield copied, (row.id, parent)
+            elif change[0] == "close":
+                _, session, at_ns = change
+                yield (
+                    f"UPDATE session SET closed_ns = ?, holder = NULL, used_ns = {LAST_USED} WHERE id = ?",  # noqa: S608
+                    (at_ns, session),
+                )
+                for table in ("state", "message", "session_rule", "seen", "notice", "job", "opened"):
+                    yield f"DELETE FROM {table} WHERE session = ?", (session,)  # noqa: S608
+            else:
+                _, session, tool, key, value = change
+                if value is None:
+                    yield "DELETE FROM state WHERE session = ? AND tool = ? AND key = ?", (session, tool, key)
+                else:
+                    yield (
+                        "INSERT OR REPLACE INTO state (session, tool, key, value) VALUES (?, ?, ?, ?)",
+                        (session, tool, key, value),
+                    )
+
+
+_STATEMENTS = _Statements()
+_INSERT = (
+    "INSERT INTO session (id, opened_ns, agent, topic, face, headless, details, used_ns, holder, under, under_call) "
+    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+)
+_AGAIN = (
+    " ON CONFLICT (id) DO UPDATE SET closed_ns = NULL, agent = excluded.agent, topic = excluded.topic, "
+    "face = excluded.face, headless = excluded.headless, details = excluded.details, "
+    "used_ns = max(used_ns, excluded.used_ns), holder = excluded.holder"
+)
+_SAID = (
+    "INSERT INTO message (session, position, at_ns, body) "
+    "SELECT ?, position, at_ns, CAST(replace(CAST(body AS TEXT), ?, ?) AS BLOB) FROM message WHERE session = ?"
+)
+_COPIED = (
+    "INSERT INTO state (session, tool, key, value) SELECT ?, tool, key, value FROM state WHERE session = ?",
+    "INSERT INTO seen (session, path, sha256, at_ns) SELECT ?, path, sha256, at_ns FROM seen WHERE session = ?",
+)
+
+
+def _values(row: SessionRow) -> tuple[Value, ...]:
+    return (
+        row.id,
+        row.opened_ns,
+        _text(row.agent),
+        None if row.topic is None else _text(row.topic),
+        _text(row.face),
+        int(row.headless),
+        encode(dict(row.details)),
+        row.used_ns,
+        row.holder,
+        row.under,
+        row.under_call,
+    )
+
+
+def _text(text: str) -> str:
+    """Half surrogate pairs cannot be stored; keep them readable."""
+    return text.encode("utf-8", "backslashreplace").decode()

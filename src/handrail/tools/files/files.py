@@ -1,0 +1,411 @@
+"""read, write, edit, multi_edit and file.patch: one file at a time, and never over what the model has not seen."""
+
+from __future__ import annotations
+
+import asyncio
+import posixpath
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from handrail.contract.doors.runtime import Runtime
+from handrail.contract.errors import ToolError
+from handrail.contract.text.neutral import Shown
+from handrail.contract.tool.names import nearest
+from handrail.contract.tool.requires import FsRequires, Requires
+from handrail.contract.tool.tool import Tool
+from handrail.tools.declaring import FILE, file_changing, file_reading, object_schema
+from handrail.tools.files.patching import blocks_of_operations, check_operations, patched
+from handrail.tools.files.reading import bytes_answer, lines_answer
+from handrail.tools.files.text import (
+    Block,
+    Diff,
+    Span,
+    blocks_between,
+    blocks_of_spans,
+    check_size,
+    decoded,
+    encoded,
+    line_end,
+    lines_of,
+    places,
+    spliced,
+    unified,
+    why_missing,
+    with_line_end,
+)
+
+_T = TypeVar("_T")
+
+_THREAD_FROM = 4 * 1024
+"""From this many characters on, comparing texts is done in a thread, so that other calls go on."""
+_MANY = 1_000
+"""Occurrences from which on they are replaced in one step, and the texts compared after it."""
+_MAX_WORK = 512 * 1024 * 1024
+"""Characters that several edits may go through together."""
+_MAX_SHOWN = 512 * 1024
+"""Characters of a text in which the places of what is spelled out are looked for."""
+
+
+class Read(Tool):
+    spec = file_reading(
+        id="read",
+        description=(
+            "Read a file: text by lines (the default) or a range of bytes; an image is returned as an image. "
+            "Stops at about 200 KB, unless the operator set another limit; `next` is the offset to go on from, or null at the end."
+        ),
+        parameters=object_schema(
+            {
+                "path": FILE,
+                "offset": {
+                    "type": "integer",
+                    "description": (
+                        "Where to begin: a line number, counted from 1, or with unit bytes a position, counted from 0. "
+                        "Below 0 counts from the end: -20 begins 20 lines before the end"
+                    ),
+                },
+                "limit": {"type": "integer", "minimum": 1, "description": "At most this many lines or bytes"},
+                "unit": {"enum": ["lines", "bytes"], "default": "lines"},
+            },
+            ["path"],
+        ),
+        tier="core",
+        guidance="Read a file before you change it. For a large file, read the part you need with offset and limit.",
+    )
+
+    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
+        path = args["path"]
+        offset: int | None = args.get("offset")
+        try:
+            if args.get("unit") == "bytes":
+                return await bytes_answer(runtime, path, offset or 0, args.get("limit"))
+            return await lines_answer(runtime, path, offset or 1, args.get("limit"))
+        except ToolError as error:
+            raise await _explained(error, path, runtime) from None
+
+
+class Write(Tool):
+    spec = file_changing(
+        id="write",
+        description=(
+            "Create a file, or replace the whole content of one that you have read. Parent folders are created. "
+            "Returns the change as a unified diff."
+        ),
+        parameters=object_schema(
+            {"path": FILE, "content": {"type": "string", "description": "The whole new content"}},
+            ["path", "content"],
+        ),
+        requires=Requires(fs=FsRequires(write=("{workspace}",))),
+        targets={"fs.write": "{path}"},
+        idempotent=True,
+        tier="core",
+        guidance="Prefer edit for a change to a file that exists; write replaces all of it.",
+    )
+
+    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
+        content: str = args["content"]
+        written = await runtime.files.write(args["path"], encoded(content))
+
+        def compare() -> Diff:
+            before = lines_of(decoded(written.before or b""))
+            return unified(
+                written.path, before, blocks_between(before, lines_of(content)), created=written.before is None
+            )
+
+        diff = await _aside(len(content) + len(written.before or b""), compare)
+        return {"path": written.path, "created": written.created, "size": written.size, **diff.fields()}
+
+
+class Edit(Tool):
+    spec = file_changing(
+        id="edit",
+        description=(
+            "Replace an exact text in a file that you have read. `old` must be in the file exactly once, unless "
+            "replace_all is true. Returns the change as a unified diff."
+        ),
+        parameters=object_schema(
+            {
+                "path": FILE,
+                "old": {"type": "string", "minLength": 1, "description": "The text to replace, with its whitespace"},
+                "new": {"type": "string", "description": "What takes its place; empty deletes it"},
+                "replace_all": {"type": "boolean", "default": False, "description": "Replace every occurrence"},
+            },
+            ["path", "old", "new"],
+        ),
+        tier="core",
+        guidance=(
+            "Copy `old` from what read returned, with enough lines around it to be the only such place. Copy ⟦…⟧, which "
+            "spells out a character that is not seen, as it is shown."
+        ),
+    )
+
+    def check(self, args: dict[str, Any]) -> None:
+        check_differs(args["old"], args["new"])
+
+    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
+        path = args["path"]
+        before = await _content(path, runtime)
+
+        def change() -> tuple[str, list[Block], int]:
+            text = decoded(before)
+            done = replaced(path, text, args["old"], args["new"], replace_all=args.get("replace_all", False))
+            if done.spans is None:
+                return done.text, blocks_between(lines_of(text), lines_of(done.text)), done.count
+            return done.text, blocks_of_spans(text, done.spans), done.count
+
+        after, blocks, count = await _aside(len(before) + len(args["old"]) + len(args["new"]), change)
+        return {"replacements": count, **await _replace(path, before, after, blocks, runtime)}
+
+
+class MultiEdit(Tool):
+    spec = file_changing(
+        id="multi_edit",
+        description=(
+            "Make several replacements in one file that you have read, one after the other, as edit makes one. "
+            "Returns which were made and the whole change as a unified diff."
+        ),
+        parameters=object_schema(
+            {
+                "path": FILE,
+                "edits": {
+                    "type": "array",
+                    "minItems": 1,
+                    "maxItems": 500,
+                    "items": object_schema(
+                        {name: Edit.spec.parameters["properties"][name] for name in ("old", "new", "replace_all")},
+                        ["old", "new"],
+                    ),
+                    "description": "In this order; each sees what those before it have changed",
+                },
+                "mode": {
+                    "enum": ["strict", "partial", "best_effort"],
+                    "default": "strict",
+                    "description": (
+                        "strict: all or none. partial: those before the first that fails. best_effort: all but those that fail"
+                    ),
+                },
+            },
+            ["path", "edits"],
+        ),
+    )
+
+    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
+        path, mode = args["path"], args.get("mode", "strict")
+        before = await _content(path, runtime)
+
+        def change() -> tuple[str, list[Block], list[dict[str, object]], int]:
+            text = first = decoded(before)
+            failed: list[dict[str, object]] = []
+            count = work = 0
+            for number, edit in enumerate(args["edits"], 1):
+                work += len(text)
+                if work > _MAX_WORK:
+                    raise ToolError(
+                        f"{path} is too long for so many edits at once; make them in several calls", kind="limit"
+                    )
+                try:
+                    done = replaced(path, text, edit["old"], edit["new"], replace_all=edit.get("replace_all", False))
+                except ToolError as error:
+                    failed.append({"edit": number, "reason": error.text})
+                    if mode == "best_effort":
+                        continue
+                    break
+                text, count = done.text, count + done.count
+            return text, blocks_between(lines_of(first), lines_of(text)), failed, count
+
+        size = sum(len(edit["old"]) + len(edit["new"]) for edit in args["edits"])
+        after, blocks, failed, count = await _aside(len(before) * len(args["edits"]) + size, change)
+        if failed and (mode == "strict" or not count):
+            said = "; ".join(f"edit {one['edit']}: {one['reason']}" for one in failed)
+            raise ToolError(f"nothing was changed: {said}", kind="invalid_input")
+        answer: dict[str, object] = {"replacements": count}
+        if failed:
+            answer["failed"] = failed
+            stopped = int(str(failed[0]["edit"])) if mode == "partial" else len(args["edits"])
+            answer["not_tried"] = len(args["edits"]) - stopped
+        return {**answer, **await _replace(path, before, after, blocks, runtime)}
+
+
+class FilePatch(Tool):
+    spec = file_changing(
+        id="file.patch",
+        description=(
+            "Change a file that you have read by line numbers: replace a range of lines, insert before a line, append. "
+            "All line numbers mean the file as it is before this call. All operations are made, or none."
+        ),
+        parameters=object_schema(
+            {
+                "path": FILE,
+                "operations": {
+                    "type": "array",
+                    "minItems": 1,
+                    "maxItems": 500,
+                    "items": object_schema(
+                        {
+                            "op": {"enum": ["replace", "insert", "append"]},
+                            "first_line": {"type": "integer", "minimum": 1, "description": "replace: from this line"},
+                            "last_line": {"type": "integer", "minimum": 1, "description": "replace: to this line"},
+                            "line": {"type": "integer", "minimum": 1, "description": "insert: before this line"},
+                            "content": {"type": "string", "description": "Whole lines; empty deletes (replace only)"},
+                            "expect": {
+                                "type": "string",
+                                "description": (
+                                    "What stands there now: the lines to replace, the line to insert before, "
+                                    "or the last line. Anything else changes nothing"
+                                ),
+                            },
+                        },
+                        ["op", "content"],
+                    ),
+                },
+            },
+            ["path", "operations"],
+        ),
+    )
+
+    def check(self, args: dict[str, Any]) -> None:
+        check_operations(args["operations"])
+
+    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
+        path = args["path"]
+        before = await _content(path, runtime)
+
+        def change() -> tuple[str, list[Block]]:
+            text = decoded(before)
+            blocks = blocks_of_operations(text, args["operations"])
+            return patched(text, blocks), blocks
+
+        size = sum(len(operation["content"]) for operation in args["operations"])
+        after, blocks = await _aside(len(before) + size, change)
+        return await _replace(path, before, after, blocks, runtime)
+
+
+def check_differs(old: str, new: str) -> None:
+    if old == new:
+        raise ToolError("old and new are the same text, so there is nothing to change", kind="invalid_input")
+
+
+@dataclass(frozen=True, slots=True)
+class Replaced:
+    """A text after a replacement.
+
+    :param spans: what was replaced; None where that was too much to be kept one by one
+    """
+
+    text: str
+    count: int
+    spans: Sequence[Span] | None
+
+
+def replaced(path: str, text: str, old: str, new: str, *, replace_all: bool) -> Replaced:
+    """``text`` with ``new`` where ``old`` is. A text with ``\\r\\n`` is matched by what ``read`` showed of it, and keeps its
+    line ends.
+
+    :raises ToolError: ``invalid_input`` where ``old`` is not there or not there once, ``limit`` where too much would come of it
+    """
+    check_differs(old, new)
+    end = line_end(text)
+    if end != "\n":
+        new = with_line_end(new, end)
+        if old not in text or "\r\n" not in old:
+            old = with_line_end(old, end)
+    elif old not in text and "\r\n" in text:
+        old, new = with_line_end(old, "\r\n"), with_line_end(new, "\r\n")
+    at = text.find(old)
+    if at == -1 and (as_shown := _spans_as_shown(text, old, new, replace_all=replace_all)):
+        return _spliced(text, as_shown)
+    if at == -1:
+        raise ToolError(f"old is not in {path}: {why_missing(text, old)}", kind="invalid_input")
+    if not replace_all:
+        if text.find(old, at + 1) != -1:
+            lines = places(text, old, 11)
+            shown = ", ".join(map(str, lines[:10])) + (" and further ones" if len(lines) > 10 else "")
+            raise ToolError(
+                f"old is in {path} {_count(text, old)} times, at lines {shown}; give more of the text around the one "
+                "you mean, or set replace_all",
+                kind="invalid_input",
+            )
+        return _spliced(text, [Span(at, at + len(old), new)])
+    count = text.count(old)
+    if count > _MANY:
+        check_size(len(text) + count * (len(new) - len(old)))
+        return Replaced(text.replace(old, new), count, None)
+    spans: list[Span] = []
+    while at != -1:
+        spans.append(Span(at, at + len(old), new))
+        at = text.find(old, at + len(old))
+    return _spliced(text, spans)
+
+
+def _spliced(text: str, spans: Sequence[Span]) -> Replaced:
+    check_size(len(text) + sum(len(span.new) - (span.end - span.start) for span in spans))
+    return Replaced(spliced(text, spans), len(spans), spans)
+
+
+def _spans_as_shown(text: str, old: str, new: str, *, replace_all: bool) -> list[Span]:
+    """Where ``old`` stands in what a model was shown of ``text``, where characters that are not seen are spelled out;
+    what it copied of these into ``new`` becomes those characters again. Empty where it is not there, or several times."""
+    if len(text) > _MAX_SHOWN:
+        return []
+    view = Shown(text)
+    if not view.differs or old == new:
+        return []
+    spans: list[Span] = []
+    at = view.shown.find(old)
+    while at != -1 and len(spans) <= _MANY:
+        if (span := view.span(at, at + len(old))) is not None:
+            spans.append(Span(*span, view.written(new, *span)))
+        at = view.shown.find(old, at + len(old))
+    return spans if len(spans) == 1 or (replace_all and len(spans) <= _MANY) else []
+
+
+def _count(text: str, part: str) -> int:
+    """How often ``part`` occurs, overlapping or not."""
+    plain = text.count(part)
+    return plain if plain > 1 else len(places(text, part))
+
+
+async def _content(path: str, runtime: Runtime) -> bytes:
+    try:
+        return await runtime.files.read_for_edit(path)
+    except ToolError as error:
+        raise await _explained(error, path, runtime) from None
+
+
+async def _replace(path: str, before: bytes, after: str, blocks: list[Block], runtime: Runtime) -> dict[str, object]:
+    written = await runtime.files.write(path, encoded(after), over=before)
+    diff = await _aside(len(before) + len(after), lambda: unified(written.path, lines_of(decoded(before)), blocks))
+    return {"path": written.path, "size": written.size, **diff.fields()}
+
+
+async def _aside(size: int, work: Callable[[], _T]) -> _T:
+    return await asyncio.to_thread(work) if size > _THREAD_FROM else work()
+
+
+async def _explained(error: ToolError, path: str, runtime: Runtime) -> ToolError:
+    """``error``, or what is really the matter: a folder, or no such file and the names that are like it."""
+    if error.kind in ("denied", "conflict", "limit", "cancelled", "timeout"):
+        return error
+    try:
+        stat = await runtime.files.stat(path)
+    except ToolError:
+        return await _missing(error, path, runtime)
+    if stat.kind == "directory":
+        return ToolError(
+            f'{stat.path} is a folder; list what is in it with glob, as in {{"pattern": "*", "path": "{stat.path}"}}',
+            kind="invalid_input",
+        )
+    return error
+
+
+async def _missing(error: ToolError, path: str, runtime: Runtime) -> ToolError:
+    folder, name = posixpath.split(path.rstrip("/"))
+    try:
+        names = [posixpath.basename(entry.path) for entry in await runtime.files.list(folder or ".")]
+    except ToolError:
+        return error
+    alike = nearest(name, names)
+    if not alike:
+        return error
+    shown = ", ".join(posixpath.join(folder, one) for one in alike)
+    return ToolError(f"there is no file {path}; the nearest names are {shown}", kind=error.kind)

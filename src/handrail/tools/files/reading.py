@@ -1,0 +1,186 @@
+"""How much of a file fits into one answer of ``read``, and what to do with one that is no text."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Sequence
+
+from handrail.contract.doors.files import FileLines
+from handrail.contract.doors.runtime import Runtime
+from handrail.contract.errors import ToolError
+from handrail.contract.result import Blob
+
+MAX_IMAGE = 20 * 1024 * 1024
+_BESIDE = 4_800
+"""Bytes of an answer that are not its text, at most: the path, the positions and the sizes."""
+_SNIFFED = 4096
+_IMAGES = (
+    (b"\x89PNG\r\n\x1a\n", "image/png"),
+    (b"\xff\xd8\xff", "image/jpeg"),
+    (b"GIF87a", "image/gif"),
+    (b"GIF89a", "image/gif"),
+)
+_BINARIES = (
+    (b"\x7fELF", "an ELF program or library"),
+    (b"%PDF-", "a PDF document"),
+    (b"PK\x03\x04", "a ZIP archive, or an office document or package in one"),
+    (b"\x1f\x8b", "gzip data"),
+    (b"BZh", "bzip2 data"),
+    (b"\xfd7zXZ\x00", "xz data"),
+    (b"(\xb5/\xfd", "zstd data"),
+    (b"SQLite format 3\0", "an SQLite database"),
+    (b"\xff\xfe", "text in UTF-16"),
+    (b"\xfe\xff", "text in UTF-16"),
+    (b"\0asm", "a WebAssembly module"),
+    (b"\xca\xfe\xba\xbe", "a Java class or a Mach-O library"),
+    (b"MZ", "a Windows program or library"),
+)
+
+
+def most_bytes(runtime: Runtime) -> int:
+    """How many bytes of text, counted as JSON, fit into an answer: less than the limit on the tool's output, so that an
+    answer of whole lines is not cut."""
+    return runtime.max_output - min(_BESIDE, runtime.max_output // 4)
+
+
+async def lines_answer(runtime: Runtime, path: str, first: int, count: int | None) -> dict[str, object]:
+    """Lines from ``first`` on, as many as fit; an image as a blob.
+
+    :raises ToolError: ``invalid_input`` for a file that is neither
+    """
+    most = most_bytes(runtime)
+    found = await runtime.files.read_lines(path, first=first, count=count, max_bytes=most)
+    if not found.lines and found.size:
+        raise ToolError(
+            f"line {first} is past the end of {found.path}, which has {found.total} lines", kind="invalid_input"
+        )
+    text = "\n".join(found.lines)
+    if _looks_binary(text):
+        return await _image(runtime, path, found.size)
+    lines = found.lines
+    if _json_size(text) > most:
+        lines = found.lines[: _fitting(found.lines, most)]
+        text = "\n".join(lines)
+    return _of_lines(found, lines, text)
+
+
+def _of_lines(found: FileLines, lines: Sequence[str], text: str) -> dict[str, object]:
+    last = found.first + len(lines) - 1
+    answer: dict[str, object] = {
+        "path": found.path,
+        "text": text,
+        "first_line": found.first,
+        "last_line": last,
+        "next": found.next if len(lines) == len(found.lines) else last + 1,
+        "size": found.size,
+    }
+    if found.total is not None:
+        answer["total_lines"] = found.total
+    shortened = [number for number in found.cut if number <= last]
+    if shortened:
+        answer["shortened_lines"] = shortened[:100]
+    return answer
+
+
+async def bytes_answer(runtime: Runtime, path: str, start: int, count: int | None) -> dict[str, object]:
+    """A range of bytes, as text if it is UTF-8 (ends moved to whole characters) and in base64 if not."""
+    most = most_bytes(runtime)
+    found = await runtime.files.read_bytes(path, start=start, max_bytes=min(count or most, most))
+    return {"path": found.path, **bytes_shown(found.data, found.start, found.size, most)}
+
+
+def bytes_shown(data: bytes, begin: int, size: int, most: int) -> dict[str, object]:
+    """A range of bytes, as :func:`bytes_answer` shows one.
+
+    :param begin: its position in the whole, which has ``size`` bytes
+    :param most: bytes of the answer
+    """
+    text = None
+    if b"\0" not in data:
+        head = _continuation(data) if begin else 0
+        text, used = _whole_characters(data[head:])
+        if text is not None:
+            while (length := _json_size(text)) > most:
+                text, used = _whole_characters(data[head : head + used * most // length])
+                assert text is not None
+            begin += head
+            data = data[head : head + used]
+    if text is None:
+        data = data[: most * 3 // 4]
+    end = begin + len(data)
+    return {
+        **({"text": text} if text is not None else {"base64": base64.b64encode(data).decode("ascii")}),
+        "start": begin,
+        "end": end,
+        "next": end if end < size else None,
+        "size": size,
+    }
+
+
+async def _image(runtime: Runtime, path: str, size: int) -> dict[str, object]:
+    head = (await runtime.files.read_bytes(path, max_bytes=_SNIFFED)).data
+    media_type = image_type(head)
+    if media_type is None:
+        what = next((name for magic, name in _BINARIES if head.startswith(magic)), "no known type of text")
+        raise ToolError(
+            f"{path} is a binary file of {size:,} bytes ({what}); read a range of it with unit 'bytes', "
+            "or look into it with a program in bash",
+            kind="invalid_input",
+        )
+    if size > MAX_IMAGE:
+        raise ToolError(
+            f"{path} is an image ({media_type}) of {size:,} bytes; images are read up to {MAX_IMAGE:,}. "
+            "Make a smaller copy of it with a program in bash",
+            kind="limit",
+        )
+    whole = await runtime.files.read_bytes(path)
+    return {"path": whole.path, "image": Blob(whole.data, media_type), "size": whole.size}
+
+
+def image_type(data: bytes) -> str | None:
+    """The media type of an image, by its first bytes; None for anything else."""
+    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+        return "image/webp"
+    return next((kind for magic, kind in _IMAGES if data.startswith(magic)), None)
+
+
+def _looks_binary(text: str) -> bool:
+    if "\0" in text:
+        return True
+    start = text[:_SNIFFED]
+    return start.count("\ufffd") * 10 > len(start) * 3
+
+
+def _json_size(text: str) -> int:
+    return len(json.dumps(text, ensure_ascii=False).encode("utf-8", "replace"))
+
+
+def _fitting(lines: Sequence[str], most: int) -> int:
+    """How many lines fit into ``most`` bytes; at least one, so that going on gets somewhere."""
+    low, high = 1, len(lines)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if _json_size("\n".join(lines[:middle])) > most:
+            high = middle - 1
+        else:
+            low = middle
+    return low
+
+
+def _continuation(data: bytes) -> int:
+    """How many bytes at the start belong to a character that began before them."""
+    for number, byte in enumerate(data[:4]):
+        if byte & 0xC0 != 0x80:
+            return number
+    return 0
+
+
+def _whole_characters(data: bytes) -> tuple[str | None, int]:
+    """The text and the bytes it takes, without a last character cut in its middle; None if it is no UTF-8."""
+    try:
+        return data.decode(), len(data)
+    except UnicodeDecodeError as error:
+        if error.reason == "unexpected end of data" and error.start > 0:
+            return data[: error.start].decode(), error.start
+        return None, 0

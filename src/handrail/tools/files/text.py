@@ -1,0 +1,282 @@
+"""Text as lines: line ends, the splice of an edit, its unified diff, and why a text was not found."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from itertools import accumulate
+
+from handrail.contract.errors import ToolError
+from handrail.contract.text.excerpts import excerpt
+from handrail.contract.tool.names import nearest
+
+MAX_TEXT = 16 * 1024 * 1024
+MAX_DIFF_LINES = 200
+_MAX_DIFF_LINE = 1_000
+_CONTEXT = 3
+_REFINED = 2_000
+"""Up to how many changed lines a minimal difference is worth its quadratic search."""
+
+
+def decoded(data: bytes) -> str:
+    """Bytes as text that :func:`encoded` turns back into exactly these bytes, valid UTF-8 or not."""
+    return data.decode("utf-8", "surrogateescape")
+
+
+def encoded(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
+
+
+def readable(text: str) -> str:
+    """``text`` with each byte that is no UTF-8 as U+FFFD, for eyes and JSON."""
+    return text if text.isascii() else encoded(text).decode("utf-8", "replace")
+
+
+def lines_of(text: str) -> list[str]:
+    """Lines with their ends; only ``\\n`` ends one, as in what ``read`` numbers."""
+    parts = text.split("\n")
+    lines = [f"{part}\n" for part in parts[:-1]]
+    if parts[-1]:
+        lines.append(parts[-1])
+    return lines
+
+
+def line_end(text: str) -> str:
+    """The line end that most lines of ``text`` have."""
+    return "\r\n" if 2 * text.count("\r\n") > text.count("\n") else "\n"
+
+
+def with_line_end(text: str, end: str) -> str:
+    """``text`` with every line end written as ``end``."""
+    plain = text.replace("\r\n", "\n")
+    return plain if end == "\n" else plain.replace("\n", end)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Characters ``[start, end)`` and what takes their place."""
+
+    start: int
+    end: int
+    new: str
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Lines ``[first, last)``, counted from 0, and the lines that take their place."""
+
+    first: int
+    last: int
+    new: tuple[str, ...]
+
+
+def check_size(characters: int) -> None:
+    """Check that a text that is about to be made is not larger than a file that is edited may be.
+
+    :raises ToolError: ``limit`` otherwise
+    """
+    if characters > MAX_TEXT:
+        raise ToolError(
+            f"the change makes a text of {characters:,} characters; a file of up to {MAX_TEXT:,} is edited. "
+            "Replace less at once",
+            kind="limit",
+        )
+
+
+def spliced(text: str, spans: Sequence[Span]) -> str:
+    """``text`` with each span replaced; spans ascend and do not overlap."""
+    parts: list[str] = []
+    at = 0
+    for span in spans:
+        parts += (text[at : span.start], span.new)
+        at = span.end
+    parts.append(text[at:])
+    return "".join(parts)
+
+
+def blocks_of_spans(text: str, spans: Sequence[Span]) -> list[Block]:
+    """The whole lines that ``spans`` change."""
+    lines = lines_of(text)
+    starts = [0, *accumulate(map(len, lines))]
+    found: list[Block] = []
+    pending: list[Span] = []
+    first = last = 0
+
+    def close() -> None:
+        if pending:
+            base, end = starts[first], starts[last]
+            moved = [Span(s.start - base, s.end - base, s.new) for s in pending]
+            found.append(_trimmed(lines, Block(first, last, tuple(lines_of(spliced(text[base:end], moved))))))
+
+    for span in spans:
+        begins = min(bisect_right(starts, span.start) - 1, len(lines))
+        ends = min(bisect_right(starts, span.end), len(lines))
+        if pending and begins < last:
+            last = max(last, ends)
+            pending.append(span)
+        else:
+            close()
+            pending = [span]
+            first, last = begins, ends
+    close()
+    return [block for block in found if block.first != block.last or block.new]
+
+
+def blocks_between(before: Sequence[str], after: Sequence[str]) -> list[Block]:
+    """What turns ``before`` into ``after``: minimal where that is cheap to find, else one block."""
+    whole = _trimmed(before, Block(0, len(before), tuple(after)))
+    old = before[whole.first : whole.last]
+    if not old and not whole.new:
+        return []
+    if len(old) + len(whole.new) > _REFINED:
+        return [whole]
+    return [
+        Block(whole.first + i1, whole.first + i2, whole.new[j1:j2])
+        for tag, i1, i2, j1, j2 in SequenceMatcher(None, old, whole.new).get_opcodes()
+        if tag != "equal"
+    ]
+
+
+def _trimmed(before: Sequence[str], block: Block) -> Block:
+    first, last, new = block.first, block.last, block.new
+    start, end = 0, len(new)
+    while first < last and start < end and before[first] == new[start]:
+        first, start = first + 1, start + 1
+    while first < last and start < end and before[last - 1] == new[end - 1]:
+        last, end = last - 1, end - 1
+    return Block(first, last, new[start:end])
+
+
+@dataclass(frozen=True, slots=True)
+class Diff:
+    """A unified diff of at most :data:`MAX_DIFF_LINES` lines; ``left_out`` counts what came after."""
+
+    text: str
+    added: int
+    removed: int
+    left_out: int = 0
+
+    def fields(self) -> dict[str, object]:
+        """As it stands in a tool's data."""
+        found: dict[str, object] = {"diff": self.text, "lines_added": self.added, "lines_removed": self.removed}
+        if self.left_out:
+            found["diff_lines_left_out"] = self.left_out
+        return found
+
+
+def unified(path: str, before: Sequence[str], blocks: Sequence[Block], *, created: bool = False) -> Diff:
+    """The unified diff of ``blocks``, which ascend and do not touch each other, with three lines of context."""
+    added = sum(len(b.new) for b in blocks)
+    removed = sum(b.last - b.first for b in blocks)
+    if not blocks:
+        return Diff("", 0, 0)
+    out = [f"--- {'/dev/null' if created else 'a/' + path}", f"+++ b/{path}"]
+    total = 2
+    shift = 0
+    for group in _grouped(blocks):
+        low = max(group[0].first - _CONTEXT, 0)
+        high = min(group[-1].last + _CONTEXT, len(before))
+        grown = sum(len(b.new) - (b.last - b.first) for b in group)
+        out.append(f"@@ -{_range(low, high - low)} +{_range(low + shift, high - low + grown)} @@")
+        total += 1
+        at = low
+        for block in group:
+            parts = (
+                (" ", before[at : block.first]),
+                ("-", before[block.first : block.last]),
+                ("+", block.new),
+            )
+            total += sum(len(lines) for _, lines in parts)
+            ends_differ = _without_returns(parts[1][1]) == _without_returns(parts[2][1])
+            for sign, lines in parts:
+                _append(out, sign, lines, keep_return=ends_differ and sign != " ")
+            at = block.last
+        total += high - at
+        _append(out, " ", before[at:high])
+        shift += grown
+    out = out[: MAX_DIFF_LINES + 2]
+    left_out = max(total - MAX_DIFF_LINES - 2, 0)
+    if left_out:
+        out.append(f"… {left_out} more lines of this diff are not shown")
+    return Diff(readable("\n".join(out)), added, removed, left_out)
+
+
+def _grouped(blocks: Sequence[Block]) -> list[list[Block]]:
+    groups: list[list[Block]] = []
+    for block in blocks:
+        if groups and block.first - groups[-1][-1].last <= 2 * _CONTEXT:
+            groups[-1].append(block)
+        else:
+            groups.append([block])
+    return groups
+
+
+def _range(start: int, length: int) -> str:
+    if length == 1:
+        return str(start + 1)
+    return f"{start + 1 if length else start},{length}"
+
+
+def _without_returns(lines: Sequence[str]) -> list[str]:
+    return [line.rstrip("\r\n") for line in lines[:MAX_DIFF_LINES]]
+
+
+def _append(out: list[str], sign: str, lines: Sequence[str], *, keep_return: bool = False) -> None:
+    for line in lines:
+        if len(out) > MAX_DIFF_LINES + 2:
+            return
+        body = line.removesuffix("\n")
+        if not keep_return:
+            body = body.removesuffix("\r")
+        if len(body) > _MAX_DIFF_LINE:
+            body = f"{body[:_MAX_DIFF_LINE]}… ({len(body) - _MAX_DIFF_LINE} more characters)"
+        out.append(sign + body)
+        if not line.endswith("\n"):
+            out.append("\\ No newline at end of file")
+
+
+def places(text: str, part: str, at_most: int = 10) -> list[int]:
+    """The lines, counted from 1, on which the first occurrences of ``part`` begin; overlapping ones count."""
+    found: list[int] = []
+    at, line, counted = text.find(part), 1, 0
+    while at != -1 and len(found) < at_most:
+        line += text.count("\n", counted, at)
+        counted = at
+        found.append(line)
+        at = text.find(part, at + 1)
+    return found
+
+
+def why_missing(text: str, part: str) -> str:
+    """A hint at what is there instead of ``part``: other whitespace, other case, the nearest line."""
+    if "\ufffd" in part:
+        return "it has U+FFFD in it, which stands for bytes that are not UTF-8; leave those characters out"
+    lines = [line.removesuffix("\n").removesuffix("\r") for line in lines_of(text)]
+    wanted = part.replace("\r\n", "\n").split("\n")
+    while len(wanted) > 1 and not wanted[-1].strip():
+        wanted.pop()
+    while len(wanted) > 1 and not wanted[0].strip():
+        wanted.pop(0)
+    stripped = [line.strip() for line in lines]
+    bare = [line.strip() for line in wanted]
+    if any(bare):
+        for index, line in enumerate(stripped):
+            if line == bare[0] and stripped[index : index + len(bare)] == bare:
+                for offset, (have, want) in enumerate(zip(lines[index : index + len(bare)], wanted, strict=True)):
+                    if have != want:
+                        return f"line {index + offset + 1} differs in whitespace only: it is {_quoted(have)}, not {_quoted(want)}"
+                return f"lines {index + 1} to {index + len(bare)} are like it but for blank lines around them"
+    at = text.lower().find(part.lower())
+    if at != -1:
+        return f"line {text.count(chr(10), 0, at) + 1} has it in other upper and lower case"
+    near = nearest(max(bare, key=len), dict.fromkeys(filter(None, stripped[:2_000])), 1, cutoff=0.6)
+    if near:
+        index = stripped.index(near[0])
+        return f"the nearest line is {index + 1}: {_quoted(lines[index])}"
+    return "nothing in the file is like it"
+
+
+def _quoted(line: str) -> str:
+    return excerpt(readable(line), 200)

@@ -1,0 +1,142 @@
+"""An HTTP client whose every connection is let through by the one check of hosts and addresses, and dialled as checked."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Any
+
+import httpcore2
+import httpx2
+
+from handrail.contract.errors import ToolError
+from handrail.contract.text.hosts import read_host
+from handrail.sandbox.network.egress import Egress
+
+CONNECT_S = 30.0
+IDLE_S = 4.0
+"""How long a connection is kept for the next request; servers commonly keep theirs for five seconds."""
+MOST_CONNECTIONS = 512
+
+
+class _Stream(httpcore2.AsyncNetworkStream):
+    """Over asyncio's own streams. What httpcore asks of it, and nothing else."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        try:
+            async with asyncio.timeout(timeout):
+                return await self._reader.read(max_bytes)
+        except TimeoutError as error:
+            raise httpcore2.ReadTimeout(str(error)) from error
+        except OSError as error:
+            raise httpcore2.ReadError(error.strerror or str(error)) from error
+
+    async def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        if not buffer:
+            return
+        try:
+            async with asyncio.timeout(timeout):
+                self._writer.write(buffer)
+                await self._writer.drain()
+        except TimeoutError as error:
+            raise httpcore2.WriteTimeout(str(error)) from error
+        except OSError as error:
+            raise httpcore2.WriteError(error.strerror or str(error)) from error
+
+    async def aclose(self) -> None:
+        self._writer.close()
+        with contextlib.suppress(OSError, TimeoutError):
+            async with asyncio.timeout(1):
+                await self._writer.wait_closed()
+
+    async def start_tls(
+        self,
+        ssl_context: ssl.SSLContext,
+        server_hostname: str | None = None,
+        timeout: float | None = None,
+    ) -> httpcore2.AsyncNetworkStream:
+        try:
+            async with asyncio.timeout(timeout):
+                await self._writer.start_tls(ssl_context, server_hostname=server_hostname)
+        except ssl.SSLCertVerificationError as error:
+            await self.aclose()
+            raise httpcore2.ConnectError(f"its certificate cannot be trusted: {error.verify_message}") from error
+        except (OSError, TimeoutError) as error:
+            await self.aclose()
+            raise httpcore2.ConnectError(str(error) or "no answer") from error
+        return self
+
+    def get_extra_info(self, info: str) -> Any:
+        if info == "ssl_object":
+            return self._writer.get_extra_info("ssl_object")
+        if info == "is_readable":
+            return self._reader.at_eof() or self._writer.is_closing()
+        return None
+
+
+class _Backend(httpcore2.AsyncNetworkBackend):
+    def __init__(self, egress: Egress) -> None:
+        self._egress = egress
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[Any] | None = None,
+    ) -> httpcore2.AsyncNetworkStream:
+        try:
+            async with asyncio.timeout(timeout):
+                named = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+                connection = await self._egress.dial(await self._egress.way(read_host(named)))
+                try:
+                    return _Stream(*await asyncio.open_connection(sock=connection))
+                except BaseException:
+                    connection.close()
+                    raise
+        except (ToolError, ValueError) as error:
+            raise httpcore2.ConnectError(str(error)) from error
+        except TimeoutError as error:
+            raise httpcore2.ConnectTimeout(f"{host} does not answer") from error
+        except OSError as error:
+            raise httpcore2.ConnectError(error.strerror or str(error)) from error
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+
+class _Transport(httpx2.AsyncHTTPTransport):
+    def __init__(self, egress: Egress, trust: ssl.SSLContext) -> None:
+        super().__init__(verify=trust, trust_env=False)
+        self._pool = httpcore2.AsyncConnectionPool(  # the one way to give it a backend
+            ssl_context=trust,
+            max_connections=MOST_CONNECTIONS,
+            max_keepalive_connections=16,
+            keepalive_expiry=IDLE_S,
+            network_backend=_Backend(egress),
+        )
+
+
+@lru_cache(maxsize=1)
+def _system_trust() -> ssl.SSLContext:
+    return ssl.create_default_context()
+
+
+def client(egress: Egress, auth: httpx2.Auth | None = None, trust: ssl.SSLContext | None = None) -> httpx2.AsyncClient:
+    """For one server. It follows no redirects, takes no proxy from the environment, keeps no cookies of others, and waits
+    for an answer as long as its caller does."""
+    return httpx2.AsyncClient(
+        transport=_Transport(egress, trust or _system_trust()),
+        auth=auth,
+        timeout=httpx2.Timeout(None, connect=CONNECT_S),
+        trust_env=False,
+        follow_redirects=False,
+    )

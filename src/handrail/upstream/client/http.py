@@ -1,0 +1,390 @@
+"""A server reached over streamable HTTP: each request is a POST of its own, answered at once or as a stream of events.
+
+A stream that breaks off is taken up again where the server said how. What a server sends on the stream of a request
+belongs to that request. A slow answer is waited for; only its caller gives it up.
+
+Source: https://modelcontextprotocol.io/specification/2025-11-25/basic/transports#streamable-http
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import orjson
+
+from handrail.contract.tool.requires import CapabilitySet
+from handrail.sandbox.network.egress import Egress, Gate
+from handrail.upstream.client import dialling
+from handrail.upstream.client.channel import (
+    MAX_MESSAGE_BYTES,
+    Channel,
+    Ears,
+    Lost,
+    Message,
+    RpcError,
+    TooLong,
+)
+from handrail.upstream.client.stdio import messages_in
+from handrail.upstream.definition import ServerDefinition
+from handrail.upstream.oauth import NeedsSignIn, Prompt, SignIn
+
+_SESSION, _VERSION, _EVENT = "mcp-session-id", "mcp-protocol-version", "last-event-id"
+_SAFE = re.compile(r"[\x21-\x7E](?:[\x20-\x7E]*[\x21-\x7E])?\Z")
+_WRAPPED = re.compile(r"=\?base64\?.*\?=\Z")
+_ABANDON_S = 5.0
+_AGAIN_S = 1.0
+_SHORTEST_PAUSE_S = 0.05
+_LONGEST_PAUSE_S = 60.0
+MOST_RESUMED = 5
+"""How often in a row a stream that gave nothing is taken up again."""
+_SAID = 4096
+
+
+def http_channel(
+    definition: ServerDefinition,
+    capabilities: CapabilitySet,
+    gate: Gate,
+    state: Path,
+    prompt: Prompt | None = None,
+    learn: Callable[[str], None] = lambda value: None,
+) -> Channel:
+    """What carries the messages of one connection to a server with a url.
+
+    :param capabilities: where Handrail may dial for it
+    :param gate: what rules say of those hosts
+    :param state: the root of all state, where what it was signed in with is kept
+    :param prompt: brings a person to an address and back; None where nobody is there
+    :param learn: told the tokens that it is signed in with
+    """
+    egress = Egress(capabilities, gate)
+    auth = None
+    if not any(name.lower() == "authorization" for name in definition.headers):
+        auth = SignIn(definition, state, prompt, learn)
+    if definition.transport == "sse":
+        from handrail.upstream.client.sse import SseChannel
+
+        return SseChannel(definition, lambda: dialling.client(egress, auth))
+    return HttpChannel(definition, lambda: dialling.client(egress, auth))
+
+
+class HttpChannel:
+    """Implements :class:`~handrail.upstream.client.channel.Channel`."""
+
+    def __init__(
+        self,
+        definition: ServerDefinition,
+        client: Callable[[], httpx2.AsyncClient],
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        """
+        :param sleep: waits so many seconds before a stream is taken up again
+        """
+        self._sleep = sleep
+        self._url = definition.url
+        self._fields = dict(definition.headers)
+        self._make = client
+        self._client: httpx2.AsyncClient | None = None
+        self._ears: Ears | None = None
+        self._posts: dict[int, asyncio.Task[None]] = {}
+        self._listener: asyncio.Task[None] | None = None
+        self._session = ""
+        self._protocol = ""
+        self._modern = False
+
+    async def open(self, ears: Ears) -> None:
+        self._client, self._ears = self._make(), ears
+
+    async def send(self, message: Message, headers: Mapping[str, str] | None = None) -> None:
+        if self._client is None:
+            raise Lost("the connection was closed", unsent=True)
+        number = message.get("id") if "method" in message else None
+        if isinstance(number, int):
+            task = asyncio.create_task(self._asked(number, message, headers), name="mcp: a request over HTTP")
+            self._posts[number] = task
+            task.add_done_callback(lambda _: self._posts.pop(number, None))
+            return
+        if self._modern and message.get("method") == "notifications/cancelled":
+            return
+        await self._noted(message)
+        if message.get("method") == "notifications/initialized" and self._session:
+            self._listener = asyncio.create_task(self._listen(), name="mcp: listens over HTTP")
+
+    def abandon(self, request: int) -> bool:
+        task = self._posts.get(request)
+        if task is not None and self._modern:
+            task.cancel()  # closing its stream tells the server
+            return True
+        if task is not None:
+            asyncio.get_running_loop().call_later(_ABANDON_S, task.cancel)
+        return self._modern
+
+    def watched(self) -> AbstractAsyncContextManager[None]:
+        return contextlib.nullcontext()  # it is elsewhere
+
+    def settled(self, protocol: str, *, modern: bool) -> None:
+        self._protocol, self._modern = protocol, modern
+
+    async def aclose(self) -> None:
+        client, self._client = self._client, None
+        tasks = [*self._posts.values(), *([self._listener] if self._listener is not None else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if client is None:
+            return
+        if self._session:
+            with contextlib.suppress(Exception):
+                async with asyncio.timeout(1):
+                    await client.delete(self._url, headers=self._head())
+        with contextlib.suppress(Exception):
+            await client.aclose()
+
+    def _head(self, headers: Mapping[str, str] | None = None, accept: str = "") -> dict[str, str]:
+        """The fields of a request. Nothing is compressed: it could grow without bound."""
+        found = {
+            **self._fields,
+            "accept": accept or "application/json, text/event-stream",
+            "accept-encoding": "identity",
+            "content-type": "application/json",
+        }
+        if self._session:
+            found[_SESSION] = self._session
+        if self._protocol:
+            found[_VERSION] = self._protocol
+        return found | {name: in_a_field(value) for name, value in (headers or {}).items()}
+
+    async def _noted(self, message: Message) -> None:
+        """A notification, or an answer to the server. What becomes of it is not told."""
+        assert self._client is not None
+        try:
+            async with self._client.stream(
+                "POST", self._url, content=orjson.dumps(message), headers=self._head()
+            ) as response:
+                if response.status_code == 404 and self._session:
+                    self._forgotten()
+        except (httpx2.HTTPError, NeedsSignIn) as error:
+            raise Lost(said_of(error)) from None
+
+    async def _asked(self, number: int, message: Message, headers: Mapping[str, str] | None) -> None:
+        """One request, up to its answer."""
+        assert self._client is not None and self._ears is not None
+        ears, begins = self._ears, message["method"] == "initialize"
+        try:
+            url = self._url
+            for _ in range(3):
+                async with self._client.stream(
+                    "POST", url, content=orjson.dumps(message), headers=self._head(headers)
+                ) as response:
+                    onward = within_origin(response)
+                    if onward is not None:
+                        url = onward
+                        continue
+                    if begins and (session := response.headers.get(_SESSION)):
+                        self._session = session
+                    await self._answered(number, response)
+                    return
+            ears.failed(number, RpcError(-32600, "it redirects in a circle"))
+        except NeedsSignIn as error:
+            ears.failed(number, Lost(str(error), unsent=True))
+        except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
+            why = Lost(said_of(error), unsent=True)
+            ears.failed(number, why)
+            ears.lost(why)
+        except httpx2.HTTPError as error:
+            ears.failed(number, Lost(said_of(error)))
+        except Exception as error:  # an authorization server that answers nonsense, for one
+            ears.failed(number, Lost(f"{type(error).__name__}: {str(error)[:300]}", unsent=True))
+
+    async def _answered(self, number: int, response: httpx2.Response) -> None:
+        assert self._ears is not None
+        ears, status = self._ears, response.status_code
+        kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if response.headers.get("content-encoding", "identity").lower() != "identity":
+            ears.failed(number, RpcError(-32600, "it answers in a coding that was not asked for"))
+        elif status == 404 and self._session:
+            ears.failed(number, Lost("it has forgotten the session", forgotten=True))
+            self._forgotten()
+        elif status >= 300 or status == 202:
+            ears.failed(number, await _refused(response, kind))
+        elif kind == "text/event-stream":
+            await self._streamed(number, response)
+        elif kind == "application/json":
+            for message in messages_in(await body_of(response, ears, number)):
+                if message is not None:
+                    ears.heard({**message, "id": number} if "method" not in message else message, number)
+            ears.failed(number, Lost("it answered something that is no answer"))  # of no effect where it was one
+        else:
+            ears.failed(number, RpcError(-32600, f"it answered {kind[:80] or 'nothing that says what it is'}"))
+
+    def _forgotten(self) -> None:
+        assert self._ears is not None
+        self._ears.lost(Lost("it has forgotten the session", forgotten=True))
+
+    async def _streamed(self, number: int, response: httpx2.Response) -> None:
+        """Events up to the answer; taken up again where it breaks off before."""
+        assert self._client is not None and self._ears is not None
+        ears = self._ears
+        place = _Place()
+        done = await self._events(response, place, number)
+        fruitless = 0
+        while not done:
+            if not place.last or fruitless >= MOST_RESUMED:
+                ears.failed(number, Lost("its stream ended before the answer"))
+                return
+            await self._sleep(place.pause_s)
+            before = place.last
+            head = {**self._head(accept="text/event-stream"), _EVENT: place.last}
+            try:
+                async with self._client.stream("GET", self._url, headers=head) as again:
+                    if again.status_code != 200:
+                        ears.failed(
+                            number,
+                            Lost(
+                                f"its stream ended before the answer, and was not taken up again ({again.status_code})"
+                            ),
+                        )
+                        return
+                    done = await self._events(again, place, number)
+            except httpx2.ConnectError:
+                pass
+            fruitless = 0 if place.last != before else fruitless + 1
+
+    async def _events(self, response: httpx2.Response, place: _Place, number: int | None) -> bool:
+        """Whether the answer to ``number`` was among them."""
+        assert self._ears is not None
+        try:
+            async for event in httpx2.EventSource(response, max_event_size=MAX_MESSAGE_BYTES):
+                place.seen(event)
+                if event.event not in ("message", "") or not event.data:
+                    continue
+                for message in messages_in(event.data.encode("utf-8", "surrogatepass")):
+                    if message is None:
+                        if number is not None:
+                            self._ears.failed(number, Lost("it answered something that is no JSON"))
+                        continue
+                    is_answer = number is not None and "method" not in message
+                    self._ears.heard({**message, "id": number} if is_answer else message, number)
+                    if is_answer:
+                        return True
+        except httpx2.SSEError:
+            self._ears.failed(
+                number,
+                TooLong(f"its answer is longer than {MAX_MESSAGE_BYTES // 2**20} MiB; ask it for less at a time"),
+            )
+            return True
+        except httpx2.HTTPError:
+            pass  # it broke off
+        return False
+
+    async def _listen(self) -> None:
+        """What the server says outside of any request, for as long as it offers that."""
+        assert self._client is not None and self._ears is not None
+        place, failures = _Place(), 0
+        while True:
+            head = self._head(accept="text/event-stream")
+            if place.last:
+                head[_EVENT] = place.last
+            try:
+                async with self._client.stream("GET", self._url, headers=head) as response:
+                    if response.status_code == 404:
+                        self._forgotten()
+                        return
+                    if response.status_code != 200:
+                        return
+                    failures = 0
+                    await self._events(response, place, None)
+            except NeedsSignIn:
+                return
+            except httpx2.HTTPError as error:
+                failures += 1
+                if failures > 2:
+                    self._ears.lost(Lost(said_of(error)))
+                    return
+            await self._sleep(place.pause_s)
+
+
+class _Place:
+    """How far a stream was read, and when it may be taken up again."""
+
+    def __init__(self) -> None:
+        self.last = ""
+        self.pause_s = _AGAIN_S
+
+    def seen(self, event: httpx2.ServerSentEvent) -> None:
+        if event.id and len(event.id) <= _SAID and _SAFE.match(event.id):
+            self.last = event.id
+        if event.retry is not None:
+            self.pause_s = min(max(event.retry / 1000, _SHORTEST_PAUSE_S), _LONGEST_PAUSE_S)
+
+
+async def body_of(response: httpx2.Response, ears: Ears, number: int) -> bytes:
+    """The whole of a body within bounds; empty where it was longer, and its request has been told."""
+    kept = bytearray()
+    async for piece in response.aiter_raw():
+        kept += piece
+        if len(kept) > MAX_MESSAGE_BYTES:
+            ears.failed(
+                number,
+                TooLong(f"its answer is longer than {MAX_MESSAGE_BYTES // 2**20} MiB; ask it for less at a time"),
+            )
+            return b""
+    return bytes(kept)
+
+
+async def _refused(response: httpx2.Response, kind: str) -> Exception:
+    """What an answer that is none says: the error in it, or its status."""
+    status = response.status_code
+    if status == 202:
+        return RpcError(-32600, "it took a request for a notification (202)")
+    said = b""
+    async for piece in response.aiter_raw():
+        said += piece
+        if len(said) > MAX_MESSAGE_BYTES:
+            break
+    if kind == "application/json":
+        for message in messages_in(said):
+            error: Any = message.get("error") if message is not None else None
+            if isinstance(error, dict) and isinstance(error.get("code"), int):  # pyright: ignore[reportUnknownMemberType]
+                return RpcError(error["code"], str(error.get("message", ""))[:4000], error.get("data"))  # pyright: ignore[reportUnknownArgumentType, reportUnknownMemberType]
+    if status == 401:
+        return Lost("it does not accept what it was sent as authorization (401)", unsent=True)
+    if status == 404:
+        return RpcError(-32601, "there is nothing at its url (404)")
+    if status in (301, 302, 303, 307, 308):
+        return RpcError(-32600, "it redirects elsewhere; if that is meant, configure that url")
+    code = -32603 if status >= 500 else -32600
+    return RpcError(code, f"it answered {status} {response.reason_phrase}".strip())
+
+
+def within_origin(response: httpx2.Response) -> str | None:
+    """Where a redirect leads that keeps the method and stays at the same server; None for anything else."""
+    onward = response.next_request
+    if response.status_code not in (307, 308) or onward is None:
+        return None
+    before, after = response.request.url, onward.url
+    same = (before.scheme, before.host, before.port) == (after.scheme, after.host, after.port)
+    return str(after) if same and not after.userinfo else None
+
+
+def in_a_field(value: str) -> str:
+    """A text as a header field takes it; what one cannot hold is wrapped in base64."""
+    if _SAFE.match(value) and not _WRAPPED.match(value):
+        return value
+    return f"=?base64?{base64.b64encode(value.encode('utf-8', 'surrogatepass')).decode()}?="
+
+
+def said_of(error: Exception) -> str:
+    """What went wrong on the way to a server, in words."""
+    if isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout):
+        return f"it cannot be reached: {str(error)[:300] or 'no answer'}"
+    if isinstance(error, NeedsSignIn):
+        return str(error)
+    return f"the connection broke: {str(error)[:300] or type(error).__name__}"

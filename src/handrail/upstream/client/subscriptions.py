@@ -1,0 +1,206 @@
+"""Which resources of a server somebody wants to hear of, on whatever connection there is.
+
+In the older era each is a request of its own; in the newer one a single stream names everything that is wanted, and is
+opened anew when that changes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from handrail.upstream.client.channel import Lost, RpcError, TooLong
+
+if TYPE_CHECKING:
+    from handrail.upstream.client.conversation import Conversation
+
+MOST_SUBSCRIBED = 1_000
+HEARD_S = 5.0
+"""How long a server may take to say that it tells from now on, before that is taken for granted."""
+LASTING_S = 5.0
+"""A stream that ends sooner counts as a failure."""
+_AGAIN_S = (0.1, 1.0, 5.0, 30.0)
+_UNKNOWN = -32601
+
+
+class Subscriptions:
+    """Of one server."""
+
+    def __init__(self) -> None:
+        self._told: dict[str, list[Callable[[str], None]]] = {}
+        self._conversation: Conversation | None = None
+        self._wanted = asyncio.Event()
+        """What is wanted has changed."""
+        self._listener: asyncio.Task[None] | None = None
+        self._changed: asyncio.Event | None = None
+        self._named: frozenset[str] = frozenset()
+        """What the newer era's stream tells of now."""
+        self._news = asyncio.Event()
+        """Set, and another put in its place, when that is something else, or nothing will be told."""
+        self._deaf = False
+        """The server knows no such stream."""
+
+    def begin(self, conversation: Conversation, changed: asyncio.Event) -> None:
+        """A connection is there. Called by its owner.
+
+        :param changed: set where a stream that would have told of changes was not there for a while
+        """
+        self._conversation, self._changed, self._deaf = conversation, changed, False
+        work = self._listen(conversation) if conversation.era == "modern" else self._subscribe_again(conversation)
+        self._listener = asyncio.create_task(work, name=f"mcp {conversation.name}: subscriptions")
+        self._listener.add_done_callback(lambda _: self._tells_of(frozenset()))
+
+    async def end(self) -> None:
+        listener, self._listener, self._conversation = self._listener, None, None
+        if listener is not None:
+            listener.cancel()
+            await asyncio.gather(listener, return_exceptions=True)
+
+    def updated(self, uri: str) -> None:
+        """The server says that a resource has changed; it may be a part of one that is subscribed to."""
+        for wanted, told in tuple(self._told.items()):
+            if uri == wanted or uri.startswith(wanted.rstrip("/") + "/"):
+                for tell in tuple(told):
+                    tell(uri)
+
+    async def add(self, uri: str, told: Callable[[str], None]) -> None:
+        """
+        :raises RpcError: where the server does not want to
+        :raises Lost: when the connection ends meanwhile
+        """
+        if len(self._told) >= MOST_SUBSCRIBED and uri not in self._told:
+            raise RpcError(-32600, f"at most {MOST_SUBSCRIBED} resources of a server are subscribed to")
+        first = uri not in self._told
+        self._told.setdefault(uri, []).append(told)  # first: it may tell before it has answered
+        if not first:
+            return
+        self._wanted.set()
+        if self._conversation is not None and self._conversation.era == "legacy":
+            try:
+                await self._conversation.request("resources/subscribe", {"uri": uri})
+            except BaseException:
+                self._forget(uri, told)
+                raise
+        elif self._conversation is not None:
+            try:
+                await self._until_told_of(uri)
+            except BaseException:
+                self._forget(uri, told)
+                self._wanted.set()
+                raise
+
+    async def remove(self, uri: str, told: Callable[[str], None]) -> None:
+        """Never raises: where the server cannot be told, it tells nobody."""
+        if not self._forget(uri, told):
+            return
+        self._wanted.set()
+        if self._conversation is not None and self._conversation.era == "legacy":
+            with contextlib.suppress(RpcError, Lost, TooLong):
+                await self._conversation.request("resources/unsubscribe", {"uri": uri})
+
+    def _forget(self, uri: str, told: Callable[[str], None]) -> bool:
+        """Whether nobody wants to hear of it any more."""
+        here = self._told.get(uri)
+        if here is None or told not in here:
+            return False
+        here.remove(told)
+        if here:
+            return False
+        del self._told[uri]
+        return True
+
+    async def _subscribe_again(self, conversation: Conversation) -> None:
+        for uri in tuple(self._told):
+            with contextlib.suppress(RpcError, Lost, TooLong):
+                await conversation.request("resources/subscribe", {"uri": uri})
+
+    def _tells_of(self, named: frozenset[str]) -> None:
+        self._named = named
+        self._news.set()
+        self._news = asyncio.Event()
+
+    async def _until_told_of(self, uri: str) -> None:
+        """What changes after this is told. A server that does not say so in time is believed to tell all the same.
+
+        :raises RpcError: where it knows nothing of this
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(HEARD_S):
+                while uri not in self._named and self._listener is not None and not self._listener.done():
+                    await self._news.wait()
+        if self._deaf:
+            raise RpcError(_UNKNOWN, "it does not tell when a resource changes")
+
+    async def _listen(self, conversation: Conversation) -> None:
+        """Keep the newer era's stream, with what is wanted now. A next one is heard before the last one is let go."""
+        failures = 0
+        streams: list[asyncio.Future[Any]] = []
+        try:
+            while True:
+                self._wanted.clear()
+                asks, named = self._filter(conversation), frozenset(self._told)
+                if not asks:
+                    await _let_go(streams)
+                    self._tells_of(named)
+                    await self._wanted.wait()
+                    continue
+                began, heard = asyncio.get_running_loop().time(), asyncio.Event()
+                request = conversation.request("subscriptions/listen", {"notifications": asks}, heard=heard)
+                streams.append(stream := asyncio.ensure_future(request))
+                await _first_of(stream, heard, HEARD_S)
+                await _let_go(streams, stream)
+                if not stream.done():
+                    self._tells_of(named)
+                    await _first_of(stream, self._wanted)
+                    if not stream.done():
+                        continue
+                streams.clear()
+                try:
+                    stream.result()
+                except RpcError as error:
+                    if error.code == _UNKNOWN:
+                        self._deaf = True
+                        return
+                except (Lost, TooLong):
+                    return
+                lasted = asyncio.get_running_loop().time() - began
+                failures = 0 if lasted >= LASTING_S else failures + 1
+                await asyncio.sleep(_AGAIN_S[min(failures, len(_AGAIN_S) - 1)])
+                if self._changed is not None:
+                    self._changed.set()  # whatever changed while nobody listened
+        finally:
+            await _let_go(streams)
+
+    def _filter(self, conversation: Conversation) -> dict[str, Any]:
+        offered: dict[str, Any] = {}
+        for capability, key in (
+            ("tools", "toolsListChanged"),
+            ("prompts", "promptsListChanged"),
+            ("resources", "resourcesListChanged"),
+        ):
+            said = conversation.capabilities.get(capability)
+            if isinstance(said, dict) and said.get("listChanged") is True:  # pyright: ignore[reportUnknownMemberType]
+                offered[key] = True
+        if self._told:
+            offered["resourceSubscriptions"] = sorted(self._told)
+        return offered
+
+
+async def _first_of(stream: asyncio.Future[Any], event: asyncio.Event, timeout_s: float | None = None) -> None:
+    """Until a stream ends or something happens, or for so long."""
+    happened = asyncio.ensure_future(event.wait())
+    try:
+        await asyncio.wait((stream, happened), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        happened.cancel()
+
+
+async def _let_go(streams: list[asyncio.Future[Any]], but: asyncio.Future[Any] | None = None) -> None:
+    """End them, all but one."""
+    ended = [stream for stream in streams if stream is not but]
+    for stream in ended:
+        stream.cancel()
+        streams.remove(stream)
+    await asyncio.gather(*ended, return_exceptions=True)

@@ -1,0 +1,340 @@
+"""Signing in at a server that asks for it: the SDK's OAuth client, what it holds kept in the state root, mode 0600.
+
+A token is added to each request without waiting for anybody. A 401 is answered by refreshing the token once, else by
+signing in where a person can, and then the request is tried once more. No token is ever logged or shown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+from urllib.parse import parse_qs, urlsplit
+
+import httpx2
+
+from handrail.contract.errors import StartError
+from handrail.store import private
+from handrail.upstream.definition import Oauth, ServerDefinition
+
+if TYPE_CHECKING:
+    from mcp.client.auth import AuthorizationCodeResult, OAuthClientProvider
+    from mcp.shared.auth import OAuthClientInformationFull, OAuthMetadata, OAuthToken
+
+_MAX_BYTES = 1024 * 1024
+_SECRET = ("access_token", "refresh_token", "id_token", "client_secret", "registration_access_token")
+_LEAST_SECRET = 8
+"""Characters. What is shorter stands in ordinary text, which a server could have hidden by naming it so."""
+
+
+class NeedsSignIn(Exception):
+    """The server asks for a sign-in that is not to be had now; the text says how to get one."""
+
+
+class Prompt:
+    """How a person signs in.
+
+    :param redirect: where the authorization server sends the person back to
+    :param visit: brings them to an address, and gives the whole address that they came back to
+    """
+
+    def __init__(self, redirect: str, visit: Callable[[str], Awaitable[str]]) -> None:
+        self.redirect = redirect
+        self.visit = visit
+
+
+class Tokens:
+    """What one server was signed in with: the client it knows, and the token. A file of this user's.
+
+    Implements the SDK's ``TokenStorage``.
+
+    :param learn: told every value that nobody may be shown, before it is sent anywhere
+    """
+
+    def __init__(
+        self, definition: ServerDefinition, state: Path, learn: Callable[[str], None] = lambda value: None
+    ) -> None:
+        self._learn = learn
+        key = hashlib.sha256(f"{definition.name}\0{definition.url.partition('?')[0]}".encode()).hexdigest()[:24]
+        self._path = state / "mcp" / "tokens" / f"{key}.json"
+        self._held: dict[str, Any] | None = None
+
+    @property
+    def access(self) -> str:
+        """The token as it is sent; empty without one."""
+        token: Any = self._all().get("tokens")
+        found = cast("dict[str, Any]", token).get("access_token") if isinstance(token, dict) else None
+        return found if isinstance(found, str) else ""
+
+    def forget(self) -> bool:
+        """Whether there was anything."""
+        self._held = {}
+        try:
+            self._path.unlink()
+        except OSError:
+            return False
+        return True
+
+    async def get_tokens(self) -> OAuthToken | None:
+        from mcp.shared.auth import OAuthToken
+
+        found = self._all().get("tokens")
+        return None if found is None else OAuthToken.model_validate(found)
+
+    async def set_tokens(self, tokens: OAuthToken) -> None:
+        self._held = {key: value for key, value in self._all().items() if key != "giver"}
+        said = tokens.model_dump(mode="json", exclude_none=True)
+        self._tell(said)
+        self._write("tokens", said)
+
+    @property
+    def giver(self) -> dict[str, Any] | None:
+        """The authorization server that gave the token, in its own words; empty where it says nothing of itself, None
+        where it is not known which that was."""
+        found: Any = self._all().get("giver")
+        return cast("dict[str, Any]", found) if isinstance(found, dict) else None
+
+    def given_by(self, metadata: OAuthMetadata | None) -> None:
+        """
+        :param metadata: None for the server itself, by the places that need no metadata
+        """
+        self._write("giver", {} if metadata is None else metadata.model_dump(mode="json", exclude_none=True))
+
+    async def get_client_info(self) -> OAuthClientInformationFull | None:
+        from mcp.shared.auth import OAuthClientInformationFull
+
+        found = self._all().get("client")
+        return None if found is None else OAuthClientInformationFull.model_validate(found)
+
+    async def set_client_info(self, client_info: OAuthClientInformationFull) -> None:
+        said = client_info.model_dump(mode="json", exclude_none=True)
+        self._tell(said)
+        self._write("client", said)
+
+    def _tell(self, said: object) -> None:
+        """Whoever hides secrets of what is one in this."""
+        members = cast("dict[str, object]", said) if isinstance(said, dict) else {}
+        for key in _SECRET:
+            if isinstance(value := members.get(key), str) and len(value) >= _LEAST_SECRET:
+                self._learn(value)
+
+    def _all(self) -> dict[str, Any]:
+        if self._held is None:
+            content = private.read(self._path, _MAX_BYTES)
+            try:
+                read: Any = json.loads(content) if content is not None else {}
+            except (ValueError, RecursionError):
+                read = {}
+            self._held = cast("dict[str, Any]", read) if isinstance(read, dict) else {}
+            self._tell(self._held.get("tokens"))
+            self._tell(self._held.get("client"))
+        return self._held
+
+    def _write(self, key: str, value: dict[str, Any]) -> None:
+        self._held = {**self._all(), key: value}
+        with contextlib.suppress(OSError, StartError):  # it holds for as long as this process does
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            private.write(self._path, json.dumps(self._held).encode())
+
+
+class SignIn(httpx2.Auth):
+    """For one server. The SDK is not imported before a server asks for it."""
+
+    def __init__(
+        self,
+        definition: ServerDefinition,
+        state: Path,
+        prompt: Prompt | None = None,
+        learn: Callable[[str], None] = lambda value: None,
+    ) -> None:
+        self._definition = definition
+        self._tokens = Tokens(definition, state, learn)
+        self._prompt = prompt
+        self._turn = asyncio.Lock()
+        self._provider: OAuthClientProvider | None = None
+
+    async def async_auth_flow(self, request: httpx2.Request) -> AsyncGenerator[httpx2.Request, httpx2.Response]:
+        sent = self._tokens.access
+        _carry(request, sent)
+        response = yield request
+        tried = 0
+        while _asks_for_more(response) and tried < 2:
+            tried += 1
+            async with self._turn:
+                if self._tokens.access == sent or not self._tokens.access:
+                    await response.aread()
+                    flow = self._flow(request, refreshing=tried == 1 and response.status_code == 401)
+                    try:
+                        to_send, told = await anext(flow), False
+                        while to_send is not request or not (told or self._tokens.access != sent):
+                            if to_send is request:
+                                answer, told = response, True  # it has been answered already
+                            else:
+                                answer = yield to_send
+                                await answer.aread()
+                            to_send = await flow.asend(answer)
+                    except StopAsyncIteration:
+                        return
+                    finally:
+                        await flow.aclose()
+            sent = self._tokens.access
+            _carry(request, sent)
+            response = yield request
+
+    async def _flow(
+        self, request: httpx2.Request, *, refreshing: bool
+    ) -> AsyncGenerator[httpx2.Request, httpx2.Response]:
+        """The SDK's own flow, from the point where the server has said 401."""
+        provider = self._provider
+        if provider is None:
+            provider = self._provider = await asyncio.to_thread(self._made)
+        if refreshing:
+            with contextlib.suppress(ValueError):
+                await self._to_be_refreshed(provider)
+        before = self._tokens.access
+        flow = provider.async_auth_flow(request)
+        try:
+            answer: httpx2.Response | None = None
+            while True:
+                to_send = await (anext(flow) if answer is None else flow.asend(answer))
+                answer = yield to_send
+        except StopAsyncIteration:
+            return
+        except NeedsSignIn:
+            raise
+        except Exception as error:
+            raise NeedsSignIn(f"signing in failed: {str(error)[:300]}") from None
+        finally:
+            await flow.aclose()  # it holds a lock until then
+            if self._tokens.access != before:
+                self._tokens.given_by(provider.context.oauth_metadata)
+
+    async def _to_be_refreshed(self, provider: OAuthClientProvider) -> None:
+        """Have the provider refresh the token, at the server that gave it: nobody else is shown what refreshes it.
+
+        :raises ValueError: where what is kept is none
+        """
+        from mcp.client.auth.utils import issuers_match
+        from mcp.shared.auth import OAuthMetadata
+
+        giver, trusted = self._tokens.giver, self._definition.oauth.issuer
+        if giver is None or (trusted and not issuers_match(str(giver.get("issuer", "")), trusted)):
+            return
+        provider.context.oauth_metadata = OAuthMetadata.model_validate(giver) if giver else None
+        provider.context.current_tokens = await self._tokens.get_tokens()
+        provider.context.client_info = await self._tokens.get_client_info() or provider.context.client_info
+        provider.context.token_expiry_time = 1.0  # it was refused, whatever its time says
+
+    def _made(self) -> OAuthClientProvider:
+        """The SDK's provider for the way to sign in that the operator has set. Loads the SDK: call it in a thread."""
+        said = self._definition.oauth
+        if said.grant == "identity_assertion":
+            return self._by_identity(said)
+        if said.private_key or said.grant == "client_credentials":
+            return self._by_credentials(said)
+        return self._by_person(said)
+
+    def _by_identity(self, said: Oauth) -> OAuthClientProvider:
+        """By the assertion of an identity provider that both trust."""
+        from handrail.upstream.flows import IdentityAssertion
+
+        return IdentityAssertion(
+            self._definition.url,
+            self._tokens,
+            client_id=said.client_id,
+            client_secret=said.client_secret,
+            id_token=said.identity_token,
+            identity_client_id=said.identity_client_id,
+            exchange=said.identity_exchange,
+            issuer=said.issuer,
+            scopes=said.scopes,
+        )
+
+    def _by_credentials(self, said: Oauth) -> OAuthClientProvider:
+        """By the client's own credentials: a key that signs an assertion, or a shared secret."""
+        from mcp.client.auth.extensions.client_credentials import (
+            ClientCredentialsOAuthProvider,
+            PrivateKeyJWTOAuthProvider,
+            SignedJWTParameters,
+        )
+
+        url, scope, issuer = self._definition.url, " ".join(said.scopes) or None, said.issuer or None
+        if not said.private_key:
+            return ClientCredentialsOAuthProvider(
+                url, self._tokens, said.client_id, said.client_secret, scope=scope, issuer=issuer
+            )
+        signed = SignedJWTParameters(
+            issuer=said.client_id,
+            subject=said.client_id,
+            signing_algorithm=said.signing_algorithm,
+            signing_key=said.private_key,
+        )
+        prove = signed.create_assertion_provider()
+        return PrivateKeyJWTOAuthProvider(url, self._tokens, said.client_id, prove, scope=scope, issuer=issuer)
+
+    def _by_person(self, said: Oauth) -> OAuthClientProvider:
+        """By a person with a browser."""
+        from mcp.shared.auth import OAuthClientInformationFull, OAuthClientMetadata
+
+        from handrail.upstream.flows import PersonSignsIn
+
+        redirect = self._prompt.redirect if self._prompt is not None else "http://127.0.0.1:0/callback"
+        metadata = OAuthClientMetadata.model_validate(
+            {
+                "client_name": "Handrail",
+                "redirect_uris": [redirect],
+                "grant_types": ["authorization_code", "refresh_token"],
+                "response_types": ["code"],
+                "scope": " ".join(said.scopes) or None,
+            }
+        )
+        back: list[AuthorizationCodeResult] = []
+
+        async def visit(address: str) -> None:
+            if self._prompt is None:
+                raise NeedsSignIn(
+                    f"it asks for a sign-in, and nobody is there to do it; do it once: handrail mcp login {self._definition.name}"
+                )
+            back[:] = [_came_back(await self._prompt.visit(address))]
+
+        async def returned() -> AuthorizationCodeResult:
+            return back[0]
+
+        known: OAuthClientInformationFull | None = None
+        if said.client_id:
+            known = OAuthClientInformationFull.model_validate(
+                {
+                    **metadata.model_dump(mode="json", exclude_none=True),
+                    "client_id": said.client_id,
+                    "client_secret": said.client_secret or None,
+                    "token_endpoint_auth_method": "client_secret_basic" if said.client_secret else "none",
+                }
+            )
+        at = said.client_metadata_url or None
+        provider = PersonSignsIn(self._definition.url, metadata, self._tokens, visit, returned, client_metadata_url=at)
+        provider.known, provider.trusted = known, said.issuer
+        return provider
+
+
+def _came_back(address: str) -> AuthorizationCodeResult:
+    from mcp.client.auth import AuthorizationCodeResult
+
+    said = {key: values[0] for key, values in parse_qs(urlsplit(address).query).items()}
+    if "error" in said:
+        raise NeedsSignIn(f"the sign-in was refused: {said.get('error_description', said['error'])[:300]}")
+    return AuthorizationCodeResult.model_validate({key: said.get(key) for key in ("code", "state", "iss")})
+
+
+def _carry(request: httpx2.Request, token: str) -> None:
+    if token:
+        request.headers["authorization"] = f"Bearer {token}"
+
+
+def _asks_for_more(response: httpx2.Response) -> bool:
+    if response.status_code == 401:
+        return True
+    return response.status_code == 403 and "insufficient_scope" in response.headers.get("www-authenticate", "")

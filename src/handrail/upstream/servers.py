@@ -1,0 +1,283 @@
+"""The upstream MCP servers of one workspace, connected in the process that holds it.
+
+Four grants, each by itself: a person installs (``handrail mcp install``), configures or enables, names the hosts and
+folders, and approves what the tools say of themselves; that a call runs is then a matter of the rules.
+
+What only servers need is loaded with the first of them: most calls are made where none is configured.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Awaitable, Callable, Iterable
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from handrail.config import Configuration
+from handrail.contract.errors import UsageError
+from handrail.contract.sandbox import Process, Profile, Program, Sandbox
+from handrail.contract.text.hosts import bracketed, read_url
+from handrail.contract.tool.requires import CapabilitySet, Layer, Variables, expand
+from handrail.policy.hidden import hidden as hides
+from handrail.policy.rules.matching import Ranking
+from handrail.policy.rules.rules import Rule, RuleBook
+from handrail.registry.sources.source import Source
+from handrail.runtime.secrets import SecretStore
+from handrail.store.folders import Folders
+from handrail.upstream.configured.configured import configured, is_beneath
+
+if TYPE_CHECKING:
+    from handrail.sandbox.network.egress import Gate
+    from handrail.upstream.client.channel import Channel
+    from handrail.upstream.definition import ServerDefinition
+    from handrail.upstream.oauth import Prompt
+    from handrail.upstream.owner import Upstream
+    from handrail.upstream.source import McpSource
+
+FIRST_LOOK_S = 1.0
+"""How long after the start a server by url that nobody knows is looked at: what speaks to it is slow to load."""
+
+
+def listed_sources(config: Configuration, folders: Folders) -> list[Source]:
+    """The servers for who only looks at tools: what they listed the last time, and nobody connected.
+
+    :raises LoadError: with everything that is wrong with their configuration
+    """
+    names = SecretStore(dict.fromkeys(config.settings.secrets, ""))
+    if not (found := configured(config, names)):
+        return []
+    from handrail.upstream.source import McpSource
+
+    return [McpSource(one, folders.state, str(folders.workspace)) for one in found]
+
+
+class Ground(NamedTuple):
+    """What the servers of one workspace stand on.
+
+    :param rules: the project's, of which those that deny hosts and files hold for servers too
+    :param learn: told every value that may be a secret
+    """
+
+    folders: Folders
+    sandbox: Sandbox
+    variables: Variables
+    ceiling: Layer | None
+    rules: RuleBook
+    learn: Callable[[str], None] = lambda value: None
+
+
+class Upstreams:
+    """The servers of one workspace, in the process that holds it. For one event loop.
+
+    :ivar when_changed: told each source that lists something else than before
+    """
+
+    def __init__(self, ground: Ground, definitions: Iterable[ServerDefinition] = (), *, version: str = "0") -> None:
+        self._ground = ground
+        self._version = version
+        self._sources: dict[str, McpSource] = {}
+        self.when_changed: Callable[[McpSource], Awaitable[object]] = _nobody
+        self._looking: set[asyncio.Task[None]] = set()
+        self._awaited = asyncio.Event()
+        """Somebody waits for the first looks."""
+        self._closed = False
+        for definition in definitions:
+            self.add(definition)
+
+    def add(self, definition: ServerDefinition, prompt: Prompt | None = None) -> McpSource:
+        """One more.
+
+        :param prompt: how a person signs in at it; None where nobody is there
+        :raises UsageError: for a name that there is
+        """
+        if definition.name in self._sources:
+            raise UsageError(f"there is an MCP server {definition.name!r} already; give this one another name")
+        from handrail.upstream.owner import Upstream
+        from handrail.upstream.source import McpSource
+
+        source: McpSource
+
+        async def changed() -> None:
+            if not self._closed:
+                with contextlib.suppress(UsageError):  # the kernel is being closed
+                    await self.when_changed(source)
+
+        ground = self._ground
+        upstream = Upstream(
+            definition,
+            lambda: self._channel(definition, prompt),
+            ground.folders.state,
+            changed,
+            version=self._version,
+        )
+        source = McpSource(definition, ground.folders.state, str(ground.folders.workspace), upstream)
+        self._sources[definition.name] = source
+        return source
+
+    async def remove(self, name: str) -> None:
+        """End one and know it no more."""
+        source = self._sources.pop(name)
+        source.gone = True
+        assert source.upstream is not None
+        await source.upstream.aclose()
+        if not self._closed:
+            with contextlib.suppress(UsageError):
+                await self.when_changed(source)
+
+    @property
+    def learn(self) -> Callable[[str], None]:
+        """Told every value that may be a secret."""
+        return self._ground.learn
+
+    @property
+    def sources(self) -> list[McpSource]:
+        return list(self._sources.values())
+
+    def __getitem__(self, name: str) -> Upstream:
+        """:raises KeyError: when there is none of that name"""
+        upstream = self._sources[name].upstream
+        assert upstream is not None
+        return upstream
+
+    def __iter__(self) -> Iterable[Upstream]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return (source.upstream for source in self.sources if source.upstream is not None)
+
+    def look_at_new(self) -> None:
+        """Connect, in the background, those of which nobody knows what they have; all others wait for their first use.
+
+        Those by url are connected a while later, or once somebody waits for it.
+        """
+        for source in self.sources:
+            upstream = source.upstream
+            if upstream is not None and upstream.listing is None and not source.fault():
+                task = asyncio.create_task(self._first_look(upstream), name=f"mcp {upstream.name}: first look")
+                self._looking.add(task)
+                task.add_done_callback(self._looking.discard)
+
+    async def looked_at(self) -> None:
+        """Wait until every server that nobody knew has been tried once."""
+        self._awaited.set()
+        if self._looking:
+            await asyncio.wait(tuple(self._looking))
+
+    async def aclose(self) -> None:
+        """End all of them at once, whatever goes wrong with some."""
+        self._closed = True
+        for task in tuple(self._looking):
+            task.cancel()
+        upstreams = [source.upstream for source in self.sources if source.upstream is not None]
+        await asyncio.gather(*self._looking, *(one.aclose() for one in upstreams), return_exceptions=True)
+
+    async def _first_look(self, upstream: Upstream) -> None:
+        if upstream.definition.transport != "stdio":
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(FIRST_LOOK_S):
+                    await self._awaited.wait()
+            if upstream.listing is not None:
+                return
+        with contextlib.suppress(Exception):  # why it cannot be reached is told by whoever asks for it
+            if upstream.definition.transport != "stdio":
+                await asyncio.to_thread(import_module, "handrail.upstream.client.http")
+            await upstream.connected()
+
+    def _channel(self, definition: ServerDefinition, prompt: Prompt | None) -> Channel:
+        if definition.transport == "stdio":
+            from handrail.upstream.client.stdio import StdioChannel
+
+            return StdioChannel(
+                lambda: self._started(definition), _unseen(definition, str(self._ground.folders.workspace))
+            )
+        from handrail.upstream.client.http import http_channel
+
+        reach, gate, ground = self._reach(definition), self._gate(definition), self._ground
+        return http_channel(definition, reach, gate, ground.folders.state, prompt, ground.learn)
+
+    def _reach(self, definition: ServerDefinition) -> CapabilitySet:
+        """Where Handrail itself may dial for a server. ``localhost`` is the machine's loopback, as its operator means it."""
+        hosts = list(definition.reached)
+        for address in (read_url(definition.url).host,):
+            if address.name == "localhost":
+                hosts += [f"127.0.0.1:{address.port}", f"{bracketed('::1')}:{address.port}"]
+        return self._set(Layer(f"mcp server {definition.name}", hosts=tuple(hosts)))
+
+    def _set(self, layer: Layer) -> CapabilitySet:
+        ceiling = self._ground.ceiling
+        return CapabilitySet((layer,) if ceiling is None else (layer, ceiling))
+
+    def _gate(self, definition: ServerDefinition) -> Gate:
+        """What the project's rules deny is denied to servers too, whoever calls; to ask about it, there is nobody."""
+        ranking = Ranking((rule for rule in self._ground.rules if _is_about_hosts(rule)), "host")
+
+        def gate(host: str, port: int) -> str | None:
+            used = ranking.winner(f"{host}:{port}")
+            if used is None or used.rule.action != "deny":
+                return None
+            return f"a rule denies {host} to mcp server {definition.name}: {used.rule.text} ({used.rule.source})"
+
+        return gate
+
+    async def _started(self, definition: ServerDefinition) -> Process:
+        """The program of a server, in a sandbox of what the server was granted.
+
+        :raises Lost: where it cannot be started
+        """
+        from handrail.upstream.client.channel import Lost
+        from handrail.upstream.installed import Refused, resolve
+
+        ground = self._ground
+        workspace = str(ground.folders.workspace)
+
+        def found() -> tuple[tuple[str, ...], tuple[str, ...]]:
+            resolved = resolve(definition, ground.folders.state, workspace)
+            resolved.check()
+            return resolved.argv, resolved.folders
+
+        try:
+            argv, folders = await asyncio.to_thread(found)
+        except Refused as refused:
+            raise Lost(str(refused), unsent=True) from None
+        layer = expand(definition.requires, ground.variables, f"mcp server {definition.name}")
+        profile = Profile(
+            workspace,
+            ground.folders.home_of(f"mcp-{definition.name}"),
+            bool(definition.write),
+            readable=tuple(dict.fromkeys((*folders, *map(os.path.realpath, definition.folders)))),
+            hidden=(str(ground.folders.state),),
+            environment=definition.environment,
+            gate=self._gate(definition),
+            denials=hides(ground.rules, workspace),
+        )
+        nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        try:  # a program with a descriptor of its own has no successor made ready for it: it stays up
+            return await ground.sandbox.start(self._set(layer), profile, Program(argv, {3: nothing}))
+        finally:
+            os.close(nothing)
+
+
+def _unseen(definition: ServerDefinition, workspace: str) -> dict[str, str]:
+    """Paths among the arguments of a server that are there, which it will not see, and what to write for each."""
+    table = f"[mcp.servers.{definition.name}]"
+    found: dict[str, str] = {}
+    for path in map(Path, definition.args):
+        if (
+            not path.is_absolute()
+            or not path.exists()
+            or any(is_beneath(path, Path(one)) for one in definition.folders)
+        ):
+            continue
+        if not is_beneath(path, Path(workspace)):
+            found[str(path)] = f"add {str(path.parent)!r} to folders of {table}"
+        elif not definition.read:
+            found[str(path)] = f"read of {table} says what of the workspace it sees, as read = ['.']"
+    return found
+
+
+async def _nobody(_: McpSource) -> None:
+    return None
+
+
+def _is_about_hosts(rule: Rule) -> bool:
+    return rule.scope != "default" and rule.permission in ("net.fetch", "net.*", "*")

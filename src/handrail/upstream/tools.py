@@ -1,0 +1,211 @@
+"""One tool of an upstream server: what the server says of it, made into a spec, and its calls."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+from handrail.contract.doors.peer import NOT_ANSWERED
+from handrail.contract.doors.runtime import Runtime
+from handrail.contract.envelopes import from_content
+from handrail.contract.errors import ToolError
+from handrail.contract.tool.requires import Requires
+from handrail.contract.tool.spec import LockSpec, SideEffect, ToolSpec
+from handrail.contract.tool.tool import Tool
+from handrail.upstream.client.channel import RpcError
+from handrail.upstream.client.conversation import ASKED_BY
+from handrail.upstream.client.tasks import needs_task
+from handrail.upstream.definition import ServerDefinition
+from handrail.upstream.listing import Item
+
+if TYPE_CHECKING:
+    from handrail.upstream.owner import Upstream
+
+_NOT_IN_AN_ID = re.compile(r"[^A-Za-z0-9_-]")
+_HEADER = "x-mcp-header"
+_FIELD_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_MISSING_CAPABILITY = -32021
+
+
+def tool_id(prefix: str, name: str) -> str:
+    """The id of a server's tool: ``<server>_<tool>``, or the tool's own name without a prefix."""
+    own = _NOT_IN_AN_ID.sub("_", name)
+    return f"{prefix}_{own}" if prefix else own
+
+
+def spec_of(item: Item, definition: ServerDefinition, requires: Requires) -> ToolSpec:
+    """
+    :param requires: the server's, one object for all of its tools
+    :raises ValueError: for what is no tool
+    """
+    name, schema = item.get("name"), item.get("inputSchema")
+    if not isinstance(name, str) or not name:
+        raise ValueError("has no name")
+    if not isinstance(schema, dict):
+        raise ValueError("has no inputSchema")
+    said, title = item.get("description"), item.get("title")
+    description = said if isinstance(said, str) and said.strip() else ""
+    if not description:
+        known_as = title if isinstance(title, str) and title.strip() else name
+        description = f"{known_as}. The server {definition.name} says nothing more of it."
+    hints: Mapping[str, Any] = _hints(item) if definition.trust_hints else dict[str, Any]()
+    effect = definition.side_effects.get(name) or definition.side_effects.get("*") or _effect(hints)
+    return ToolSpec(
+        id=tool_id(definition.name if definition.prefix is None else definition.prefix, name),
+        description=description,
+        parameters=cast("dict[str, Any]", schema),
+        requires=requires,
+        side_effect=effect,
+        locks=_locks(definition, effect),
+        idempotent=effect != "read" and hints.get("idempotentHint") is True,
+        timeout_ms=definition.timeout_ms,
+        category=None,
+        kind="read" if effect == "read" else "other",
+    )
+
+
+def _hints(item: Item) -> Mapping[str, Any]:
+    hints = item.get("annotations")
+    return cast("Mapping[str, Any]", hints) if isinstance(hints, dict) else {}
+
+
+def _effect(hints: Mapping[str, Any]) -> SideEffect:
+    return "read" if hints.get("readOnlyHint") is True else "external"
+
+
+def _locks(definition: ServerDefinition, effect: SideEffect) -> tuple[LockSpec, ...]:
+    """Those of the workspace, as far as the server's sandbox reaches into it."""
+    if definition.write and effect != "read":
+        return (LockSpec("workspace", "X"),)
+    return (LockSpec("workspace", "S"),) if definition.write or definition.read else ()
+
+
+class McpTool(Tool):
+    """Implements one. The same object as long as the server says the same of it.
+
+    :param item: what the server says of it
+    """
+
+    def __init__(self, item: Item, upstream: Upstream | None, definition: ServerDefinition, requires: Requires) -> None:
+        self.spec = spec_of(item, definition, requires)
+        self.item = item
+        self.name = str(item["name"])
+        self.definition = definition
+        # A tool may not go by a rule about MCP's own requests, as resources/read is.
+        self.origin = f"mcp:{definition.name}:{self.name.replace('/', '.')}"
+        self.trusted = definition.transport != "stdio"
+        """A server elsewhere is spoken to by this process, over connections that the runtime's check lets through."""
+        self._upstream = upstream
+        self._headers: Mapping[tuple[str, ...], str] = {}
+        if definition.transport == "http":
+            self._headers = _header_places(item.get("inputSchema"))
+            if problem := _fault_in_headers(item.get("inputSchema"), self._headers):
+                raise ValueError(problem)
+
+    def __repr__(self) -> str:
+        return f"<tool {self.spec.id} of mcp server {self.definition.name}>"
+
+    @property
+    def output_schema(self) -> Mapping[str, Any] | None:
+        """What its structured content is said to be."""
+        schema = self.item.get("outputSchema")
+        return cast("Mapping[str, Any]", schema) if isinstance(schema, dict) else None
+
+    def header_fields(self, args: Mapping[str, Any]) -> dict[str, str]:
+        """The arguments that its schema wants repeated in header fields, where it is reached over HTTP."""
+        return _headers_of(self._headers, args)
+
+    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
+        upstream = self._upstream
+        if upstream is None:
+            raise ToolError(f"mcp server {self.definition.name} is only looked at here", kind="unavailable")
+
+        def stands() -> None:
+            listing = upstream.listing
+            now = listing.tool(self.name) if listing is not None else None
+            if now is None or (now is not self.item and now != self.item):
+                raise ToolError(
+                    f"mcp server {self.definition.name} does not describe {self.name} any more as it did when this call "
+                    "was made; look at the tools there are now",
+                    kind="conflict",
+                )
+
+        headers = self.header_fields(args) if self._headers else None
+        said = {"name": self.name, "arguments": args}
+        try:
+            as_task = needs_task(self.item)
+            answer = await upstream.call("tools/call", said, runtime, headers=headers, stands=stands, as_task=as_task)
+        except RpcError as error:
+            raise failed(self.definition.name, error) from None
+        return from_content(answer)
+
+
+def failed(server: str, error: RpcError) -> ToolError:
+    """What a server's error says to whoever called."""
+    said = error.message[:2000] or "it failed and did not say why"
+    if error.code == _MISSING_CAPABILITY and (lacking := _lacking(error.data)):
+        return ToolError(f"mcp server {server}: {said}; {NOT_ANSWERED} {lacking}", kind="unavailable")
+    kind = "invalid_input" if error.code == -32602 else "failed"
+    return ToolError(f"mcp server {server}: {said} (error {error.code})", kind=kind)
+
+
+def _lacking(data: object) -> str:
+    """The first request of a client that a server would have made, had its client answered such."""
+    said = cast("dict[str, Any]", data).get("requiredCapabilities") if isinstance(data, dict) else None
+    needed = cast("dict[str, Any]", said) if isinstance(said, dict) else {}
+    return next((method for method, grant in ASKED_BY.items() if grant in needed), "")
+
+
+def _header_places(schema: object) -> dict[tuple[str, ...], str]:
+    """Which arguments are repeated in header fields, by their places: what a schema marks with ``x-mcp-header``."""
+    found: dict[tuple[str, ...], str] = {}
+    rest: list[tuple[tuple[str, ...], Any]] = [((), schema)]
+    while rest:
+        path, node = rest.pop()
+        if not isinstance(node, dict):
+            continue
+        said = cast("dict[str, Any]", node)
+        token = said.get(_HEADER)
+        if path and isinstance(token, str) and said.get("type") in ("string", "integer", "boolean"):
+            found[path] = token
+        properties = said.get("properties")
+        if isinstance(properties, dict) and len(path) < 16:
+            rest += [((*path, name), one) for name, one in cast("dict[str, Any]", properties).items()]
+    return found
+
+
+def _fault_in_headers(schema: object, places: Mapping[tuple[str, ...], str]) -> str | None:
+    """Why what a schema marks with ``x-mcp-header`` cannot be sent: such a tool is not used at all, as MCP has it."""
+    fields = [token.lower() for token in places.values()]
+    if odd := [token for token in fields if not _FIELD_NAME.fullmatch(token)]:
+        return f"its schema marks an argument with {_HEADER} {odd[0][:60]!r}, which is no name of a header field"
+    if len(fields) != len(set(fields)):
+        return f"its schema marks two arguments with the same {_HEADER}"
+    marks, rest = 0, [schema]
+    while rest:
+        node = rest.pop()
+        if isinstance(node, dict):
+            said = cast("dict[str, Any]", node)
+            marks += _HEADER in said and not isinstance(said[_HEADER], dict)
+            rest += [one for key, one in said.items() if key not in ("default", "examples", "const", "enum")]
+        elif isinstance(node, list):
+            rest += cast("list[Any]", node)
+    return (
+        None
+        if marks == len(fields)
+        else f"its schema marks with {_HEADER} what is no text, integer or boolean argument"
+    )
+
+
+def _headers_of(places: Mapping[tuple[str, ...], str], args: Mapping[str, Any]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for path, token in places.items():
+        node: Any = args
+        for key in path:
+            node = cast("dict[str, Any]", node).get(key) if isinstance(node, dict) else None
+        if isinstance(node, bool):
+            found[f"mcp-param-{token}"] = "true" if node else "false"
+        elif isinstance(node, (str, int)):
+            found[f"mcp-param-{token}"] = str(node)
+    return found

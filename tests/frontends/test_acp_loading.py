@@ -1,0 +1,177 @@
+"""A session whose loading fails is let go of: the client has an error in words, and can load it again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from acp import RequestError, schema
+from acp.client.connection import ClientSideConnection
+from tests.frontends.acp_clients import Desk, Editor, ask
+
+from handrail.agent.budget import Budget
+from handrail.contract.doors.history import Entry
+from handrail.contract.errors import LogUnavailable, UsageError
+from handrail.frontends.acp.telling import Telling
+from handrail.session.past.history import SessionHistory
+from handrail.store.folders import locate
+
+pytestmark = pytest.mark.proves("F-05")
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Desk:
+    return Desk(tmp_path)
+
+
+@asynccontextmanager
+async def left(desk: Desk) -> AsyncGenerator[tuple[ClientSideConnection, Editor, str]]:
+    """A client that has one session open, and another that it has worked in and left; with that one's id."""
+    async with desk.connected({"text": "Seen."}) as (client, editor):
+        await client.new_session(cwd=str(desk.workspace))
+        opened = await client.new_session(cwd=str(desk.workspace))
+        await ask(client, opened.session_id)
+        await client.close_session(session_id=opened.session_id)
+        yield client, editor, opened.session_id
+
+
+def state(desk: Desk, session_id: str) -> str:
+    with desk.reading(str(desk.workspace)) as reader:
+        found = reader.get(session_id)
+    assert found is not None
+    return found.state
+
+
+def damaged(desk: Desk, session_id: str) -> None:
+    """Have a message of it say what cannot be told: arguments that lie deeper than any that were taken."""
+    arguments: dict[str, Any] = {}
+    for _ in range(300):
+        arguments = {"inner": arguments}
+    parts = [{"call": "c", "name": "read", "arguments": arguments, "id": f"{session_id}/1.0"}]
+    body = json.dumps({"v": 1, "role": "assistant", "parts": parts}).encode()
+    folders = locate(str(desk.workspace), str(desk.folder / "state"), allow_home=False)
+    with sqlite3.connect(folders.database) as connection:
+        changed = connection.execute(
+            "UPDATE message SET body = ? WHERE session = ? AND position = 1", (body, session_id)
+        )
+        assert changed.rowcount == 1
+    connection.close()
+
+
+async def test_a_message_that_cannot_be_told_is_an_error_and_the_session_is_let_go(desk: Desk) -> None:
+    async with left(desk) as (client, editor, session_id):
+        damaged(desk, session_id)
+        for _ in range(2):
+            editor.updates.clear()
+            with pytest.raises(RequestError, match=r"depth.*session/resume"):
+                await client.load_session(cwd=str(desk.workspace), session_id=session_id)
+            assert state(desk, session_id) == "suspended"
+        with pytest.raises(RequestError, match="not open here"):
+            await ask(client, session_id)
+        await client.resume_session(cwd=str(desk.workspace), session_id=session_id)
+        assert (await ask(client, session_id)).stop_reason == "end_turn"
+
+
+async def test_a_conversation_that_cannot_be_read_is_an_error_and_the_session_is_let_go(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def read(_: SessionHistory) -> Sequence[Entry]:
+        raise LogUnavailable("the database cannot be read: disk I/O error")
+
+    async with left(desk) as (client, editor, session_id):
+        with monkeypatch.context() as broken:
+            broken.setattr(SessionHistory, "read", read)
+            with pytest.raises(RequestError, match="disk I/O error"):
+                await client.load_session(cwd=str(desk.workspace), session_id=session_id)
+        assert state(desk, session_id) == "suspended"
+        editor.updates.clear()
+        await client.load_session(cwd=str(desk.workspace), session_id=session_id)
+        assert editor.said == "Seen."
+
+
+async def test_a_client_that_is_told_no_more_while_it_asks_on_leaves_no_session_open(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with left(desk) as (client, _, session_id):
+        tell = Telling.asked
+
+        def gone(telling: Telling, words: str) -> None:
+            async def send(_: object) -> None:
+                raise BrokenPipeError
+
+            monkeypatch.setattr(telling, "_send", send)
+            tell(telling, words)
+
+        monkeypatch.setattr(Telling, "asked", gone)
+        with pytest.raises(RequestError, match="before all of it was told"):
+            await client.load_session(cwd=str(desk.workspace), session_id=session_id)
+        assert state(desk, session_id) == "suspended"
+
+
+async def test_a_session_that_is_closed_while_it_is_loaded_is_no_longer_loaded(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading, go_on = asyncio.Event(), asyncio.Event()
+    read = SessionHistory.read
+
+    async def slowly(history: SessionHistory) -> Sequence[Entry]:
+        found = await read(history)
+        reading.set()
+        await go_on.wait()
+        return found
+
+    async with left(desk) as (client, _, session_id):
+        monkeypatch.setattr(SessionHistory, "read", slowly)
+        loading = asyncio.create_task(client.load_session(cwd=str(desk.workspace), session_id=session_id))
+        await reading.wait()
+        await client.close_session(session_id=session_id)
+        go_on.set()
+        with pytest.raises(RequestError, match="before all of it was told"):
+            await loading
+        assert state(desk, session_id) == "suspended"
+
+
+async def test_a_client_that_hangs_up_while_a_session_is_loaded_leaves_it_to_be_loaded_again(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading = asyncio.Event()
+
+    async def never(_: SessionHistory) -> Sequence[Entry]:
+        reading.set()
+        await asyncio.Event().wait()
+        return []
+
+    async with left(desk) as (client, _, session_id):
+        with monkeypatch.context() as broken:
+            broken.setattr(SessionHistory, "read", never)
+            loading = asyncio.create_task(client.load_session(cwd=str(desk.workspace), session_id=session_id))
+            await reading.wait()
+            await client.close()
+    with pytest.raises(ConnectionError):
+        await loading
+    async with desk.connected({"text": "never said"}) as (client, editor):
+        await client.load_session(cwd=str(desk.workspace), session_id=session_id)
+        assert editor.said == "Seen."
+
+
+async def test_a_session_for_which_there_is_no_agent_after_all_is_let_go(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def of(_: object) -> Budget:
+        raise UsageError("no such budget")
+
+    async with left(desk) as (client, _, session_id):
+        with monkeypatch.context() as broken:
+            broken.setattr(Budget, "of", of)
+            with pytest.raises(RequestError, match="no such budget"):
+                await client.load_session(cwd=str(desk.workspace), session_id=session_id)
+        assert state(desk, session_id) == "suspended"
+        assert isinstance(
+            await client.load_session(cwd=str(desk.workspace), session_id=session_id), schema.LoadSessionResponse
+        )

@@ -1,0 +1,142 @@
+"""What an editor is shown of a command while it runs. The command runs here, confined, whatever the editor offers."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from acp import schema
+from tests.frontends.acp_clients import Desk, Editor, ask, call
+
+from handrail.contract.events import Event
+from handrail.contract.result import Result
+from handrail.contract.tool.spec import ToolSpec
+from handrail.frontends.acp.screen import END
+from handrail.frontends.acp.screens import LEFT_OUT, MOST_BEHIND, MOST_TEXT, Screen, Screens, how_shown
+from handrail.frontends.acp.telling import Telling, Update
+from handrail.sandbox import tiers
+
+pytestmark = [
+    pytest.mark.proves("F-05"),
+    pytest.mark.skipif(not tiers.probe().confines, reason="bash is withheld on this machine"),
+]
+ECHO = ({"calls": [call("bash", command="echo one")]}, {"text": "Done."})
+
+
+async def test_a_client_that_draws_terminals_is_told_what_stands_in_them(tmp_path: Path) -> None:
+    desk, offers = Desk(tmp_path), schema.ClientCapabilities(field_meta={"terminal_output": True})
+    async with desk.connected(*ECHO, offers=offers, rules=["allow bash echo *"]) as (client, editor):
+        opened = await client.new_session(cwd=str(desk.workspace))
+        await ask(client, opened.session_id)
+    told = editor.call(0)
+    terminal = told["content"][0]["terminalId"]
+    metas = [update.field_meta for update in editor.of("tool_call_update") if update.field_meta]
+    assert told["kind"] == "execute" and told["status"] == "completed"
+    assert metas[0] == {"terminal_info": {"terminal_id": terminal, "cwd": str(desk.workspace)}}
+    assert "".join(meta["terminal_output"]["data"] for meta in metas[1:-1]) == "one\n"
+    assert metas[-1] == {"terminal_exit": {"terminal_id": terminal, "exit_code": 0, "signal": None}}
+
+
+async def test_in_a_clients_own_terminal_runs_a_viewer_and_never_the_command(tmp_path: Path) -> None:
+    desk, editor = Desk(tmp_path), Editor()
+    turns = ({"calls": [call("bash", command="touch made")]}, *ECHO)
+    offers = schema.ClientCapabilities(terminal=True)
+    rules = ["allow bash echo *", "allow bash touch *"]
+    async with desk.connected(*turns, editor=editor, offers=offers, rules=rules) as (client, _):
+        opened = await client.new_session(cwd=str(desk.workspace))
+        await ask(client, opened.session_id)
+        await editor.until(lambda: len(editor.released) == 2)
+    assert editor.seen == {"t0": "", "t1": "one\n"}
+    assert [(command[0], Path(command[3]).name) for command in editor.started] == [(sys.executable, "screen.py")] * 2
+    assert [process.returncode for process in editor.terminals.values()] == [0, 0]
+    assert [one["terminalId"] for update in editor.of("tool_call_update") for one in _terminals(update)].count(
+        "t1"
+    ) >= 1
+
+
+def _terminals(update: Any) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = update.model_dump(mode="json", by_alias=True).get("content") or []
+    return [one for one in found if one["type"] == "terminal"]
+
+
+async def test_a_client_that_cannot_start_what_it_offered_has_the_output_as_text(tmp_path: Path) -> None:
+    desk, editor = Desk(tmp_path), Editor()
+    editor.create_terminal = None  # type: ignore[method-assign, assignment] # pyright: ignore[reportAttributeAccessIssue]
+    offers = schema.ClientCapabilities(terminal=True)
+    async with desk.connected(*ECHO, editor=editor, offers=offers, rules=["allow bash echo *"]) as (client, _):
+        opened = await client.new_session(cwd=str(desk.workspace))
+        await ask(client, opened.session_id)
+    assert "one" in editor.call(0)["content"][0]["content"]["text"]
+
+
+@pytest.mark.parametrize(("command", "code"), [("echo one", 0), ("ls nowhere", 2)])
+async def test_a_command_that_goes_on_as_a_job_is_shown_to_its_end(tmp_path: Path, command: str, code: int) -> None:
+    desk, offers = Desk(tmp_path), schema.ClientCapabilities(field_meta={"terminal_output": True})
+    turns = (
+        {"calls": [call("bash", command=command, background=True)]},
+        {"calls": [call("wait", job_id="${0.data.job_id}")]},
+        {"text": "Done."},
+    )
+    rules = ["allow bash echo *", "allow bash ls *"]
+    async with desk.connected(*turns, offers=offers, rules=rules) as (client, editor):
+        opened = await client.new_session(cwd=str(desk.workspace))
+        await ask(client, opened.session_id)
+
+        def ended() -> list[Any]:
+            metas: list[dict[str, Any]] = [update.field_meta or {} for update in editor.of("tool_call_update")]
+            return [meta["terminal_exit"] for meta in metas if "terminal_exit" in meta]
+
+        await editor.until(ended)
+        assert ended()[0]["exit_code"] == code and len(ended()) == 1
+        assert editor.statuses(0) == ["pending", "in_progress", "completed"]
+        assert editor.call(0)["rawOutput"]["data"]["job_id"].startswith("bash_")
+
+
+def editor_sees(told: list[Update]) -> list[Any]:
+    """The updates that have content."""
+    return [update for update in told if getattr(update, "content", None)]
+
+
+async def test_without_terminals_the_end_of_what_it_wrote_grows_as_text_that_steers_nothing() -> None:
+    told: list[Update] = []
+
+    async def send(update: Update) -> None:
+        told.append(update)
+
+    spec = ToolSpec(id="bash", description="", parameters={"type": "object"}, kind="execute")
+    telling = Telling(send, lambda _: spec, "/ws", Screens(None, how_shown(schema.ClientCapabilities())))  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
+
+    def happens(kind: Any, **data: Any) -> None:
+        telling.happened(Event(kind, "s", "s/1.0", "bash", 0, data))
+
+    happens("proposed", arguments={"command": "x"})
+    happens("started")
+    for _ in range(100):
+        happens("progress", message="", output="\x1b[2J" + "x" * 100)
+    await telling.flush()
+    telling.result("s/1.0", "bash", Result.output({"exit_code": 3, "output": "all"}))
+    await telling.flush()
+    await telling.aclose()
+    assert len(told) < 10, "what waits is replaced by what comes after it"
+    shown: list[str] = [update.content[0].content.text for update in editor_sees(told)]
+    assert len(shown[0]) <= MOST_TEXT + 20 and "\x1b" not in shown[0]
+    assert "all" in shown[-1]
+
+
+async def test_what_a_terminal_does_not_show_is_not_kept_without_end() -> None:
+    screen = Screen("s/1.0", "viewed", lambda _content, _meta: None)
+    for _ in range(100):
+        screen.write("x" * 100_000)
+    near, far = socket.socketpair()
+    reader, shows = await asyncio.open_connection(sock=far)
+    _unread, writer = await asyncio.open_connection(sock=near)
+    screen.connected(writer)
+    screen.end(0, None)
+    shown = await reader.read()
+    assert MOST_BEHIND < len(shown) < MOST_BEHIND + 200_000
+    shows.close()
+    assert shown.count(LEFT_OUT.encode()) == 1 and shown.endswith(LEFT_OUT.encode() + END + b"0")

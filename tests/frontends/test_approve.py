@@ -1,0 +1,302 @@
+"""``handrail approve``: what waits is shown whole, answered from any door, and run by nobody but its own call."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.frontends.conftest import Here, Program, Terminals
+
+from handrail.store.folders import prepare
+
+WRITE = json.dumps({"path": "new.txt", "content": "one\ntwo\n"})
+
+
+@pytest.fixture(autouse=True)
+def somebody_may_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CI", raising=False)
+    monkeypatch.delenv("HANDRAIL_HEADLESS", raising=False)
+
+
+def parked(here: Here, arguments: str = WRITE, tool: str = "write") -> str:
+    """The id under which a call waits that was made without a terminal."""
+    done = here("call", tool, arguments)
+    assert done.code == 4, done
+    return done.out.strip()
+
+
+def listed(here: Here) -> list[dict[str, Any]]:
+    return json.loads(here("approve", "--json").out)
+
+
+@pytest.mark.proves("P-09")
+def test_without_a_terminal_a_call_is_parked_and_runs_once_when_it_is_taken_up(here: Here, handrail: Program) -> None:
+    new = handrail.workspace / "new.txt"
+    approval = parked(here)
+    assert approval.startswith("apr_") and not new.exists()
+    still = here("call", "--resume", approval)
+    assert still.code == 4 and approval in still.err
+    answered = here("approve", approval, "--once")
+    assert answered.code == 0 and "once" in answered.out and not new.exists()
+    done = here("call", "--resume", approval)
+    assert done.code == 0 and new.read_text() == "one\ntwo\n"
+    new.unlink()
+    again = here("call", "--resume", approval)
+    assert not new.exists() and again.code != 4
+    late = here("approve", approval, "--reject")
+    assert late.code == 1 and "conflict" in late.err
+    assert here("log", "verify").code == 0
+
+
+def test_headless_parks_nothing(here: Here) -> None:
+    done = here("call", "write", WRITE, "--headless")
+    assert done.code == 3 and listed(here) == []
+
+
+@pytest.mark.proves("P-09")
+def test_what_waits_is_listed_whole_with_control_characters_visible(here: Here) -> None:
+    content = "x" * 5_000 + "\x1b[2J\u202eend"
+    approval = parked(here, json.dumps({"path": "new.txt", "content": content}))
+    shown = here("approve").out
+    assert approval in shown and "x" * 5_000 + "\\e[2J\\u{202e}end" in shown
+    assert "\x1b" not in shown and "\u202e" not in shown
+    assert "store the rule  allow write new.txt" in shown and "deny write new.txt" in shown
+    (row,) = listed(here)
+    assert row["id"] == approval and row["arguments"]["content"] == content
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "diff"),
+    [
+        ("edit", {"path": "note.txt", "old": "second", "new": "2nd"}, ["-second line", "+2nd line", " first line"]),
+        ("write", {"path": "note.txt", "content": "first line\n"}, ["-second line"]),
+        ("write", {"path": "fresh.txt", "content": "hello\n"}, ["--- /dev/null", "+hello"]),
+        (
+            "file.patch",
+            {"path": "note.txt", "operations": [{"op": "append", "content": "third line"}]},
+            ["+third line"],
+        ),
+        ("edit", {"path": "note.txt", "old": "nowhere", "new": "x"}, ["this would fail: old is not in note.txt"]),
+        ("write", {"path": "../../out.txt", "content": "x"}, ["this would fail"]),
+    ],
+)
+def test_an_edit_is_shown_as_a_diff_of_the_file_as_it_is_now(
+    here: Here, handrail: Program, tool: str, arguments: dict[str, Any], diff: Sequence[str]
+) -> None:
+    before = (handrail.workspace / "note.txt").read_text()
+    done = here("call", tool, json.dumps(arguments))
+    if done.code != 4:  # refused before anybody is asked
+        assert "out.txt" in str(arguments) and done.code in (1, 3)
+        return
+    shown = here("approve", done.out.strip()).out
+    for line in diff:
+        assert line in shown
+    assert (handrail.workspace / "note.txt").read_text() == before
+
+
+@pytest.mark.proves("P-07")
+def test_a_rejection_reaches_the_model_with_its_word(here: Here, handrail: Program) -> None:
+    approval = parked(here)
+    assert here("approve", approval, "--reject", "--message", "not there").code == 0
+    done = here("call", "--resume", approval)
+    assert done.code == 3 and "not there" in done.err
+    assert not (handrail.workspace / "new.txt").exists()
+
+
+@pytest.mark.proves("P-07", "P-08")
+def test_a_rule_for_the_project_is_listed_and_can_be_forgotten(here: Here) -> None:
+    answered = here("approve", parked(here), "--project")
+    assert "stored the rule  allow write new.txt" in answered.out
+    assert here("call", "write", WRITE).code == 0
+    (rule,) = json.loads(here("approve", "--rules", "--json").out)
+    assert rule["text"] == "allow write new.txt" and rule["id"] in here("approve", "--rules").out
+    assert here("approve", "--forget", rule["id"]).code == 0
+    assert here("call", "write", WRITE).code == 4
+    assert here("approve", "--forget", rule["id"]).code == 1
+
+
+@pytest.mark.proves("P-09")
+def test_other_arguments_are_given_as_json_and_judged(here: Here, handrail: Program) -> None:
+    approval = parked(here)
+    bad = here("approve", approval, "--arguments", '{"path": 3, "content": "x"}')
+    assert bad.code == 1 and "invalid_input" in bad.err
+    assert here("approve", approval, "--once", "--arguments", "[1]").code == 2
+    file = handrail.workspace.parent / "changed.json"
+    file.write_text('{"path": "other.txt", "content": "x"}')
+    assert here("approve", approval, "--arguments", f"@{file}").code == 0
+    assert here("call", "--resume", approval).code == 0
+    assert (handrail.workspace / "other.txt").read_text() == "x" and not (handrail.workspace / "new.txt").exists()
+
+
+def test_questions_are_answered_one_by_one(here: Here) -> None:
+    asked = {
+        "questions": [{"question": "Which?", "options": [{"label": "x"}], "multi_select": True}, {"question": "Why?"}]
+    }
+    approval = parked(here, json.dumps(asked), "question")
+    shown = here("approve", approval).out
+    assert "Which?" in shown and "1  x" in shown and "Why?" in shown
+    assert here("approve", approval, "--answer", "x").code == 1
+    assert here("approve", approval, "--once").code == 1
+    assert here("approve", approval, "--answer", '["x", "y"]', "--answer", "[because").code == 0
+    done = here("call", "--resume", approval, "--json")
+    assert json.loads(done.out)["data"] == {"answers": [["x", "y"], ["[because"]]}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["--once"], 2, "name the request"),
+        (["apr_x", "--message", "no"], 2, "--message goes with"),
+        (["apr_x", "--session", "--arguments", "{}"], 2, "--arguments goes with --once"),
+        (["apr_x", "--once", "--answer", "x"], 2, "--answer answers a question"),
+        (["apr_nothing"], 1, "there is no request"),
+        (["apr_\udc80\x1b[2J"], 1, "there is no request"),
+        (["apr_nothing", "--once"], 1, "there is no request"),
+        ([], 0, "nothing waits"),
+        (["--rules"], 0, "no answer has stored a rule"),
+        (["--forget", "rul_nothing"], 1, "there is no stored rule"),
+    ],
+)
+def test_what_cannot_be_is_told_in_a_line(here: Here, arguments: Sequence[str], code: int, said: str) -> None:
+    done = here("approve", *arguments)
+    assert done.code == code and said in done.err and "Traceback" not in done.err
+
+
+@pytest.mark.proves("P-07")
+def test_at_a_terminal_everything_that_waits_is_asked_one_after_the_other(
+    here: Here, handrail: Program, on_a_terminal: Terminals
+) -> None:
+    ids = [parked(here, json.dumps({"path": f"{name}.txt", "content": name})) for name in "abc"]
+    terminal = on_a_terminal(*handrail.command("approve"))
+    for approval, keys in zip(ids, ("o", "later", "r no"), strict=True):
+        seen = terminal.wait_for("> ")
+        assert f"{approval}  write asks to run" in seen
+        terminal.type(f"{keys}\n")
+    assert terminal.end() == 0
+    assert [row["id"] for row in listed(here)] == [ids[1]]
+    assert not (handrail.workspace / "a.txt").exists()
+    assert here("call", "--resume", ids[0]).code == 0 and (handrail.workspace / "a.txt").exists()
+    assert here("call", "--resume", ids[2]).code == 3
+
+
+@pytest.mark.proves("P-09", "X-13")
+def test_a_call_that_is_killed_while_it_waits_is_still_asked_and_runs_once(here: Here, handrail: Program) -> None:
+    command = handrail.cold("call", "write", WRITE, "--wait")
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None
+        said = process.stderr.readline().decode()
+        os.kill(process.pid, signal.SIGKILL)
+    approval = said.split()[0]
+    assert approval.startswith("apr_")
+    assert [row["id"] for row in listed(here)] == [approval]
+    (call,) = [json.loads(line) for line in here("log", "--json").out.splitlines()]
+    assert call["state"] in ("waiting", "parked")
+    assert here("approve", approval, "--once").code == 0
+    assert here("call", "--resume", approval).code == 0
+    assert (handrail.workspace / "new.txt").read_text() == "one\ntwo\n"
+    assert here("log", "verify").code == 0
+
+
+@pytest.mark.proves("P-09")
+def test_a_waiting_call_is_woken_by_the_answer_of_another_process(here: Here, handrail: Program) -> None:
+    command = handrail.command("call", "write", WRITE, "--wait")
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None
+        approval = process.stderr.readline().decode().split()[0]
+        assert here("approve", approval, "--once").code == 0
+        assert process.wait(60) == 0
+    assert (handrail.workspace / "new.txt").exists() and listed(here) == []
+
+
+@pytest.mark.parametrize("state", ["used", "new", "being made"])
+def test_wait_returns_with_the_next_request(here: Here, handrail: Program, state: str) -> None:
+    if state == "used":
+        assert here("call", "read", '{"path": "note.txt"}').code == 0
+    if state == "being made":  # another process has begun with it
+        prepare(handrail.workspace, handrail.state).database.touch(0o600)
+    command = handrail.command("approve", "--wait", "--json")
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as waiting:
+        assert waiting.stdout is not None and waiting.stderr is not None
+        assert b"waiting until something is asked" in waiting.stderr.readline()
+        approval = parked(here)
+        assert [row["id"] for row in json.loads(waiting.stdout.read())] == [approval]
+        assert waiting.wait(60) == 0
+
+
+def test_a_workspace_that_nothing_was_run_in_has_nothing_waiting(here: Here, handrail: Program, tmp_path: Path) -> None:
+    done = here("approve", "--json")
+    assert done.code == 0 and json.loads(done.out) == []
+
+
+HOLDER = """
+import asyncio, sys
+from handrail import Kernel
+
+async def main():
+    async with Kernel.open(sys.argv[1], state=sys.argv[2]):
+        print("HOLDS", flush=True)
+        await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.proves("P-09", "X-13")
+@pytest.mark.skipif(sys.platform != "linux", reason="joining needs Linux")
+def test_a_call_goes_on_waiting_when_the_process_that_carried_it_is_killed(here: Here, handrail: Program) -> None:
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(handrail.workspace), str(handrail.state)], stdout=subprocess.PIPE
+    )
+    command = handrail.command("call", "write", WRITE, "--wait")
+    with holder:
+        assert holder.stdout is not None and holder.stdout.readline() == b"HOLDS\n"
+        waiting = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        with waiting:
+            assert waiting.stderr is not None
+            approval = waiting.stderr.readline().decode().split()[0]
+            os.kill(holder.pid, signal.SIGKILL)
+            holder.wait()
+            assert waiting.stderr.readline().decode().split()[0] == approval  # asked again, under the same id
+            assert here("approve", approval, "--once").code == 0
+            assert waiting.wait(60) == 0, waiting.stderr.read()
+    assert (handrail.workspace / "new.txt").read_text() == "one\ntwo\n"
+    (call,) = [json.loads(line) for line in here("log", "--json").out.splitlines()]
+    kinds = [json.loads(line)["kind"] for line in here("log", "--call", call["call_id"], "--json").out.splitlines()]
+    assert kinds.count("intended") == kinds.count("committed") == kinds.count("approval-requested") == 1
+    assert here("log", "verify").code == 0
+
+
+@pytest.mark.proves("P-09", "X-13")
+@pytest.mark.skipif(sys.platform != "linux", reason="joining needs Linux")
+def test_who_is_asked_at_a_terminal_when_the_holder_is_killed_is_asked_anew_and_answers_once(
+    here: Here, handrail: Program, on_a_terminal: Terminals
+) -> None:
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(handrail.workspace), str(handrail.state)], stdout=subprocess.PIPE
+    )
+    with holder:
+        assert holder.stdout is not None and holder.stdout.readline() == b"HOLDS\n"
+        terminal = on_a_terminal(*handrail.command("call", "write", WRITE))
+        terminal.wait_for("\n> ")
+        os.kill(holder.pid, signal.SIGKILL)
+        holder.wait()
+        terminal.wait_for("is no longer asked here")
+        terminal.wait_for("\n> ")
+        terminal.type("o\n")
+        assert terminal.end() == 0, terminal.shown
+    assert (handrail.workspace / "new.txt").read_text() == "one\ntwo\n" and listed(here) == []
+    assert here("log", "verify").code == 0
+
+
+def test_a_request_says_how_long_it_can_be_answered_and_a_question_how(here: Here) -> None:
+    shown = here("approve", parked(here)).out
+    assert "asked a moment ago, can be answered for 7 days" in shown and "--answer" not in shown
+    question = json.dumps({"questions": [{"question": "Which?", "header": "Colour"}]})
+    assert "  --answer TEXT answers it\n" in here("approve", parked(here, question, "question")).out

@@ -1,0 +1,440 @@
+"""The command line as a shell meets it: what each command prints, and the exit code it ends with."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.frontends.conftest import Here, Program, Sleeper, Terminals
+from tests.prefork import command as prefork
+
+from handrail.frontends.cli.app import COMMANDS, run
+
+CALLING = ("call", "run", "explain", "mcp")
+LOOKING = ("log", "state", "doctor", "completion", "sessions", "jobs", "approve")
+"""Commands that make no calls: rules and people are nothing to them."""
+
+# --- without a kernel ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.proves("F-02a")
+def test_help_lists_every_command_without_loading_one() -> None:
+    code = (
+        "import sys\nfrom handrail.frontends.cli.app import run\ncode = run(['--help'])\n"
+        "loaded = [m for m in sys.modules if m.startswith('handrail.') and not m.startswith('handrail.frontends')]\n"
+        "print('LOADED', code, loaded, [m for m in ('asyncio', 'pydantic', 'rich') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert all(f"  {name} " in done.stdout for name in COMMANDS)
+    assert done.stdout.endswith("LOADED 0 [] []\n")
+
+
+@pytest.mark.proves("F-02a")
+def test_the_command_runs_as_a_module_of_the_interpreter_too() -> None:
+    done = subprocess.run([sys.executable, "-m", "handrail", "cal"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "") and "did you mean 'call'?" in done.stderr
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_explains_itself_and_takes_the_options_that_mean_something_to_it(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([name, "--help"]) == 0
+    shown = capsys.readouterr().out
+    for option in ("--workspace", "--state", "--json"):
+        assert (option in shown) == (name not in ("completion", "new"))
+    for option in ("--rule ", "--headless "):
+        assert name not in CALLING or option in shown
+        assert name not in LOOKING or option not in shown
+
+
+@pytest.mark.proves("F-02a")
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["cal"], "did you mean 'call'?"),
+        (["frobnicate"], "there are call, tools"),
+        (["call"], "name a tool"),
+        (["call", "read", "{}", "more"], "unexpected extra argument"),
+        (["tools", "--no-such-option"], "No such option"),
+        (["call", "read", "@no-such-file"], "'no-such-file' cannot be read"),
+        (["run", "a task"], "--model openai:NAME"),
+        (["run", "a task", "--model", "script:x", "--max-turns", "0"], "--max-turns"),
+        (["log", "--head", "abc"], "handrail log verify --head"),
+        (["log", "rewrite"], "verify"),
+        (["log", "verify", "--head", "abc"], "64 hexadecimal digits"),
+    ],
+)
+def test_a_wrong_command_line_is_told_in_a_line_and_exits_with_2(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(arguments) == 2
+    shown = capsys.readouterr()
+    assert said in shown.err and shown.out == ""
+    assert len(shown.err.splitlines()) <= 3 and "Traceback" not in shown.err
+
+
+def test_no_command_shows_the_help_and_exits_with_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([]) == 2
+    assert "Commands:" in capsys.readouterr().err
+
+
+def test_a_workspace_that_is_not_there_exits_with_5(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    for command in (["call", "read"], ["tools"], ["log"], ["explain", "read", "{}"]):
+        assert run([*command, "--workspace", str(tmp_path / "nowhere")]) == 5
+        assert "nowhere" in capsys.readouterr().err
+
+
+def test_a_defect_is_one_line_and_a_traceback_only_when_asked_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(*_: object, **__: object) -> int:
+        raise ZeroDivisionError("by zero")
+
+    monkeypatch.setattr("handrail.frontends.cli.app.handrail.main", broken)
+    assert run(["tools"]) == 1
+    shown = capsys.readouterr().err
+    assert "ZeroDivisionError: by zero" in shown and "HANDRAIL_DEBUG=1" in shown and "Traceback" not in shown
+    monkeypatch.setenv("HANDRAIL_DEBUG", "1")
+    assert run(["tools"]) == 1
+    assert "Traceback" in (shown := capsys.readouterr().err) and "ZeroDivisionError: by zero" in shown
+
+
+# --- call ------------------------------------------------------------------------------------------------------
+
+
+def test_a_call_prints_its_data_and_exits_with_0(here: Here) -> None:
+    done = here("call", "read", '{"path": "note.txt"}')
+    assert done.code == 0 and "second line" in done.out and done.err == ""
+
+
+@pytest.mark.proves("K-07")
+def test_json_prints_the_whole_envelope(here: Here) -> None:
+    done = here("call", "read", '{"path": "note.txt"}', "--json")
+    result = json.loads(done.out)
+    assert result["type"] == "output" and result["metadata"]["duration_ms"] >= 0
+
+
+def test_an_error_result_is_told_on_stderr_and_exits_with_1(here: Here) -> None:
+    done = here("call", "read", '{"path": "absent.txt"}')
+    assert done.code == 1 and done.out == "" and "absent.txt" in done.err and "Traceback" not in done.err
+
+
+@pytest.mark.proves("P-10")
+def test_what_nobody_allowed_is_denied_where_nobody_can_be_asked_and_exits_with_3(
+    here: Here, handrail: Program
+) -> None:
+    done = here("call", "write", '{"path": "new.txt", "content": "x"}', "--headless")
+    assert done.code == 3 and done.err.startswith("denied: ")
+    assert "handrail explain" in done.err
+    assert not (handrail.workspace / "new.txt").exists()
+
+
+def test_a_rule_on_the_command_line_allows_it_for_this_command(here: Here, handrail: Program) -> None:
+    done = here("call", "write", '{"path": "new.txt", "content": "x"}', "--rule", "allow write new.txt")
+    assert done.code == 0 and (handrail.workspace / "new.txt").read_text() == "x"
+    other = '{"path": "other.txt", "content": "x"}'
+    assert here("call", "write", other, "--rule", "allow write new.txt", "--headless").code == 3
+    assert here("call", "write", '{"path": "new.txt", "content": "y"}', "--headless").code == 3
+
+
+def test_rules_that_cannot_be_read_are_told_all_at_once(here: Here) -> None:
+    done = here("call", "read", "--rule", "permit read", "--rule", "allow")
+    assert done.code == 2 and "permit read" in done.err and "'allow'" in done.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("not json", "not JSON"),
+        ("[1]", "array"),
+        ('{"path": "a", "path": "b"}', "twice"),
+        ('{"path": NaN}', "NaN"),
+        ('{"path": ' + "[" * 10_000 + "]" * 10_000 + "}", "nested deeper"),
+        ('{"path": 7}', "path"),
+        ('{"path": "note.txt", "colour": "red"}', "colour"),
+    ],
+)
+@pytest.mark.proves("K-05")
+def test_bad_arguments_are_an_error_result_that_says_what_is_wrong(here: Here, arguments: str, said: str) -> None:
+    done = here("call", "read", arguments, "--json")
+    result = json.loads(done.out)
+    assert done.code == 1 and result["metadata"]["error_kind"] == "invalid_input" and said in result["error_text"]
+
+
+def test_an_unknown_tool_names_the_nearest(here: Here) -> None:
+    done = here("call", "raed", "{}")
+    assert done.code == 1 and done.err.startswith("unknown_tool: ") and "read" in done.err
+
+
+def test_arguments_come_from_stdin_or_a_file(handrail: Program, tmp_path: Path) -> None:
+    arguments = tmp_path / "arguments.json"
+    arguments.write_text('{"path": "note.txt"}')
+    assert "second line" in handrail("call", "read", f"@{arguments}").out
+    assert "second line" in handrail("call", "read", "-", stdin=arguments.read_bytes()).out
+
+
+def test_a_hundred_megabytes_of_arguments_are_refused_and_never_held_whole(handrail: Program, tmp_path: Path) -> None:
+    huge = tmp_path / "huge.json"
+    with huge.open("wb") as file:
+        file.write(b'{"path": "')
+        file.seek(100 * 1024 * 1024)
+        file.write(b'"}')
+    done = handrail("call", "read", f"@{huge}")
+    assert done.code == 1 and done.err.startswith("invalid_input: ") and len(done.err) < 500
+
+
+def test_arguments_that_are_not_text_are_refused(handrail: Program) -> None:
+    done = handrail("call", "read", "-", stdin=b'{"path": "\xff\xfe"}')
+    assert done.code == 1 and "UTF-8" in done.err
+
+
+def test_output_into_a_pipe_is_byte_for_byte_and_on_a_terminal_it_cannot_act(
+    handrail: Program, on_a_terminal: Terminals
+) -> None:
+    (handrail.workspace / "hostile.txt").write_text("red \x1b[31m text\n")
+    piped = handrail("call", "read", '{"path": "hostile.txt"}')
+    assert "\x1b[31m" in piped.out
+    terminal = on_a_terminal(*handrail.command("call", "read", '{"path": "hostile.txt"}'))
+    assert terminal.end() == 0
+    assert "\\e[31m" in terminal.shown and "\x1b[31m" not in terminal.shown
+
+
+def test_a_reader_that_goes_away_is_no_failure_to_report(handrail: Program) -> None:
+    (handrail.workspace / "long.txt").write_text("line\n" * 40_000)
+    command = handrail.cold("call", "read", '{"path": "long.txt"}')
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert b"Traceback" not in process.stderr.read() and b"Exception" not in process.stderr.read()
+
+
+def test_output_that_cannot_be_written_is_told_and_is_no_defect(handrail: Program) -> None:
+    for command in (handrail.command("call", "read", '{"path": "note.txt"}'), [*prefork.handrail(), "--help"]):
+        with open("/dev/full", "wb") as full:
+            done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+        assert done.returncode == 1 and done.stderr == (
+            "handrail: the output could not be written: No space left on device\n"
+        )
+
+
+def test_the_exit_code_is_the_same_where_nobody_can_be_told(handrail: Program) -> None:
+    refused = handrail.cold("call", "write", '{"path": "new.txt", "content": ""}', "--headless")
+    with open("/dev/full", "wb") as full:
+        assert subprocess.run(refused, stderr=full, stdout=full).returncode == 3
+    command = shlex.join(handrail.cold("call", "read", '{"path": "note.txt"}'))
+    assert subprocess.run(["sh", "-c", f"{command} >&- 2>&-"]).returncode == 0
+
+
+def test_a_result_is_given_in_one_piece_also_where_python_does_not_buffer(handrail: Program) -> None:
+    ours, theirs = os.pipe2(os.O_DIRECT)  # one packet for each write
+    with open(ours, "rb", buffering=0) as reader:
+        command = handrail.cold("call", "read", '{"path": "note.txt"}')
+        with subprocess.Popen(command, stdout=theirs, env={**os.environ, "PYTHONUNBUFFERED": "1"}) as process:
+            os.close(theirs)
+            said = reader.read(65536)
+        assert process.returncode == 0
+        assert b"first line" in said and said.endswith(b"\n") and reader.read(65536) == b""
+
+
+# --- asking and interrupting -----------------------------------------------------------------------------------
+
+
+@pytest.mark.proves("P-07")
+def test_on_a_terminal_a_person_is_asked_and_the_call_runs_when_allowed(
+    handrail: Program, on_a_terminal: Terminals
+) -> None:
+    terminal = on_a_terminal(*handrail.command("call", "write", '{"path": "new.txt", "content": "hello"}'))
+    seen = terminal.wait_for("> ")
+    assert "write asks to run" in seen and "new.txt" in seen and "hello" in seen
+    assert not (handrail.workspace / "new.txt").exists()
+    terminal.type("o\n")
+    assert terminal.end() == 0
+    assert (handrail.workspace / "new.txt").read_text() == "hello"
+
+
+def test_a_rejection_exits_with_3_and_its_message_reaches_the_result(
+    handrail: Program, on_a_terminal: Terminals
+) -> None:
+    terminal = on_a_terminal(*handrail.command("call", "write", '{"path": "new.txt", "content": "hello"}'))
+    terminal.wait_for("> ")
+    terminal.type("r use another name\n")
+    assert terminal.end() == 3
+    assert "use another name" in terminal.shown.split("> r use another name", 1)[1]
+    assert not (handrail.workspace / "new.txt").exists()
+
+
+def test_headless_on_a_terminal_asks_nobody(handrail: Program, on_a_terminal: Terminals) -> None:
+    terminal = on_a_terminal(*handrail.command("call", "write", '{"path": "new.txt", "content": "x"}', "--headless"))
+    assert terminal.end() == 3 and "asks to run" not in terminal.shown
+
+
+@pytest.mark.proves("A-05")
+def test_a_question_is_put_to_the_person_at_the_terminal(handrail: Program, on_a_terminal: Terminals) -> None:
+    asked = '{"questions": [{"question": "Which colour?", "header": "Colour", "options": [{"label": "red", "description": ""}, {"label": "green", "description": ""}]}]}'
+    terminal = on_a_terminal(*handrail.command("call", "question", asked))
+    terminal.wait_for("Which colour?")
+    terminal.wait_for("> ")
+    terminal.type("2\n")
+    assert terminal.end() == 0 and "green" in terminal.shown.rsplit("> 2", 1)[1]
+
+
+def test_ctrl_c_at_a_prompt_ends_the_call_and_exits_with_130(handrail: Program, on_a_terminal: Terminals) -> None:
+    terminal = on_a_terminal(*handrail.command("call", "write", '{"path": "new.txt", "content": "x"}'))
+    terminal.wait_for("> ")
+    terminal.type("\x03")
+    assert terminal.end() == 130
+    assert "Traceback" not in terminal.shown and not (handrail.workspace / "new.txt").exists()
+    assert handrail("log", "verify").code == 0
+
+
+@pytest.mark.proves("X-08")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_the_running_call_whole_and_leaves_the_log_intact(
+    handrail: Program, number: signal.Signals
+) -> None:
+    sleeper = Sleeper(handrail)
+    command = handrail.command("call", "bash", sleeper.arguments, "--rule", sleeper.rule)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        sleeper.wait_until_it_runs()
+        process.send_signal(number)
+        _, said = process.communicate()
+    assert process.returncode == 130
+    assert said.startswith("cancelled: ") and "Traceback" not in said
+    assert sleeper.left_over() == []
+    verified = handrail("log", "verify")
+    assert verified.code == 0 and verified.out.startswith("intact")
+    (row,) = handrail("log", "--json").out.splitlines()
+    assert json.loads(row)["error_kind"] == "cancelled"
+
+
+# --- the other commands ----------------------------------------------------------------------------------------
+
+
+def test_tools_lists_what_there_is_one_line_each(here: Here) -> None:
+    lines = here("tools").out.splitlines()
+    ids = {line.split()[0] for line in lines}
+    assert {"read", "write", "edit", "glob", "grep", "bash", "todo", "question", "file.patch"} <= ids
+
+
+def test_tools_says_beside_them_in_which_mode_a_session_begins(here: Here) -> None:
+    assert "in the mode ask:" in here("tools").err
+    assert "in the mode plan:" in here("tools", "--set", "mode=plan").err
+    assert json.loads(here("tools", "--set", "mode=accept-edits", "--json").out)["mode"] == "accept-edits"
+
+
+@pytest.mark.proves("K-02")
+def test_tools_in_json_show_both_views(here: Here) -> None:
+    listed = json.loads(here("tools", "--json").out)
+    (read,) = [tool for tool in listed["tools"] if tool["id"] == "read"]
+    assert set(read["llm"]) == {"name", "description", "parameters"}
+    assert read["runtime"]["side_effect"] == "read"
+
+
+@pytest.mark.proves("P-13")
+def test_explain_says_which_rule_decides_and_runs_nothing(here: Here, handrail: Program) -> None:
+    done = here("explain", "write", '{"path": "new.txt", "content": "x"}', "--rule", "deny write new.txt")
+    assert "deny write new.txt" in done.out and done.code in (0, 3)
+    assert not (handrail.workspace / "new.txt").exists()
+
+
+@pytest.mark.proves("G-02")
+def test_log_verify_prints_a_head_that_later_holds_the_log_to_it(here: Here) -> None:
+    here("call", "read", '{"path": "note.txt"}')
+    head = json.loads(here("log", "verify", "--json").out)["head"]
+    here("call", "read", '{"path": "note.txt"}')
+    assert here("log", "verify", "--head", head).code == 0
+    assert here("log", "verify", "--head", "f" * 64).code == 1
+
+
+def test_log_shows_one_line_per_call_and_every_record_of_one(here: Here) -> None:
+    here("call", "read", '{"path": "note.txt"}')
+    here("call", "write", '{"path": "new.txt", "content": "x"}', "--headless")
+    read, write = (json.loads(line) for line in here("log", "--json").out.splitlines())
+    assert (read["tool"], read["state"]) == ("read", "output")
+    assert (write["tool"], write["state"], write["error_kind"]) == ("write", "refused", "denied")
+    shown = here("log").out.splitlines()
+    assert len(shown) == 2 and "read" in shown[0] and "denied" in shown[1]
+    kinds = [json.loads(line)["kind"] for line in here("log", "--call", write["call_id"], "--json").out.splitlines()]
+    assert kinds[0] == "proposed" and kinds[-1] == "refused"
+
+
+def test_log_on_a_terminal_keeps_each_call_on_one_line(handrail: Program, on_a_terminal: Terminals) -> None:
+    handrail("call", "write", '{"path": "new.txt", "content": "x"}', "--headless")
+    terminal = on_a_terminal(*handrail.command("log"), environment={"COLUMNS": "80"})
+    assert terminal.end() == 0
+    (line,) = terminal.shown.splitlines()
+    assert len(line) == 80 and "denied: " in line and line.endswith("…")
+
+
+def test_log_of_a_workspace_without_one_says_so(here: Here) -> None:
+    for arguments in ((), ("--records",), ("verify",)):
+        done = here("log", *arguments)
+        assert (done.code, done.out) == (0, "") and "nothing is recorded yet" in done.err
+    # Unless somebody has noted that there was one.
+    done = here("log", "verify", "--head", "ab" * 32)
+    assert done.code == 1 and "not intact" in done.err
+    assert json.loads(here("log", "verify", "--json").out)["ok"]
+
+
+def test_a_second_process_in_the_same_workspace_joins_the_first(handrail: Program, on_a_terminal: Terminals) -> None:
+    first = on_a_terminal(*handrail.command("call", "write", '{"path": "new.txt", "content": "x"}'))
+    first.wait_for("> ")
+    second = handrail("call", "read", '{"path": "note.txt"}')
+    assert second.code == 0 and second.err == ""
+    assert handrail("log", "--json").code == 0
+    first.type("r\n")
+    assert first.end() == 3
+
+
+def test_a_faulty_configuration_lists_every_fault_and_exits_with_5(here: Here, tmp_path: Path) -> None:
+    config = tmp_path / "handrail.toml"
+    config.write_text('rulez = []\n[limits]\nlock_wait_ms = "long"\n')
+    done = here("call", "read", "{}", "--config", str(config))
+    assert done.code == 5 and "rulez" in done.err and "lock_wait_ms" in done.err
+
+
+@pytest.mark.proves("S-08")
+def test_doctor_says_what_this_machine_can_enforce(here: Here) -> None:
+    done = here("doctor", "--json")
+    checks = {check["name"]: check for check in json.loads(done.out)}
+    assert {"sandbox", "ripgrep", "state", "tools"} <= set(checks)
+    assert done.code == (5 if checks["sandbox"]["state"] == "problem" else 0)
+    shown = here("doctor").out
+    assert all(name in shown for name in checks)
+    assert all(checks[name]["detail"] in shown for name in ("python", "sandbox", "tools", "configuration"))
+
+
+@pytest.mark.proves("K-10")
+def test_doctor_shows_what_each_tool_adds_to_an_agents_set(here: Here) -> None:
+    shown = here("doctor", "--agent", "default")
+    assert shown.code == 0 and "agent default has" in shown.out
+    assert "  bash, held by" in shown.out and "    adds  shell.run python3 -" in shown.out
+    whole = json.loads(here("doctor", "--agent", "default", "--json").out)
+    assert {tool["id"] for tool in whole["tools"]} >= {"read", "bash"} and whole["ceiling"] is None
+    unknown = here("doctor", "--agent", "nobody")
+    assert unknown.code == 2 and "no agent 'nobody'" in unknown.err
+    assert here("doctor", "--agent", "default", "--self-check").code == 2
+
+
+@pytest.mark.proves("S-11")
+def test_doctor_puts_the_sandbox_to_the_test(here: Here) -> None:
+    done = here("doctor", "--self-check", "--json")
+    told = json.loads(done.out)
+    assert sum(told["counts"].values()) == len(told["checks"])
+    assert done.code == (5 if told["counts"]["open"] else 0)
+    nothing = here("doctor", "--self-check", "--set", "sandbox.provider=nosuch")
+    assert nothing.code == 5 and "there is no sandbox 'nosuch'" in nothing.err
+
+
+def test_doctor_helps_also_where_nothing_can_start(here: Here, tmp_path: Path) -> None:
+    config = tmp_path / "handrail.toml"
+    config.write_text("rulez = []\n")
+    done = here("doctor", "--config", str(config))
+    assert done.code == 5 and "rulez" in done.out and "sandbox" in done.out

@@ -1,0 +1,68 @@
+"""``handrail explain CALL_ID``: what became of a call, for a person and for a program."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from tests.frontends.conftest import Here, Program
+
+from handrail.store.opening import Store
+
+pytestmark = pytest.mark.proves("P-13")
+
+
+def last_call(here: Here) -> str:
+    return json.loads(here("log", "--json").out.splitlines()[-1])["call_id"]
+
+
+def test_a_call_that_ran_is_explained_with_the_rule_that_let_it(here: Here) -> None:
+    assert here("call", "read", '{"path": "note.txt"}').code == 0
+    done = here("explain", last_call(here))
+    assert done.code == 0 and "read: output" in done.out
+    assert "generation 1: read from built-in" in done.out and "note.txt:S" in done.out
+    assert "authorised by rules" in done.out and "(default scope)" in done.out
+    whole = json.loads(here("explain", last_call(here), "--json").out)
+    assert whole["call"]["state"] == "output" and whole["arguments"] == {"path": "note.txt"}
+
+
+def test_a_call_that_was_denied_says_what_would_change_it(here: Here) -> None:
+    assert here("call", "write", '{"path": "new.txt", "content": "x"}', "--headless").code == 3
+    done = here("explain", last_call(here))
+    assert "refused at authorise" in done.out and "handrail explain write" in done.out
+    assert here("call", "write", '{"path": "new.txt", "content": "x"}', "--rule", "deny write").code == 3
+    assert "'deny write' (session scope)" in here("explain", last_call(here)).out
+
+
+def test_a_call_that_waits_is_explained_by_the_id_under_which_it_is_answered(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HANDRAIL_HEADLESS", "0")
+    waits = here("call", "write", '{"path": "new.txt", "content": "x"}')
+    assert waits.code == 4
+    done = here("explain", waits.out.strip())
+    assert done.code == 0 and "a person was asked" in done.out and waits.out.strip() in done.out
+    unknown = here("explain", "apr_00000000")
+    assert unknown.code == 1 and "there is no tool 'apr_00000000'" in unknown.err
+
+
+def test_explaining_a_call_changes_nothing_and_works_beside_a_holder(here: Here, handrail: Program) -> None:
+    assert here("call", "read", '{"path": "note.txt"}').code == 0
+    call, before = last_call(here), here("log", "--records", "--json").out
+    assert handrail("explain", call).code == 0
+    assert here("log", "--records", "--json").out == before
+    store = Store.open(handrail.workspace, handrail.state, face="mcp")
+    try:
+        assert handrail("explain", call).code == 0
+    finally:
+        store.database.close()
+        store.lease.release()
+
+
+def test_what_is_no_call_here_is_told_in_a_line(here: Here) -> None:
+    done = here("explain", "ses_none/1.0")
+    assert done.code == 1 and "there is no call 'ses_none/1.0'" in done.err
+    assert here("call", "read", '{"path": "note.txt"}').code == 0
+    assert here("explain", "ses_none/1.0").code == 1
+    done = here("explain", last_call(here), "{}")
+    assert done.code == 2 and "leave them out" in done.err

@@ -1,0 +1,251 @@
+"""Floods over HTTP: slow, idle and abandoned clients keep nobody out, and no request has two meanings."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from tests.frontends.test_mcp_http import ALICE, BOB, Rpc, running
+
+from handrail.frontends.mcp.http import connections, http
+from handrail.frontends.mcp.http.connections import connections_within
+
+INITIALIZE: dict[str, Any] = {
+    "jsonrpc": "2.0",
+    "id": 1,
+    "method": "initialize",
+    "params": {
+        "protocolVersion": "2025-11-25",
+        "capabilities": {"elicitation": {}},
+        "clientInfo": {"name": "t", "version": "1"},
+    },
+}
+PING = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "ping"}).encode()
+
+
+async def raw(
+    rpc: Rpc, *lines: str, body: bytes = PING, target: str = "/mcp", end: bool = True, framed: bool = False
+) -> tuple[Any, Any]:
+    """A request as it stands, sent through a connection of its own.
+
+    :param framed: whether the lines say where its body ends
+    """
+    where = urlsplit(rpc.url)
+    assert where.hostname is not None and where.port is not None
+    reader, writer = await asyncio.open_connection(where.hostname, where.port)
+    usual = ("Accept: application/json, text/event-stream", "Content-Type: application/json")
+    named = "" if any(line.lower().startswith("host") for line in lines) else f"Host: {where.netloc}"
+    length = (
+        "" if framed or any("transfer-encoding" in line.lower() for line in lines) else f"Content-Length: {len(body)}"
+    )
+    head = "\r\n".join([f"POST {target} HTTP/1.1", *filter(None, (named, length)), *usual, *lines])
+    writer.write(head.encode("latin-1") + (b"\r\n\r\n" + body if end else b""))
+    await writer.drain()
+    return reader, writer
+
+
+async def status(rpc: Rpc, *lines: str, **how: Any) -> int:
+    reader, writer = await raw(rpc, *lines, **how)
+    line = await reader.readline()
+    writer.close()
+    return int(line.split()[1])
+
+
+TWICE = {
+    "host": ("Host: 127.0.0.1", "Host: 127.0.0.1"),
+    "another host": ("Host: 127.0.0.1", "Host: evil.example"),
+    "origin": ("Origin: http://127.0.0.1", "Origin: http://127.0.0.1"),
+    "another origin": ("Origin: http://127.0.0.1", "Origin: http://evil.example"),
+    "authorization": ("Authorization: Bearer a", "Authorization: Bearer b"),
+    "session": ("Mcp-Session-Id: a", "Mcp-Session-Id: b"),
+    "version": ("MCP-Protocol-Version: 2025-11-25", "MCP-Protocol-Version: 2026-07-28"),
+    "method": ("Mcp-Method: a", "mcp-method: b"),
+    "name": ("Mcp-Name: a", "Mcp-Name: b"),
+    "content type": ("Content-Type: text/plain",),
+    "length": ("Content-Length: 3",),
+    "both lengths": ("Transfer-Encoding: chunked", "Content-Length: 4"),
+    "an underscore": ("Mcp_Session_Id: a",),
+    "another underscore": ("Content_Length: 4",),
+    "folded": ("Authorization: Bearer", " abc"),
+    "folded by a tab": ("X-A: b", "\tAuthorization: Bearer a"),
+    "event": ("Last-Event-Id: a", "Last-Event-Id: b"),
+}
+
+
+@pytest.mark.parametrize("lines", TWICE.values(), ids=TWICE.keys())
+async def test_a_request_that_two_readers_could_read_in_two_ways_is_refused(
+    tmp_path: Path, lines: tuple[str, ...]
+) -> None:
+    async with running(tmp_path) as rpc:
+        assert await status(rpc, *lines) == 400
+        assert "result" in await rpc.call("todo"), "the next client is answered"
+
+
+@pytest.mark.parametrize("first", ["answered whole", "answered before its body"])
+async def test_a_folded_field_is_refused_behind_another_request(tmp_path: Path, first: str) -> None:
+    async with running(tmp_path, tokens={ALICE: "alice"}) as rpc:
+        token = f"Authorization: Bearer {ALICE if first == 'answered whole' else 'nobody'}"
+        part = PING[: None if first == "answered whole" else 4]
+        reader, writer = await raw(rpc, f"Content-Length: {len(PING)}", token, body=part, framed=True)
+        if first == "answered before its body":
+            assert b"401" in await reader.readline()
+        where = urlsplit(rpc.url)
+        rest = PING[len(part) :]
+        folded = f"POST /mcp HTTP/1.1\r\nHost: {where.netloc}\r\nAuthorization: Bearer\r\n {ALICE}\r\nContent-Length: 0\r\n\r\n"
+        writer.write(rest + folded.encode())
+        assert b"Invalid HTTP request received" in await reader.read()
+        writer.close()
+
+
+@pytest.mark.parametrize("target", ["http://evil.example/mcp", "http://127.0.0.1/mcp", "*", "mcp", "//../mcp?x"])
+async def test_a_target_that_is_no_path_of_this_server_is_not_answered(tmp_path: Path, target: str) -> None:
+    async with running(tmp_path) as rpc:
+        assert await status(rpc, target=target) in ((404,) if target.startswith("/") else (400,))
+
+
+async def test_a_field_that_is_repeated_with_one_value_is_one(tmp_path: Path) -> None:
+    async with running(tmp_path) as rpc:
+        once = await status(rpc, "Mcp-Session-Id: a")
+        assert (once, await status(rpc, "Mcp-Session-Id: a", "Mcp-Session-Id: a")) == (404, 404)
+
+
+@pytest.mark.parametrize("sent", ["nothing", "a part of the head", "a part of the body", "a second request"])
+async def test_a_request_that_never_ends_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sent: str
+) -> None:
+    monkeypatch.setattr(connections, "HEAD_S", 0.05)
+    monkeypatch.setattr(connections, "BODY_S", 0.05)
+    async with running(tmp_path) as rpc:
+        where = urlsplit(rpc.url)
+        if sent == "nothing":
+            reader, writer = await asyncio.open_connection(where.hostname, where.port)
+        elif sent == "a part of the body":
+            reader, writer = await raw(rpc, "Transfer-Encoding: chunked", body=b"5\r\n{\r\n")
+        elif sent == "a part of the head":
+            reader, writer = await raw(rpc, "X-A", end=False)
+        else:
+            reader, writer = await raw(rpc, "Mcp-Session-Id: a")
+            await reader.readuntil(b"Session not found")
+            writer.write(b"POST /mcp HTT")
+        try:
+            await reader.read()  # as long as it is open, this waits
+        except ConnectionResetError:
+            pass
+        writer.close()
+
+
+@pytest.mark.parametrize("bound", ["bytes", "time"])
+async def test_a_client_that_sends_on_after_its_answer_is_cut_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bound: str
+) -> None:
+    monkeypatch.setattr(connections, "MOST_DROPPED_BYTES", 2**20 if bound == "bytes" else 2**60)
+    monkeypatch.setattr(connections, "DROPPED_S", 600.0 if bound == "bytes" else 0.05)
+    async with running(tmp_path) as rpc:
+        where = urlsplit(rpc.url)
+        reader, writer = await asyncio.open_connection(where.hostname, where.port)
+        writer.write(f"POST /mcp HTTP/1.1\r\nHost: {where.netloc}\r\nContent-Length: 999999999999\r\n\r\n".encode())
+        assert (await reader.readuntil(b"are taken")).split()[1] == b"413"
+        with pytest.raises(ConnectionError):  # as long as it is open, this goes on
+            while True:
+                writer.write(b" " * 2**16)
+                await writer.drain()
+        assert "result" in await rpc.call("todo"), "the next client is answered"
+
+
+async def test_idle_connections_keep_nobody_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def five(most: int, ended: Callable[[object], object]) -> type[connections.Connection]:
+        protocol = connections_within(most, ended)
+        protocol.most = 5
+        return protocol
+
+    monkeypatch.setattr(http, "connections_within", five)
+    async with running(tmp_path) as rpc:
+        where = urlsplit(rpc.url)
+        held = [await asyncio.open_connection(where.hostname, where.port) for _ in range(20)]
+        assert "result" in await rpc.call("todo")
+        assert await held[0][0].read() == b"", "the oldest made room"
+        for _, writer in held:
+            writer.close()
+
+
+def test_connections_leave_room_for_other_files() -> None:
+    assert 16 <= connections_within(2_000, id).most <= 2_000
+
+
+async def opened(rpc: Rpc, token: str | None = None) -> tuple[int, str]:
+    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+    found = await rpc.post(INITIALIZE, **headers)
+    return found.status_code, found.headers.get("mcp-session-id", "")
+
+
+async def known(rpc: Rpc, session: str, token: str | None = None) -> bool:
+    headers = {"Mcp-Session-Id": session, "MCP-Protocol-Version": "2025-11-25"}
+    headers |= {} if token is None else {"Authorization": f"Bearer {token}"}
+    return (await rpc.post({"jsonrpc": "2.0", "id": 2, "method": "ping"}, **headers)).status_code == 200
+
+
+async def test_abandoned_sessions_make_room_and_one_that_works_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http, "MOST_SESSIONS", 3)
+    async with running(tmp_path) as rpc:
+        _, used = await opened(rpc)
+        for _ in range(3):
+            assert await known(rpc, used)
+        _, working = await opened(rpc)
+        call: dict[str, Any] = {
+            "jsonrpc": "2.0",
+            "id": 5,
+            "method": "tools/call",
+            "params": {"name": "greet", "arguments": {}},
+        }
+        headers = {"Mcp-Session-Id": working, "MCP-Protocol-Version": "2025-11-25"}
+        asked = asyncio.create_task(rpc.post(call, **headers))
+        found = [await opened(rpc) for _ in range(12)]
+        assert {status for status, _ in found} == {200}
+        assert await known(rpc, used), "those that did nothing but begin made room"
+        assert await known(rpc, working)
+        assert [await known(rpc, session) for _, session in found] == [False] * 11 + [True]
+        asked.cancel()
+
+
+async def test_no_owner_takes_the_places_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "MOST_SESSIONS", 10)
+    monkeypatch.setattr(http, "MOST_SESSIONS_OF_ONE", 2)
+    async with running(tmp_path, tokens={ALICE: "alice", BOB: "bob"}) as rpc:
+        _, of_bob = await opened(rpc, BOB)
+        of_alice = [(await opened(rpc, ALICE))[1] for _ in range(30)]
+        assert await known(rpc, of_bob, BOB)
+        assert [await known(rpc, session, ALICE) for session in of_alice] == [False] * 28 + [True] * 2
+
+
+@pytest.mark.parametrize("choice", ["session", "session-wider", "once"])
+async def test_a_yes_of_one_client_lets_no_other_run_where_they_share_a_session(tmp_path: Path, choice: str) -> None:
+    async with running(tmp_path) as rpc:
+        write = {"path": "a.txt", "content": "b"}
+        asked = (await rpc.call("write", write))["result"]
+        (form,) = asked["inputRequests"].values()
+        shown = json.dumps(form)
+        assert "for this session" not in shown and "project" in shown
+        (key,) = asked["inputRequests"]
+        said = {key: {"action": "accept", "content": {"decision": choice}}}
+        done = await rpc.call("write", write, requestState=asked["requestState"], inputResponses=said)
+        assert (done["result"]["resultType"] == "complete") is (choice == "once")
+        other = (await rpc.call("write", write))["result"]
+        assert other["resultType"] == "input_required", "it is asked about again"
+
+
+async def test_where_clients_prove_who_they_are_a_yes_holds_for_the_session(tmp_path: Path) -> None:
+    async with running(tmp_path, tokens={ALICE: "alice", BOB: "bob"}) as rpc:
+        write = {"path": "a.txt", "content": "b"}
+        asked = (await rpc.call("write", write, token=ALICE))["result"]
+        (key,) = asked["inputRequests"]
+        said = {key: {"action": "accept", "content": {"decision": "session"}}}
+        await rpc.call("write", write, token=ALICE, requestState=asked["requestState"], inputResponses=said)
+        assert (await rpc.call("write", write, token=ALICE))["result"]["resultType"] == "complete"
+        assert (await rpc.call("write", write, token=BOB))["result"]["resultType"] == "input_required"

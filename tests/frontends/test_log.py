@@ -1,0 +1,42 @@
+"""``handrail log``: what a model's provider carried out, and what was read above the workspace, stands among the calls, in the order in which it happened."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from tests.frontends.conftest import Here, Program
+
+from handrail.record.log import CommitLog, Record
+from handrail.store.opening import Store
+
+
+@pytest.mark.proves("R-10")
+def test_what_was_no_call_is_shown_among_the_calls(here: Here, handrail: Program) -> None:
+    assert here("call", "read", '{"path": "note.txt"}').code == 0
+    store = Store.open(handrail.workspace, handrail.state, face="test")
+    try:
+        about: dict[str, Any] = {"provider": "anthropic:m", "name": "web_search", "tool": "native.web_search"}
+        told = {**about, "arguments": {"query": "two\nlines"}, "failed": False, "artifacts": ["sha256:1"]}
+        read = {"files": [{"path": "/above/AGENTS.md", "sha256": "ab" * 32, "characters": 7}]}
+        read["files"].append({"path": "/above/CLAUDE.md", "left_out": "a rule"})
+        records = [Record("provided", "ses_x", "", told), Record("instructions-read", "ses_x", "", read)]
+        asyncio.run(CommitLog(store.database).commit(records))
+    finally:
+        store.database.close()
+        store.lease.release()
+    assert here("call", "read", '{"path": "note.txt"}').code == 0
+    before, line, above, after = here("log").out.splitlines()
+    assert "read" in before and "read" in after
+    assert "ses_x" in line and "native.web_search" in line and "provided" in line
+    assert r'done by anthropic:m: {"query": "two\nlines"}' in line
+    assert "ses_x" in above and "instructions-read" in above
+    assert above.endswith("/above/AGENTS.md (sha256 abababababab), /above/CLAUDE.md (left out: a rule)")
+    rows = [json.loads(row) for row in here("log", "--json").out.splitlines()]
+    assert [row["state"] for row in rows] == ["output", "provided", "instructions-read", "output"]
+    assert rows[1]["artifacts"] == ["sha256:1"] and rows[1]["call_id"] == ""
+    only, above = here("log", "--session", "ses_x").out.splitlines()
+    assert "provided" in only and "instructions-read" in above
+    assert "provided" not in here("log", "--limit", "1").out, "older than the calls that are shown"

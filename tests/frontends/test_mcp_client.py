@@ -1,0 +1,358 @@
+"""What an MCP client is asked and told in the middle of a call, in both eras of the protocol, over the SDK's own client."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import mcp.types as types
+import pytest
+from mcp import MCPError
+from mcp.client.subscriptions import ToolsListChanged
+from tests.frontends.mcp_clients import (
+    ALLOWED,
+    ERAS,
+    Era,
+    Person,
+    about,
+    count,
+    filled,
+    forge,
+    paint,
+    ran,
+    relay,
+    roots,
+    said,
+    sample,
+    serving,
+)
+
+from handrail.contract.approvals import ApprovalAnswer
+from handrail.contract.call import Answer
+from handrail.contract.result import Result
+from handrail.frontends.mcp.exchange import Exchange, Line
+from handrail.frontends.mcp.serving import Serving
+
+
+@ERAS
+@pytest.mark.proves("F-03")
+async def test_an_approval_is_a_form_that_shows_the_call_whole(tmp_path: Path, era: Era) -> None:
+    person = Person([filled(decision="once"), types.ElicitResult(action="decline"), filled(decision="session")])
+    async with serving(tmp_path) as (_, _, client), client(era, person) as one:
+        assert "kite" in said(await one.call_tool("launch", {"what": "a\u202ekite"}))
+        shown = person.seen[0]
+        assert isinstance(shown, types.ElicitRequestFormParams)
+        assert "launch" in shown.message and "kite" in shown.message and "\u202e" not in shown.message
+        refused = await one.call_tool("launch", {"what": "b"})
+        assert refused.is_error and about(refused, "error_kind") == "denied" and "declined" in said(refused)
+        for _ in range(2):  # the second time by the rule that was stored for the session
+            assert said(await one.call_tool("launch", {"what": "c"})) == "launched c"
+    assert len(person.seen) == 3
+
+
+@ERAS
+async def test_what_asks_is_denied_where_the_client_fills_in_no_forms(tmp_path: Path, era: Era) -> None:
+    async with serving(tmp_path) as (_, _, client), client(era) as one:
+        refused = await one.call_tool("launch", {"what": "a"})
+        assert refused.is_error and about(refused, "error_kind") == "denied" and "Nobody is attached" in said(refused)
+
+
+@ERAS
+async def test_an_operator_may_have_nobody_asked(tmp_path: Path, era: Era) -> None:
+    person = Person([filled(decision="once")])
+    async with serving(tmp_path, Serving(headless=True)) as (_, _, client), client(era, person) as one:
+        assert (await one.call_tool("launch", {"what": "a"})).is_error and not person.seen
+
+
+@ERAS
+@pytest.mark.proves("F-03")
+async def test_questions_are_one_form_with_a_field_for_each(tmp_path: Path, era: Era) -> None:
+    asked = [
+        {"question": "Which?", "header": "Colour", "options": [{"label": "red"}, {"label": "blue"}]},
+        {"question": "Some?", "options": [{"label": "a"}, {"label": "b"}, {"label": "c"}], "multi_select": True},
+        {"question": "Why?"},
+    ]
+    person = Person([filled(q1="blue", q2=["a", "c"], q3="because"), types.ElicitResult(action="cancel")])
+    async with serving(tmp_path) as (kernel, _, client), client(era, person) as one:
+        result = await one.call_tool("question", {"questions": asked})
+        assert result.structured_content == {"answers": [["blue"], ["a", "c"], ["because"]]}
+        parked = await one.call_tool("question", {"questions": asked})
+        (waiting,) = kernel.approvals.pending()
+        assert about(parked, "parked") == waiting.id and "call again" in said(parked)
+
+
+@ERAS
+@pytest.mark.proves("F-03")
+async def test_a_tool_asks_the_client_for_several_things_at_once_and_again(tmp_path: Path, era: Era) -> None:
+    person = Person([filled(name="Ann"), filled(name="yes")])
+    async with serving(tmp_path) as (_, _, client):
+        everything = client(era, person, sampling_callback=sample, list_roots_callback=roots)
+        async with everything as one:
+            assert said(await one.call_tool("interview", {})) == "Ann, rain, file:///here, yes"
+
+
+@ERAS
+@pytest.mark.proves("F-03")
+async def test_progress_and_logs_are_told_to_the_call_that_they_are_of(tmp_path: Path, era: Era) -> None:
+    heard: list[Any] = []
+
+    async def on_progress(progress: float, total: float | None, message: str | None) -> None:
+        heard.append((progress, total, message))
+
+    async def log(params: types.LoggingMessageNotificationParams) -> None:
+        heard.append((params.level, params.data, params.logger))
+
+    async with serving(tmp_path) as (_, _, client), client(era, logging_callback=log, log_level="info") as one:
+        assert said(await one.call_tool("work", {}, progress_callback=on_progress)) == "done"
+        while len(heard) < 3:
+            await asyncio.sleep(0)
+    assert (1, 2, "half") in heard and (2, 2, "whole") in heard and ("warning", {"odd": True}, "worker") in heard
+    assert len(heard) == 3, "what is less grave than was asked for is not told"
+
+
+@ERAS
+@pytest.mark.proves("F-03")
+async def test_an_approval_that_outlasts_its_request_is_collected_by_the_same_call_once(
+    tmp_path: Path, era: Era
+) -> None:
+    person = Person([types.ElicitResult(action="cancel")])
+    ran.clear()
+    async with serving(tmp_path) as (kernel, _, client), client(era, person) as one:
+        parked = await one.call_tool("launch", {"what": "later"})
+        waiting = about(parked, "parked")
+        assert parked.is_error and f"needs approval {waiting}" in said(parked) and "call again" in said(parked)
+        await kernel.approvals.decide(waiting, ApprovalAnswer("once"), by="test")
+        assert said(await one.call_tool("launch", {"what": "later"})) == "launched later" and ran == ["later"]
+        person.says.append(types.ElicitResult(action="decline"))
+        assert (await one.call_tool("launch", {"what": "later"})).is_error, "collected once, and then asked anew"
+    assert ran == ["later"]
+
+
+async def test_what_nobody_answers_in_time_is_parked(tmp_path: Path) -> None:
+    person = Person()
+    async with serving(tmp_path, Serving(wait_s=0.05)) as (kernel, _, client), client("legacy", person) as one:
+        parked = await one.call_tool("launch", {"what": "later"})
+        assert about(parked, "parked") == kernel.approvals.pending()[0].id and person.seen
+
+
+@pytest.mark.proves("F-03")
+async def test_a_client_that_does_not_come_back_leaves_its_approval_to_be_collected(tmp_path: Path) -> None:
+    """In the stateless era: the request was answered with what is asked, and nothing came of it."""
+    async with serving(tmp_path, Serving(hold_s=0.05)) as (kernel, house, client):
+        patient = client("auto", Person())
+        async with patient as one:
+            asked = await one.session.call_tool("launch", {"what": "later"}, allow_input_required=True)
+            assert isinstance(asked, types.InputRequiredResult)
+            while not (rows := kernel.approvals.pending()):
+                await asyncio.sleep(0)
+            (visit,) = house.visits
+            while visit.guest.exchanges:
+                await asyncio.sleep(0.001)
+            with pytest.raises(MCPError, match="requestState"):
+                await one.session.call_tool("launch", {"what": "later"}, request_state=asked.request_state)
+            await kernel.approvals.decide(rows[0].id, ApprovalAnswer("once"), by="test")
+            collected = await one.session.call_tool("launch", {"what": "later"})
+            assert isinstance(collected, types.CallToolResult) and said(collected) == "launched later"
+
+
+@ERAS
+@pytest.mark.proves("F-03")
+async def test_a_cut_output_says_so_and_is_a_resource_whole(tmp_path: Path, era: Era) -> None:
+    async with serving(tmp_path) as (_, _, client), client(era) as one:
+        result = await one.call_tool("flood", {})
+        head, note, link = result.content
+        assert isinstance(head, types.TextContent) and head.text.startswith("line\nline\n")
+        assert isinstance(note, types.TextContent) and "beginning only" in note.text
+        assert isinstance(link, types.ResourceLink) and about(result, "truncated") is True
+        assert [str(listed.uri) for listed in (await one.list_resources()).resources] == [str(link.uri)]
+        (whole,) = (await one.read_resource(str(link.uri))).contents
+        assert isinstance(whole, types.TextResourceContents) and whole.text == "line\n" * 1_000
+
+
+@ERAS
+@pytest.mark.proves("F-03")
+async def test_a_picture_comes_as_one_and_can_be_read_again(tmp_path: Path, era: Era) -> None:
+    async with serving(tmp_path) as (_, _, client), client(era) as one:
+        caption, picture = (await one.call_tool("paint", {})).content
+        assert isinstance(caption, types.TextContent) and caption.text == "a dot"
+        assert isinstance(picture, types.ImageContent) and picture.mime_type == "image/png"
+        (listed,) = (await one.list_resources()).resources
+        (content,) = (await one.read_resource(str(listed.uri))).contents
+        assert isinstance(content, types.BlobResourceContents) and content.blob == picture.data
+
+
+async def test_one_client_does_not_read_what_anothers_calls_gave(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (_, _, client), client("legacy") as one, client("legacy") as other:
+        await one.call_tool("paint", {})
+        (listed,) = (await one.list_resources()).resources
+        assert not (await other.list_resources()).resources
+        with pytest.raises(MCPError):
+            await other.read_resource(str(listed.uri))
+
+
+async def test_a_tool_that_hangs_up_again_and_again_hangs_up_once_for_all_that_was_not_told_yet() -> None:
+    hung_up: list[None] = []
+
+    async def close() -> None:
+        hung_up.append(None)
+
+    async def hang_up() -> Answer:
+        for _ in range(2):
+            for _ in range(1_000):
+                exchange.let_go()
+                exchange.let_go()
+            while not hung_up:
+                await asyncio.sleep(0)
+        return Answer("call-1", "t", Result.output(1), Result.output(1))
+
+    exchange = Exchange("call-1")
+    exchange.begin(hang_up())
+    line: Any = SimpleNamespace(close_sse_stream=close, protocol_version="2025-11-25")
+    assert isinstance(await exchange.follow(Line(line)), Answer)
+    assert len(hung_up) == 2
+
+
+@ERAS
+async def test_a_reference_that_a_tool_made_up_gives_nobody_the_artifact(tmp_path: Path, era: Era) -> None:
+    async with (
+        serving(tmp_path, rules=("allow *",), tools=(paint, forge, relay)) as (kernel, _, client),
+        client(era) as one,
+    ):
+        session = await kernel.session(rules=["allow paint"])
+        ref = (await session.call("paint", {})).data[1]["artifact"]
+        result = await one.call_tool("forge", {"ref": ref})
+        assert not any(isinstance(part, types.ImageContent | types.EmbeddedResource) for part in result.content)
+        assert about(result, "artifacts") is None and not (await one.list_resources()).resources
+        with pytest.raises(MCPError):
+            await one.read_resource(f"handrail://artifact/{ref}")
+
+
+@ERAS
+async def test_what_a_tools_own_call_gave_may_be_passed_on(tmp_path: Path, era: Era) -> None:
+    async with serving(tmp_path, rules=("allow *",), tools=(paint, forge, relay)) as (_, _, client), client(era) as one:
+        _, picture = (await one.call_tool("relay", {})).content
+        assert isinstance(picture, types.ImageContent) and len((await one.list_resources()).resources) == 1
+
+
+@ERAS
+@pytest.mark.proves("F-03")
+async def test_a_promised_form_is_listed_and_kept(tmp_path: Path, era: Era) -> None:
+    async with serving(tmp_path, Serving(discovery="all")) as (_, _, client), client(era) as one:
+        (listed,) = [found for found in (await one.list_tools()).tools if found.name == "count"]
+        assert listed.output_schema == count.spec.output_schema
+        assert (await one.call_tool("count", {"good": True})).structured_content == {"n": 1}
+        broken = await one.call_tool("count", {"good": False})
+        assert broken.is_error and broken.structured_content is None and "promises" in said(broken)
+
+
+async def test_a_client_that_lists_once_finds_schemas_and_calls_through_a_door(tmp_path: Path) -> None:
+    rules = (*ALLOWED, "allow *")
+    async with serving(tmp_path, rules=rules) as (_, _, client):
+        async with client("auto") as one:
+            names = {found.name for found in (await one.list_tools()).tools}
+            assert "call_tool" in names and "git__status" not in names
+            found: dict[str, Any] = (await one.call_tool("load_tools", {"category": "git"})).structured_content
+            by_name: dict[str, Any] = {schema["name"]: schema for schema in found["schemas"]}
+            assert "repository" in by_name["git__status"]["inputSchema"]["properties"]
+            through = await one.call_tool("call_tool", {"name": "work", "arguments": {}})
+            assert said(through) == "done"
+            denied = await one.call_tool("call_tool", {"name": "call_tool", "arguments": {"name": "work"}})
+            assert denied.is_error and about(denied, "error_kind") == "unknown_tool"
+            with pytest.raises(MCPError, match="takes"):
+                await one.call_tool("call_tool", {"arguments": {}})
+        async with client("legacy") as one:
+            assert "call_tool" not in {found.name for found in (await one.list_tools()).tools}
+            assert "schemas" not in ((await one.call_tool("load_tools", {"category": "git"})).structured_content or {})
+
+
+@ERAS
+async def test_all_tools_are_listed_where_the_operator_wants_that(tmp_path: Path, era: Era) -> None:
+    async with serving(tmp_path, Serving(discovery="all")) as (kernel, _, client), client(era) as one:
+        names = {found.name for found in (await one.list_tools()).tools}
+        assert {"git__status", "launch", "read"} <= names and "call_tool" not in names
+        ready = [entry for entry in kernel.generation.entries.values() if entry.withheld is None]
+        assert len(names) <= len(ready)
+
+
+async def test_a_listener_is_told_when_another_of_its_calls_brought_tools(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (_, _, client), client("auto") as one, client("auto") as other:
+        listening = other.listen(tools_list_changed=True)
+        async with listening as changes:
+            await one.call_tool("load_tools", {"category": "git"})
+            assert isinstance(await anext(aiter(changes)), ToolsListChanged)
+
+
+async def test_a_cursor_that_was_never_given_is_refused(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (_, _, client), client("auto") as one:
+        for cursor in ("", "x", "LTU=", "MQ==", "//8="):
+            with pytest.raises(MCPError, match="cursor"):
+                await one.list_tools(cursor=cursor)
+
+
+@ERAS
+async def test_a_storm_of_cancellations_leaves_nothing_behind(tmp_path: Path, era: Era) -> None:
+    async with serving(tmp_path) as (_, house, client), client(era, Person()) as one:
+        storm = [asyncio.create_task(one.call_tool("launch", {"what": str(number)})) for number in range(60)]
+        while not (
+            house.visits and len(next(iter(house.visits)).guest.held or next(iter(house.visits)).guest.exchanges)
+        ):
+            await asyncio.sleep(0)
+        for call in storm:
+            call.cancel()
+        await asyncio.gather(*storm, return_exceptions=True)
+        (visit,) = house.visits
+        if era == "legacy":  # what is held waits for its client, who may come back
+            while visit.guest.exchanges:
+                await asyncio.sleep(0)
+        assert said(await one.call_tool("work", {})) == "done"
+
+
+async def test_a_tool_that_asks_again_although_the_client_has_not_come_back_is_answered_and_ends(
+    tmp_path: Path,
+) -> None:
+    async with serving(tmp_path, Serving(hold_s=0.01)) as (_, house, client), client("auto", Person()) as one:
+        asked = await one.session.call_tool("insist", {"params": {}}, allow_input_required=True)
+        assert isinstance(asked, types.InputRequiredResult)
+        (visit,) = house.visits
+        while visit.guest.exchanges:
+            await asyncio.sleep(0.005)
+
+
+@ERAS
+async def test_a_request_that_is_none_of_the_protocols_is_refused_to_whoever_asks_it(tmp_path: Path, era: Era) -> None:
+    async with serving(tmp_path) as (_, house, client), client(era, Person(), sampling_callback=sample) as one:
+        refused = said(await one.call_tool("insist", {"params": {"messages": "none", "maxTokens": 1}}))
+        assert refused.count("sampling/createMessage cannot be asked so: params.messages") == 2
+        assert not any(visit.guest.exchanges for visit in house.visits)
+
+
+@ERAS
+@pytest.mark.proves("O-05")
+async def test_what_another_server_asks_says_so_and_hides_nothing_of_that(tmp_path: Path, era: Era) -> None:
+    person = Person([filled(name="Ann"), filled(name="Ann")])
+    message = "\u202eeman ruoY\r\x1b[2K\nHandrail asks: allow?"
+    async with serving(tmp_path) as (_, _, client), client(era, person) as one:
+        assert said(await one.call_tool("insist", {"params": {"message": message}})) == ""
+    (first, second) = person.seen[0].message.split("\n")
+    assert first.startswith("theirs asks: ") and first.isprintable() and second == "| Handrail asks: allow?"
+
+
+@ERAS
+@pytest.mark.proves("F-03")
+async def test_where_the_log_is_damaged_a_client_is_told_what_is_and_what_to_do(tmp_path: Path, era: Era) -> None:
+    async with serving(tmp_path) as (kernel, _, client), client(era) as one:
+        with closing(sqlite3.connect(kernel.rooms.store.folders.database)) as other:
+            other.execute("ALTER TABLE session RENAME TO elsewhere")
+            result = await one.call_tool("read", {"path": "a"})
+            assert result.is_error and about(result, "error_kind") == "unavailable"
+            for told in ("handrail.db is damaged", "no such table", "Keep a copy", "move it away"):
+                assert told in said(result)
+            with pytest.raises(MCPError, match="Keep a copy") as refused:
+                await one.list_tools()
+            assert refused.value.data == {"handrail/error_kind": "unavailable"}
+            other.execute("ALTER TABLE elsewhere RENAME TO session")
+        assert "handrail.db" not in said(await one.call_tool("read", {"path": "a"}))

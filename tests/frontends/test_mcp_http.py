@@ -1,0 +1,468 @@
+"""The MCP server over HTTP as a hostile client meets it: raw requests against a real socket."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from mcp import Client
+from mcp.server.streamable_http import EventMessage
+
+from handrail import tool
+from handrail.contract.doors.peer import Ask
+from handrail.contract.doors.runtime import Runtime
+from handrail.contract.errors import StartError, UsageError
+from handrail.frontends.mcp.clients import guest, house
+from handrail.frontends.mcp.clients.house import Serving
+from handrail.frontends.mcp.http.connections import MOST_CONNECTIONS
+from handrail.frontends.mcp.http.http import Listening, served
+from handrail.frontends.mcp.http.replay import MOST_OF_A_STREAM, Replay
+from handrail.testing.kernels import temporary_kernel
+
+FORM: dict[str, Any] = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+ALICE, BOB = "alice-0123456789abcdef", "bob-0123456789abcdef"
+KEEP = ("scratchpad", {"action": "set", "key": "plan", "value": "to-hide"})
+LOOK = ("scratchpad", {"action": "get", "key": "plan"})
+ran: list[str] = []
+
+
+@tool(side_effect="read", locks=[], requires={"capabilities": ["elicit"]})
+async def greet(runtime: Runtime, greeting: str = "Hello") -> str:
+    """Ask who is there."""
+    answers = await runtime.peer.ask({"who": Ask("elicitation/create", {"message": "Who?", "requestedSchema": FORM})})
+    ran.append(greeting)
+    return f"{greeting}, {answers['who']['content']['name']}"
+
+
+class Rpc:
+    """Requests of the stateless era, one POST each."""
+
+    def __init__(self, http: httpx2.AsyncClient, url: str) -> None:
+        self.http = http
+        self.url = url
+
+    async def post(self, body: Any, **headers: str) -> httpx2.Response:
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        usual = {"Accept": "application/json, text/event-stream", "Content-Type": "application/json"}
+        return await self.http.post(self.url, content=content, headers={**usual, **headers}, timeout=30)
+
+    async def call(
+        self, name: str = "greet", arguments: Any = None, *, can: Any = None, token: str | None = None, **more: Any
+    ) -> dict[str, Any]:
+        meta: dict[str, Any] = {
+            "io.modelcontextprotocol/protocolVersion": "2026-07-28",
+            "io.modelcontextprotocol/clientCapabilities": {"elicitation": {}} if can is None else can,
+        }
+        params: dict[str, Any] = {"name": name, "arguments": arguments or {}, "_meta": meta, **more}
+        headers = {"MCP-Protocol-Version": "2026-07-28", "Mcp-Method": "tools/call", "Mcp-Name": name}
+        if token is not None:
+            headers["Authorization"] = f"Bearer {token}"
+        answer = await self.post({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}, **headers)
+        return answer.json()
+
+
+@asynccontextmanager
+async def running(folder: Path, serving: Serving | None = None, **listening: Any) -> AsyncGenerator[Rpc]:
+    ran.clear()
+    where = Listening("127.0.0.1", 0, **listening)
+    async with AsyncExitStack() as stack:
+        kernel = await stack.enter_async_context(temporary_kernel(folder, tools=[greet], rules=["allow greet"]))
+        url, _ = await stack.enter_async_context(served(kernel, serving or Serving(), where))
+        http = await stack.enter_async_context(httpx2.AsyncClient())
+        yield Rpc(http, url)
+
+
+def answer(name: Any = "Ann") -> dict[str, Any]:
+    return {"who": {"action": "accept", "content": {"name": name}}}
+
+
+def text(found: dict[str, Any]) -> str:
+    return found["result"]["content"][0]["text"]
+
+
+@pytest.mark.proves("F-03")
+async def test_a_held_call_goes_on_with_the_answers_that_fit_and_asks_again_for_the_rest(tmp_path: Path) -> None:
+    async with running(tmp_path) as rpc:
+        first = (await rpc.call())["result"]
+        assert first["resultType"] == "input_required" and list(first["inputRequests"]) == ["who"]
+        state = first["requestState"]
+        for wrong in ({}, {"else": answer()["who"]}, answer(7)):
+            again = (await rpc.call(requestState=state, inputResponses=wrong))["result"]
+            assert list(again["inputRequests"]) == ["who"] and again["requestState"] != state
+            state = again["requestState"]
+        assert text(await rpc.call(requestState=state, inputResponses=answer())) == "Hello, Ann" and ran == ["Hello"]
+
+
+@pytest.mark.proves("F-03")
+async def test_a_state_is_good_once_for_its_own_call_and_nobody_elses(tmp_path: Path) -> None:
+    tokens = {ALICE: "alice", BOB: "bob"}
+    async with running(tmp_path, tokens=tokens) as rpc:
+        state = (await rpc.call(token=ALICE))["result"]["requestState"]
+        tampered = state[:-2] + ("AA" if state[-2:] != "AA" else "BB")
+        hostile: list[dict[str, Any]] = [
+            {"token": BOB, "requestState": state},
+            {"token": ALICE, "requestState": tampered},
+            {"token": ALICE, "requestState": "v1.AAAA"},
+            {"token": ALICE, "requestState": state, "arguments": {"greeting": "Bye"}},
+        ]
+        for one in hostile:
+            refused = await rpc.call(inputResponses=answer(), **one)
+            assert refused["error"]["code"] == -32602 and "requestState" in refused["error"]["message"]
+        assert ran == []
+        assert text(await rpc.call(token=ALICE, requestState=state, inputResponses=answer())) == "Hello, Ann"
+        replayed = await rpc.call(token=ALICE, requestState=state, inputResponses=answer("Eve"))
+        assert replayed["error"]["code"] == -32602 and ran == ["Hello"]
+
+
+async def test_an_answer_may_come_along_before_it_is_asked_for_but_no_approval(tmp_path: Path) -> None:
+    async with running(tmp_path) as rpc:
+        early: dict[str, Any] = {**answer(), "unknown": {"action": "accept", "content": {}}}
+        assert text(await rpc.call(inputResponses=early)) == "Hello, Ann"
+        yes = {"action": "accept", "content": {"decision": "once"}}
+        asked = await rpc.call(
+            "write", {"path": "a", "content": "b"}, inputResponses={"approval": yes, "decision": yes}
+        )
+        assert asked["result"]["resultType"] == "input_required"
+
+
+@pytest.mark.proves("F-03")
+async def test_what_a_client_did_not_declare_is_named(tmp_path: Path) -> None:
+    async with running(tmp_path) as rpc:
+        refused = await rpc.call(can={})
+        assert refused["error"]["code"] == -32021
+        assert list(refused["error"]["data"]["requiredCapabilities"]) == ["elicitation"]
+
+
+async def test_calls_are_held_within_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guest, "MOST_HELD", 3)
+    async with running(tmp_path, Serving()) as rpc:
+        held = [await rpc.call() for _ in range(3)]
+        assert all(one["result"]["resultType"] == "input_required" for one in held)
+        refused = (await rpc.call())["result"]
+        assert refused["isError"] and "too many calls" in refused["content"][0]["text"]
+        state = held[0]["result"]["requestState"]
+        assert text(await rpc.call(requestState=state, inputResponses=answer())) == "Hello, Ann"
+        assert (await rpc.call())["result"]["resultType"] == "input_required"
+
+
+async def test_a_client_that_hangs_up_stops_its_call(tmp_path: Path) -> None:
+    reached, stopped = asyncio.Event(), asyncio.Event()
+
+    @tool(side_effect="read", locks=[])
+    async def linger() -> str:
+        """Take for ever."""
+        reached.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            stopped.set()
+        return ""
+
+    async with AsyncExitStack() as stack:
+        kernel = await stack.enter_async_context(temporary_kernel(tmp_path, tools=[linger], rules=["allow linger"]))
+        url, _ = await stack.enter_async_context(served(kernel, Serving(), Listening("127.0.0.1", 0)))
+        http = await stack.enter_async_context(httpx2.AsyncClient())
+        hanging = asyncio.create_task(Rpc(http, url).call("linger"))
+        await reached.wait()
+        hanging.cancel()
+        await stopped.wait()
+
+
+@pytest.mark.proves("F-03")
+async def test_only_known_hosts_and_origins_are_answered(tmp_path: Path) -> None:
+    ping: dict[str, Any] = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {}}
+    async with running(tmp_path, origins=("https://app.example.org",)) as rpc:
+        port = rpc.url.rpartition(":")[2].partition("/")[0]
+        for host in (
+            "evil.example.com",
+            "evil.example.com:80",
+            "127.0.0.1.evil.example.com",
+            f"localhost.evil:{port}",
+            "",
+        ):
+            assert (await rpc.post(ping, Host=host)).status_code in (400, 421), host
+        for origin in (
+            "https://evil.example.com",
+            "null",
+            f"http://127.0.0.1.evil:{port}",
+            "https://app.example.org.evil",
+        ):
+            assert (await rpc.post(ping, Origin=origin)).status_code == 403, origin
+        for host in (f"localhost:{port}", f"127.0.0.1:{port}", "localhost"):
+            assert (await rpc.post(ping, Host=host)).status_code not in (403, 421), host
+        assert (await rpc.post(ping, Origin="https://app.example.org")).status_code not in (403, 421)
+
+
+async def test_of_what_another_host_or_origin_is_named_for_no_body_is_awaited(tmp_path: Path) -> None:
+    async with running(tmp_path) as rpc:
+        port = int(rpc.url.rpartition(":")[2].partition("/")[0])
+        for named, status in (
+            ("Host: evil.example.com", b"421"),
+            (f"Host: localhost:{port}\r\nOrigin: https://evil.example.com", b"403"),
+        ):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            more = "Content-Type: application/json\r\nContent-Length: 1000000"
+            writer.write(f"POST /mcp HTTP/1.1\r\n{named}\r\n{more}\r\n\r\n[".encode())  # the rest never comes
+            head, _, _ = (await reader.read()).partition(b"\r\n\r\n")
+            assert head.split()[1] == status and b"connection: close" in head.lower()
+            writer.close()
+
+
+@pytest.mark.proves("F-03")
+async def test_without_a_token_nothing_is_read(tmp_path: Path) -> None:
+    async with running(tmp_path, tokens={ALICE: "alice"}) as rpc:
+        for token in (None, "x" * 100, ALICE[:-1], ALICE + "x", BOB):
+            headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+            refused = await rpc.post(b"[" * 100, **headers)
+            assert refused.status_code == 401 and refused.headers["www-authenticate"].startswith("Bearer")
+        assert (await rpc.call(token=ALICE))["result"]["resultType"] == "input_required"
+        missing = await rpc.http.get(rpc.url.replace("/mcp", "/.well-known/oauth-protected-resource/mcp"))
+        assert missing.status_code == 404, "there is no authorization server to name"
+
+
+async def test_a_session_is_its_owners_and_cannot_be_guessed(tmp_path: Path) -> None:
+    hello = {
+        "jsonrpc": "2.0",
+        "id": 1,
+        "method": "initialize",
+        "params": {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}},
+    }
+    async with running(tmp_path, tokens={ALICE: "alice", BOB: "bob"}) as rpc:
+        opened = await rpc.post(hello, Authorization=f"Bearer {ALICE}")
+        session = opened.headers["mcp-session-id"]
+        ping = {"jsonrpc": "2.0", "id": 2, "method": "ping"}
+        another = session[:-1] + ("1" if session.endswith("0") else "0")
+        for token, named in ((BOB, session), (ALICE, another), (ALICE, "../../x")):
+            refused = await rpc.post(ping, **{"Authorization": f"Bearer {token}", "Mcp-Session-Id": named})
+            assert refused.status_code == 404
+        known = await rpc.post(ping, **{"Authorization": f"Bearer {ALICE}", "Mcp-Session-Id": session})
+        assert known.status_code == 200
+
+
+@asynccontextmanager
+async def another_client(rpc: Rpc) -> AsyncGenerator[Rpc]:
+    """A client with a connection of its own."""
+    async with httpx2.AsyncClient() as http:
+        yield Rpc(http, rpc.url)
+
+
+SEEN_ALONE: list[tuple[Any, Any]] = [
+    (KEEP, LOOK),
+    (("todo", {"todos": [{"content": "to-hide", "status": "pending"}]}), ("todo", {})),
+]
+
+
+@pytest.mark.parametrize(("does", "looks"), SEEN_ALONE)
+async def test_clients_without_a_token_see_nothing_of_each_other(tmp_path: Path, does: Any, looks: Any) -> None:
+    async with running(tmp_path) as rpc, another_client(rpc) as other:
+        done = await rpc.call(*does)
+        assert not done["result"].get("isError"), done
+        seen = [await one.call(*looks) for one in (rpc, other)]
+        assert "to-hide" in json.dumps(seen[0]), "one client goes on where it was"
+        assert "to-hide" not in json.dumps(seen[1])
+
+
+async def test_one_token_is_one_client_over_every_connection(tmp_path: Path) -> None:
+    async with running(tmp_path, tokens={ALICE: "alice"}) as rpc, another_client(rpc) as again:
+        await rpc.call(*KEEP, token=ALICE)
+        assert "to-hide" in json.dumps(await again.call(*LOOK, token=ALICE))
+
+
+async def test_a_program_that_passes_requests_on_makes_no_two_clients_one(tmp_path: Path) -> None:
+    async with running(tmp_path) as rpc:
+        for name, value in (("X-Forwarded-For", "10.0.0.1"), ("Via", "1.1 proxy"), ("Forwarded", "for=10.0.0.1")):
+            rpc.http.headers = httpx2.Headers({name: value})
+            await rpc.call(*KEEP)
+            assert "to-hide" not in json.dumps(await rpc.call(*LOOK))
+
+
+async def test_a_state_token_is_enough_to_go_on_over_another_connection(tmp_path: Path) -> None:
+    async with running(tmp_path) as rpc, another_client(rpc) as again:
+        state = (await rpc.call())["result"]["requestState"]
+        await rpc.http.aclose()
+        assert text(await again.call(requestState=state, inputResponses=answer())) == "Hello, Ann"
+        spent = await again.call(requestState=state, inputResponses=answer())
+        assert spent["error"]["data"] == {"reason": "invalid_request_state"}
+
+
+async def test_the_session_of_a_client_without_a_token_ends_with_its_connection(tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        kernel = await stack.enter_async_context(temporary_kernel(tmp_path, tools=[greet], rules=["allow greet"]))
+        url, _ = await stack.enter_async_context(served(kernel, Serving(), Listening("127.0.0.1", 0)))
+        async with httpx2.AsyncClient() as http:
+            await Rpc(http, url).call(*LOOK)
+            (session,) = kernel.sessions.by_id.values()
+        async for _ in session.events():  # which end with the session
+            pass
+        assert session.closed
+
+
+async def test_one_token_takes_no_more_than_its_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "handrail.frontends.mcp.http.http.MOST_CONNECTIONS", 16
+    )  # a quarter of which is one credential's
+    async with running(tmp_path, tokens={ALICE: "alice", BOB: "bob"}) as rpc:
+        body: dict[str, Any] = {
+            "jsonrpc": "2.0",
+            "id": 1,
+            "method": "subscriptions/listen",
+            "params": {
+                "_meta": {
+                    "io.modelcontextprotocol/protocolVersion": "2026-07-28",
+                    "io.modelcontextprotocol/clientCapabilities": {},
+                },
+                "notifications": {"toolsListChanged": True},
+            },
+        }
+        headers = {
+            "Accept": "application/json, text/event-stream",
+            "Content-Type": "application/json",
+            "MCP-Protocol-Version": "2026-07-28",
+            "Mcp-Method": "subscriptions/listen",
+            "Authorization": f"Bearer {ALICE}",
+        }
+        async with AsyncExitStack() as streams:
+            for _ in range(4):
+                stream = rpc.http.stream("POST", rpc.url, json=body, headers=headers, timeout=30)
+                opened = await streams.enter_async_context(stream)
+                assert opened.status_code == 200
+            refused = await rpc.post(body, **headers)
+            assert refused.status_code == 429 and "of this credential" in refused.text
+            assert "result" in await rpc.call("todo", token=BOB), "another one's places are free"
+        assert MOST_CONNECTIONS > 16
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b"[" * 5_000, 400),
+        (b'{"a":' * 400 + b"1" + b"}" * 400, 400),
+        (b"no json", 400),
+        (b"[]", 400),
+        (b"\xff\xfe", 400),
+    ],
+)
+async def test_a_message_that_is_none_is_refused(tmp_path: Path, body: bytes, status: int) -> None:
+    async with running(tmp_path) as rpc:
+        for headers in ({}, {"MCP-Protocol-Version": "2026-07-28"}):
+            assert (await rpc.post(body, **headers)).status_code == status
+        assert (await rpc.call())["result"]["resultType"] == "input_required"
+
+
+@pytest.mark.parametrize("declared", ["99999999999", "99999999999999999999999", None])
+async def test_a_message_that_is_too_long_is_not_held(tmp_path: Path, declared: str | None) -> None:
+    async with running(tmp_path) as rpc:
+        port = int(rpc.url.rpartition(":")[2].partition("/")[0])
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        length = f"Content-Length: {declared}" if declared else "Transfer-Encoding: chunked"
+        head = f"POST /mcp HTTP/1.1\r\nHost: localhost:{port}\r\nContent-Type: application/json\r\n{length}\r\n\r\n"
+        writer.write(head.encode())
+        if not declared:
+            for _ in range(17):  # MiB; the bound is 16
+                writer.write(b"100000\r\n" + b" " * 0x100000 + b"\r\n")
+                await writer.drain()
+        assert (await reader.readline()).split()[1] == (b"400" if declared == "99999999999999999999999" else b"413")
+        writer.close()
+        assert (await rpc.call())["result"]["resultType"] == "input_required"
+
+
+async def test_idle_clients_make_room_and_busy_ones_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = {ALICE: "alice", BOB: "bob", "carol-0123456789abcdef": "carol"}
+    async with running(tmp_path, Serving(most_guests=1), tokens=tokens) as rpc:
+        assert "result" in await rpc.call("todo", token=ALICE)
+        state = (await rpc.call(token=BOB))["result"]["requestState"]  # in the place of Alice's, and held
+        refused = await rpc.call("todo", token="carol-0123456789abcdef")
+        assert "are served already" in refused["error"]["message"]
+        done = await rpc.call(token=BOB, requestState=state, inputResponses=answer())
+        assert text(done) == "Hello, Ann"
+        assert "result" in await rpc.call("todo", token="carol-0123456789abcdef")
+    assert house.Serving().most_guests > 1
+
+
+async def test_the_sdks_client_works_with_a_token(tmp_path: Path) -> None:
+    from mcp.client.streamable_http import streamable_http_client
+
+    async with running(tmp_path, tokens={ALICE: "alice"}) as rpc:
+        http = httpx2.AsyncClient(headers={"Authorization": f"Bearer {ALICE}"})
+        async with http:
+            for mode in ("legacy", "auto"):
+                async with Client(streamable_http_client(rpc.url, http_client=http), mode=mode) as client:
+                    assert "greet" in {one.name for one in (await client.list_tools()).tools}
+
+
+# ── what an operator may ask for ─────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("address", "more", "said"),
+    [
+        ("127.0.0.1", {}, "HOST:PORT"),
+        (":80", {}, "HOST:PORT"),
+        ("127.0.0.1:70000", {}, "HOST:PORT"),
+        ("0.0.0.0:80", {}, "--token-file"),
+        ("192.168.1.2:80", {}, "--token-file"),
+        ("tools.example.org:80", {}, "--token-file"),
+        ("0.0.0.0:80", {"auth_server": "https://auth.example.org"}, "--public-url"),
+        ("127.0.0.1:80", {"auth_server": "http://auth.example.org"}, "--auth-server"),
+        ("127.0.0.1:80", {"public_url": "https://tools.example.org"}, "--public-url"),
+        ("127.0.0.1:80", {"scopes": ("a",)}, "--scope"),
+        ("127.0.0.1:80", {"origins": ("*",)}, "--allow-origin"),
+        ("127.0.0.1:80", {"origins": ("https://a.example.org/x",)}, "--allow-origin"),
+    ],
+)
+def test_an_address_that_cannot_be_served_safely_is_refused(address: str, more: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        Listening.of(address, **more)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:0", "localhost:80", "[::1]:8080", "127.8.9.1:80"])
+def test_this_machine_needs_no_token(address: str) -> None:
+    assert Listening.of(address).is_local
+
+
+@pytest.mark.skipif(os.name == "nt", reason="modes of files")
+def test_a_token_file_is_read_only_where_nobody_else_can(tmp_path: Path) -> None:
+    file = tmp_path / "tokens"
+    file.write_text(f"# who may come\nalice {ALICE}\n\n{BOB}\n")
+    file.chmod(0o644)
+    with pytest.raises(StartError, match="chmod 600"):
+        Listening.of("0.0.0.0:80", str(file), public_url="https://tools.example.org/mcp")
+    file.chmod(0o600)
+    found = Listening.of("0.0.0.0:80", str(file), public_url="https://tools.example.org/mcp")
+    assert found.tokens == {ALICE: "alice", BOB: "token-4"} and ALICE not in repr(found)
+    for content in ("", "short", f"{ALICE}\n{ALICE}\n", f"a b {ALICE}"):
+        file.write_text(content)
+        with pytest.raises(UsageError, match="expected"):
+            Listening.of("127.0.0.1:0", str(file))
+    with pytest.raises(StartError, match="cannot be read"):
+        Listening.of("127.0.0.1:0", str(tmp_path / "none"))
+
+
+# ── what may be asked for again ──────────────────────────────────────────────────────────────────
+
+
+async def test_events_after_one_are_replayed_and_only_of_its_stream() -> None:
+    from mcp_types import JSONRPCNotification
+
+    replay, heard = Replay(), list[EventMessage]()
+
+    async def send(event: EventMessage) -> None:
+        heard.append(event)
+
+    first = await replay.store_event("a", None)
+    for number in range(3):
+        for stream in ("a", "b"):
+            await replay.store_event(stream, JSONRPCNotification(jsonrpc="2.0", method=f"{stream}{number}"))
+    assert await replay.replay_events_after(first, send) == "a"
+    assert [getattr(one.message, "method", "") for one in heard] == ["a0", "a1", "a2"]
+    assert await replay.replay_events_after("1", send) is None
+    for _ in range(MOST_OF_A_STREAM):
+        await replay.store_event("a", None)
+    assert await replay.replay_events_after(first, send) is None, "the oldest are forgotten"

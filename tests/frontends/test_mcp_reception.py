@@ -1,0 +1,222 @@
+"""What `handrail mcp` answers before the MCP SDK is loaded: just what the server behind it says to the same requests."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from handrail import tool
+from handrail.frontends.mcp.reception import NEWER, OLDER, Reception
+from handrail.frontends.mcp.server import serve_on
+from handrail.frontends.mcp.serving import Discovery, Serving
+from handrail.kernel.held import HeldKernel
+from handrail.testing.kernels import temporary_kernel
+
+Message = dict[str, Any]
+CLIENT: Message = {"name": "test", "version": "1", "title": "A test"}
+CAN: Message = {"roots": {"listChanged": True}, "sampling": {}, "elicitation": {"form": {}, "url": {}}}
+READY: Message = {"jsonrpc": "2.0", "method": "notifications/initialized"}
+
+
+@tool(
+    side_effect="read",
+    locks=[],
+    output_schema={"type": "object", "properties": {"n": {"type": "integer", "default": None}}, "required": ["n"]},
+)
+async def count(to: int | None = None, *, odd: dict[str, Any] | None = None) -> dict[str, int]:
+    """Count … to ten."""
+    return {"n": to or 10}
+
+
+@tool(side_effect="read", locks=[])
+async def later(a: str) -> str:
+    """Come later."""
+    return a
+
+
+class Heard:
+    """What is said to a client."""
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+        self._more = asyncio.Event()
+
+    async def write(self, text: str) -> None:
+        assert text.endswith("\n")
+        self.messages.append(json.loads(text))
+        self._more.set()
+
+    async def flush(self) -> None:
+        return
+
+    async def until(self, count: int) -> list[Message]:
+        while len(self.messages) < count:
+            self._more.clear()
+            await self._more.wait()
+        return self.messages
+
+
+async def lines(messages: Iterable[Message | str]) -> AsyncIterator[str]:
+    for message in messages:
+        yield message if isinstance(message, str) else json.dumps(message)
+
+
+def request(number: int | str, method: str, params: Message | None = None) -> Message:
+    return {"jsonrpc": "2.0", "id": number, "method": method} | ({} if params is None else {"params": params})
+
+
+def hello(version: str = "2025-11-25", **more: Any) -> Message:
+    said: Message = {"protocolVersion": version, "capabilities": CAN, "clientInfo": CLIENT, **more}
+    return request(1, "initialize", said)
+
+
+def stamped(version: str = NEWER, **more: Any) -> Message:
+    prefix = "io.modelcontextprotocol/"
+    said: Message = {"protocolVersion": version, "clientInfo": CLIENT, "clientCapabilities": CAN}
+    return {"_meta": {f"{prefix}{key}": value for key, value in said.items()} | more}
+
+
+BEGINNINGS: dict[str, list[Message]] = {
+    version: [hello(version), READY, request("two", "tools/list", {"_meta": {"progressToken": 5}})] for version in OLDER
+}
+BEGINNINGS[NEWER] = [request(1, "server/discover", stamped()), request("two", "tools/list", stamped())]
+
+
+@pytest.fixture
+async def kernel(tmp_path: Path) -> AsyncGenerator[HeldKernel]:
+    async with temporary_kernel(tmp_path, tools=[count]) as opened:
+        yield opened
+
+
+async def begun(
+    kernel: HeldKernel, messages: Iterable[Message | str], discovery: Discovery = "core"
+) -> tuple[Reception, Heard, bool]:
+    heard = Heard()
+    reception = Reception(kernel, Serving(discovery=discovery), heard)
+    return reception, heard, await reception.receive(lines(messages))
+
+
+async def gone_on(
+    reception: Reception, kernel: HeldKernel, discovery: Discovery, out: Any, heard: Heard, count: int
+) -> None:
+    """The server, for the client that the reception has had, until it has said so much."""
+    enough = asyncio.Event()
+
+    async def silence() -> AsyncIterator[str]:
+        await enough.wait()
+        for line in ():
+            yield line
+
+    ends = reception.resumed(silence()), out
+    serving = asyncio.create_task(serve_on(kernel, Serving(discovery=discovery), ends))
+    try:
+        await heard.until(count)
+    finally:
+        enough.set()
+        await serving
+
+
+@pytest.mark.parametrize("discovery", ["core", "all"])
+@pytest.mark.parametrize("version", [*OLDER, NEWER])
+@pytest.mark.proves("F-03")
+async def test_the_first_answers_are_those_that_the_server_gives(
+    kernel: HeldKernel, version: str, discovery: Discovery
+) -> None:
+    reception, heard, there = await begun(kernel, BEGINNINGS[version], discovery)
+    assert there
+    assert [one["id"] for one in heard.messages] == [1, "two"]
+    names = [one["name"] for one in heard.messages[1]["result"]["tools"]]
+    assert "count" in names and "read" in names
+    own = Heard()
+    await gone_on(reception, kernel, discovery, own, own, 2)
+    assert {one["id"]: one for one in own.messages} == {one["id"]: one for one in heard.messages}
+
+
+async def test_a_client_hears_each_answer_once_and_of_a_change_in_between(kernel: HeldKernel) -> None:
+    reception, heard, _ = await begun(kernel, BEGINNINGS["2025-06-18"], "all")
+    await kernel.reload(tools=[count, later])
+    await gone_on(reception, kernel, "all", reception.answers(), heard, 3)
+    assert [one.get("id", one.get("method")) for one in heard.messages] == [
+        1,
+        "two",
+        "notifications/tools/list_changed",
+    ]
+
+
+async def test_a_client_that_said_hello_alone_is_served_on(kernel: HeldKernel) -> None:
+    reception, heard, there = await begun(kernel, [hello(), READY, request(2, "ping")])
+    assert there
+    assert [one["id"] for one in heard.messages] == [1]
+    await gone_on(reception, kernel, "core", reception.answers(), heard, 2)
+    assert heard.messages[1] == {"jsonrpc": "2.0", "id": 2, "result": {}}
+
+
+LEFT: dict[str, Message | str] = {
+    "no JSON": "{",
+    "a batch": "[]",
+    "a version that nobody knows": hello("1999-01-01"),
+    "a version of the newer era": hello(NEWER),
+    "capabilities that are none": hello(capabilities={"roots": {"listChanged": "yes"}}),
+    "capabilities of its own": hello(capabilities={"experimental": {"x": {"deep": 1}}}),
+    "a client without a name": hello(clientInfo={"version": "1"}),
+    "a client with an odd name": hello(clientInfo={"name": 5, "version": "1"}),
+    "more than is known": hello(more=1),
+    "nothing of itself": request(1, "initialize"),
+    "no id": {**hello(), "id": None},
+    "a truth for an id": {**hello(), "id": True},
+    "another JSON-RPC": {**hello(), "jsonrpc": "1.0"},
+    "keys of its own": {**hello(), "extra": 1},
+    "parameters that are a list": {**hello(), "params": []},
+    "tools before a hello": request(1, "tools/list"),
+    "half an envelope": request(1, "tools/list", {"_meta": {"io.modelcontextprotocol/protocolVersion": NEWER}}),
+    "an envelope of the older era": request(1, "server/discover", stamped("2025-11-25")),
+    "an envelope with a level of logging": request(
+        1, "tools/list", stamped(**{"io.modelcontextprotocol/logLevel": "info"})
+    ),
+    "a call": request(1, "tools/call", {"name": "count"}),
+}
+
+
+BEHIND: dict[str, Message] = {
+    "another hello": hello(),
+    "an id again": request(1, "tools/list"),
+    "a cursor": request(2, "tools/list", {"cursor": "NTAw"}),
+    "an odd token": request(2, "tools/list", {"_meta": {"progressToken": {}}}),
+    "the other era": request(2, "tools/list", stamped()),
+}
+
+
+async def test_whatever_is_not_of_the_plainest_form_is_left_to_the_server(kernel: HeldKernel) -> None:
+    for odd, message in LEFT.items():
+        _, heard, there = await begun(kernel, [message])
+        assert there, odd
+        assert heard.messages == [], odd
+    for odd, message in BEHIND.items():
+        _, heard, there = await begun(kernel, [hello(), READY, message])
+        assert there, odd
+        assert [one["id"] for one in heard.messages] == [1], odd
+
+
+async def test_a_client_that_says_nothing_of_use_fills_no_memory(kernel: HeldKernel) -> None:
+    taken = 0
+
+    async def chatter() -> AsyncIterator[str]:
+        nonlocal taken
+        while True:
+            taken += 1
+            yield json.dumps(READY)
+
+    reception = Reception(kernel, Serving(), Heard())
+    assert await reception.receive(chatter())
+    assert taken < 20
+
+
+async def test_a_client_that_hangs_up_at_once_needs_no_server(kernel: HeldKernel) -> None:
+    _, heard, there = await begun(kernel, [hello(), READY])
+    assert not there
+    assert len(heard.messages) == 1

@@ -1,0 +1,175 @@
+"""``handrail mcp import`` and ``list``: another program's servers, taken over on a person's word."""
+
+from __future__ import annotations
+
+import json
+import stat
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.frontends.conftest import Program
+
+from handrail import config
+from handrail.contract.errors import StartError
+from handrail.frontends.cli.app import run
+from handrail.registry.pins import Definition, StoredPins
+from handrail.store import private
+from handrail.upstream import listing
+from handrail.upstream.configured.configured import configured
+from handrail.upstream.listing import Listing
+from handrail.upstream.tools import spec_of
+
+TOKEN = "ghp_0123456789abcdefghij"
+
+
+@pytest.mark.proves("F-04")
+def test_servers_are_imported_when_a_person_agrees_and_their_secrets_lie_apart(
+    handrail: Program, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    servers = {
+        "files": {"command": "/opt/files/server", "args": ["--root", "/srv"], "env": {"TOKEN": TOKEN}},
+        "clock": {"command": "uvx", "args": ["mcp-server-time"], "autoApprove": ["*"]},
+        "leaky": {"command": "x", "args": ["--api-key", TOKEN]},
+    }
+    file, own = tmp_path / "other.json", tmp_path / "own" / "handrail.toml"
+    file.write_text(json.dumps({"mcpServers": servers}))
+    own.parent.mkdir(mode=0o700)
+    own.write_text('# mine\nmode = "plan"\n')
+    place = ["-C", str(handrail.workspace), "--state", str(handrail.state), "--config", str(own)]
+
+    assert run(["mcp", "import", str(file), "--no-install", *place]) == 2, "nobody agreed"
+    assert "mcp" not in tomllib.loads(own.read_text())
+    capfd.readouterr()
+
+    assert run(["mcp", "import", str(file), "--no-install", "--yes", *place]) == 0
+    shown = capfd.readouterr()
+    assert TOKEN not in shown.out + shown.err + own.read_text()
+    assert "leaky: left out" in shown.out and "autoApprove: rights are given by rules here" in shown.out
+    written = tomllib.loads(own.read_text())
+    assert list(written["mcp"]["servers"]) == ["files", "clock"]
+    assert (written["mode"], own.read_text().splitlines()[0]) == ("plan", "# mine")
+    secret = Path(written["secrets"]["FILES_TOKEN"]["file"])
+    assert (secret.read_text(), stat.S_IMODE(secret.stat().st_mode)) == (TOKEN, 0o600)
+
+    assert run(["mcp", "list", "--json", *place]) == 0
+    states = {one["name"]: one["state"] for one in json.loads(capfd.readouterr().out)}
+    assert states["clock"] == "to be installed: handrail mcp install clock"
+
+    assert run(["mcp", "import", str(file), "--no-install", "--yes", *place]) == 1
+    assert "there is a server of that name already" in capfd.readouterr().out
+
+
+def test_no_import_gives_a_server_the_secret_of_another(
+    handrail: Program, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Two files, an operator's own secret, a server that was removed, and names that meet."""
+    own = tmp_path / "own" / "handrail.toml"
+    own.parent.mkdir(mode=0o700)
+    (kept := own.parent / "secrets").mkdir(mode=0o700)
+    (kept / "GIT_TOKEN").write_text("the operator's")
+    own.write_text(f'[secrets.A_KEY]\nfile = "{kept / "GIT_TOKEN"}"\n')
+    place = ["-C", str(handrail.workspace), "--state", str(handrail.state), "--config", str(own)]
+
+    def imported(servers: dict[str, dict[str, str]]) -> int:
+        (file := tmp_path / "other.json").write_text(
+            json.dumps({"mcpServers": {name: {"command": "/x", "env": env} for name, env in servers.items()}})
+        )
+        return run(["mcp", "import", str(file), "--no-install", "--yes", *place])
+
+    def given() -> dict[str, dict[str, str]]:
+        written = tomllib.loads(own.read_text())
+        files = {name: Path(one["file"]).read_text() for name, one in written["secrets"].items()}
+        return {
+            name: {key: files[value["secret"]] for key, value in server["env"].items()}
+            for name, server in written["mcp"]["servers"].items()
+        }
+
+    assert imported({"git": {"TOKEN": "of git"}, "a": {"KEY": "of a", "B_KEY": "of a too"}}) == 0
+    assert (
+        imported({"a-b": {"KEY": "of a-b"}, "a_c": {"KEY": "of a_c"}, "Git": {"TOKEN": "of Git"}, "c": {"KEY": "of c"}})
+        == 0
+    )
+    shown = capfd.readouterr().out
+    assert "Git: left out: there is a server of that name already" in shown and "a_c: left out" in shown
+    expected = {
+        "git": {"TOKEN": "of git"},
+        "a": {"KEY": "of a", "B_KEY": "of a too"},
+        "a-b": {"KEY": "of a-b"},
+        "c": {"KEY": "of c"},
+    }
+    assert given() == expected and (kept / "GIT_TOKEN").read_text() == "the operator's"
+    lines = own.read_text().split("\n")
+    at = lines.index("[mcp.servers.c]")
+    own.write_text("\n".join(lines[:at]))  # the server and its reference go, its file stays
+    assert imported({"c": {"KEY": "of the new c"}}) == 0
+    assert given() == {**expected, "c": {"KEY": "of the new c"}} and (kept / "C_KEY").read_text() == "of c"
+
+
+def test_an_import_answers_no_name_that_another_server_asks_for(handrail: Program, tmp_path: Path) -> None:
+    own = tmp_path / "own.toml"
+    own.write_text('[mcp.servers.other]\ncommand = "/y"\nenv = { K = { secret = "GIT_TOKEN" } }\n')
+    (file := tmp_path / "other.json").write_text(
+        json.dumps({"mcpServers": {"git": {"command": "/x", "env": {"TOKEN": "of git"}}}})
+    )
+    place = ["-C", str(handrail.workspace), "--state", str(handrail.state), "--config", str(own)]
+    assert run(["mcp", "import", str(file), "--no-install", "--yes", *place]) == 0
+    assert list(tomllib.loads(own.read_text())["secrets"]) == ["GIT_TOKEN_2"]
+
+
+def test_an_import_that_cannot_be_written_leaves_no_secret_behind(
+    handrail: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = tmp_path / "own" / "handrail.toml"
+    own.parent.mkdir(mode=0o700)
+    place = ["-C", str(handrail.workspace), "--state", str(handrail.state), "--config", str(own)]
+    (file := tmp_path / "other.json").write_text(
+        json.dumps({"mcpServers": {"a": {"command": "/x", "env": {"KEY": "v"}}}})
+    )
+
+    def full(path: Path, content: bytes, write: Callable[[Path, bytes], None] = private.write) -> None:
+        if path.name == "handrail.toml":
+            raise StartError("the disk is full")
+        write(path, content)
+
+    own.write_text("")
+    monkeypatch.setattr(private, "write", full)
+    assert run(["mcp", "import", str(file), "--no-install", "--yes", *place]) == 5
+    assert list((own.parent / "secrets").iterdir()) == [] and own.read_text() == ""
+
+
+def test_the_list_says_what_each_server_waits_for(
+    handrail: Program, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "own" / "handrail.toml"
+    file.parent.mkdir(mode=0o700)
+    python = json.dumps(sys.executable)
+    tables = "".join(f"[mcp.servers.{name}]\ncommand = {python}\n" for name in ("new", "known", "ready", "empty"))
+    file.write_text(f'{tables}[mcp.servers.gone]\ncommand = "/nowhere/at/all"\n')
+    state = handrail.state
+    state.mkdir(mode=0o700, exist_ok=True)
+    for server in configured(config.load(file)):
+        names = {"known": ("a", "b"), "ready": ("a",), "empty": ()}.get(server.name)
+        if names is not None:
+            items = tuple({"name": name, "description": "Does.", "inputSchema": {"type": "object"}} for name in names)
+            listing.write(state, server.name, server.hash, Listing(tools=items, protocol="2025-11-25"))
+            if server.name == "ready":
+                specs = [spec_of(item, server, server.requires) for item in items]
+                StoredPins(state).approve(server.name, [Definition.of(spec) for spec in specs])
+    assert (
+        run(["mcp", "list", "--json", "-C", str(handrail.workspace), "--state", str(state), "--config", str(file)]) == 0
+    )
+    states = {one["name"]: one["state"] for one in json.loads(capfd.readouterr().out)}
+    assert states["new"] == "never connected; connect it and see its tools: handrail sources review new"
+    assert states["known"] == "2 tools, 2 to be reviewed: handrail sources review known"
+    assert (states["ready"], states["empty"]) == ("1 tool", "0 tools")
+    assert "/nowhere/at/all" in states["gone"]
+
+
+def test_options_before_the_command_are_refused_and_not_forgotten(
+    handrail: Program, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["mcp", "-C", str(handrail.workspace), "list"]) == 2
+    assert "behind the command" in capfd.readouterr().err

@@ -1,0 +1,126 @@
+"""``handrail log purge`` as a person uses it: shown, agreed to, gone, and the log still verified."""
+
+from __future__ import annotations
+
+import json
+import os
+from datetime import UTC, datetime, timedelta, timezone
+
+import click
+import pytest
+from tests.frontends.conftest import Here, Program, Terminals
+
+from handrail.frontends.cli.commands.purge import moment
+from handrail.store.folders import locate
+
+NOW = datetime(2026, 3, 1, 12, 0, tzinfo=timezone(timedelta(hours=2)))
+
+
+@pytest.fixture
+def used(here: Here) -> Here:
+    """A workspace in which a file was read."""
+    assert here("call", "read", '{"path": "note.txt"}').code == 0
+    return here
+
+
+@pytest.mark.proves("F-12")
+def test_a_purge_shows_what_goes_and_removes_it_when_told_to(used: Here, handrail: Program) -> None:
+    whole = used("log", "--json", "--records").out
+    assert "first line" in whole
+    looked = used("log", "purge", "--before", "0", "--dry-run")
+    assert looked.code == 0 and "1 calls" in looked.out and used("log", "--json", "--records").out == whole
+    done = used("log", "purge", "--before", "0", "--yes")
+    assert done.code == 0 and "removed " in done.out and "intact: " in done.out and "redacted" in done.out
+    assert "first line" not in used("log", "--json", "--records").out
+    assert not [path for path in handrail.state.rglob("*") if path.is_file() and b"first line" in path.read_bytes()]
+    verified = json.loads(used("log", "verify", "--json").out)
+    assert verified["ok"] and verified["redacted"] > 3
+    assert "nothing to remove" in used("log", "purge", "--before", "0", "--yes").err
+
+
+def test_nothing_goes_where_nobody_agreed(used: Here, handrail: Program, on_a_terminal: Terminals) -> None:
+    before = used("log", "--json", "--records").out
+    done = handrail("log", "purge", "--before", "0")
+    assert done.code == 2 and "nothing was removed" in done.err and "--yes" in done.err
+    terminal = on_a_terminal(*handrail.command("log", "purge", "--before", "0"))
+    terminal.wait_for("Remove that for good?")
+    terminal.type("n\n")
+    assert terminal.end() == 130
+    assert used("log", "--json", "--records").out == before
+
+
+def test_a_person_at_a_terminal_agrees(used: Here, handrail: Program, on_a_terminal: Terminals) -> None:
+    terminal = on_a_terminal(*handrail.command("log", "purge", "--before", "0"))
+    terminal.wait_for("Remove that for good?")
+    terminal.type("y\n")
+    terminal.wait_for("intact: ")
+    assert terminal.end() == 0
+
+
+def test_a_purge_in_json(used: Here) -> None:
+    looked = json.loads(used("log", "purge", "--before", "0", "--dry-run", "--json").out)
+    assert looked["dry_run"] and looked["calls"] == 1 and len(looked["sessions"]) == 1
+    done = json.loads(used("log", "purge", "--session", looked["sessions"][0], "--yes", "--json").out)
+    assert not done["dry_run"] and done["records"] > 3 and done["sessions"] == 1 and done["verification"]["ok"]
+    assert json.loads(used("log", "purge", "--session", "ses_none", "--yes", "--json").out)["records"] == 0
+
+
+def test_a_purge_is_refused_while_another_process_holds_the_workspace(used: Here, handrail: Program) -> None:
+    from handrail.store.opening import Store
+
+    store = Store.open(handrail.workspace, handrail.state, face="mcp")
+    try:
+        done = handrail("log", "purge", "--before", "0", "--yes")
+        asked = handrail("log", "purge", "--before", "0")
+        looked = handrail("log", "purge", "--before", "0", "--dry-run")
+    finally:
+        store.database.close()
+        store.lease.release()
+    assert done.code == 5 and "in use by handrail mcp" in done.err and f"(kill {os.getpid()})" in done.err
+    assert done.err == asked.err and "--workspace" not in done.err  # told before anybody is asked
+    assert looked.code == 0 and "1 calls" in looked.out
+    assert used("log", "--json").out
+
+
+def test_a_workspace_without_a_log_has_nothing_to_purge(here: Here, handrail: Program) -> None:
+    assert "nothing to remove" in here("log", "purge", "--before", "30", "--yes").err
+    assert not locate(handrail.workspace, handrail.state).database.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("purge",), "--before 30 (days)"),
+        (("purge", "--before", "yesterday"), "is no moment"),
+        (("purge", "--before", "-3"), "is no moment"),
+        (("purge", "--before", "99999999999"), "is no moment"),
+        (("purge", "--before", "2999-01-01"), "in the future"),
+        (("purge", "--session", "../x"), "no session id"),
+        (("purge", "--before", "1", "--call", "x"), "--call and --records only show"),
+        (("--before", "1"), "belong to purge"),
+        (("verify", "--yes"), "belong to purge"),
+    ],
+)
+def test_what_cannot_be_purged_is_told_in_a_line(here: Here, arguments: tuple[str, ...], said: str) -> None:
+    done = here("log", *arguments)
+    assert done.code == 2 and said in done.err and "Traceback" not in done.err
+
+
+@pytest.mark.parametrize(
+    ("text", "then"),
+    [
+        ("0", NOW),
+        ("30", NOW - timedelta(days=30)),
+        ("30d", NOW - timedelta(days=30)),
+        ("2026-01-31T18:00+02:00", datetime(2026, 1, 31, 18, tzinfo=NOW.tzinfo)),
+        ("2026-01-31T18:00:00.000001Z", datetime(2026, 1, 31, 18, 0, 0, 1, tzinfo=UTC)),
+    ],
+)
+def test_moments_are_days_ago_or_dates(text: str, then: datetime) -> None:
+    assert moment(text, NOW) == int(then.timestamp()) * 1_000_000_000 + then.microsecond * 1000
+
+
+def test_a_date_without_an_offset_is_meant_here() -> None:
+    assert moment("2026-01-31", NOW) == int(datetime(2026, 1, 31).astimezone().timestamp()) * 1_000_000_000
+    with pytest.raises(click.UsageError, match="in the future"):
+        moment("2026-03-02T00:00+02:00", NOW)

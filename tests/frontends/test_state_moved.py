@@ -1,0 +1,370 @@
+"""A database that is taken away while it is held, and an older one in its place: neither passes for the log."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+
+import pytest
+from tests.frontends.conftest import Here, Program
+
+from handrail import Kernel
+from handrail.contract.errors import LogUnavailable, StartError
+from handrail.record.reading import LogReader
+from handrail.record.verification import Verification, verify
+from handrail.store.database.head import HeadFile, written
+from handrail.store.folders import Folders, locate
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Callable[[], AbstractAsyncContextManager[Kernel]]:
+    (tmp_path / "ws").mkdir()
+    (config := tmp_path / "handrail.toml").write_text("")
+
+    def again() -> AbstractAsyncContextManager[Kernel]:
+        return Kernel.open(tmp_path / "ws", state=tmp_path / "state", config=config, rules=["allow write"])
+
+    return again
+
+
+@pytest.fixture
+def folders(tmp_path: Path, opened: object) -> Folders:
+    return locate(tmp_path / "ws", tmp_path / "state")
+
+
+Opened = Callable[[], AbstractAsyncContextManager[Kernel]]
+
+
+async def write(kernel: Kernel, count: int = 1) -> list[str | None]:
+    """How so many calls with a side effect end, each of which has its record by then or is refused."""
+    session = await kernel.session()
+    ends: list[str | None] = []
+    for number in range(count):
+        result = await session.call("write", {"path": f"{session.id}-{number}.txt", "content": "x"})
+        ends.append(result.error_kind)
+        if not result.ok:
+            assert "is not the one any more" in (result.error_text or ""), result
+    return ends
+
+
+def removed(folders: Folders, aside: Path) -> Callable[[], object]:
+    folders.database.rename(aside)
+    return lambda: aside.rename(folders.database)
+
+
+def replaced(folders: Folders, aside: Path) -> Callable[[], object]:
+    copy = aside.with_name("copy")
+    shutil.copy(folders.database, copy)
+    folders.database.rename(aside)
+    copy.rename(folders.database)
+    return lambda: aside.rename(folders.database)
+
+
+def without_its_log(folders: Folders, aside: Path) -> Callable[[], object]:
+    beside = Path(f"{folders.database}-wal")
+    beside.rename(aside)
+    return lambda: aside.rename(beside)
+
+
+def linked(folders: Folders, aside: Path) -> Callable[[], object]:
+    """A link to a copy, as who wants to read and change it elsewhere would put there."""
+    shutil.copy(folders.database, elsewhere := aside.with_name("elsewhere"))
+    folders.database.rename(aside)
+    folders.database.symlink_to(elsewhere)
+    return lambda: aside.rename(folders.database)
+
+
+WAYS = [removed, replaced, without_its_log, linked]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("before", [1, 5], ids=["the first writes", "writes that are promised"])
+async def test_a_database_that_is_taken_away_ends_every_call_until_it_is_back(
+    tmp_path: Path, opened: Opened, folders: Folders, way: Callable[[Folders, Path], Callable[[], object]], before: int
+) -> None:
+    async with opened() as kernel:
+        assert await write(kernel, before) == [None] * before
+        session = await kernel.session()
+        await kernel.log.flush()  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+        back = way(folders, tmp_path / "aside")
+        found = [await session.call("write", {"path": f"lost-{number}.txt", "content": "x"}) for number in range(3)]
+        assert [result.error_kind for result in found] == ["unavailable"] * 3, found
+        assert "is not the one any more" in (found[0].error_text or "")
+        assert not list((tmp_path / "ws").glob("lost-*")), "nothing was run that is in no log"
+        back()
+        assert (await session.call("write", {"path": "after.txt", "content": "x"})).ok
+    checked = verified(folders)
+    assert checked.ok and checked.records > 5 * before
+
+
+def cut(files: dict[Path, bytes]) -> dict[Path, bytes]:
+    return {file: b"" if file.suffix == ".db" else content for file, content in files.items()}
+
+
+def halved(files: dict[Path, bytes]) -> dict[Path, bytes]:
+    return {file: content[: len(content) // 2] for file, content in files.items()}
+
+
+def without_what_is_new(files: dict[Path, bytes]) -> dict[Path, bytes]:
+    return {file: b"" if file.name.endswith("-wal") else content for file, content in files.items()}
+
+
+def overwritten(files: dict[Path, bytes]) -> dict[Path, bytes]:
+    return {file: b"\xff" * len(content) for file, content in files.items()}
+
+
+def written_over(files: dict[Path, bytes]) -> None:
+    """Write contents into files in place, as ``cp`` does."""
+    for file, content in files.items():
+        with file.open("r+b") as there:
+            there.write(content)
+            there.truncate()
+
+
+def contents(folders: Folders) -> dict[Path, bytes]:
+    return {file: file.read_bytes() for file in (folders.database, Path(f"{folders.database}-wal"))}
+
+
+async def settled(kernel: Kernel) -> None:
+    await kernel.log.flush()  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+
+
+IN_PLACE = [cut, halved, without_what_is_new, overwritten]
+
+
+@pytest.mark.parametrize("change", [*IN_PLACE, None], ids=lambda change: getattr(change, "__name__", "older"))
+@pytest.mark.parametrize("before", [1, 5], ids=["the first writes", "writes that are promised"])
+async def test_a_database_that_is_changed_in_place_ends_every_call_until_it_is_put_back(
+    tmp_path: Path,
+    opened: Opened,
+    folders: Folders,
+    change: Callable[[dict[Path, bytes]], dict[Path, bytes]] | None,
+    before: int,
+) -> None:
+    async with opened() as kernel:
+        assert await write(kernel) == [None]
+        await settled(kernel)
+        older = contents(folders)
+        assert await write(kernel, before) == [None] * before
+        session = await kernel.session()
+        await settled(kernel)
+        whole = contents(folders)
+        written_over(older if change is None else change(whole))
+        found = [await session.call("write", {"path": f"lost-{number}.txt", "content": "x"}) for number in range(3)]
+        assert [result.error_kind for result in found] == ["unavailable"] * 3, found
+        assert "another process changed the database" in (found[0].error_text or "")
+        assert "handrail log verify" in (found[0].error_text or "")
+        assert not list((tmp_path / "ws").glob("lost-*")), "nothing was run that is in no log"
+        written_over(whole)
+        assert (await session.call("write", {"path": "after.txt", "content": "x"})).ok
+    checked = verified(folders)
+    assert checked.ok and checked.records > 5 * before
+
+
+async def test_a_database_that_another_process_put_there_is_left_as_it_is(
+    tmp_path: Path, opened: Opened, folders: Folders
+) -> None:
+    async with opened() as kernel:
+        await write(kernel)
+    older = folders.database.read_bytes()
+    with pytest.raises(LogUnavailable, match="another process changed"):
+        await changed_and_closed(opened, folders, older)
+    assert folders.database.read_bytes() == older, "no page of the newer log was written into it"
+
+
+async def changed_and_closed(opened: Opened, folders: Folders, older: bytes) -> None:
+    async with opened() as kernel:
+        await write(kernel, 3)
+        session = await kernel.session()
+        await settled(kernel)
+        written_over({folders.database: older, Path(f"{folders.database}-wal"): b""})
+        assert (await session.call("write", {"path": "lost.txt", "content": "x"})).error_kind == "unavailable"
+
+
+async def test_a_change_in_place_that_takes_nothing_ends_no_call(opened: Opened, folders: Folders) -> None:
+    async with opened() as kernel:
+        await write(kernel, 3)
+        await settled(kernel)
+        with sqlite3.connect(folders.database) as other:  # as a program for copies does
+            other.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        other.close()
+        written_over(contents(folders))
+        assert await write(kernel, 3) == [None] * 3
+    assert verified(folders).ok
+
+
+def test_an_index_that_is_cut_kills_no_process(tmp_path: Path, folders: Folders) -> None:
+    """In another process, which the operating system ends where this fails."""
+    program = """
+import asyncio, os, sys
+from pathlib import Path
+from handrail import Kernel
+from handrail.contract.errors import LogUnavailable
+
+async def main(here):
+    opened = Kernel.open(here / "ws", state=here / "state", config=here / "handrail.toml", rules=["allow write"])
+    async with opened as kernel:
+        session = await kernel.session()
+        for name in ("a", "b"):
+            assert (await session.call("write", {"path": name, "content": "x"})).ok
+        await kernel.log.flush()
+        for file in (here / "state").rglob("handrail.db*"):
+            os.truncate(file, 0)
+        result = await session.call("write", {"path": "lost", "content": "x"})
+        assert result.error_kind == "unavailable", result
+
+try:
+    asyncio.run(main(Path(sys.argv[1])))
+except LogUnavailable:
+    sys.exit(3)
+"""
+    ran = subprocess.run([sys.executable, "-c", program, tmp_path], capture_output=True, text=True, check=False)
+    assert ran.returncode == 3, (ran.returncode, ran.stderr)
+    assert not (folders.workspace / "lost").exists()
+
+
+async def test_a_state_that_is_taken_away_as_a_whole_ends_every_call(
+    tmp_path: Path, opened: Opened, folders: Folders
+) -> None:
+    async with opened() as kernel:
+        assert await write(kernel, 3) == [None] * 3
+        session = await kernel.session()
+        folders.own.rename(tmp_path / "aside")
+        found = [await session.call("write", {"path": f"lost-{number}.txt", "content": "x"}) for number in range(3)]
+        assert {result.error_kind for result in found} == {"unavailable"}
+        assert not list((tmp_path / "ws").glob("lost-*"))
+        (tmp_path / "aside").rename(folders.own)
+
+
+def verified(folders: Folders) -> Verification:
+    with LogReader.at(folders.database) as reader:
+        return verify(reader, written=lambda: written(folders))
+
+
+def copied(folders: Folders, to: Path) -> None:
+    to.mkdir()
+    for file in folders.own.glob("handrail.db*"):
+        shutil.copy(file, to / file.name)
+
+
+def put_back(folders: Folders, copy: Path) -> None:
+    for file in folders.own.glob("handrail.db*"):
+        file.unlink()
+    for file in copy.iterdir():
+        shutil.copy(file, folders.own / file.name)
+
+
+async def test_an_older_copy_of_the_database_does_not_verify_and_opens_nothing(
+    tmp_path: Path, opened: Opened, folders: Folders
+) -> None:
+    async with opened() as kernel:
+        await write(kernel)
+    copied(folders, tmp_path / "copy")
+    assert verified(folders).ok
+    before = verified(folders).records
+    async with opened() as kernel:
+        await write(kernel, 2)
+    after = verified(folders).records
+    put_back(folders, tmp_path / "copy")
+    found = verified(folders)
+    assert not found.ok and f"it ends at record {before}, and record {after} was written" in (found.problem or "")
+    with pytest.raises(StartError, match=rf"record {after} was written.*handrail log acknowledge"):
+        async with opened():
+            pass
+    assert not verified(folders).ok, "a start that was refused changes nothing"
+
+
+async def test_an_older_copy_that_was_gone_on_with_elsewhere_is_another_log(
+    tmp_path: Path, opened: Opened, folders: Folders
+) -> None:
+    async with opened() as kernel:
+        await write(kernel)
+    copied(folders, tmp_path / "copy")
+    async with opened() as kernel:
+        await write(kernel)
+    head = folders.head.read_bytes()
+    put_back(folders, tmp_path / "copy")
+    folders.head.unlink()
+    async with opened() as kernel:
+        await write(kernel, 4)
+    folders.head.write_bytes(head)
+    assert "is not the one that was written" in (verified(folders).problem or "")
+
+
+async def test_records_that_were_cut_from_the_end_are_missed(tmp_path: Path, opened: Opened, folders: Folders) -> None:
+    async with opened() as kernel:
+        await write(kernel, 2)
+    connection = sqlite3.connect(folders.database)
+    ends = [n for (n,) in connection.execute("SELECT sequence FROM record WHERE length(seal) = 64 ORDER BY sequence")]
+    with connection:
+        connection.execute("DELETE FROM record WHERE sequence > ?", (ends[-2],))
+    connection.close()
+    with LogReader.at(folders.database) as reader:
+        assert verify(reader).ok, "intact in itself"
+    assert not verified(folders).ok
+
+
+async def test_a_log_that_was_removed_is_missed(
+    tmp_path: Path, opened: Opened, folders: Folders, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from handrail.frontends.cli.app import run
+
+    async with opened() as kernel:
+        await write(kernel)
+    shutil.rmtree(folders.own)
+    place = ("--workspace", str(tmp_path / "ws"), "--state", str(tmp_path / "state"))
+    assert await asyncio.to_thread(run, ["log", "verify", *place]) == 1
+    assert "not intact: record" in capsys.readouterr().err
+    with pytest.raises(StartError, match="it ends at record 0"):
+        async with opened():
+            pass
+
+
+def test_a_person_acknowledges_it_and_the_log_says_so(here: Here, handrail: Program, tmp_path: Path) -> None:
+    read = ("call", "read", '{"path": "note.txt"}')
+    folders = locate(handrail.workspace, handrail.state)
+    assert here(*read).code == 0
+    copied(folders, tmp_path / "copy")
+    assert here("log", "acknowledge", "--yes").err.strip().endswith("nothing to acknowledge")
+    assert here(*read).code == 0
+    put_back(folders, tmp_path / "copy")
+    assert here("log", "verify").code == 1 and here(*read).code == 5
+    assert here("log", "acknowledge").code == 2, "nobody can be asked"
+    done = here("log", "acknowledge", "--yes", "--json")
+    assert done.code == 0 and json.loads(done.out)["records"] > 0, done
+    assert here(*read).code == 0
+    checked = json.loads(here("log", "verify", "--json").out)
+    assert checked["ok"] and checked["lost"] == json.loads(done.out)["records"]
+
+
+def test_what_is_removed_by_a_purge_is_not_missed(here: Here, handrail: Program) -> None:
+    assert here("call", "read", '{"path": "note.txt"}').code == 0
+    assert here("log", "purge", "--before", "0", "--yes").code == 0
+    assert here("log", "verify").code == 0 and here("call", "read", '{"path": "note.txt"}').code == 0
+    assert here("state", "remove", "--yes").code == 0
+    assert here("call", "read", '{"path": "note.txt"}').code == 0, "a state that Handrail removed begins anew"
+
+
+def test_an_earlier_number_takes_no_later_ones_place(tmp_path: Path) -> None:
+    (tmp_path / "ws").mkdir()
+    folders = locate(tmp_path / "ws", tmp_path / "state")
+    (tmp_path / "state").mkdir()
+    files = [HeadFile(folders), HeadFile(folders)]
+    files[0].note(7, b"7" * 32)
+    files[1].note(5, b"5" * 32)  # of a holder that was paused between its write and this
+    assert written(folders) == (7, b"7" * 32)
+    folders.head.unlink()
+    files[0].note(8, b"8" * 32)
+    assert written(folders) == (8, b"8" * 32)
+    for file in files:
+        file.close()
+    folders.head.write_bytes(b"x" * 60)
+    with pytest.raises(StartError, match="handrail log acknowledge"):
+        written(folders)

@@ -1,0 +1,38 @@
+"""``handrail tools --cost``: what the tools take of a model's context."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from tests.frontends.conftest import Here
+
+
+@pytest.mark.proves("D-10")
+def test_tools_cost_says_what_each_tool_category_and_source_takes_the_dearest_first(here: Here) -> None:
+    told = json.loads(here("tools", "--cost", "--json").out)
+    tokens = [tool["tokens"] for tool in told["tools"]]
+    assert tokens == sorted(tokens, reverse=True) and sum(tokens) == told["whole"] > told["in_view"] > told["index"] > 0
+    assert {"core", "git", "files"} < {share["name"] for share in told["categories"]}
+    assert [share["name"] for share in told["sources"]] == ["built-in"] and told["estimated"] is True
+    lines = here("tools", "--cost").out.splitlines()
+    assert f"about {told['in_view']:,} tokens in view" in lines[0] and f"{told['whole']:,} with every tool" in lines[0]
+    assert f"the form that {told['dialect']} is given" in lines[2]
+    dearest = told["tools"][0]
+    row = next(line.split() for line in lines if line.startswith(f"{dearest['id']} "))
+    assert f"{dearest['tokens']:,}" in row and f"{100 * dearest['tokens'] / told['whole']:.1f}" in row
+    assert any(line.startswith("category") for line in lines) and any(line.startswith("source") for line in lines)
+
+
+@pytest.mark.proves("D-10")
+def test_a_smaller_index_takes_less_of_the_view_and_nothing_of_the_whole(here: Here) -> None:
+    few = json.loads(here("tools", "--cost", "--json", "--set", "catalog.index_tokens=0").out)
+    more = json.loads(here("tools", "--cost", "--json").out)
+    assert few["index"] < more["index"] and few["whole"] == more["whole"]
+
+
+@pytest.mark.proves("D-10")
+def test_doctor_says_it_in_one_line(here: Here) -> None:
+    told = json.loads(here("tools", "--cost", "--json").out)
+    (check,) = [check for check in json.loads(here("doctor", "--json").out) if check["name"] == "tokens of tools"]
+    assert f"{told['in_view']:,} tokens" in check["detail"] and f"{told['whole']:,} with" in check["detail"]

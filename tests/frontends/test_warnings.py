@@ -1,0 +1,32 @@
+"""What Handrail warns of while a command runs reads as the command's own words."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from handrail.frontends.cli.driving import Interruption, drive
+
+logger = logging.getLogger("handrail.ipc")
+
+
+def test_a_warning_is_a_line_with_the_programs_name_and_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    async def warned(interruption: Interruption) -> int:
+        logger.info("of no interest")
+        logger.warning("a connection was dropped: %s", "\x1b[2J it made no sense")
+        try:
+            raise ValueError("of a peer")
+        except ValueError:
+            logger.exception("a message could not be dealt with")
+        return 3
+
+    before = list(logging.getLogger("handrail").handlers)
+    assert drive(warned) == 3
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.splitlines() == [
+        "handrail: a connection was dropped: \\e[2J it made no sense",
+        "handrail: a message could not be dealt with (ValueError: of a peer)",
+    ]
+    assert logging.getLogger("handrail").handlers == before

@@ -1,0 +1,114 @@
+"""Two ends of the wire for a test: a listener, those who joined it, and peers that speak raw bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import AsyncGenerator, Generator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from handrail.ipc.wire.connection import Connection
+from handrail.ipc.wire.framing import Inbox, Message, frame
+from handrail.ipc.wire.handshake import PROTOCOL
+from handrail.ipc.wire.meeting import Listener, connect, listen
+from handrail.ipc.wire.operations import Operations
+
+NAME = "socket"
+HELLO = frame({"hello": {"handrail": "0", "protocol": PROTOCOL}})
+
+
+class House:
+    """One listener and everybody who came; :attr:`accepted` gets the holder's end of each connection, in order."""
+
+    def __init__(self, folder: Path, stack: AsyncExitStack) -> None:
+        self.folder = folder
+        self.accepted: asyncio.Queue[Connection] = asyncio.Queue()
+        self.listener: Listener
+        self._stack = stack
+
+    async def join(self, operations: Operations | None = None) -> Connection:
+        joined = await connect(self.folder, NAME, operations)
+        self._stack.push_async_callback(joined.aclose)
+        return joined
+
+    async def both(self, operations: Operations | None = None) -> tuple[Connection, Connection]:
+        """The joined end and the holder's."""
+        return await self.join(operations), await self.accepted.get()
+
+    async def raw(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A connection on which nothing has been said."""
+        reader, writer = await asyncio.open_unix_connection(self.listener.path)
+        self._stack.callback(writer.transport.abort)
+        return reader, writer
+
+    async def greeted(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, Connection]:
+        """A raw peer that has been let in, and the holder's end."""
+        reader, writer = await self.raw()
+        writer.write(HELLO)
+        assert "welcome" in await next_message(reader)
+        return reader, writer, await self.accepted.get()
+
+
+@asynccontextmanager
+async def house(folder: Path, operations: Operations | None = None, **options: Any) -> AsyncGenerator[House]:
+    """A listener in ``folder``. No exception may have gone through the event loop when it ends."""
+    folder.mkdir(mode=0o700, exist_ok=True)
+    through_the_loop: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: through_the_loop.append(context))
+    async with AsyncExitStack() as stack:
+        made = House(folder, stack)
+
+        def accept(connection: Connection, hello: Message) -> tuple[Operations, Message]:
+            made.accepted.put_nowait(connection)
+            return operations or Operations(), {"greeting": "hi"}
+
+        made.listener = await listen(folder, NAME, accept, **options)
+        stack.push_async_callback(made.listener.aclose)
+        yield made
+    assert not through_the_loop
+
+
+async def next_message(reader: asyncio.StreamReader) -> Message:
+    length = int.from_bytes(await reader.readexactly(4), "big")
+    return orjson.loads(await reader.readexactly(length))
+
+
+async def until_closed(reader: asyncio.StreamReader) -> list[Message]:
+    """What is said until the other side closes."""
+    data = bytearray()
+    try:
+        while more := await reader.read(65536):
+            data += more
+    except ConnectionResetError:
+        pass
+    return Inbox().feed(bytes(data))
+
+
+@contextmanager
+def process(text: str, *arguments: object) -> Generator[subprocess.Popen[str]]:
+    """Python text in a process of its own, ended with the block."""
+    started = subprocess.Popen(
+        [sys.executable, "-c", text, *map(str, arguments)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with started:
+        try:
+            yield started
+        finally:
+            started.kill()
+
+
+async def line_of(started: subprocess.Popen[str]) -> str:
+    """The next line it prints; what it said instead when it ended."""
+    assert started.stdout and started.stderr
+    line = await asyncio.to_thread(started.stdout.readline)
+    assert line, await asyncio.to_thread(started.stderr.read)
+    return line.strip()

@@ -1,0 +1,202 @@
+"""The socket file: private, found by long paths, replaced only when it is ours and dead."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import stat
+from pathlib import Path
+
+import pytest
+from tests.ipc.doors import NAME, house
+
+from handrail.contract.errors import StartError, UsageError
+from handrail.ipc.wire.connection import Connection
+from handrail.ipc.wire.framing import Message
+from handrail.ipc.wire.meeting import NoHolder, connect, listen
+from handrail.ipc.wire.operations import Op, Operations
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="giving a file to another user needs root")
+
+
+async def echo(body: object) -> object:
+    return body
+
+
+OPERATIONS = Operations({"echo": Op(echo, inline=True)})
+
+
+def accept(connection: Connection, hello: Message) -> tuple[Operations, Message]:
+    return OPERATIONS, {}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "own"
+    made.mkdir(mode=0o700)
+    return made
+
+
+def dead_socket(path: Path, mode: int = 0o600) -> None:
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(path))
+    path.chmod(mode)
+
+
+async def test_a_path_longer_than_a_socket_address_is_no_obstacle(folder: Path) -> None:
+    deep = folder / ("d" * 200) / ("e" * 200)
+    deep.mkdir(parents=True, mode=0o700)
+    async with house(deep, OPERATIONS) as doors:
+        assert await (await doors.join()).request("echo", 1) == 1
+        assert doors.listener.path.is_socket()
+    assert not list(deep.iterdir())
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
+async def test_the_socket_is_the_owners_alone_whatever_the_umask(folder: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        async with house(folder, OPERATIONS):
+            assert stat.S_IMODE((folder / NAME).stat().st_mode) == 0o600
+    finally:
+        os.umask(before)
+
+
+async def test_where_nobody_listens_there_is_no_holder(folder: Path) -> None:
+    for place in (folder, folder / "missing"):
+        with pytest.raises(NoHolder):
+            await connect(place, NAME)
+    dead_socket(folder / NAME)
+    with pytest.raises(NoHolder, match="any more"):
+        await connect(folder, NAME)
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o777])
+async def test_a_dead_socket_of_ours_is_replaced(folder: Path, mode: int) -> None:
+    dead_socket(folder / NAME, mode)
+    async with house(folder, OPERATIONS) as doors:
+        assert await (await doors.join()).request("echo", 1) == 1
+
+
+async def test_a_living_socket_is_not_replaced(folder: Path) -> None:
+    async with house(folder, OPERATIONS) as doors:
+        with pytest.raises(StartError, match="another process listens"):
+            await listen(folder, NAME, accept)
+        assert await (await doors.join()).request("echo", 1) == 1
+
+
+async def test_a_living_socket_with_a_full_queue_is_not_replaced(folder: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as busy, socket.socket(socket.AF_UNIX) as first:
+        busy.bind(str(folder / NAME))
+        (folder / NAME).chmod(0o600)
+        busy.listen(0)
+        first.connect(str(folder / NAME))
+        with pytest.raises(StartError, match="another process listens"):
+            await listen(folder, NAME, accept)
+        with pytest.raises(StartError, match="takes nobody in; it may be stopped"):
+            await connect(folder, NAME, seconds=0.1)
+
+
+@pytest.mark.parametrize("kind", ["file", "folder", "fifo", "link to a file", "link to nothing", "link to a socket"])
+async def test_what_is_no_socket_is_neither_connected_to_nor_touched(folder: Path, tmp_path: Path, kind: str) -> None:
+    place, elsewhere = folder / NAME, tmp_path / "elsewhere"
+    if kind == "file":
+        place.write_text("mine")
+    elif kind == "folder":
+        place.mkdir()
+    elif kind == "fifo":
+        os.mkfifo(place)
+    else:
+        place.symlink_to(elsewhere)
+        if kind == "link to a file":
+            elsewhere.write_text("mine")
+    loop = asyncio.get_running_loop()
+    server = await loop.create_unix_server(asyncio.Protocol, elsewhere) if kind == "link to a socket" else None
+    before = place.lstat()
+    for attempt in (connect(folder, NAME), listen(folder, NAME, accept)):
+        with pytest.raises(StartError, match=r"is (not a socket|a link), where Handrail's socket should be") as caught:
+            await attempt
+        assert not isinstance(caught.value, NoHolder)
+    assert os.path.samestat(place.lstat(), before)
+    assert elsewhere.exists() == (kind in ("link to a file", "link to a socket"))
+    if server is not None:
+        server.close()
+
+
+async def test_a_folder_that_others_may_enter_is_refused(folder: Path) -> None:
+    folder.chmod(0o750)
+    for attempt in (connect(folder, NAME), listen(folder, NAME, accept)):
+        with pytest.raises(StartError, match=r"is open to other users \(mode 0750\).*chmod 700"):
+            await attempt
+    assert not list(folder.iterdir())
+
+
+async def test_a_link_in_the_folders_place_is_refused(folder: Path, tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(folder)
+    for attempt in (connect(link, NAME), listen(link, NAME, accept)):
+        with pytest.raises(StartError, match="cannot be opened"):
+            await attempt
+
+
+async def test_a_living_socket_that_others_may_use_is_not_joined(folder: Path) -> None:
+    async with house(folder, OPERATIONS) as doors:
+        (folder / NAME).chmod(0o666)
+        with pytest.raises(StartError, match=r"is open to other users \(mode 0666\)"):
+            await doors.join()
+
+
+@as_root
+async def test_another_users_folder_or_socket_is_refused(folder: Path) -> None:
+    dead_socket(folder / NAME)
+    os.chown(folder / NAME, 65534, 65534)
+    for attempt in (connect(folder, NAME), listen(folder, NAME, accept)):
+        with pytest.raises(StartError, match="belongs to user 65534, not to you"):
+            await attempt
+    assert (folder / NAME).is_socket()
+    os.chown(folder, 65534, 65534)
+    with pytest.raises(StartError, match=r"folder .* belongs to user 65534"):
+        await connect(folder, NAME)
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "/tmp/x", "a\0b", "x" * 65])
+async def test_a_name_stays_in_the_folder(folder: Path, name: str) -> None:
+    for attempt in (connect(folder, name), listen(folder, name, accept)):
+        with pytest.raises(UsageError, match="no name for a socket file"):
+            await attempt
+
+
+async def test_closing_takes_away_its_own_socket_only(folder: Path) -> None:
+    first = await listen(folder, NAME, accept)
+    (folder / NAME).unlink()
+    async with house(folder, OPERATIONS) as doors:
+        await first.aclose()
+        assert await (await doors.join()).request("echo", 1) == 1
+    assert not (folder / NAME).exists()
+
+
+async def test_closing_ends_those_who_joined_and_survives_a_folder_that_is_gone(folder: Path) -> None:
+    async with house(folder, OPERATIONS) as doors:
+        joined = await doors.join()
+        (folder / NAME).unlink()
+        folder.rmdir()
+        await doors.listener.aclose()
+        await joined.closed.wait()
+        assert joined.lost == "the other side ended it: the process that holds the workspace ends"
+
+
+async def test_joining_and_leaving_many_times_leaves_no_descriptor_open(folder: Path) -> None:
+    async with house(folder, OPERATIONS) as doors:
+        before = len(os.listdir("/proc/self/fd"))
+        for _ in range(50):
+            joined = await connect(folder, NAME)
+            held = await doors.accepted.get()
+            await joined.aclose()
+            await held.closed.wait()
+        for _ in range(100):  # turns of the loop: a transport closes its socket one later than it says so
+            if len(os.listdir("/proc/self/fd")) == before:
+                break
+            await asyncio.sleep(0)
+        assert len(os.listdir("/proc/self/fd")) == before
+        assert not doors.listener.connections

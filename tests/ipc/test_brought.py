@@ -1,0 +1,355 @@
+"""Tools that a joining process brought: what a caller sees is what it would see had the holder run them."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pydantic
+import pytest
+from tests.arbiter.toolbox import kinds_of
+from tests.ipc.workshop import joined, workshop
+
+from handrail import LoadError, Runtime, ToolError, tool
+from handrail.contract.doors.runtime import Option, Question
+from handrail.contract.generation import IN_PROCESS
+from handrail.contract.result import Blob, Result
+from handrail.contract.text.json import MAX_ARGUMENT_BYTES
+from handrail.contract.tool.requires import Requires
+from handrail.contract.tool.spec import ToolSpec
+from handrail.contract.tool.tool import Tool
+from handrail.ipc.joiner.executing import describe
+from handrail.kernel.doctor import of_kernel
+from handrail.testing.kernels import ScriptedPerson, temporary_kernel
+
+
+class Forecast(pydantic.BaseModel):
+    place: str
+    celsius: float
+
+
+@dataclasses.dataclass
+class Pair:
+    left: object
+    right: object
+
+
+class Odd:
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+
+def _cycle() -> list[Any]:
+    made: list[Any] = [1]
+    made.append(made)
+    return made
+
+
+VALUES: dict[str, Callable[[], object]] = {
+    "nothing": lambda: None,
+    "text": lambda: "Grüße",
+    "half a character": lambda: {"name": "\udc80"},
+    "numbers": lambda: [1, 2.5, 2**63, 2**80, float("nan"), float("-inf")],
+    "a tuple": lambda: (1, (2, 3)),
+    "a set": lambda: {3, 1, 2},
+    "keys": lambda: {1: "a", None: "b", "1": "c"},
+    "bytes": lambda: b"\x00\xff",
+    "an image": lambda: {"shot": Blob(b"\x89PNG", "image/png"), "more": [Blob(b"", "image/png")]},
+    "one image": lambda: Blob(b"\x89PNG", "image/png"),
+    "a model": lambda: Forecast(place="Bonn", celsius=21.5),
+    "a dataclass": lambda: Pair(Pair(1, "x"), None),
+    "a dataclass in a list": lambda: [Pair(1, 2)],
+    "an object": lambda: [object],
+    "an odd object": lambda: [Odd()],
+    "itself": _cycle,
+    "a result": lambda: Result.output({"n": 1}, pages=3, secretly=object),
+    "an error": lambda: Result.error("limit", "too much", {"so far": Blob(b"x", "image/png")}, tried=2),
+    "marks": lambda: {"$bytes": "aGk=", "blobs": [[1, {"a": 2}, ""]], "error": {"kind": "failed"}},
+    "large": lambda: ["line"] * 30_000,
+    "large and odd": lambda: [(n,) for n in range(5_000)],
+}
+
+FAILURES: dict[str, Callable[[], BaseException]] = {
+    "a tool's": lambda: ToolError("out of paper; refill it", kind="unavailable", data={"pages": (1, 2)}),
+    "a tool's without a kind": lambda: ToolError("x", kind="nonsense"),  # pyright: ignore[reportArgumentType]
+    "a defect": lambda: ZeroDivisionError("by zero"),
+    "its own class": lambda: type("PrinterError", (Exception,), {})("jam"),
+    "an exit": lambda: SystemExit(3),
+    "a cancellation of its own": asyncio.CancelledError,
+}
+
+
+@tool(id="make.value", side_effect="read", locks=[])
+async def make(name: str) -> Any:
+    """Make a value."""
+    return VALUES[name]()
+
+
+@tool(id="make.in_a_thread", side_effect="read", locks=[])
+def make_in_a_thread(name: str) -> Any:
+    """Make a value in a thread."""
+    return VALUES[name]()
+
+
+@tool(id="make.failure", side_effect="external", locks=[])
+async def fail(name: str) -> None:
+    """Fail."""
+    raise FAILURES[name]()
+
+
+@tool(id="make.failure_in_a_thread", side_effect="external", locks=[])
+def fail_in_a_thread(name: str) -> None:
+    """Fail in a thread."""
+    raise FAILURES[name]()
+
+
+async def both_ways(folder: Path, given: Any, arguments: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The result with the tool in the holder, and with the tool brought to it."""
+    async with temporary_kernel(folder / "a", tools=[given], rules=[f"allow {given.spec.id}"]) as kernel:
+        here = await (await kernel.session()).call(given.spec.id, arguments)
+    async with workshop(folder / "b", given) as shop:
+        there = await shop.session.call(given.spec.id, arguments)
+    return _comparable(here), _comparable(there)
+
+
+def _comparable(result: Result) -> dict[str, Any]:
+    told = result.to_dict()
+    del told["metadata"]["duration_ms"]
+    if (path := told["metadata"].pop("output_path", None)) is not None:
+        told["whole"] = Path(path).read_text()
+    return told
+
+
+@pytest.mark.proves("L-07")
+@pytest.mark.parametrize("given", [make, make_in_a_thread], ids=["a coroutine", "a thread"])
+@pytest.mark.parametrize("name", VALUES)
+async def test_whatever_a_tool_returns_is_answered_as_if_the_holder_had_run_it(
+    tmp_path: Path, name: str, given: Any
+) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    here, there = await both_ways(tmp_path, given, {"name": name})
+    assert there == here
+
+
+@pytest.mark.parametrize("given", [fail, fail_in_a_thread], ids=["a coroutine", "a thread"])
+@pytest.mark.parametrize("name", FAILURES)
+async def test_whatever_a_tool_raises_is_answered_as_if_the_holder_had_run_it(
+    tmp_path: Path, name: str, given: Any
+) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    here, there = await both_ways(tmp_path, given, {"name": name})
+    assert there == here
+    assert "Traceback" not in str(there)
+
+
+@pytest.mark.slow
+async def test_an_output_larger_than_any_message_is_said_to_be_and_the_connection_stands(tmp_path: Path) -> None:
+    @tool(id="t.large", side_effect="external", locks=[])
+    async def large(size: int) -> object:
+        """Make bytes."""
+        return Blob(bytes(size), "image/png")
+
+    async with workshop(tmp_path, large) as shop:
+        result = await shop.session.call("t.large", {"size": 110_000_000})
+        assert result.error_kind == "limit"
+        assert "t.large ran, and the answer cannot be sent" in str(result.error_text)
+        assert (await shop.session.call("t.large", {"size": 1})).ok
+
+
+async def test_a_brought_tool_is_the_same_tool_to_a_model_and_to_an_approval(tmp_path: Path) -> None:
+    async with workshop(tmp_path, make) as shop:
+        entry = shop.kernel.generation.entries["make.value"]
+        assert entry.definition_hash == make.spec.definition_hash
+        assert entry.spec.llm_view() == make.spec.llm_view()
+
+
+async def test_it_is_labelled_as_python_that_only_the_runtime_holds(tmp_path: Path) -> None:
+    async with workshop(tmp_path, make) as shop:
+        result = await shop.session.call("make.value", {"name": "text"})
+        assert result.metadata["confined_by"] == IN_PROCESS
+        assert any("make.value" in str(check) for check in of_kernel(shop.kernel))
+        assert "test_brought.make" in shop.kernel.generation.entries["make.value"].source
+
+
+async def test_the_holder_records_the_call_before_and_after_it_runs(tmp_path: Path) -> None:
+    async with workshop(tmp_path, fail) as shop:
+        await shop.session.call("make.failure", {"name": "a defect"})
+        call = f"{shop.session.id}/1.0"
+        assert await kinds_of(shop.kernel, call) == ["proposed", "authorised", "intended", "committed"]
+
+
+async def test_arguments_are_checked_before_anything_is_sent(tmp_path: Path) -> None:
+    async with workshop(tmp_path, make) as shop:
+        assert (await shop.session.call("make.value", {"nam": "text"})).error_kind == "invalid_input"
+
+
+async def test_large_and_odd_arguments_arrive_unchanged_or_not_at_all(tmp_path: Path) -> None:
+    heard: list[Any] = []
+
+    @tool(id="t.hear", side_effect="external", locks=[])
+    async def hear(value: Any) -> int:
+        """Hear a value."""
+        heard.append(value)
+        return 1
+
+    values: list[Any] = [
+        None,
+        "x" * (MAX_ARGUMENT_BYTES - 100),
+        2**70,
+        {"$bytes": "aGk="},
+        [1, [2, {"a": None}]],
+        "\x00é😀",
+    ]
+    async with workshop(tmp_path, hear) as shop:
+        for value in values:
+            assert (await shop.session.call("t.hear", {"value": value})).ok
+        assert heard == values
+        for unfit in ({1: "x"}, "x" * MAX_ARGUMENT_BYTES):
+            assert (await shop.session.call("t.hear", {"value": unfit})).error_kind == "invalid_input"
+        assert len(heard) == len(values)
+
+
+async def test_a_value_returned_after_a_stop_is_lost_no_more_than_in_the_holder(tmp_path: Path) -> None:
+    @tool(id="t.late", side_effect="external", locks=[], timeout_ms=500)
+    async def late() -> str:
+        """Finishes what it does when told to end."""
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            return "tidied up"
+        return "never"
+
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    here, there = await both_ways(tmp_path, late, {})
+    assert there == here
+    assert there["data"] == "tidied up"
+
+
+# ── what is brought ──────────────────────────────────────────────────────────────────────────────
+
+
+class Weather(Tool):
+    spec = ToolSpec("weather.now", "The weather.", side_effect="read", locks=())
+    closed = 0
+
+    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
+        return {"session": runtime.session_id, "call": runtime.call_id}
+
+    async def aclose(self) -> None:
+        Weather.closed += 1
+
+
+async def test_a_class_of_tools_can_be_brought_and_its_object_is_closed_once(tmp_path: Path) -> None:
+    Weather.closed = 0
+    async with workshop(tmp_path, Weather) as shop:
+        result = await shop.session.call("weather.now", {})
+        assert result.data == {"session": shop.session.id, "call": f"{shop.session.id}/1.0"}
+    assert Weather.closed == 1
+
+
+def test_what_is_no_tool_is_a_fault_with_the_line_to_write() -> None:
+    def plain() -> None: ...
+
+    with pytest.raises(LoadError, match="put @tool above it") as caught:
+        describe([plain, 3, make])
+    assert len(caught.value.faults) == 2
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {},
+        "tools",
+        [None],
+        [{}],
+        [{"spec": {}}],
+        [{"spec": {"id": 3}, "definition": "", "source": "", "takes_runtime": True}],
+        [{**describe([make])[0], "definition": "0" * 64}],
+        [{**describe([make])[0], "spec": {**describe([make])[0]["spec"], "sandbox": False}}],
+        [{**describe([make])[0], "spec": {**describe([make])[0]["spec"], "side_effect": "none"}}],
+        [{**describe([make])[0], "takes_runtime": 1}],
+        [{**describe([make])[0], "source": 1}],
+    ],
+)
+async def test_a_faulty_description_is_refused_whole(told: Any) -> None:
+    async with joined([make]) as both:
+        before = both.brought.tools
+        with pytest.raises(LoadError) as caught:
+            both.brought.replaced(told)
+        assert "process" in str(caught.value)
+        assert both.brought.tools == before
+
+
+async def test_a_tool_that_was_replaced_runs_on_for_whoever_began_with_it(tmp_path: Path) -> None:
+    @tool(id="t.version", side_effect="read", locks=[])
+    async def first() -> str:
+        """The first."""
+        return "first"
+
+    @tool(id="t.version", side_effect="read", locks=[])
+    async def second() -> str:
+        """The second."""
+        return "second"
+
+    async with workshop(tmp_path, first) as shop:
+        turn = shop.session.turn()
+        shop.bench.bring([second])
+        await shop.kernel.reload(shop.brought.replaced(describe([second])))
+        (old,) = await turn.call_all([("t.version", {})])
+        assert old.result.data == "first"
+        assert (await shop.session.call("t.version", {})).data == "second"
+
+
+async def test_a_process_that_does_not_have_the_tool_any_more_says_so(tmp_path: Path) -> None:
+    async with workshop(tmp_path, make) as shop:
+        await shop.bench.aclose()
+        result = await shop.session.call("make.value", {"name": "text"})
+        assert result.error_kind == "unavailable"
+
+
+# ── people are asked first ───────────────────────────────────────────────────────────────────────
+
+
+class Deploy(Tool):
+    spec = ToolSpec(
+        "t.deploy",
+        "Deploy.",
+        {"type": "object", "properties": {"to": {"type": "string"}}, "required": ["to"]},
+        Requires(capabilities=("ask",)),
+        locks=(),
+    )
+
+    def questions(self, args: dict[str, Any]) -> list[Question]:
+        if args["to"] == "nowhere":
+            raise ToolError("there is no such place", kind="invalid_input")
+        if args["to"] == "here":
+            raise ZeroDivisionError("in the questions")
+        return [Question(f"Deploy to {args['to']}?", "Deploy", (Option("yes"), Option("no")))]
+
+    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
+        return await runtime.people.answer(self.questions(args))
+
+
+async def test_what_a_brought_tool_wants_to_know_is_asked_before_it_runs_and_given_to_it(tmp_path: Path) -> None:
+    person = ScriptedPerson(answers=[[["yes"]]])
+    async with workshop(tmp_path, Deploy, attendant=person) as shop:
+        result = await shop.session.call("t.deploy", {"to": "Bonn"})
+        assert result.data == [["yes"]]
+        assert [asked.question for asked in person.questions] == ["Deploy to Bonn?"]
+        kinds = await kinds_of(shop.kernel, f"{shop.session.id}/1.0")
+        assert kinds.index("approval-requested") < kinds.index("intended")
+
+
+async def test_questions_that_cannot_be_made_are_the_calls_answer(tmp_path: Path) -> None:
+    async with workshop(tmp_path, Deploy, attendant=ScriptedPerson()) as shop:
+        faulty = await shop.session.call("t.deploy", {"to": "nowhere"})
+        assert (faulty.error_kind, faulty.error_text) == ("invalid_input", "there is no such place")
+        assert (await shop.session.call("t.deploy", {"to": "here"})).error_kind == "backend"
+        shop.theirs.drop("gone", quietly=True)
+        assert (await shop.session.call("t.deploy", {"to": "Bonn"})).error_kind == "unavailable"

@@ -1,0 +1,135 @@
+"""Classes of triggers that a joining process brought: what is added is the holder's to keep, and waited for where the class is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.ipc.workshop import workshop
+from tests.kernel.test_joined import second
+
+from handrail import Fired, Runtime, TriggerTool, Waiting, trigger_spec
+from handrail.contract.session import Session
+from handrail.session.arrivals import waits
+from handrail.testing.kernels import temporary_kernel
+
+pytestmark = pytest.mark.proves("A-07")
+
+
+class Bell(TriggerTool):
+    """Fires when it is rung."""
+
+    spec = trigger_spec("add_bell", "Trigger: be told of each ring.", {"how": {"type": "string"}}, "how")
+
+    def __init__(self) -> None:
+        self.rings: asyncio.Queue[str] = asyncio.Queue()
+        self.seen: asyncio.Queue[Waiting] = asyncio.Queue()
+
+    async def wait(self, waiting: Waiting) -> Fired:
+        self.seen.put_nowait(waiting)
+        if waiting.arguments["how"] == "broken":
+            raise ValueError("it has no clapper")
+        ring = await self.rings.get()
+        return Fired(ring, {"after": ring, "huge": 1 << 80}, last=ring == "last")
+
+
+class Hour(TriggerTool):
+    spec = trigger_spec("add_hour", "Trigger: be told at times.", {"in_ns": {"type": "integer"}}, "in_ns")
+
+    def next_ns(self, arguments: Mapping[str, Any], now_ns: int) -> int | None:
+        if arguments["in_ns"] == 7:
+            raise ValueError("no such hour")
+        return (
+            None if arguments["in_ns"] < 0 or now_ns > arguments.get("until", 1 << 62) else now_ns + arguments["in_ns"]
+        )
+
+
+class Own(Bell):
+    spec = trigger_spec("add_own", "Trigger: add one in a way of its own.", {"how": {"type": "string"}}, "how")
+
+    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
+        return await super().execute(args, runtime)
+
+
+async def told(session: Session, count: int = 1) -> list[str]:
+    """The texts of so many notices, which are taken."""
+    texts: list[str] = []
+    assert session.notices is not None
+    while len(texts) < count:
+        await session.notices.arrived()
+        pending = await session.notices.pending()
+        await session.notices.take([one.id for one in pending])
+        texts += [one.text for one in pending]
+    return texts
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waits, "LEAST_S", 0.0)
+    monkeypatch.setattr(waits, "_SECOND_NS", 1)
+
+
+async def test_it_waits_in_its_process_from_where_it_fired_last(tmp_path: Path, at_once: None) -> None:
+    bell = Bell()
+    async with workshop(tmp_path, bell) as there:
+        session = there.session
+        added = await session.call("add_bell", {"how": "gladly", "prompt": "Answer the door.", "name": "door"})
+        assert added.data["trigger_id"] == "door", added.error_text
+        first = await bell.seen.get()
+        assert (first.name, first.arguments, first.position, first.fired) == ("door", {"how": "gladly"}, None, 0)
+        assert first.workdir == there.kernel.workdir and first.since_ns > 0
+        bell.rings.put_nowait("once")
+        assert "once" in (await told(session))[0]
+        again = await bell.seen.get()
+        assert (again.position, again.fired) == ({"after": "once", "huge": 1 << 80}, 1)
+        (listed,) = (await session.call("list_triggers", {})).data["triggers"]
+        assert (listed["tool"], listed["fired"]) == ("add_bell", 1) and "fault" not in listed
+        bell.rings.put_nowait("last")
+        assert "last" in (await told(session))[0]
+        assert (await session.call("list_triggers", {})).data["triggers"] == []
+
+        await session.call("add_bell", {"how": "broken", "prompt": "Never.", "name": "broken"})
+        assert "waits no more: ValueError: it has no clapper" in (await told(session))[0]
+
+
+async def test_one_that_goes_by_time_fires_then_and_not_where_it_cannot(tmp_path: Path, at_once: None) -> None:
+    async with workshop(tmp_path, Hour()) as there:
+        session = there.session
+        never = await session.call("add_hour", {"in_ns": -1, "prompt": "x"})
+        assert never.error_kind == "invalid_input" and "never fires" in str(never.error_text)
+        wrong = await session.call("add_hour", {"in_ns": 7, "prompt": "x"})
+        assert wrong.error_kind == "failed" and "no such hour" in str(wrong.error_text)
+        assert (await session.call("list_triggers", {})).data["triggers"] == []
+        await session.call("add_hour", {"in_ns": 1_000_000, "prompt": "It is time."})
+        assert all("It is time." in text for text in await told(session, 2))
+
+
+async def test_one_that_is_added_in_a_way_of_its_own_is_refused_with_words(tmp_path: Path) -> None:
+    async with workshop(tmp_path, Own()) as there:
+        refused = await there.session.call("add_own", {"how": "x", "prompt": "x"})
+        assert refused.error_kind == "unavailable" and "reaches triggers" in str(refused.error_text)
+
+
+async def test_it_rests_while_nobody_has_its_class_and_goes_on_with_whoever_opens_the_session(
+    tmp_path: Path, at_once: None
+) -> None:
+    async with temporary_kernel(tmp_path) as held:
+        bell = Bell()
+        async with second(tmp_path, tools=[bell], rules=["allow add_bell"]) as joined:
+            session = await joined.session()
+            await session.call("add_bell", {"how": "gladly", "prompt": "Answer.", "name": "door"})
+            await bell.seen.get()
+            bell.rings.put_nowait("once")
+            assert "once" in (await told(session))[0]
+            await bell.seen.get()
+        other = Bell()
+        async with second(tmp_path, tools=[other], rules=["allow add_bell"]) as joined:
+            session = await joined.session(session.id)
+            assert (await other.seen.get()).position["after"] == "once"
+            other.rings.put_nowait("twice")
+            assert "twice" in (await told(session))[0]
+            await session.close()
+        assert held.arrivals.triggers.of(session.id) == []

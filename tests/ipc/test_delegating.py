@@ -1,0 +1,39 @@
+"""Work that is handed to the process that has the model, over a real socket."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from tests.ipc.workshop import connected
+
+from handrail.contract.doors.agents import Delegation
+from handrail.contract.errors import ToolError
+from handrail.ipc.delegating import RemoteDelegates
+from handrail.ipc.wire.operations import Op, Operations
+
+
+async def test_work_whose_line_is_lost_is_interrupted_and_what_was_never_handed_over_is_unavailable() -> None:
+    theirs, ours = await connected()
+    begun = asyncio.Event()
+
+    async def at_work(body: Any) -> Any:
+        begun.set()
+        await asyncio.Event().wait()
+
+    theirs.open(Operations({"delegate": Op(at_work)}, {}), {})
+    ours.open(Operations({}, {}), {})
+    delegates = RemoteDelegates(ours, "ses_1")
+    delegation = Delegation("helper", "mend it", "", None)
+    handed = asyncio.create_task(delegates.run("ses_1/1.0", delegation))
+    await begun.wait()
+    await theirs.aclose()
+    with pytest.raises(ToolError, match="look at what it has done") as lost:
+        await handed
+    assert lost.value.kind == "interrupted"
+    await ours.closed.wait()
+    with pytest.raises(ToolError, match="nothing was handed over") as gone:
+        await delegates.run("ses_1/1.1", delegation)
+    assert gone.value.kind == "unavailable"
+    await ours.aclose()

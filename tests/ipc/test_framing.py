@@ -1,0 +1,111 @@
+"""Frames: any pieces give the same messages, nothing raises, and memory follows what has come."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from handrail.ipc.wire import framing
+from handrail.ipc.wire.framing import MAX_FRAME, ROOM, Inbox, TooLong, frame
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=12,
+)
+MESSAGES = st.lists(st.dictionaries(st.text(max_size=8), JSON, max_size=4), max_size=8)
+
+
+@st.composite
+def pieces(draw: st.DrawFn, data: bytes) -> list[bytes]:
+    cuts = sorted(draw(st.lists(st.integers(0, len(data)), max_size=20)))
+    return [data[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(data)], strict=True)]
+
+
+def heard(parts: list[bytes], limit: int = MAX_FRAME) -> tuple[list[dict[str, Any]], bool]:
+    inbox = Inbox(limit)
+    messages = [message for part in parts for message in inbox.feed(part)]
+    return messages, inbox.fault is not None
+
+
+@given(MESSAGES, st.data())
+def test_messages_come_out_as_they_went_in_however_the_bytes_are_cut(
+    messages: list[dict[str, Any]], data: st.DataObject
+) -> None:
+    stream = b"".join(frame(message) for message in messages)
+    assert heard(data.draw(pieces(stream))) == (messages, False)
+
+
+@given(MESSAGES, st.binary(max_size=200), MESSAGES, st.data())
+def test_garbage_ends_the_reading_at_the_same_place_however_it_is_cut_and_never_raises(
+    before: list[dict[str, Any]], garbage: bytes, after: list[dict[str, Any]], data: st.DataObject
+) -> None:
+    stream = b"".join(map(frame, before)) + garbage + b"".join(map(frame, after))
+    whole = heard([stream])
+    assert whole[0][: len(before)] == before
+    assert heard(data.draw(pieces(stream))) == whole
+
+
+@given(st.binary(min_size=4, max_size=64))
+def test_only_a_whole_frame_of_an_object_is_a_message(data: bytes) -> None:
+    messages, fault = heard([data])
+    length = int.from_bytes(data[:4], "big")
+    assert fault or len(data) < 4 + length or messages
+    assert not (length > MAX_FRAME and not fault)
+
+
+@pytest.mark.parametrize(
+    "stream",
+    [
+        b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b'{"hello": {}}\n',
+        b"\xff\xff\xff\xff",
+        b"\0\0\0\0",
+        b"\0\0\0\x02[]",
+        b"\0\0\0\x04null",
+        b"\0\0\0\x02{]",
+        b"\0\0\0\x02\xff\xfe",
+        b"\0\x01\x00\x00" + b"[" * 65_536,
+        b"\0\x01\x00\x00" + b" " + b"[" * 65_535,
+        b"\0\0\x13\x88" + b" " + b"9" * 4_999,
+    ],
+)
+def test_what_is_no_message_is_a_fault_with_a_reason(stream: bytes) -> None:
+    inbox = Inbox()
+    assert inbox.feed(stream) == []
+    assert inbox.fault
+    assert inbox.feed(frame({"id": 1})) == []
+
+
+def test_an_announced_length_takes_no_memory() -> None:
+    inbox = Inbox()
+    assert inbox.feed(MAX_FRAME.to_bytes(4, "big") + b"{") == []
+    assert inbox.fault is None
+    assert inbox.kept == ROOM
+    assert inbox.unfinished == 5
+
+
+def test_a_long_message_never_holds_more_than_twice_what_came_and_gives_it_back() -> None:
+    message = {"text": "x" * (3 * 1024 * 1024)}
+    stream = frame(message) + frame({"next": 1})
+    inbox = Inbox()
+    came: list[Any] = []
+    for begin in range(0, len(stream), 10_000):
+        came += inbox.feed(stream[begin : begin + 10_000])
+        assert inbox.kept <= max(ROOM, 2 * (begin + 10_000))
+    assert came == [message, {"next": 1}]
+    assert inbox.kept == ROOM
+
+
+def test_what_orjson_does_not_take_goes_through_all_the_same() -> None:
+    message = {"half": "\ud800", "long": 2**200, "plain": 1}
+    assert heard([frame(message)]) == ([message], False)
+
+
+def test_a_message_beyond_the_limit_is_not_framed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(framing, "MAX_FRAME", 100)
+    with pytest.raises(TooLong, match="111 bytes long; at most 100"):
+        frame({"text": "x" * 100})

@@ -1,0 +1,264 @@
+"""The greeting, and what becomes of those who do not greet, greet in another version, or stop making sense later."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import pytest
+from tests.ipc.doors import HELLO, NAME, House, house, next_message, until_closed
+
+from handrail.contract.errors import StartError
+from handrail.ipc.wire.connection import Connection
+from handrail.ipc.wire.framing import MAX_FRAME, Message, frame
+from handrail.ipc.wire.handshake import MAX_HELLO, NoAnswer, NotLetIn, own_version
+from handrail.ipc.wire.meeting import connect, listen
+from handrail.ipc.wire.operations import Op, Operations, Refused
+
+
+async def echo(body: object) -> object:
+    return body
+
+
+OPERATIONS = Operations({"echo": Op(echo, inline=True)})
+
+
+@pytest.fixture
+async def doors(tmp_path: Path) -> AsyncGenerator[House]:
+    async with house(tmp_path / "own", OPERATIONS) as made:
+        yield made
+
+
+async def test_both_sides_learn_who_the_other_is(doors: House) -> None:
+    joined = await connect(doors.folder, NAME, hello={"face": "cli", "protocol": "mine"})
+    held = await doors.accepted.get()
+    assert held.about == {"face": "cli", "handrail": own_version(), "protocol": 1}
+    assert joined.about == {"greeting": "hi", "handrail": own_version(), "protocol": 1}
+    assert held.peer == joined.peer
+    assert held.peer is not None and (held.peer.pid, held.peer.uid) == (os.getpid(), os.geteuid())
+    await joined.aclose()
+
+
+@pytest.mark.parametrize("protocol", [2, 0, "1", None, True, 1.0])
+async def test_another_protocol_is_refused_with_both_versions_and_the_remedy(doors: House, protocol: object) -> None:
+    reader, writer = await doors.raw()
+    writer.write(frame({"hello": {"handrail": "9.9", "protocol": protocol}}))
+    (answer,) = await until_closed(reader)
+    refused = answer["refused"]
+    assert refused["kind"] == "version"
+    assert f"is Handrail 9.9 and speaks protocol {protocol}" in refused["text"]
+    assert f"the other is Handrail {own_version()} and speaks protocol 1; use the same version" in refused["text"]
+    assert doors.accepted.empty()
+
+
+GARBAGE = {
+    "http": b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "a line of JSON": b'{"hello": {}}\n',
+    "an oversized length": b"\xff\xff\xff\xff{}",
+    "invalid JSON": b"\0\0\0\x05{]]]]",
+    "no object": b"\0\0\0\x02[]",
+    "a request before the greeting": frame({"id": 1, "op": "echo", "body": 1}),
+    "a greeting that is none": frame({"hello": 1}),
+}
+
+
+@pytest.mark.parametrize("name", GARBAGE)
+async def test_who_does_not_greet_is_dropped_with_a_logged_reason(
+    doors: House, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    reader, writer = await doors.raw()
+    writer.write(GARBAGE[name])
+    for message in await until_closed(reader):
+        assert list(message) == ["bye"]
+    assert caplog.text.count("a connection was dropped: ") == 1
+    assert "Traceback" not in caplog.text
+    assert doors.accepted.empty()
+    assert await (await doors.join()).request("echo", 1) == 1
+
+
+async def test_a_process_that_has_not_greeted_gets_little_memory(doors: House) -> None:
+    reader, writer = await doors.raw()
+    writer.write((MAX_HELLO + 1).to_bytes(4, "big"))
+    ((_, reason),) = (await until_closed(reader))[0].items()
+    assert reason.startswith("a message of 16,777,217 bytes was announced, at most 16,777,216 are taken here")
+
+
+@pytest.mark.parametrize("beginning", [b"", HELLO[:2], HELLO[:-1]])
+async def test_a_greeting_must_be_whole_in_time(
+    tmp_path: Path, beginning: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with house(tmp_path / "own", OPERATIONS, seconds=0.2) as doors:
+        reader, writer = await doors.raw()
+        writer.write(beginning)
+        assert await until_closed(reader) == [{"bye": "no whole greeting came within 0.2 s"}]
+        assert "no whole greeting came" in caplog.text
+        assert not doors.listener.connections
+
+
+async def test_who_greeted_in_time_may_be_silent_for_longer(tmp_path: Path) -> None:
+    async with house(tmp_path / "own", OPERATIONS, seconds=0.2) as doors:
+        joined: Connection | None = None
+        while joined is None:
+            with contextlib.suppress(StartError):  # where this process gets no turn for so long
+                joined = await doors.join()
+        reader, _writer = await doors.raw()
+        await until_closed(reader)  # that one came later, and its time is over
+        assert await joined.request("echo", 1) == 1
+
+
+async def test_half_a_message_and_silence_hurts_nobody_else(doors: House) -> None:
+    _reader, writer, held = await doors.greeted()
+    writer.write(MAX_FRAME.to_bytes(4, "big") + b'{"id": 1, "op":')
+    joined = await doors.join()
+    assert [await joined.request("echo", number) for number in range(100)] == list(range(100))
+    assert held.lost is None
+    writer.transport.abort()
+    await held.closed.wait()
+    assert held.lost == "the other side closed it in the middle of a message"
+
+
+NONSENSE: dict[str, list[Message]] = {
+    "no kind": [{}],
+    "an id twice": [{"id": 1, "op": "echo", "body": 1}, {"id": 1, "op": "echo", "body": 1}],
+    "an id that shrinks": [{"id": 2, "op": "echo"}, {"id": 1, "op": "echo"}],
+    "an id that is none": [{"id": "1", "op": "echo"}],
+    "a truth for an id": [{"id": True, "op": "echo"}],
+    "an answer to nothing": [{"id": 1, "ok": 1}],
+    "an operation that is no text": [{"id": 1, "op": ["echo"]}],
+    "a cancellation of nothing nameable": [{"cancel": None}],
+    "a second greeting": [{"hello": {"protocol": 1}}],
+}
+
+
+@pytest.mark.parametrize("name", NONSENSE)
+async def test_a_peer_that_stops_making_sense_is_dropped_alone(
+    doors: House, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    joined = await doors.join()
+    await doors.accepted.get()
+    reader, writer, held = await doors.greeted()
+    writer.write(b"".join(map(frame, NONSENSE[name])))
+    messages = await until_closed(reader)
+    assert "bye" in messages[-1]
+    answers = [message["id"] for message in messages[:-1]]
+    assert answers == sorted(set(answers))
+    await held.closed.wait()
+    assert "a connection was dropped" in caplog.text and "Traceback" not in caplog.text
+    assert await joined.request("echo", 1) == 1
+
+
+async def test_an_answer_that_is_neither_fails_its_request(doors: House) -> None:
+    _reader, writer, held = await doors.greeted()
+    asked = asyncio.create_task(held.request("echo", 1))
+    writer.write(frame({"id": 1, "error": {"kind": 7}}))
+    assert "neither a result nor an error" in str((await asyncio.gather(asked, return_exceptions=True))[0])
+
+
+async def test_cancelling_what_is_not_running_and_late_answers_are_left_aside(doors: House) -> None:
+    reader, writer, held = await doors.greeted()
+    asked = asyncio.create_task(held.request("echo", 1))
+    assert await next_message(reader) == {"id": 1, "op": "echo", "body": 1}
+    asked.cancel()
+    assert await next_message(reader) == {"cancel": 1}
+    for message in ({"cancel": 77}, {"id": 1, "ok": 1}, {"id": 1, "ok": 1}, {"id": 1, "op": "echo", "body": 2}):
+        writer.write(frame(message))
+    assert await next_message(reader) == {"id": 1, "ok": 2}
+    assert held.lost is None
+
+
+async def test_the_holder_turns_away_with_its_own_reason(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def accept(connection: Connection, hello: Message) -> tuple[Operations, Message]:
+        raise Refused("closing", "it is closing; try again")
+
+    listener = await listen(tmp_path, NAME, accept)
+    with pytest.raises(NotLetIn, match="joining was refused: it is closing; try again") as caught:
+        await connect(tmp_path, NAME)
+    assert caught.value.kind == "closing"
+    assert "it is closing" in caplog.text
+    await listener.aclose()
+
+
+async def test_a_defect_while_letting_in_drops_that_one_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def accept(connection: Connection, hello: Message) -> tuple[Operations, Message]:
+        return OPERATIONS, {"number": 1 // hello["divisor"]}
+
+    listener = await listen(tmp_path, NAME, accept)
+    with pytest.raises(NoAnswer):
+        await connect(tmp_path, NAME, hello={"divisor": 0})
+    assert "ZeroDivisionError" in caplog.text
+    joined = await connect(tmp_path, NAME, hello={"divisor": 1})
+    assert joined.about["number"] == 1
+    await joined.aclose()
+    await listener.aclose()
+
+
+async def test_no_more_than_so_many_join(tmp_path: Path) -> None:
+    async with house(tmp_path / "own", OPERATIONS, max_connections=2) as doors:
+        first, _second = await doors.join(), await doors.join()
+        with pytest.raises(NotLetIn, match="2 processes have joined already; close one") as caught:
+            await doors.join()
+        assert caught.value.kind == "full"
+        await first.aclose()
+        await (await doors.accepted.get()).closed.wait()
+        assert await (await doors.join()).request("echo", 1) == 1
+
+
+async def served(folder: Path, answer: bytes, *, close: bool) -> asyncio.Server:
+    """A socket at the holder's place where something else answers."""
+
+    async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await next_message(reader)
+        writer.write(answer)
+        if close:
+            writer.close()
+        else:
+            await reader.read()
+            writer.transport.abort()
+
+    server = await asyncio.start_unix_server(speak, folder / NAME)
+    (folder / NAME).chmod(0o600)
+    return server
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "text"),
+    [
+        (frame({"welcome": {"handrail": "9.9", "protocol": 2}}), NotLetIn, "is Handrail 9.9 and speaks protocol 2"),
+        (frame({"refused": {}}), NotLetIn, "refused"),
+        (frame({"welcome": 1}), StartError, "no Handrail process"),
+        (frame({"id": 1, "op": "echo"}), StartError, "no Handrail process"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", NoAnswer, "no Handrail process"),
+        (frame({"bye": "not today"}), NoAnswer, "did not let this one in: not today"),
+        (frame({"bye": {}}), StartError, "no Handrail process"),
+        (b"", NoAnswer, "closed it"),
+    ],
+)
+async def test_what_listens_and_is_no_holder_of_this_version_is_a_clear_error(
+    tmp_path: Path, answer: bytes, kind: type[StartError], text: str
+) -> None:
+    server = await served(tmp_path, answer, close=True)
+    with pytest.raises(kind, match=text) as caught:
+        await connect(tmp_path, NAME)
+    assert type(caught.value) is kind
+    server.close()
+
+
+async def test_a_holder_that_ends_while_somebody_greets_is_no_stranger(tmp_path: Path) -> None:
+    """The next one may be asked: it is not taken for another program."""
+    listener = await listen(tmp_path, NAME, lambda connection, hello: (OPERATIONS, {}))
+    joining = asyncio.create_task(connect(tmp_path, NAME))
+    while not listener.connections:
+        await asyncio.sleep(0)
+    await listener.aclose("it ends")
+    with pytest.raises(NoAnswer, match="it ends"):
+        await joining
+
+
+async def test_a_holder_that_does_not_answer_is_named(tmp_path: Path) -> None:
+    server = await served(tmp_path, b"\0\0", close=False)
+    with pytest.raises(NoAnswer, match=rf"process {os.getpid()} holds the workspace but did not answer within 0.1 s"):
+        await connect(tmp_path, NAME, seconds=0.1)
+    server.close()

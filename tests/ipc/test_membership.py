@@ -1,0 +1,40 @@
+"""Whoever has lost its holder looks for the next one, however often and however quickly it is asked."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from handrail.contract.errors import StartError
+from handrail.ipc.joiner.membership import Membership
+from handrail.ipc.wire.operations import Operations
+from handrail.store.folders import locate
+
+
+@pytest.mark.proves("L-07")
+async def test_who_asks_at_the_moment_at_which_a_search_has_failed_begins_another(tmp_path: Path) -> None:
+    searches = 0
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    async def take_over() -> bool:
+        nonlocal searches
+        searches += 1
+        begun.set()
+        await go_on.wait()
+        raise StartError("there is no room")
+
+    async def ask(times: int) -> None:
+        for _ in range(times):
+            with pytest.raises(StartError, match="no room"):
+                await membership.connection()
+
+    (tmp_path / "ws").mkdir()
+    membership = Membership(locate(tmp_path / "ws", tmp_path / "state"), take_over, dict, Operations({}, {}))
+    first = asyncio.create_task(ask(1))
+    await begun.wait()
+    go_on.set()  # the search fails in the loop's next round, and so before the second one asks in it
+    await asyncio.gather(first, asyncio.create_task(ask(3)))
+    assert searches == 4
+    await membership.aclose()

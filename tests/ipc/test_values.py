@@ -1,0 +1,159 @@
+"""Values between two processes: they arrive as if there were one, and what is no value is said to be none."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from handrail import ToolError
+from handrail.arbiter.output.plain import Plain
+from handrail.contract.result import Blob, Result
+from handrail.ipc.codec.values import Malformed, an_object, failure_of, of_failure, pack, some_bytes, unpack
+from handrail.ipc.wire.framing import Inbox, frame
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    x: object
+    y: object
+
+
+def over_the_wire(message: dict[str, Any]) -> Any:
+    """As the other side has it."""
+    (arrived,) = Inbox().feed(frame({"body": message}))
+    return arrived["body"]
+
+
+def shown(value: object) -> tuple[Any, list[tuple[bytes, str]], list[str]]:
+    plain = Plain(value)
+    return plain.data, [(binary.data, binary.media_type) for binary in plain.binaries], plain.notes
+
+
+_scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.integers(min_value=2**64)
+    | st.floats()
+    | st.text(st.characters(codec=None, exclude_categories=()))
+    | st.binary(max_size=20)
+    | st.builds(Blob, st.binary(max_size=20), st.sampled_from(["image/png", "text/plain; charset=x", "no type"]))
+)
+_keys = st.text(max_size=8) | st.sampled_from(["$bytes", "$blob", "artifact", "data", "blobs", "error", ""])
+_values = st.recursive(
+    _scalars,
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.tuples(inner, inner)
+        | st.dictionaries(_keys | st.integers(), inner, max_size=4)
+        | st.frozensets(st.integers() | st.text(max_size=3), max_size=3)
+        | st.builds(Point, inner, inner)
+    ),
+    max_leaves=20,
+)
+
+
+@given(_values)
+def test_a_value_arrives_as_it_would_have_been_shown_where_it_was_made(value: object) -> None:
+    data, binaries, notes = shown(value)
+    arrived = unpack(over_the_wire(pack(value)))
+    adapted: list[str] = []
+    if isinstance(arrived, Result):
+        adapted = arrived.metadata["adapted"]
+        arrived = arrived.data
+    data_there, binaries_there, notes_there = shown(arrived)
+    assert data_there == data
+    assert binaries_there == binaries
+    assert adapted[:5] == notes
+    assert notes_there == []
+
+
+@given(_values, st.none() | st.text(), st.dictionaries(st.text(), _scalars, max_size=3))
+def test_a_whole_result_arrives_with_its_text_and_metadata(
+    value: object, text: str | None, more: dict[str, Any]
+) -> None:
+    sent = Result("output" if text is None else "error", value, text, more)
+    arrived = unpack(over_the_wire(pack(sent)))
+    assert isinstance(arrived, Result)
+    assert (arrived.type, arrived.error_text) == (sent.type, text)
+    assert shown(arrived.data)[0] == shown(value)[0]
+    adapted = {"adapted": shown(value)[2]} if shown(value)[2] else {}
+    expected = {**shown(more)[0], **adapted}
+    assert {key: arrived.metadata[key] for key in expected if key != "adapted"} == {
+        key: item for key, item in expected.items() if key != "adapted"
+    }
+
+
+@given(st.text(), _values)
+def test_a_tools_error_is_raised_with_its_kind_text_and_data(text: str, data: object) -> None:
+    raised = failure_of(over_the_wire(of_failure(ToolError(text, kind="conflict", data=data))))
+    assert isinstance(raised, ToolError)
+    assert (raised.text, raised.kind) == (text, "conflict")
+    assert shown(raised.data)[:2] == shown(data)[:2]
+
+
+def test_another_exception_keeps_its_class_and_text_and_nothing_else() -> None:
+    raised = failure_of(over_the_wire(of_failure(ZeroDivisionError("by zero"))))
+    assert type(raised).__name__ == "ZeroDivisionError"
+    assert str(raised) == "by zero"
+    assert not isinstance(raised, ZeroDivisionError)
+
+
+def test_no_exception_can_pass_for_one_of_ours_or_end_the_process() -> None:
+    for name in ("SystemExit", "KeyboardInterrupt", "CancelledError", "__import__('os')", "ToolError", ""):
+        raised = failure_of({"raised": [name, "x"]})
+        assert isinstance(raised, Exception)
+        assert not isinstance(raised, ToolError)
+
+
+_json = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
+    max_leaves=12,
+)
+_messages = st.fixed_dictionaries(
+    {},
+    optional={
+        "data": _json,
+        "blobs": _json | st.lists(st.tuples(_json, _json, _json).map(list), max_size=3),
+        "notes": _json,
+        "result": _json
+        | st.fixed_dictionaries({"type": st.sampled_from(["output", "error"])}, optional={"metadata": _json}),
+        "error": _json | st.fixed_dictionaries({"kind": _json, "text": _json}),
+        "raised": _json | st.lists(_json, max_size=3),
+    },
+)
+
+
+@given(_json | _messages)
+def test_whatever_a_peer_sends_is_a_value_or_said_to_be_none(message: Any) -> None:
+    readers: list[Callable[[Any], object]] = [unpack, some_bytes, lambda sent: failure_of(an_object(sent))]
+    for read in readers:
+        try:
+            read(message)
+        except Malformed as error:
+            assert str(error)
+
+
+def test_a_binary_part_takes_a_place_that_there_is_and_no_other() -> None:
+    nothing: list[Any] = [None]
+    part: list[Any] = [{"$bytes": "aGk="}, "image/png"]
+    ways: list[Any] = [["a", "b"], [0], ["a", 1], [True], ["missing"], "a", [["a"]], ["a", 0, "c"]]
+    for way in ways:
+        with pytest.raises(Malformed):
+            unpack({"data": {"a": [None]}, "blobs": [[way, *part]]})
+    assert unpack({"data": {"a": nothing}, "blobs": [[["a", 0], *part]]}) == {"a": [Blob(b"hi", "image/png")]}
+    assert unpack({"data": None, "blobs": [[nothing[1:], *part]]}) == Blob(b"hi", "image/png")
+
+
+def test_numbers_that_json_has_not_arrive_as_text_that_says_so() -> None:
+    arrived = unpack(over_the_wire(pack({"x": math.nan})))
+    assert isinstance(arrived, Result)
+    assert arrived.data == {"x": "NaN"}
+    assert "NaN" in arrived.metadata["adapted"][0]

@@ -1,0 +1,417 @@
+"""Requests, answers, notices and cancellations over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.ipc.doors import House, house, next_message
+
+from handrail.contract.errors import UsageError
+from handrail.ipc.wire import connection as wire
+from handrail.ipc.wire import framing
+from handrail.ipc.wire.connection import ConnectionLost
+from handrail.ipc.wire.framing import MAX_FRAME, frame
+from handrail.ipc.wire.operations import MAX_RUNNING, Op, Operations, Refused
+
+MARK: ContextVar[Any] = ContextVar("MARK", default="none")
+
+
+class Holder:
+    """What the holder answers in these tests, and what happened to it."""
+
+    def __init__(self) -> None:
+        self.begun: asyncio.Queue[Any] = asyncio.Queue()
+        self.ended: asyncio.Queue[tuple[Any, str]] = asyncio.Queue()
+        self.go = asyncio.Event()
+        self.told: list[Any] = []
+
+    async def echo(self, body: Any) -> Any:
+        return body
+
+    async def park(self, body: Any) -> Any:
+        self.begun.put_nowait(body)
+        try:
+            await self.go.wait()
+        except asyncio.CancelledError:
+            await asyncio.sleep(0)
+            self.ended.put_nowait((body, "cancelled"))
+            raise
+        self.ended.put_nowait((body, "went on"))
+        return body
+
+    async def refuse(self, body: Any) -> Any:
+        raise Refused("conflict", f"no: {body}")
+
+    async def misuse(self, body: Any) -> Any:
+        raise UsageError("used wrongly")
+
+    async def fail(self, body: Any) -> Any:
+        raise ValueError("secret of the holder")
+
+    async def long(self, body: int) -> str:
+        return "x" * body
+
+    async def who(self, body: Any) -> bool:
+        return asyncio.current_task() is None
+
+    async def mark(self, body: Any) -> Any:
+        """Leave a value behind where the next request of this connection would find it; gives the one that was there."""
+        found, _ = MARK.get(), MARK.set(body)
+        return found
+
+    async def doom(self, body: Any) -> None:
+        """End well, having asked for the end of its own task."""
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+
+    async def strike(self, body: Any) -> str:
+        """Cancelled, by what runs in its first step, where it waits next."""
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        try:
+            await self.go.wait()
+        except asyncio.CancelledError:
+            task.uncancel()
+            return "heard"
+        return "missed"
+
+    @property
+    def operations(self) -> Operations:
+        requests = {
+            "echo": Op(self.echo),
+            "echo.inline": Op(self.echo, inline=True),
+            "echo.at once": Op(self.echo, at_once=True),
+            "park": Op(self.park),
+            "park.inline": Op(self.park, inline=True),
+            "park.at once": Op(self.park, at_once=True),
+            "strike.at once": Op(self.strike, at_once=True),
+            "mark.at once": Op(self.mark, at_once=True),
+            "doom.at once": Op(self.doom, at_once=True),
+            "who.at once": Op(self.who, at_once=True),
+            "fail.at once": Op(self.fail, at_once=True),
+            "park.with": Op(self.park, cancel_when_lost=True),
+            "refuse": Op(self.refuse),
+            "misuse": Op(self.misuse),
+            "fail": Op(self.fail, inline=True),
+            "long": Op(self.long),
+            "who.inline": Op(self.who, inline=True),
+        }
+        return Operations(requests, {"note": self.told.append})
+
+
+@pytest.fixture
+def holder() -> Holder:
+    return Holder()
+
+
+@pytest.fixture
+async def doors(tmp_path: Path, holder: Holder) -> AsyncGenerator[House]:
+    async with house(tmp_path / "own", holder.operations) as made:
+        yield made
+
+
+@pytest.mark.parametrize("op", ["echo", "echo.inline", "echo.at once"])
+@pytest.mark.parametrize("body", [None, 0, "ü\n\ud800", [1, {"a": 2**70}], {"deep": [[[0]]]}])
+async def test_a_request_is_answered(doors: House, op: str, body: Any) -> None:
+    joined = await doors.join()
+    assert await joined.request(op, body) == body
+
+
+async def test_both_sides_ask(doors: House) -> None:
+    async def twice(body: int) -> int:
+        return 2 * body
+
+    joined, held = await doors.both(Operations({"twice": Op(twice)}))
+    assert await asyncio.gather(held.request("twice", 21), joined.request("echo", 1)) == [42, 1]
+    with pytest.raises(Refused, match="knows no operation 'twice'"):
+        await joined.request("twice", 1)
+
+
+@pytest.mark.parametrize("op", ["__class__", "aclose", "request", "_send", "", "Echo", "echo "])
+async def test_only_what_stands_in_the_table_can_be_asked_for(doors: House, op: str) -> None:
+    joined = await doors.join()
+    with pytest.raises(Refused) as caught:
+        await joined.request(op, None)
+    assert caught.value.kind == "unknown_op"
+    assert await joined.request("echo", 1) == 1
+
+
+@pytest.mark.parametrize(
+    ("op", "kind", "text"),
+    [
+        ("refuse", "conflict", "no: 5"),
+        ("misuse", "UsageError", "used wrongly"),
+        ("fail", "defect", "the other process failed with ValueError; its log has more"),
+    ],
+)
+async def test_a_handlers_error_arrives_as_a_refusal_and_a_defect_keeps_its_text_at_home(
+    doors: House, op: str, kind: str, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    joined = await doors.join()
+    with pytest.raises(Refused) as caught:
+        await joined.request(op, 5)
+    assert (caught.value.kind, caught.value.text) == (kind, text)
+    assert ("secret of the holder" in caplog.text) == (op == "fail")
+
+
+@pytest.mark.parametrize("count", [500, pytest.param(20_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("op", ["park", "park.inline", "park.at once"])
+async def test_handlers_begin_in_the_order_of_the_requests(doors: House, holder: Holder, op: str, count: int) -> None:
+    count = min(count, MAX_RUNNING)
+    joined = await doors.join()
+    asked = [asyncio.create_task(joined.request(op, number)) for number in range(count)]
+    assert [await holder.begun.get() for _ in range(count)] == list(range(count))
+    holder.go.set()
+    assert await asyncio.gather(*asked) == list(range(count))
+
+
+async def test_an_inline_handler_runs_before_the_next_message_is_looked_at_and_without_a_task(
+    doors: House, holder: Holder
+) -> None:
+    joined = await doors.join()
+    assert await joined.request("who.inline") is True
+    parked = asyncio.create_task(joined.request("park.inline", 1))
+    assert await asyncio.gather(joined.request("echo", 2), joined.request("echo.inline", 3)) == [2, 3]
+    assert holder.begun.get_nowait() == 1
+    holder.go.set()
+    assert await parked == 1
+
+
+async def test_a_handler_that_begins_at_once_has_a_task_and_is_cancelled_where_it_waits(
+    doors: House, holder: Holder
+) -> None:
+    joined = await doors.join()
+    assert await joined.request("who.at once") is False
+    parked = asyncio.create_task(joined.request("park.at once", 1))
+    assert await asyncio.gather(joined.request("echo", 2), joined.request("echo.at once", 3)) == [2, 3]
+    assert holder.begun.get_nowait() == 1
+    assert await joined.request("strike.at once") == "heard"
+    with pytest.raises(Refused, match="ValueError"):
+        await joined.request("fail.at once")
+    holder.go.set()
+    assert await parked == 1
+
+
+async def test_handlers_that_begin_at_once_one_after_the_other_feel_nothing_of_each_other(
+    doors: House, holder: Holder
+) -> None:
+    joined = await doors.join()
+    for number in range(3):
+        assert await joined.request("mark.at once", number) == "none"
+        await joined.request("doom.at once")
+        parked = asyncio.create_task(joined.request("park.at once", number))
+        assert await holder.begun.get() == number
+        assert await joined.request("echo.at once", number) == number
+        holder.go.set()
+        assert await parked == number
+        holder.go.clear()
+
+
+async def test_a_connection_that_ends_leaves_no_task_behind(doors: House) -> None:
+    before = asyncio.all_tasks()
+    joined, held = await doors.both()
+    assert await joined.request("echo.at once", 1) == 1
+    left = asyncio.all_tasks() - before
+    await joined.aclose()
+    await held.closed.wait()
+    await asyncio.wait_for(asyncio.gather(*left, return_exceptions=True), 300)
+    assert asyncio.all_tasks() <= before
+
+
+@pytest.mark.parametrize("count", [1_000, pytest.param(10_000, marks=pytest.mark.slow)])
+async def test_nothing_is_lost_or_answered_twice_in_requests_both_ways(doors: House, count: int) -> None:
+    async def sometimes_waits(body: int) -> int:
+        if body % 3:
+            await asyncio.sleep(0)
+        return -body
+
+    joined, held = await doors.both(Operations({"negate": Op(sometimes_waits, inline=True)}))
+    late: list[int] = []
+
+    async def there(number: int) -> int:
+        body = {"number": number, "text": "x" * (number % 700)}
+        answer: dict[str, Any] = await joined.request(("echo", "echo.inline", "echo.at once")[number % 3], body)
+        late.append(number)
+        return answer["number"]
+
+    async def back(number: int) -> int:
+        return await held.request("negate", number)
+
+    answers = await asyncio.gather(*(way(number) for number in range(count) for way in (there, back)))
+    assert answers[::2] == list(range(count))
+    assert answers[1::2] == [-number for number in range(count)]
+    assert sorted(late) == list(range(count))
+    assert held.open_requests == joined.open_requests == 0
+
+
+@pytest.mark.parametrize("op", ["park", "park.inline", "park.at once"])
+async def test_cancelling_a_request_cancels_its_handler_and_nothing_else(doors: House, holder: Holder, op: str) -> None:
+    joined = await doors.join()
+    kept, given_up = (asyncio.create_task(joined.request(op, name)) for name in ("kept", "given up"))
+    assert [await holder.begun.get(), await holder.begun.get()] == ["kept", "given up"]
+    given_up.cancel()
+    assert await holder.ended.get() == ("given up", "cancelled")
+    holder.go.set()
+    assert await kept == "kept"
+    with pytest.raises(asyncio.CancelledError):
+        await given_up
+
+
+@pytest.mark.parametrize("op", ["park", "park.inline", "park.at once"])
+async def test_a_cancellation_on_the_heels_of_its_request_lets_the_handler_begin_and_tidy_up(
+    doors: House, holder: Holder, op: str
+) -> None:
+    joined = await doors.join()
+    asked = asyncio.create_task(joined.request(op, 1))
+    await asyncio.sleep(0)
+    asked.cancel()
+    assert await holder.ended.get() == (1, "cancelled")
+
+
+async def test_a_cancelled_request_can_wait_until_the_handler_has_ended(doors: House, holder: Holder) -> None:
+    joined = await doors.join()
+    asked = asyncio.create_task(joined.request("park", 1, settle=True))
+    await holder.begun.get()
+    asked.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asked
+    assert holder.ended.get_nowait() == (1, "cancelled")
+    assert await joined.request("echo", 2) == 2
+
+
+async def test_when_the_peer_goes_all_that_is_pending_fails_and_handlers_go_on_or_not_as_declared(
+    doors: House, holder: Holder
+) -> None:
+    joined, held = await doors.both(Operations({"park": Op(Holder().park)}))
+    heard: list[str] = []
+    held.when_lost(heard.append)
+    asked = [asyncio.create_task(joined.request(op, op)) for op in ("park", "park.inline", "park.with")]
+    for _ in asked:
+        await holder.begun.get()
+    pending = [asyncio.create_task(held.request("park", number)) for number in range(3)]
+    await asyncio.sleep(0)
+    joined.transport.abort()
+    for failed in await asyncio.gather(*pending, *asked, return_exceptions=True):
+        assert isinstance(failed, ConnectionLost) and failed.sent
+    await held.closed.wait()
+    assert heard == [held.lost]
+    assert await holder.ended.get() == ("park.with", "cancelled")
+    assert held.open_requests == 2
+    holder.go.set()
+    assert {await holder.ended.get(), await holder.ended.get()} == {("park", "went on"), ("park.inline", "went on")}
+    with pytest.raises(ConnectionLost) as caught:
+        await held.request("park", 1)
+    assert caught.value.sent is False
+    assert held.notify("note", 1) is False
+
+
+async def test_closing_says_why_and_delivers_what_was_answered_before(doors: House) -> None:
+    joined, held = await doors.both()
+    answer = await joined.request("echo", "x" * 3_000_000)
+    assert len(answer) == 3_000_000
+    held.notify("unknown", "y" * 3_000_000)
+    await held.aclose("the workspace moves")
+    await held.aclose()
+    await joined.closed.wait()
+    assert joined.lost in ("the other side ended it: the workspace moves", "the other side closed it")
+    with pytest.raises(ConnectionLost):
+        await joined.request("echo", 1)
+
+
+async def test_notices_arrive_in_order_and_an_unknown_or_failing_one_hurts_nobody(doors: House, holder: Holder) -> None:
+    joined = await doors.join()
+    for number in range(100):
+        assert joined.notify("note", number)
+        joined.notify("no such", number)
+    assert await joined.request("echo.inline", 1) == 1
+    assert holder.told == list(range(100))
+
+
+async def test_notices_may_be_left_out_for_a_peer_that_is_behind_while_answers_wait_for_it(doors: House) -> None:
+    reader, writer, held = await doors.greeted()
+    sent = 0
+    while held.notify("progress", "x" * 100_000, may_be_left_out=True):
+        sent += 1
+    assert 10 <= sent < 100
+    assert held.left_out == 1
+    for number in (1, 2, 3):
+        writer.write(frame({"id": number, "op": "echo.inline", "body": number}))
+    came = [await next_message(reader) for _ in range(sent + 3)]
+    assert [message.get("op") for message in came[:sent]] == ["progress"] * sent
+    assert came[sent:] == [{"id": number, "ok": number} for number in (1, 2, 3)]
+    assert held.notify("progress", 1, may_be_left_out=True)
+
+
+async def test_a_peer_that_asks_and_never_reads_is_dropped_before_it_fills_memory(
+    doors: House, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(wire, "MAX_OWED", 2_000_000)
+    _reader, writer, held = await doors.greeted()
+    for number in range(1, 20):
+        writer.write(frame({"id": number, "op": "long", "body": 500_000}))
+    await held.closed.wait()
+    assert "did not read" in str(held.lost) and "did not read" in caplog.text
+    assert await (await doors.join()).request("echo", 1) == 1
+
+
+async def test_an_answer_or_request_too_long_for_a_frame_fails_alone(
+    doors: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(framing, "MAX_FRAME", 10_000)
+    joined = await doors.join()
+    for op, body in (("long", 10_001), ("echo", "x" * 10_001)):
+        with pytest.raises(Refused) as caught:
+            await joined.request(op, body)
+        assert caught.value.kind == "limit"
+    assert len(await joined.request("long", 9_000)) == 9_000
+
+
+@pytest.mark.parametrize("size", [1_000_000, pytest.param(100_000_000, marks=pytest.mark.slow)])
+async def test_long_arguments_go_through_both_ways(doors: House, size: int) -> None:
+    assert size < MAX_FRAME
+    joined = await doors.join()
+    body = {"content": "x" * size}
+    assert await joined.request("echo", body) == body
+
+
+async def test_a_peer_that_reads_late_but_reads_is_kept(doors: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "MAX_OWED", 4_000_000)
+    reader, writer, held = await doors.greeted()
+    for begin in (1, 21, 41):
+        for number in range(begin, begin + 10):
+            writer.write(frame({"id": number, "op": "long", "body": 400_000}))
+        for number in range(begin, begin + 10):
+            assert (await next_message(reader))["id"] == number
+    assert held.lost is None
+
+
+async def test_requests_beyond_what_may_be_open_are_refused(
+    doors: House, holder: Holder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("handrail.ipc.wire.operations.MAX_RUNNING", 3)
+    joined = await doors.join()
+    asked = [asyncio.create_task(joined.request("park", number)) for number in range(5)]
+    for refused in await asyncio.gather(*asked[3:], return_exceptions=True):
+        assert isinstance(refused, Refused) and refused.kind == "limit"
+    holder.go.set()
+    assert await asyncio.gather(*asked[:3]) == [0, 1, 2]
+    assert await joined.request("echo", 1) == 1
+
+
+async def test_a_peer_that_says_no_more_and_reads_nothing_is_gone_at_once(doors: House) -> None:
+    _reader, writer, held = await doors.greeted()
+    while held.notify("progress", "x" * 100_000, may_be_left_out=True):
+        pass
+    pending = asyncio.create_task(held.request("park", 1))
+    await asyncio.sleep(0)
+    writer.write_eof()
+    with pytest.raises(ConnectionLost):
+        await pending
+    await held.closed.wait()

@@ -1,0 +1,87 @@
+"""A kernel whose tools another side of a real socket has brought, both in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from handrail import Kernel, Session
+from handrail.contract.approvals import Attendant
+from handrail.ipc.holder.brought import BroughtTools
+from handrail.ipc.joiner.executing import Bench, describe
+from handrail.ipc.wire.connection import Connection
+from handrail.ipc.wire.operations import Operations
+from handrail.testing.kernels import temporary_kernel
+
+
+@dataclass
+class Workshop:
+    """:ivar theirs: the joining end of the connection, which executes; ``ours``: the holder's end"""
+
+    theirs: Connection
+    ours: Connection
+    bench: Bench
+    brought: BroughtTools
+
+
+@dataclass
+class Open(Workshop):
+    kernel: Kernel
+    session: Session
+
+
+async def connected() -> tuple[Connection, Connection]:
+    """Two ends of one wire that have greeted."""
+    loop = asyncio.get_running_loop()
+    first, second = socket.socketpair()
+    _, theirs = await loop.create_unix_connection(Connection, sock=first)
+    _, ours = await loop.create_unix_connection(Connection, sock=second)
+    return theirs, ours
+
+
+@asynccontextmanager
+async def joined(tools: Sequence[object]) -> AsyncGenerator[Workshop]:
+    """What two processes have of each other. No exception may have gone through the event loop when it ends."""
+    through_the_loop: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: through_the_loop.append(context))
+    theirs, ours = await connected()
+    bench = Bench(tools)
+    theirs.open(Operations(bench.requests, bench.notices), {})
+    bench.attach(theirs)
+    brought = BroughtTools(ours, describe(tools))
+    ours.open(Operations(brought.requests, brought.notices), {})
+    try:
+        yield Workshop(theirs, ours, bench, brought)
+    finally:
+        await ours.aclose()
+        await theirs.closed.wait()
+        await bench.aclose()
+    assert not through_the_loop
+
+
+@asynccontextmanager
+async def workshop(
+    folder: Path,
+    *tools: object,
+    rules: Sequence[str] = (),
+    attendant: Attendant | None = None,
+    grace_ms: int = 20,
+    also: Sequence[Any] = (),
+) -> AsyncGenerator[Open]:
+    """A kernel with ``tools`` brought to it, everything of theirs allowed, and a session.
+
+    :param also: tools of the holder's own
+    """
+    async with joined(tools) as both:
+        given = [*both.brought.tools, *also]
+        allowed = [f"allow {tool.spec.id}" for tool in given]
+        async with temporary_kernel(
+            folder, tools=given, rules=[*allowed, *rules], settings=f"[limits]\ngrace_ms = {grace_ms}\n"
+        ) as kernel:
+            session = await kernel.session(headless=attendant is None, attendant=attendant)
+            yield Open(both.theirs, both.ours, both.bench, both.brought, kernel, session)

@@ -1,0 +1,481 @@
+"""A bundle: an agent with its tools, frozen by hash, that starts where nothing else is configured."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.registry.test_own_offering import put_offering
+
+from handrail import Kernel
+from handrail.config import load
+from handrail.contract.errors import LoadError, UsageError
+from handrail.contract.sandbox import Process, Profile, Program, Tier
+from handrail.contract.tool.requires import CapabilitySet
+from handrail.kernel.bundling import Bundle, build
+from handrail.registry.bundles import BUNDLE_FILE
+from handrail.sandbox import tiers
+from handrail.store.folders import locate
+
+confined = pytest.mark.skipif(not tiers.choose().tier.confines, reason=f"no sandbox: {tiers.choose().tier.detail}")
+
+
+def program(folder: Path, name: str, says: str, *, own: bool = False) -> None:
+    """A tool that says one word; with ``own``, its program lies in a folder beside a file that it reads."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = f"{name}-files/run" if own else name
+    runtime: dict[str, object] = {"exec_path": path, "side_effect": "read", "locks": []}
+    llm: dict[str, object] = {
+        "name": name,
+        "description": "Says a word.",
+        "parameters": {"type": "object", "properties": {}},
+    }
+    (folder / f"{name}.json").write_text(json.dumps({"llm": llm, "runtime": runtime}))
+    executable = folder / path
+    executable.parent.mkdir(exist_ok=True)
+    executable.write_text(
+        '#!/bin/sh\ncat "$(dirname "$0")/word.json"\n' if own else f'#!/bin/sh\necho \'{{"said": "{says}"}}\'\n'
+    )
+    executable.chmod(0o755)
+    if own:
+        (executable.parent / "word.json").write_text(json.dumps({"said": says}))
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A configuration with a global tool that the agent overrides, one with files of its own, a module, and one too many."""
+    config = tmp_path / "config"
+    tools, agent = config / "tools", config / "agents" / "speaker"
+    program(tools, "greet", "everybody")
+    program(tools, "whisper", "psst", own=True)
+    program(tools, "shout", "not for this agent")
+    program(agent / "tools", "greet", "its own")
+    (tools / "words.py").write_text("WORD = 'from beside it'\n")
+    (tools / "say.py").write_text(
+        "METADATA = {'description': 'Says a word.', 'side_effect': 'read', 'locks': []}\n"
+        "import words\ndef execute(topic, params):\n    return {'said': words.WORD}\n"
+    )
+    (agent / "agent.toml").write_text(
+        'id = "speaker"\ntools = ["read", "greet", "whisper", "say"]\nrules = ["allow greet", "allow whisper", "allow say"]\n'
+    )
+    (config / "handrail.toml").write_text(
+        'agent = "default"\nrules = ["deny bash"]\n\n[secrets.TOKEN]\nenv = "THE_TOKEN"\n\n[limits]\nlock_wait_ms = 7000\n'
+    )
+    (tmp_path / "ws").mkdir()
+    return tmp_path
+
+
+def built(
+    place: Path, target: str = "bundle", agent: str = "speaker", told: Callable[[str], None] = lambda _: None
+) -> Bundle:
+    folders = locate(place / "ws", place / "state")
+    config = load(place / "config" / "handrail.toml", folders=folders, environment={})
+    return build(config, agent, folders, tiers.choose(), place / target, told)
+
+
+@confined
+@pytest.mark.proves("R-15")
+async def test_a_bundle_starts_where_nothing_else_is(place: Path) -> None:
+    bundle = built(place)
+    assert set(bundle.tools) == {"greet", "whisper", "say"}
+    assert bundle.beside == ("read",)
+    elsewhere = place / "elsewhere"
+    shutil.move(bundle.folder, elsewhere)
+    shutil.rmtree(place / "config")
+    async with Kernel.open(place / "ws", config=elsewhere / "handrail.toml", state=place / "state") as kernel:
+        assert kernel.agent.id == "speaker"
+        assert kernel.config.settings.limits.lock_wait_ms == 7000
+        session = await kernel.session()
+        results = await session.call_all([("greet", {}), ("whisper", {}), ("say", {})])
+        assert [result.data["said"] for result in results] == ["its own", "psst", "from beside it"]
+
+
+def put_agent(place: Path, name: str, text: str) -> None:
+    folder = place / "config" / "agents" / name
+    folder.mkdir(parents=True)
+    (folder / "agent.toml").write_text(f'id = "{name}"\nrole = "subagent"\n{text}')
+
+
+@confined
+@pytest.mark.proves("R-15")
+async def test_a_bundle_has_the_agents_that_work_can_get_to_with_their_tools_and_the_skills_they_read(
+    place: Path,
+) -> None:
+    config = place / "config"
+    (config / "agents" / "speaker" / "agent.toml").write_text(
+        'id = "speaker"\ntools = ["read", "task"]\n[delegable]\nagents = ["asker"]\n'
+    )
+    put_agent(place, "asker", 'tools = ["agent.crier", "greet"]\n')
+    put_agent(place, "crier", 'tools = ["shout", "greet", "skill"]\nrules = ["allow greet"]\n')
+    put_agent(place, "stranger", 'tools = ["whisper"]\n')
+    program(config / "agents" / "crier" / "tools", "greet", "its own")
+    skill = config / "skills" / "calling"
+    skill.mkdir(parents=True)
+    (skill / "SKILL.md").write_text("---\nname: calling\ndescription: How to call.\n---\nLoudly.\n")
+    (skill / "away").symlink_to("/etc/hostname")
+    bundle = built(place)
+    assert bundle.agents == ("asker", "crier")
+    assert set(bundle.files) == {
+        *("handrail.toml", "agents/speaker/agent.toml", "agents/asker/agent.toml", "agents/crier/agent.toml"),
+        *("agents/crier/tools/greet", "agents/crier/tools/greet.json", "tools/greet", "tools/greet.json"),
+        *("tools/shout", "tools/shout.json", "skills/calling/SKILL.md"),
+    }, "not the stranger's, nor what is linked"
+    shutil.rmtree(config)
+    settings = bundle.folder / "handrail.toml"
+    async with Kernel.open(place / "ws", config=settings, state=place / "state") as kernel:
+        assert [one.id for one in (await kernel.session()).agents] == ["asker"]
+        crier = await kernel.session(agent="crier")
+        assert (await crier.call("greet", {})).data["said"] == "its own"
+        assert "Loudly." in str((await crier.call("skill", {"name": "calling"})).data)
+    (bundle.folder / "skills" / "calling" / "SKILL.md").write_text("changed")
+    with pytest.raises(LoadError, match=r"skills/calling/SKILL\.md"):
+        async with Kernel.open(place / "ws", config=settings, state=place / "state"):
+            pass
+
+
+@pytest.mark.proves("R-15")
+def test_a_fault_of_an_agent_that_work_can_get_to_stops_the_build(place: Path) -> None:
+    (place / "config" / "agents" / "speaker" / "agent.toml").write_text('id = "speaker"\ntools = ["agent.asker"]\n')
+    put_agent(place, "asker", 'tools = ["task", "grete"]\n')
+    with pytest.raises(LoadError, match="grete"):
+        built(place)
+    assert not (place / "bundle").exists()
+
+
+@confined
+@pytest.mark.proves("R-15")
+async def test_a_bundle_has_what_is_offered_beside_tools_with_its_files(place: Path) -> None:
+    put_offering(place)
+    manifest = place / "config" / "agents" / "speaker" / "agent.toml"
+    manifest.write_text('id = "speaker"\ntools = ["greet", "resource.read"]\n')
+    bundle = built(place)
+    assert {"tools/offering.json", "tools/notes/a.md"} <= set(bundle.files)
+    shutil.rmtree(place / "config")
+    async with Kernel.open(place / "ws", config=bundle.folder / "handrail.toml", state=place / "state") as kernel:
+        read = await (await kernel.session()).call("resource.read", {"uri": "note:file"})
+        assert read.data["contents"][0]["text"] == "# From a file\n"
+
+
+@pytest.mark.proves("R-15")
+def test_overrides_are_resolved_and_nothing_that_the_agent_has_not_is_in_it(place: Path) -> None:
+    bundle = built(place)
+    assert bundle.files == (
+        "agents/speaker/agent.toml",
+        "agents/speaker/tools/greet",
+        "agents/speaker/tools/greet.json",
+        "handrail.toml",
+        "tools/say.py",
+        "tools/whisper-files/run",
+        "tools/whisper-files/word.json",
+        "tools/whisper.json",
+        "tools/words.py",
+    )
+
+
+@pytest.mark.proves("R-15")
+def test_the_same_agent_makes_the_same_bundle_and_no_value_of_a_secret_is_in_it(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("THE_TOKEN", "hunter2-and-more")
+    one, other = built(place, "one"), built(place, "other")
+    assert one.hash == other.hash
+    for file in (place / "one").rglob("*"):
+        assert file.is_dir() or b"hunter2" not in file.read_bytes()
+    assert 'env = "THE_TOKEN"' in (place / "one" / "handrail.toml").read_text()
+
+
+def _changed(folder: Path) -> None:
+    (folder / "tools" / "whisper-files" / "word.json").write_text('{"said": "other"}')
+
+
+def _added(folder: Path) -> None:
+    program(folder / "tools", "extra", "more")
+
+
+def _taken(folder: Path) -> None:
+    (folder / "tools" / "words.py").unlink()
+
+
+def _made_executable(folder: Path) -> None:
+    (folder / "tools" / "say.py").chmod(0o755)
+
+
+def _linked(folder: Path) -> None:
+    (folder / "tools" / "words.py").rename(folder / "kept.py")
+    (folder / "tools" / "words.py").symlink_to(folder / "kept.py")
+
+
+def _rules(folder: Path) -> None:
+    (folder / "handrail.toml").write_text('agent = "speaker"\nrules = ["allow *"]\n')
+
+
+def _another_agent(folder: Path) -> None:
+    (folder / "agents" / "other").mkdir()
+    (folder / "agents" / "other" / "agent.toml").write_text('id = "other"\n')
+
+
+def _of_the_future(folder: Path) -> None:
+    text = (folder / BUNDLE_FILE).read_text()
+    (folder / BUNDLE_FILE).write_text(text.replace('"format": 1', '"format": 2'))
+
+
+def _no_json(folder: Path) -> None:
+    (folder / BUNDLE_FILE).write_text("{")
+
+
+@pytest.mark.proves("R-15")
+@pytest.mark.parametrize(
+    ("tampered", "problem"),
+    [
+        (_changed, "tools/whisper-files/word.json: was changed after the bundle was built"),
+        (_added, "tools/extra.json: is not of the bundle"),
+        (_taken, "tools/words.py: is gone"),
+        (_made_executable, "tools/say.py: was made executable"),
+        (_linked, "tools/words.py: cannot be read"),
+        (_rules, "handrail.toml: was changed"),
+        (_another_agent, "agents/other/agent.toml: is not of the bundle"),
+        (_of_the_future, "format: is 2, and this Handrail reads 1"),
+        (_no_json, "build it again with handrail build"),
+    ],
+)
+async def test_whatever_differs_from_what_was_built_stops_the_start(
+    place: Path, tampered: Callable[[Path], None], problem: str
+) -> None:
+    bundle = built(place)
+    tampered(bundle.folder)
+    with pytest.raises(LoadError) as caught:
+        async with Kernel.open(place / "ws", config=bundle.folder / "handrail.toml", state=place / "state"):
+            pass
+    assert problem in str(caught.value)
+
+
+@pytest.mark.proves("R-15")
+def test_a_faulty_agent_is_not_built_and_all_its_faults_are_listed(place: Path) -> None:
+    (place / "config" / "agents" / "speaker" / "agent.toml").write_text(
+        'id = "speaker"\ntools = ["gret"]\nrules = ["allow nobody"]\n'
+    )
+    with pytest.raises(LoadError) as caught:
+        built(place)
+    assert "gret" in str(caught.value) and "nobody" in str(caught.value)
+    assert not (place / "bundle").exists()
+
+
+def test_nothing_that_is_there_is_written_over(place: Path) -> None:
+    (place / "bundle").mkdir()
+    (place / "bundle" / "mine").write_text("mine")
+    with pytest.raises(UsageError, match="is there already"):
+        built(place)
+    assert [path.name for path in (place / "bundle").iterdir()] == ["mine"]
+    with pytest.raises(UsageError, match="there is no agent 'spaeker'; did you mean 'speaker'"):
+        built(place, "other", "spaeker")
+
+
+@pytest.mark.parametrize(
+    ("written", "kept"),
+    [
+        ('"agent" = "default"\nmode = "auto"\n', 'mode = "auto"'),
+        ('  agent = "default"  # who\nmode = "auto"\n', 'mode = "auto"'),
+        ("  [limits]\n  lock_wait_ms = 7000\n", "lock_wait_ms = 7000"),
+        ('rules = ["""\\\nagent = x"""]\nagent = "default"\n', "agent = x"),
+    ],
+    ids=["in quotes", "indented", "an indented table", "in a text"],
+)
+def test_however_the_settings_are_written_the_bundles_name_its_agent_once_and_keep_the_rest(
+    place: Path, written: str, kept: str
+) -> None:
+    settings = place / "config" / "handrail.toml"
+    settings.write_text(written)
+    built(place)
+    text = (place / "bundle" / "handrail.toml").read_text()
+    assert tomllib.loads(text) == {**tomllib.loads(written), "agent": "speaker"}
+    assert kept in text
+
+
+# ── source folders ───────────────────────────────────────────────────────────────────────────────────
+
+
+def source(place: Path, name: str, script: str, *, more: dict[str, object] | None = None, **files: str) -> Path:
+    """A tool whose program is made by its build command from a folder beside the manifest; the agent has it."""
+    config = place / "config"
+    folder = config / "tools" / f"{name}-source"
+    folder.mkdir(parents=True)
+    (folder / "build.sh").write_text(script)
+    for file, text in files.items():
+        (folder / file.replace("__", ".")).write_text(text)
+    runtime: dict[str, object] = {
+        "exec_path": f"{name}-source/run",
+        "build": ["sh", "build.sh"],
+        "side_effect": "read",
+        "locks": [],
+    }
+    llm: dict[str, object] = {"name": name, "description": "Says a word.", "parameters": {"type": "object"}}
+    (config / "tools" / f"{name}.json").write_text(json.dumps({"llm": llm, "runtime": runtime | (more or {})}))
+    (config / "agents" / "speaker" / "agent.toml").write_text(
+        f'id = "speaker"\ntools = ["read", "{name}"]\nrules = ["allow {name}"]\n'
+    )
+    return folder
+
+
+SHELL = """\
+echo 'putting it together'
+{ echo '#!/bin/sh'; echo "echo '{\\"said\\": \\"$(cat word.txt)\\"}'"; } > run
+chmod +x run
+"""
+C = """\
+#include <stdio.h>
+int main(void) { puts("{\\"said\\": \\"compiled\\"}"); return 0; }
+"""
+
+
+@confined
+@pytest.mark.proves("R-15")
+async def test_a_source_folder_is_built_and_what_it_makes_starts_where_no_source_is(place: Path) -> None:
+    folder = source(place, "hum", SHELL, word__txt="mmm")
+    told: list[str] = []
+    bundle = built(place, told=told.append)
+    assert "".join(told) == "hum: sh build.sh\nhum: putting it together\n"
+    assert bundle.built == ("hum",) and "tools/hum-source/run" in bundle.files and bundle.withheld == {}
+    assert not (folder / "run").exists(), "the operator's folder is as it was"
+    shutil.rmtree(place / "config")
+    async with Kernel.open(place / "ws", config=bundle.folder / "handrail.toml", state=place / "state") as kernel:
+        assert (await (await kernel.session()).call("hum", {})).data == {"said": "mmm"}
+    (bundle.folder / "tools" / "hum-source" / "run").write_text("#!/bin/sh\necho '{}'\n")
+    with pytest.raises(LoadError, match=r"tools/hum-source/run: was changed after the bundle was built"):
+        async with Kernel.open(place / "ws", config=bundle.folder / "handrail.toml", state=place / "state"):
+            pass
+
+
+@confined
+@pytest.mark.skipif(shutil.which("cc", path="/usr/bin:/bin") is None, reason="there is no C compiler")
+@pytest.mark.proves("R-15")
+async def test_a_program_in_c_is_compiled_by_the_build(place: Path) -> None:
+    source(place, "hum", "cc -o run main.c\n", main__c=C)
+    bundle = built(place)
+    async with Kernel.open(place / "ws", config=bundle.folder / "handrail.toml", state=place / "state") as kernel:
+        assert (await (await kernel.session()).call("hum", {})).data == {"said": "compiled"}
+
+
+@confined
+@pytest.mark.proves("R-14", "R-15")
+async def test_nothing_is_built_at_a_start_or_by_a_call_and_what_is_not_built_is_withheld(place: Path) -> None:
+    folder = source(place, "hum", f"touch {place}/started; {SHELL}", word__txt="mmm")
+    settings = place / "config" / "handrail.toml"
+    async with Kernel.open(place / "ws", agent="speaker", config=settings, state=place / "state") as kernel:
+        result = await (await kernel.session()).call("hum", {})
+        assert result.error_kind == "unavailable" and "run handrail build AGENT" in str(result.error_text)
+        assert kernel.generation.entries["hum"].status == "available"
+    assert sorted(path.name for path in folder.iterdir()) == ["build.sh", "word.txt"]
+    assert not (place / "started").exists()
+
+
+@confined
+@pytest.mark.proves("R-15")
+def test_a_build_has_neither_network_nor_a_way_out_of_its_folder(place: Path) -> None:
+    outside = place / "outside"
+    outside.mkdir(mode=0o777)
+    (outside / "secret").write_text("hunter2")
+    server = socket.create_server(("127.0.0.1", 0))
+    try:
+        script = (
+            f"echo x > {outside}/new; echo x > {place}/config/handrail.toml; cat {outside}/secret > stolen\n"
+            f"bash -c 'echo x > /dev/tcp/127.0.0.1/{server.getsockname()[1]}' && echo reached > reached\n"
+            f"env | grep -i proxy > ways; sed 1,2d /proc/net/dev | grep -v lo: >> ways\n{SHELL}"
+        )
+        source(place, "hum", script, word__txt="mmm")
+        settings = (place / "config" / "handrail.toml").read_text()
+        bundle = built(place)
+        server.settimeout(0)
+        with pytest.raises(BlockingIOError):
+            server.accept()
+    finally:
+        server.close()
+    assert [path.name for path in outside.iterdir()] == ["secret"]
+    assert (place / "config" / "handrail.toml").read_text() == settings
+    assert (bundle.folder / "tools" / "hum-source" / "stolen").read_text() == ""
+    assert "tools/hum-source/reached" not in bundle.files
+    assert (bundle.folder / "tools" / "hum-source" / "ways").read_text() == "", "neither a device nor a proxy"
+
+
+@confined
+@pytest.mark.proves("R-15")
+@pytest.mark.parametrize(
+    ("script", "more", "problem"),
+    [
+        (
+            "echo 'no such header' >&2; exit 3\n",
+            {},
+            "sh build.sh ended with exit code 3. Its last line: no such header",
+        ),
+        ("echo done\n", {}, "sh build.sh made no 'hum-source/run'"),
+        ("echo '#!/bin/sh' > run\n", {}, "'hum-source/run' is not executable"),
+        ("while :; do :; done\n", {"build_timeout_ms": 300}, "sh build.sh took more than 300 ms and was stopped"),
+        ("trap '' TERM; (setsid sleep 600 &); sleep 600\n", {"build_timeout_ms": 300}, "took more than 300 ms"),
+        (f"{SHELL}ln -s /etc/passwd users\n", {}, "users leads out of the tool's own folder"),
+        (f"{SHELL}mkfifo pipe\n", {}, "pipe is not a regular file"),
+        (f"{SHELL}ln -sf /bin/sh run\n", {}, "'hum-source/run' leads out of the tool's folder"),
+    ],
+    ids=["fails", "makes nothing", "no program", "never ends", "hides", "links out", "a pipe", "links its program out"],
+)
+def test_a_build_that_fails_freezes_nothing_and_says_why(
+    place: Path, script: str, more: dict[str, object], problem: str
+) -> None:
+    source(place, "hum", script, more=more, word__txt="mmm")
+    with pytest.raises((LoadError, UsageError)) as caught:
+        built(place)
+    assert problem in str(caught.value)
+    assert not (place / "bundle").exists()
+
+
+@confined
+@pytest.mark.proves("R-15")
+def test_tools_that_share_a_folder_are_built_in_one_copy_and_by_one_run_of_one_command(place: Path) -> None:
+    source(place, "hum", f"{SHELL}cp run other; echo again >> count\n", word__txt="mmm")
+    tools = place / "config" / "tools"
+    text = (tools / "hum.json").read_text()
+    (tools / "sing.json").write_text(text.replace('"name": "hum"', '"name": "sing"').replace("/run", "/other"))
+    (place / "config" / "agents" / "speaker" / "agent.toml").write_text('id = "speaker"\ntools = ["hum", "sing"]\n')
+    bundle = built(place)
+    assert bundle.built == ("hum", "sing")
+    assert (bundle.folder / "tools" / "hum-source" / "count").read_text() == "again\n"
+
+
+@confined
+@pytest.mark.proves("R-15")
+def test_a_folder_that_cannot_be_copied_is_named(place: Path) -> None:
+    folder = source(place, "hum", SHELL, word__txt="mmm")
+    os.mkfifo(folder / "pipe")
+    with pytest.raises(LoadError, match=r"hum-source: cannot be copied to be built: .*pipe"):
+        built(place)
+
+
+@confined
+@pytest.mark.proves("R-15")
+def test_only_what_the_agent_has_is_built(place: Path) -> None:
+    source(place, "hum", "exit 1\n")
+    (place / "config" / "agents" / "speaker" / "agent.toml").write_text('id = "speaker"\ntools = ["greet"]\n')
+    assert built(place).built == ()
+
+
+class Unable:
+    """A sandbox on a machine that cannot confine programs."""
+
+    tier = Tier("none", "nothing is confined here")
+
+    async def start(self, capabilities: CapabilitySet, profile: Profile, program: Program) -> Process:
+        raise AssertionError("nothing starts here")
+
+
+@pytest.mark.proves("R-15")
+def test_where_nothing_is_confined_nothing_is_built(place: Path) -> None:
+    source(place, "hum", SHELL, word__txt="mmm")
+    folders = locate(place / "ws", place / "state")
+    config = load(place / "config" / "handrail.toml", folders=folders, environment={})
+    with pytest.raises(LoadError, match=r"hum.*cannot be built: .*nothing is confined"):
+        build(config, "speaker", folders, Unable(), place / "b")
+    assert not (place / "b").exists()

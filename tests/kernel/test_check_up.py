@@ -1,0 +1,273 @@
+"""The check-up says what is wrong and what to do, beside a running Handrail and over state that is broken."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sqlite3
+import time
+import tomllib
+from pathlib import Path
+
+import pytest
+from tests.store.places import Place
+
+from handrail.agent.providers import SERVICES
+from handrail.contract.errors import StartError
+from handrail.kernel.doctor import Check, check_up
+from handrail.kernel.doctor.check import alone
+from handrail.kernel.doctor.holder import of_clock
+from handrail.record.log import CommitLog, Record
+from handrail.store.database.schema import VERSION
+from handrail.testing.kernels import temporary_kernel
+
+PROJECT = Path(__file__).parents[2] / "pyproject.toml"
+HOUR = 3_600_000_000_000
+HOLDS = """
+import asyncio, sys
+from handrail.record.log import CommitLog, Record
+from handrail.store.opening import Store
+store = Store.open(sys.argv[1], sys.argv[2], face="mcp", socket=sys.argv[3])
+log = CommitLog(store.database)
+asyncio.run(log.commit([Record("intended", "ses_1", "ses_1/1.0", {"tool": "bash"})]))
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place.beneath(tmp_path)
+
+
+def checked(place: Place, config: Path | None = None) -> dict[str, Check]:
+    return {check.name: check for check in check_up(place.workspace, place.state, config)}
+
+
+def contents(folder: Path) -> dict[str, tuple[bytes, int]]:
+    """All files but those by which SQLite's readers and writers agree, which hold nothing."""
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and not path.name.endswith(("-shm", "-wal"))]
+    return {str(path): (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
+
+
+async def used(place: Place) -> Place:
+    """A log with one call that was left without an outcome."""
+    store = place.open()
+    await CommitLog(store.database).commit([Record("intended", "ses_1", "ses_1/1.0", {"tool": "bash"})])
+    await store.aclose()
+    return place
+
+
+def test_a_workspace_that_was_never_used_is_fine_and_stays_so(place: Place) -> None:
+    found = checked(place)
+    assert {found[name].state for name in ("workspace", "state", "state disk", "log", "holder", "clock")} == {"ok"}
+    assert found["log"].detail == "nothing is recorded yet" and not place.state.exists()
+    assert found["tools"].detail.endswith("withheld") and found["configuration"].state == "ok"
+
+
+async def test_what_is_kept_is_said_with_its_size_mode_and_shape_and_nothing_is_written(place: Place) -> None:
+    await used(place)
+    before = contents(place.state)
+    found = checked(place)
+    assert "mode 0700" in found["state"].detail and "MiB for this workspace" in found["state"].detail
+    assert f"schema {VERSION} of {VERSION}" in found["log"].detail and found["log"].detail.startswith("1 records")
+    assert found["interrupted calls"].state == "warning" and "ses_1/1.0" in found["interrupted calls"].detail
+    assert contents(place.state) == before
+
+
+@pytest.mark.proves("F-02a")
+def test_it_works_beside_a_holder_says_who_that_is_and_takes_nothing_from_it(place: Place) -> None:
+    with place.process(HOLDS, "") as holder:
+        assert holder.stdout is not None and holder.stdout.readline() == "held\n"
+        found = checked(place)
+        assert found["holder"].state == "ok"
+        assert f"handrail mcp, pid {holder.pid}, since " in found["holder"].detail and "alive" in found["holder"].detail
+        assert "interrupted calls" not in found  # it may be running
+        assert found["log"].state == "ok"
+        assert holder.poll() is None and checked(place)["holder"].detail == found["holder"].detail
+    assert checked(place)["holder"].detail == "nobody holds the workspace"
+    assert "interrupted calls" in checked(place)
+
+
+def test_a_holder_that_was_stopped_is_told_from_one_that_lives(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("handrail.store.holder.STALE_NS", 0)
+    with place.process(HOLDS, "") as holder:
+        assert holder.stdout is not None and holder.stdout.readline() == "held\n"
+        os.kill(holder.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, holder.pid, os.WSTOPPED)
+        found = checked(place)["holder"]
+        assert found.state == "warning" and "paused" in found.detail and f"kill -CONT {holder.pid}" in found.remedy
+        os.kill(holder.pid, signal.SIGCONT)
+
+
+def test_a_socket_is_tried_and_one_that_is_missing_or_deaf_is_said(place: Place) -> None:
+    with place.process(HOLDS, "kernel-1.sock") as holder:
+        assert holder.stdout is not None and holder.stdout.readline() == "held\n"
+        path = place.folders.own / "kernel-1.sock"
+        assert checked(place)["socket"].state == "problem" and "is gone" in checked(place)["socket"].detail
+        path.write_text("not a socket")
+        assert "no socket of yours" in checked(place)["socket"].detail
+        path.unlink()
+        folder = os.open(path.parent, os.O_RDONLY)  # an address has no room for the whole path
+        with socket.socket(socket.AF_UNIX) as door:
+            door.bind(f"/proc/self/fd/{folder}/{path.name}")
+            os.close(folder)
+            assert "refused" in checked(place)["socket"].detail
+            door.listen()
+            assert checked(place)["socket"].state == "ok"
+
+
+@pytest.mark.parametrize("content", [b"", b"x" * 5000, b"SQLite format 3\0" + b"\xff" * 4000])
+async def test_damaged_state_is_one_problem_among_all_the_other_checks(place: Place, content: bytes) -> None:
+    await used(place)
+    whole = set(checked(place)) - {"interrupted calls"}
+    database = place.folders.database
+    for leftover in database.parent.glob("handrail.db-*"):
+        leftover.unlink()
+    database.write_bytes(content)
+    found = checked(place)
+    assert found["log"].state == ("problem") and set(found) - {"interrupted calls"} == whole
+    assert "Traceback" not in found["log"].detail
+
+
+async def test_state_of_a_newer_version_says_which_version_it_needs(place: Place) -> None:
+    await used(place)
+    with sqlite3.connect(place.folders.database) as connection:
+        connection.execute(f"PRAGMA user_version = {VERSION + 1}")
+        connection.execute("UPDATE meta SET value = '9.9.9' WHERE key = 'written_by'")
+    connection.close()
+    found = checked(place)
+    assert found["log"].state == "problem" and "it needs handrail 9.9.9 or later" in found["log"].detail
+    assert found["tools"].state == "ok"
+
+
+async def test_folders_that_others_can_get_at_are_problems_with_the_remedy(place: Place) -> None:
+    await used(place)
+    place.folders.own.chmod(0o755)
+    found = checked(place)["state"]
+    assert found.state == "problem" and "mode 0755" in found.detail and "chmod 700" in found.remedy
+    place.folders.own.chmod(0o700)
+    place.state.chmod(0o777)
+    assert any(check.state == "problem" for check in check_up(place.workspace, place.state) if check.name == "state")
+
+
+def test_a_workspace_that_is_not_there_leaves_the_rest_of_the_check_up(place: Place) -> None:
+    place.workspace.rmdir()
+    found = checked(place)
+    assert found["workspace"].state == "problem" and "cannot be opened" in found["workspace"].detail
+    assert found["python"].state == found["configuration"].state == "ok"
+
+
+def test_a_faulty_configuration_is_one_problem_with_every_fault(place: Place, tmp_path: Path) -> None:
+    file = tmp_path / "handrail.toml"
+    file.write_text("rulez = []\nlimits = { grace_ms = 0 }\n")
+    found = checked(place, file)
+    assert found["configuration"].state == "problem" and "tools" not in found
+    assert "rulez" in found["configuration"].detail and "grace_ms" in found["configuration"].detail
+
+
+def test_a_rule_that_keeps_a_kernel_from_starting_is_a_problem(place: Place, tmp_path: Path) -> None:
+    file = tmp_path / "config" / "handrail.toml"
+    file.parent.mkdir()
+    file.write_text('rules = ["allow raed", "allow read"]\n')
+    found = checked(place, file)
+    assert found["configuration"].state == "ok" and found["rules"].state == "problem"
+    assert "'raed'" in found["rules"].detail and "did you mean 'read'?" in found["rules"].detail
+    assert f"{file}:1" in found["rules"].detail
+
+
+def test_an_agent_that_cannot_start_is_a_problem_where_it_is_the_configured_one(place: Place, tmp_path: Path) -> None:
+    file = tmp_path / "config" / "handrail.toml"
+    folder = file.parent / "agents" / "broken"
+    folder.mkdir(parents=True)
+    (folder / "agent.toml").write_text('id = "broken"\ntools = ["raed"]\n')
+    file.write_text("")
+    assert not [name for name in checked(place, file) if name.startswith("agent")]
+    file.write_text('agent = "broken"\n')
+    found = checked(place, file)
+    assert found["agent broken"].state == "problem" and "'raed'" in found["agent broken"].detail
+    assert found["tools"].state == "ok" and "rules" not in found
+    file.write_text('agent = "nobody"\n')
+    assert "there is no agent 'nobody'" in checked(place, file)["agent"].detail
+
+
+def test_what_a_workspaces_own_file_asks_for_in_vain_is_a_warning(place: Place) -> None:
+    (place.workspace / "handrail.toml").write_text('rules = ["allow bash make *"]\n')
+    found = checked(place)["workspace file"]
+    assert found.state == "warning" and "1 allow rule" in found.detail and found.remedy == "handrail trust"
+
+
+def test_a_clock_that_was_set_back_behind_the_log_is_seen(place: Place) -> None:
+    asyncio.run(_recorded(place, time.time_ns()))
+    (now,) = of_clock(place.folders, time.time_ns())
+    assert now.state == "ok"
+    (back,) = of_clock(place.folders, time.time_ns() - 3 * HOUR - HOUR // 2)
+    assert back.state == "warning" and "3 hours later" in back.detail and "set back" in back.detail
+
+
+async def _recorded(place: Place, at_ns: int) -> None:
+    store = place.open()
+    await CommitLog(store.database, clock=lambda: at_ns).commit([Record("session-opened", "ses_1", "", {})])
+    await store.aclose()
+
+
+async def test_a_clock_that_was_set_while_somebody_holds_the_workspace_is_seen(place: Place) -> None:
+    store = place.open()
+    try:
+        now = time.time_ns()
+        (right,) = of_clock(place.folders, now)
+        (forward,) = of_clock(place.folders, now + 1000 * HOUR)
+        (back,) = of_clock(place.folders, now - 1000 * HOUR)
+    finally:
+        await store.aclose()
+    assert right.state == "ok"
+    assert forward.state == "warning" and "set forward by 41 days" in forward.detail
+    assert back.state == "warning" and "set back by 41 days" in back.detail
+
+
+def test_keys_are_said_to_be_set_and_never_what_they_are(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-very-secret")
+    found = checked(place)
+    assert found["key OPENAI_API_KEY"].state == "ok" and found["key ANTHROPIC_API_KEY"].state == "warning"
+    assert "very-secret" not in json.dumps([check.to_dict() for check in found.values()])
+
+
+def test_every_provider_of_models_and_every_extra_is_looked_for(place: Place) -> None:
+    found = checked(place)
+    assert {f"key {variable}" for variable, _ in SERVICES.values()} <= found.keys()
+    declared = tomllib.loads(PROJECT.read_text())["project"]["optional-dependencies"]
+    assert {f"extra {name}" for name in declared if name != "all"} == {one for one in found if one.startswith("extra ")}
+
+
+def test_a_check_that_fails_is_said_and_stops_no_other() -> None:
+    def failing() -> list[Check]:
+        raise PermissionError(13, "Permission denied")
+
+    def refused() -> list[Check]:
+        raise StartError("what is wrong, and what to do")
+
+    assert [c.detail for c in alone("a", failing)] == ["could not be checked: PermissionError: Permission denied"]
+    assert [c.detail for c in alone("b", refused)] == ["what is wrong, and what to do"]
+
+
+async def test_an_open_kernel_says_the_same_of_itself() -> None:
+    async with temporary_kernel() as kernel:
+        found = {check.name: check for check in kernel.doctor()}
+    assert "(this process)" in found["holder"].detail
+    assert {found[name].state for name in ("workspace", "state", "log", "tools", "clock")} == {"ok"}
+
+
+def test_it_says_how_many_files_have_names_outside_of_the_workspace(place: Place) -> None:
+    place.workspace.mkdir(parents=True, exist_ok=True)
+    assert checked(place)["hard links"].detail.startswith("no file")
+    store = place.workspace.parent / "elsewhere"
+    store.mkdir()
+    for number in range(3):
+        (store / f"{number}").write_text("x" * 1000)
+        os.link(store / f"{number}", place.workspace / f"{number}")
+    os.link(place.workspace / "0", place.workspace / "again")
+    found = checked(place)["hard links"]
+    assert found.state == "ok" and "4 files of the workspace" in found.detail and "copy" in found.detail

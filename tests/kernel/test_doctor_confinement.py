@@ -1,0 +1,149 @@
+"""The check-up of what confines programs: each layer, what runs without one, and what each tool adds to its agent."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from tests.kernel.test_configured import put_tool
+from tests.store.places import Place
+
+from handrail.config import Configuration, load
+from handrail.contract.errors import LoadError, UsageError
+from handrail.contract.sandbox import Mechanism, Tier
+from handrail.kernel.doctor import Check, check_up, machine
+from handrail.kernel.doctor.agent import AgentSet, set_of
+from handrail.kernel.doctor.confinement import of_sandbox
+from handrail.sandbox import tiers
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "handrail.toml").touch()
+    return Place.beneath(tmp_path)
+
+
+def config_of(place: Place, text: str = "") -> Path:
+    file = place.workspace.parent / "config" / "handrail.toml"
+    file.write_text(text)
+    return file
+
+
+def checked(place: Place, text: str = "") -> dict[str, Check]:
+    return {check.name: check for check in check_up(place.workspace, place.state, config_of(place, text))}
+
+
+def agent(place: Place, name: str = "default", text: str = "") -> AgentSet:
+    config: Configuration = load(config_of(place, text), environment={})
+    return set_of(config, place.folders, name)
+
+
+@pytest.mark.proves("S-08")
+def test_each_layer_is_shown_with_what_was_found_when_it_was_tried(place: Place) -> None:
+    tier, found = tiers.probe(), checked(place)
+    for one in tier.mechanisms:
+        shown = found[f"sandbox {one.name}"]
+        assert (shown.detail, shown.state == "ok") == (one.detail, one.held is True)
+        assert shown.state == "ok" or shown.remedy or one.held is None
+
+
+def test_a_layer_that_keeps_everything_from_starting_is_a_problem_and_another_one_is_not(place: Place) -> None:
+    lacking = (
+        Mechanism("namespaces", True, "there"),
+        Mechanism("landlock", False, "not there", "get it"),
+        Mechanism("limits", None, "not tried"),
+    )
+    for name, state in (("none", "problem"), ("bubblewrap without landlock", "warning")):
+        found = {one.name: one for one in of_sandbox(Tier(name, "", "", lacking), str(place.workspace))}
+        assert (found["sandbox landlock"].state, found["sandbox landlock"].remedy) == (state, "get it")
+        assert (found["sandbox namespaces"].state, found["sandbox limits"].state) == ("ok", "warning")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="of root only is it a question")
+def test_of_root_it_is_said_whose_rights_programs_have(place: Place) -> None:
+    before = checked(place)
+    assert before["sandbox identity"].state == "warning"
+    assert "root" in before["sandbox identity"].detail and "ordinary user" in before["sandbox identity"].remedy
+    os.chown(place.workspace, 65533, 65533)
+    after = checked(place)
+    assert after["sandbox identity"].state == after["sandbox processes"].state == "ok"
+    assert "65533" in after["sandbox identity"].detail
+
+
+@pytest.mark.proves("S-08")
+def test_what_an_operator_does_without_is_named(place: Place) -> None:
+    found = checked(place, '[sandbox]\nunconfined = ["bash", "nosuch"]\nunix_sockets = true\n')
+    assert found["unconfined tools"].state == "warning" and "bash, nosuch" in found["unconfined tools"].detail
+    assert found["unix sockets"].state == "warning"
+    assert "there is no tool of that id: nosuch" in found["sandbox.unconfined"].detail
+    assert "sandbox.unconfined" not in checked(place, '[sandbox]\nunconfined = ["bash"]\n')
+
+
+def test_a_provider_that_is_not_there_is_a_problem_told_once_with_those_that_are(place: Place) -> None:
+    found = checked(place, '[sandbox]\nprovider = "nosuch"\n')
+    assert found["sandbox provider"].state == "problem" and "there are: machine" in found["sandbox provider"].detail
+
+
+@pytest.mark.proves("K-10")
+def test_adding_a_tool_extends_its_agents_set_by_what_it_adds_and_no_other_tools(place: Place) -> None:
+    before = agent(place)
+    tools = place.workspace.parent / "config" / "tools"
+    put_tool(tools, "weather", requires={"net": {"hosts": ["api.example.org"]}, "fs": {"read": ["{workspace}"]}})
+    put_tool(tools, "git_look", requires={"shell": [{"cmd": "git", "args": ["log", {"prefix": "-"}]}]})
+    after = agent(place)
+    added = {"net.fetch api.example.org", "shell.run git log -…"}
+    assert set(after.whole) - set(before.whole) == added and set(before.whole) < set(after.whole)
+    shares = {tool.id: tool for tool in after.tools}
+    assert shares["weather"].adds == ("net.fetch api.example.org",)
+    assert f"fs.read {place.workspace}" in shares["weather"].has
+    for tool in before.tools:
+        assert shares[tool.id].has == tool.has and shares[tool.id].adds == tool.adds
+
+
+@pytest.mark.proves("K-10")
+def test_what_an_agents_manifest_adds_stands_apart_and_the_ceiling_beside_it(place: Place) -> None:
+    folder = place.workspace.parent / "config" / "agents" / "reviewer"
+    folder.mkdir(parents=True)
+    (folder / "agent.toml").write_text(
+        'id = "reviewer"\ntools = ["read", "bash"]\n[requires.net]\nhosts = ["docs.example.org"]\n'
+        '[requires.tools.bash.net]\nhosts = ["pypi.example.org"]\n'
+    )
+    found = agent(place, "reviewer", '[ceiling.net]\nhosts = ["docs.example.org"]\n')
+    assert found.own == ("net.fetch docs.example.org",)
+    assert {tool.id: "net.fetch pypi.example.org" in tool.adds for tool in found.tools} == {"read": False, "bash": True}
+    assert found.ceiling == ("net.fetch docs.example.org",)
+    (folder / "agent.toml").write_text('id = "reviewer"\ntools = ["reed"]\n')
+    with pytest.raises(LoadError, match="reed"):
+        agent(place, "reviewer")
+    with pytest.raises(UsageError, match="no agent 'nobody'"):
+        agent(place, "nobody")
+
+
+@pytest.mark.parametrize(
+    ("said", "state"),
+    [
+        (("bubblewrap 0.8.0", "bubblewrap 0.12.0"), "warning"),
+        (("bubblewrap 0.11.0",), "warning"),
+        (("something else",), "warning"),
+        (("bubblewrap 0.12.0",), "ok"),
+        (("bubblewrap 0.12.1", "bubblewrap 1.0"), "ok"),
+    ],
+)
+def test_an_old_bubblewrap_is_named_with_its_version_and_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: tuple[str, ...], state: str
+) -> None:
+    found: list[str] = []
+    for number, words in enumerate(said):
+        program = tmp_path / f"bwrap{number}"
+        program.write_text(f"#!/bin/sh\necho {words}\n")
+        program.chmod(0o755)
+        found.append(str(program))
+    monkeypatch.setattr(machine, "binaries", lambda: iter(found))
+    (check,) = machine._bubblewrap()  # pyright: ignore[reportPrivateUsage]
+    assert check.state == state
+    assert all(f"{program} ({words})" in check.detail for program, words in zip(found, said, strict=True))
+    if state == "warning":
+        assert "CVE-2026-87766" in check.detail and found[0] in check.detail.partition("mended in ")[2]
+        assert "0.12" in check.remedy

@@ -1,0 +1,147 @@
+"""What a server may make of one connection: floods, numbers that are none, pages without end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager
+from itertools import combinations
+from typing import Any, cast
+
+import pytest
+
+from handrail.upstream import listing as listings
+from handrail.upstream import pages
+from handrail.upstream.client.channel import Ears, Lost, Message
+from handrail.upstream.client.conversation import HANDSHAKE, MODERN, MOST_ASKS, MOST_REPLIES, Conversation, Hooks
+
+Answers = Callable[[Message], dict[str, Any]]
+
+
+class Wire:
+    """A channel to a server that answers as it is told to, or takes nothing any more."""
+
+    def __init__(self, answers: Answers | None = None) -> None:
+        self.answers = answers
+        self.ears: Ears | None = None
+        self.sent: list[Message] = []
+
+    async def open(self, ears: Ears) -> None:
+        self.ears = ears
+
+    async def send(self, message: Message, headers: Mapping[str, str] | None = None) -> None:
+        self.sent.append(message)
+        if self.answers is None:
+            await asyncio.Event().wait()
+        elif self.ears is not None and "method" in message:
+            self.ears.heard({"jsonrpc": "2.0", "id": message.get("id"), "result": self.answers(message)}, None)
+
+    def abandon(self, request: int) -> bool:
+        return True
+
+    def watched(self) -> AbstractAsyncContextManager[None]:
+        return contextlib.nullcontext()
+
+    def settled(self, protocol: str, *, modern: bool) -> None:
+        pass
+
+    async def aclose(self) -> None:
+        pass
+
+
+async def begun(wire: Wire, grants: frozenset[str] = frozenset()) -> tuple[Conversation, list[Lost]]:
+    ended: list[Lost] = []
+    conversation = Conversation(wire, "s", grants, "0", Hooks(lambda: None, lambda _: None, ended.append))
+    await wire.open(conversation)
+    return conversation, ended
+
+
+GRANTS = ("elicitation", "sampling", "roots")
+
+
+@pytest.mark.proves("F-04")
+@pytest.mark.parametrize("granted", [some for size in range(4) for some in combinations(GRANTS, size)], ids="+".join)
+@pytest.mark.parametrize("era", ["legacy", "modern"])
+async def test_a_server_is_offered_what_it_was_granted_and_nothing_else(granted: tuple[str, ...], era: str) -> None:
+    """In every message that says what a client can do, in either era of the protocol."""
+
+    def answers(message: Message) -> dict[str, Any]:
+        if message["method"] == "server/discover" and era == "modern":
+            return {"supportedVersions": list(MODERN)}
+        return {"protocolVersion": HANDSHAKE[-1]}
+
+    wire = Wire(answers)
+    conversation, _ = await begun(wire, frozenset(granted))
+    await conversation.begin(None, 60)
+    await conversation.request("tools/list", {})
+    said = [capabilities for message in wire.sent for capabilities in offers_in(message.get("params"))]
+    assert conversation.era == era and said
+    assert all(offer.keys() & set(GRANTS) == set(granted) for offer in said)
+    await conversation.aclose()
+
+
+def offers_in(value: object) -> Iterator[Mapping[str, Any]]:
+    """What a message says that a client can do, wherever that stands in it."""
+    if isinstance(value, Mapping):
+        for key, one in cast("Mapping[str, Any]", value).items():
+            if key == "capabilities" or key.endswith("clientCapabilities"):
+                yield one
+            yield from offers_in(one)
+
+
+async def test_one_that_asks_without_reading_the_answers_is_given_up() -> None:
+    conversation, ended = await begun(Wire())
+    for number in range(100_000):
+        conversation.heard({"jsonrpc": "2.0", "id": number, "method": ("ping", "odd/method")[number % 2]}, None)
+    assert len(ended) == 1 and "does not read" in ended[0].why
+    assert len(asyncio.all_tasks()) <= MOST_REPLIES + MOST_ASKS + 2
+    await conversation.aclose()
+
+
+async def test_an_answer_to_a_number_that_is_none_is_nobodys() -> None:
+    conversation, ended = await begun(Wire())
+    numbers: list[Any] = ["9" * 5_000, "\u0663", True, 1.5, [], None]
+    for number in numbers:
+        conversation.heard({"jsonrpc": "2.0", "id": number, "result": {}}, None)
+    assert not ended
+    await conversation.aclose()
+
+
+class Noted(dict[str, Any]):
+    """A page's item that can be seen to go."""
+
+
+async def test_what_is_too_large_to_be_kept_of_a_listing_is_not_held_while_more_pages_come() -> None:
+    items: list[weakref.ref[Noted]] = []
+    most = 0
+
+    def answers(message: Message) -> dict[str, Any]:
+        nonlocal most
+        most = max(most, sum(one() is not None for one in items))
+        item = Noted(name="x" * 2**21)
+        items.append(weakref.ref(item))
+        return {"tools": [item]} | ({"nextCursor": str(len(items))} if len(items) < 20 else {})
+
+    conversation, _ = await begun(Wire(answers))
+    conversation.capabilities = {"tools": {}}
+    listing = await pages.listed(conversation)
+    assert (listing.tools, listing.left_out) == ((), 20) and most < 5
+    await conversation.aclose()
+
+
+def test_a_listing_is_no_larger_than_what_can_be_read_again() -> None:
+    kept = listings.Kept()
+    kept.add({"name": str(number), "description": "x" * 1_000_000} for number in range(20))
+    assert 5 < len(kept.items) < 13 and len(kept.items) + kept.left_out == 20
+    assert 4 * listings.MAX_LIST_BYTES < listings.MAX_BYTES
+
+
+def test_what_is_nested_too_deep_to_be_gone_through_is_left_out_of_a_listing_alone() -> None:
+    deep: Any = {}
+    for _ in range(900):
+        deep = {"not": deep}
+    kept = listings.Kept()
+    kept.add([{"name": "a", "inputSchema": deep}, {"name": "b"}])
+    assert [one["name"] for one in kept.items] == ["b"] and kept.left_out == 1

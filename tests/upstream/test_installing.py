@@ -1,0 +1,162 @@
+"""What ``npx``, ``uvx`` and the like would fetch: which package a command means, and what is recorded of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from handrail.contract.errors import UsageError
+from handrail.upstream import installing
+from handrail.upstream.definition import ServerDefinition
+from handrail.upstream.installed import Refused, resolve
+from handrail.upstream.installing import Package, install, package_of, recorded
+
+
+def server(*words: str) -> ServerDefinition:
+    return ServerDefinition("it", "here", "stdio", command=words[0], args=words[1:])
+
+
+@pytest.mark.parametrize(
+    ("words", "package"),
+    [
+        ("npx -y pkg a b", Package("npm", "pkg", "pkg", "", ("a", "b"))),
+        ("npx --yes @o/pkg@1.2.3", Package("npm", "@o/pkg", "@o/pkg@1.2.3", "", ())),
+        ("npx -p pkg program -x", Package("npm", "pkg", "pkg", "program", ("-x",))),
+        ("npm exec -- pkg -x", Package("npm", "pkg", "pkg", "", ("-x",))),
+        ("pnpm dlx pkg", Package("npm", "pkg", "pkg", "", ())),
+        ("bunx pkg", Package("npm", "pkg", "pkg", "", ())),
+        ("/usr/bin/uvx some-pkg --opt", Package("pypi", "some-pkg", "some-pkg", "some-pkg", ("--opt",))),
+        ("uvx some-pkg@1.0", Package("pypi", "some-pkg", "some-pkg==1.0", "some-pkg", ())),
+        ("uvx some-pkg@latest", Package("pypi", "some-pkg", "some-pkg", "some-pkg", ())),
+        ("uvx --from pkg[x]==2 program a", Package("pypi", "pkg", "pkg[x]==2", "program", ("a",))),
+        ("uvx --with mcp<2 pkg", Package("pypi", "pkg", "pkg", "pkg", (), ("mcp<2",))),
+        ("uv tool run pkg", Package("pypi", "pkg", "pkg", "pkg", ())),
+        ("pipx run --spec pkg==1 program", Package("pypi", "pkg", "pkg==1", "program", ())),
+    ],
+)
+def test_the_package_that_a_command_means(words: str, package: Package) -> None:
+    assert package_of(server(*words.split())) == package
+
+
+@pytest.mark.parametrize("words", ["/usr/bin/server -x", "python -m server", "node server.js"])
+def test_a_command_that_fetches_nothing_means_none(words: str) -> None:
+    assert package_of(server(*words.split())) is None
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "docker run image",
+        "npx",
+        "npx -y git+https://example.org/x.git",
+        "npx ../x",
+        "npx -c rm",
+        "uvx --from git+https://example.org/x x",
+        "uvx --from",
+        "uvx ./x",
+        "npx -p --registry=x program",
+    ],
+)
+def test_what_comes_from_elsewhere_than_a_registry_is_not_installed(words: str) -> None:
+    with pytest.raises(UsageError):
+        package_of(server(*words.split()))
+
+
+def fake_npm(folder: Path, **program: str) -> None:
+    """Programs in the place of npm and node: npm makes the files that the real one makes."""
+    bin_ = folder / "bin"
+    bin_.mkdir(mode=0o755)
+    script = f"""#!/bin/sh
+mkdir -p node_modules/pkg
+printf '%s' '{json.dumps({"packages": {"": {}, "node_modules/pkg": {"version": "1.4.2"}}})}' > node_modules/.package-lock.json
+printf '%s' '{json.dumps({"bin": program})}' > node_modules/pkg/package.json
+echo "$@" > node_modules/pkg/run.js
+"""
+    for name, text in (("npm", script), ("node", "#!/bin/sh\n")):
+        (bin_ / name).write_text(text)
+        (bin_ / name).chmod(0o755)
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    (tmp_path / "state").mkdir(mode=0o700)
+    return tmp_path
+
+
+@pytest.mark.proves("R-14")
+def test_what_was_installed_is_started_from_there_until_a_file_of_it_changes(place: Path) -> None:
+    fake_npm(place, pkg="run.js")
+    it, state, workspace = server("npx", "-y", "pkg", "--flag"), place / "state", str(place / "ws")
+    with pytest.raises(Refused, match="handrail mcp install it"):
+        resolve(it, state, workspace)
+    package = package_of(it)
+    assert package is not None
+    done = install(it, package, state, workspace)
+    assert (done.version, recorded(it, state)) == ("1.4.2", ("pkg", "1.4.2"))
+    found = resolve(it, state, workspace)
+    assert found.argv == (
+        os.path.realpath(place / "bin" / "node"),
+        str(done.folder / "node_modules/pkg/run.js"),
+        "--flag",
+    )
+    found.check()
+    assert "--ignore-scripts" in (done.folder / "node_modules/pkg/run.js").read_text()
+    (done.folder / "node_modules/pkg/run.js").write_text("something else")
+    with pytest.raises(Refused, match="not what was installed"):
+        found.check()
+
+
+def test_for_another_command_it_counts_as_not_installed(place: Path) -> None:
+    fake_npm(place, pkg="run.js")
+    it, state = server("npx", "-y", "pkg"), place / "state"
+    install(it, Package("npm", "pkg", "pkg", "", ()), state, str(place / "ws"))
+    other = server("npx", "-y", "pkg@2")
+    assert recorded(other, state) is None
+    with pytest.raises(Refused):
+        resolve(other, state, str(place / "ws"))
+
+
+def test_installing_again_replaces_what_was_there_and_a_failure_leaves_it(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_npm(place, pkg="run.js")
+    it, state, workspace = server("npx", "-y", "pkg"), place / "state", str(place / "ws")
+    package = Package("npm", "pkg", "pkg", "", ())
+    first = install(it, package, state, workspace)
+    second = install(it, package, state, workspace)
+    assert not first.folder.exists()
+    assert [path.name for path in (state / "mcp" / "packages").iterdir()] == [second.folder.name]
+
+    def failing(*_given: Any, **_more: Any) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess([], 1, "", "no such package")
+
+    monkeypatch.setattr(installing.subprocess, "run", failing)
+    with pytest.raises(UsageError, match="no such package"):
+        install(it, package, state, workspace)
+    resolve(it, state, workspace).check()
+    assert [path.name for path in (state / "mcp" / "packages").iterdir()] == [second.folder.name]
+
+
+@pytest.mark.parametrize("programs", [{"pkg": "../../../../bin/sh"}, {"a": "run.js", "b": "run.js"}, {}])
+def test_a_package_without_a_program_of_its_own_is_not_recorded(place: Path, programs: dict[str, str]) -> None:
+    fake_npm(place, **programs)
+    it, state = server("npx", "pkg"), place / "state"
+    with pytest.raises(UsageError):
+        install(it, Package("npm", "pkg", "pkg", "", ()), state, str(place / "ws"))
+    assert recorded(it, state) is None
+    assert not list((state / "mcp" / "packages").iterdir())
+
+
+def test_options_reach_npm_behind_the_end_of_options(place: Path) -> None:
+    """A package's name can never be taken for an option."""
+    fake_npm(place, pkg="run.js")
+    done = install(server("npx", "pkg"), Package("npm", "pkg", "pkg", "", (), ("other",)), place / "state", "/nowhere")
+    said: Sequence[str] = (done.folder / "node_modules/pkg/run.js").read_text().split()
+    assert said[said.index("--") + 1 :] == ["pkg", "other"]

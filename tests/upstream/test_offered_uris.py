@@ -1,0 +1,100 @@
+"""Which URIs a server's templates make, judged without running for ever."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from handrail.contract.doors.offers import SourceRequest, offered
+from handrail.registry.sources.uris import matching_of, shape_of
+from handrail.upstream.definition import ServerDefinition
+from handrail.upstream.listing import Listing
+from handrail.upstream.offering import McpOffering
+
+READ = SourceRequest("resources/read", "uri")
+MEANS = {
+    "": "[^/?#]*",
+    "+": ".*",
+    "#": "(#.*)?",
+    ".": r"(\.[^/?#]*)?",
+    "/": "(/[^?#]*)?",
+    ";": "(;[^/?#]*)?",
+    "?": r"(\?[^#]*)?",
+    "&": "(&[^#]*)?",
+}
+
+
+def offering(name: str, *, resources: tuple[str, ...] = (), templates: tuple[str, ...] = ()) -> McpOffering:
+    listing = Listing(
+        resources=tuple[Any, ...]({"uri": uri, "name": uri} for uri in resources),
+        templates=tuple[Any, ...]({"uriTemplate": template, "name": template} for template in templates),
+    )
+    return McpOffering(listing, ServerDefinition(name, "here", "stdio", command="/x"), None)
+
+
+def test_a_template_that_a_server_made_to_be_judged_for_ever_is_judged_at_once() -> None:
+    server = offering("s", templates=("x:" + "{+a}" * 8 + "!", "x:" + "{a}" * 8 + "!", "x:{+a}a{+b}a{+c}a{+d}a{+e}b"))
+    assert not server.has("x:" + "a" * 4_000)
+    assert server.has("x:" + "a" * 4_000 + "!")
+
+
+@given(
+    st.lists(st.tuples(st.text("a/", max_size=2), st.sampled_from(sorted(MEANS))), max_size=3),
+    st.text("a/?#.;&", max_size=2),
+    st.text("a/?#.;&", max_size=8),
+)
+def test_a_template_makes_what_its_expressions_mean(parts: list[tuple[str, str]], last: str, uri: str) -> None:
+    template = "".join(f"{text}{{{kind}v}}" for text, kind in parts) + last
+    means = "".join(re.escape(text) + MEANS[kind] for text, kind in parts) + re.escape(last)
+    shape = shape_of(template)
+    assert shape is not None and shape.makes(uri) == (re.fullmatch(means, uri, re.DOTALL) is not None)
+
+
+def test_an_operators_own_template_too() -> None:
+    parts = "".join(f"{{+{name}}}/" for name in "abcdefg")
+    assert matching_of(f"x:{parts}!").values("x:" + "/" * 4_000) is None
+    found = matching_of(f"x:{parts}{{h}}").values("x:" + "/" * 4_000 + "end")
+    assert found is not None and found["h"] == "end" and "".join(found.values()).count("/") == 4_000 - 7
+    assert matching_of("x:{+a}").values("x:" + "a" * 4_095) is None, "longer than any URI"
+
+
+@given(
+    st.lists(st.tuples(st.text("a/", max_size=2), st.sampled_from(["", "+"])), min_size=1, max_size=3),
+    st.text("a/?# ", max_size=2),
+    st.text("a/?#. \n", max_size=9),
+)
+def test_its_variables_have_the_values_that_make_the_uri(parts: list[tuple[str, str]], last: str, uri: str) -> None:
+    template = "".join(f"{text}{{{kind}v{at}}}" for at, (text, kind) in enumerate(parts)) + last
+    means = re.escape(last)
+    for at, (text, kind) in reversed(tuple(enumerate(parts))):
+        value = ".+" if kind else r"[^/?#\s]+"
+        means = f"{re.escape(text)}(?P<v{at}>{value}){means}"
+    expected = re.fullmatch(means, uri)
+    assert matching_of(template).values(uri) == (None if expected is None else expected.groupdict())
+
+
+@pytest.mark.parametrize(
+    ("template", "problem"),
+    [
+        ("x:none", "at least one"),
+        ("x:{?a}", "variables as {name}"),
+        ("x:{a}{a}", "twice"),
+        ("x:" + "".join(f"{{a{number}}}" for number in range(9)), "at most 8"),
+    ],
+)
+def test_a_template_that_cannot_be_read_backwards_is_none(template: str, problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        matching_of(template)
+
+
+@pytest.mark.parametrize("first", ["greedy", "exact"])
+def test_a_template_that_makes_everything_takes_no_resource_that_another_server_lists(first: str) -> None:
+    greedy, exact = offering("greedy", templates=("{+any}",)), offering("exact", resources=("memo://one",))
+    ordered = [greedy, exact] if first == "greedy" else [exact, greedy]
+    assert offered(ordered, READ, "memo://one") == (exact, "memo://one")
+    assert offered(ordered, READ, "mcp+greedy:memo://one") == (greedy, "memo://one")
+    assert offered(ordered, READ, "memo://two") == (greedy, "memo://two")
