@@ -29,10 +29,11 @@ from handrail import Kernel
 from handrail.contract.sandbox import SHELL_ARGV, Profile, Program, Sandbox
 from handrail.contract.tool.requires import CapabilitySet, Layer, ShellRequires
 from handrail.sandbox import tiers
-from handrail.sandbox.bubblewrap import Bubblewrap, binaries, command_options
+from handrail.sandbox.bubblewrap import Bubblewrap, command_options
 from handrail.sandbox.filters import seccomp
 from handrail.sandbox.start.pool import Pooled
 from handrail.sandbox.start.process import settled
+from handrail.sandbox.start.spawn import binaries
 
 ARGV = (*SHELL_ARGV, "true")
 BWRAP = next(binaries())

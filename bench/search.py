@@ -22,10 +22,10 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from handrail.contract.sandbox import Profile, Sandbox, Tier
-from handrail.contract.tool.requires import CapabilitySet, Layer
+from handrail.contract.tool.requires import CapabilitySet, Layer, May
 from handrail.policy.hidden import hidden
 from handrail.policy.rules.defaults import default_book
-from handrail.runtime.files.roots import May, Roots
+from handrail.runtime.files.roots import Roots
 from handrail.runtime.guard.guard import Guarded
 from handrail.runtime.ripgrep import installed
 from handrail.runtime.search import RipgrepSearch

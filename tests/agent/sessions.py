@@ -7,12 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from handrail.contract.call import Answer, ProposedCall
-from handrail.contract.doors.agents import AgentType, Child, Delegates, Delegation
+from handrail.contract.doors.agents import AgentType, Delegates, Delegation
 from handrail.contract.doors.history import History
 from handrail.contract.doors.notices import Notices
 from handrail.contract.doors.skills import Skill
 from handrail.contract.errors import ToolError
 from handrail.contract.result import Result
+from handrail.contract.session import Child
 from handrail.contract.text.json import ArgumentText, parse_arguments
 from handrail.contract.tool.native import NativeOffer
 from handrail.contract.tool.spec import ToolSpec

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from handrail.arbiter.calls.arguments import parse_compact
-from handrail.contract.text.json import MAX_ARGUMENT_DEPTH, parse_arguments
+from handrail.contract.text.json import MAX_ARGUMENT_DEPTH, parse_arguments, parse_compact
 
 values: st.SearchStrategy[Any] = st.recursive(
     st.none()

@@ -20,7 +20,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from handrail.sandbox.bubblewrap import binaries
+from handrail.sandbox.start.spawn import binaries
 
 Mode = Literal["user", "mapped root", "real root"]
 MODES: tuple[Mode, ...] = ("user", "mapped root", "real root")

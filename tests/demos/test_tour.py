@@ -26,7 +26,7 @@ from handrail.frontends.cli.app import run
 from handrail.frontends.cli.driving import Interruption
 from handrail.record.verification import Verification
 from handrail.sandbox import tiers
-from handrail.sandbox.bubblewrap import binaries
+from handrail.sandbox.start.spawn import binaries
 
 TOUR = (sys.executable, "-m", "demos.tour")
 FILE = Path(guide.__file__).with_name("__main__.py")

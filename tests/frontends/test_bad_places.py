@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import pytest
 from tests.frontends.conftest import Here, Program
 
-from handrail.sandbox.bubblewrap import binaries
+from handrail.sandbox.start.spawn import binaries
 from handrail.store.database.schema import VERSION
 
 pytestmark = pytest.mark.proves("F-12")

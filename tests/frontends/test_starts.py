@@ -18,7 +18,7 @@ import pytest
 from tests.frontends.conftest import Here, Program, Sleeper
 
 from handrail.frontends.cli.commands.mcp import collecting_later
-from handrail.sandbox.bubblewrap import binaries
+from handrail.sandbox.start.spawn import binaries
 
 
 def put_tool(folder: Path, name: str, **views: dict[str, Any]) -> None:

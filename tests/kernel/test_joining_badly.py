@@ -23,7 +23,7 @@ from handrail.ipc.wire.framing import Message, frame
 from handrail.ipc.wire.handshake import PROTOCOL, Reception
 from handrail.kernel.joined import JoinedKernel
 from handrail.record.verification import verify
-from handrail.sandbox.bubblewrap import binaries
+from handrail.sandbox.start.spawn import binaries
 from handrail.store.folders import locate
 from handrail.store.holder import holder_of
 from handrail.testing.kernels import temporary_kernel

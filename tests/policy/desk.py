@@ -11,6 +11,7 @@ from handrail.contract.tool.requires import (
     CapabilitySet,
     FsRequires,
     Layer,
+    May,
     NetRequires,
     Requires,
     ShellRequires,
@@ -24,7 +25,7 @@ from handrail.policy.rules.defaults import default_book
 from handrail.policy.rules.rules import Rule, RuleBook, Scope, parse_rule
 from handrail.policy.verdict import Verdict
 from handrail.policy.watchdogs.watchdog import Watchdog
-from handrail.runtime.files.roots import May, Roots
+from handrail.runtime.files.roots import Roots
 
 
 def properties(**formats: str) -> dict[str, Any]:

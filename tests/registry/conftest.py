@@ -21,12 +21,12 @@ from handrail.contract.doors.skills import Skills
 from handrail.contract.errors import ToolError
 from handrail.contract.result import Result
 from handrail.contract.sandbox import Attempt, Profile, Tier
-from handrail.contract.tool.requires import Capability, CapabilitySet, Variables, expand
+from handrail.contract.tool.requires import Capability, CapabilitySet, May, Variables, expand
 from handrail.contract.tool.settings import SettingsLayer, ToolSettings
 from handrail.contract.tool.spec import ToolSpec
 from handrail.contract.tool.tool import Tool
 from handrail.registry.sources.executables import Confinement
-from handrail.runtime.files.roots import May, Roots
+from handrail.runtime.files.roots import Roots
 from handrail.runtime.surface import CallRuntime, Surroundings
 from handrail.sandbox import tiers
 

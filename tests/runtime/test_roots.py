@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handrail.contract.errors import StartError, ToolError
+from handrail.contract.text.neutral import visible
 from handrail.runtime.files.openat2 import canonical
-from handrail.runtime.files.roots import Roots, is_beneath, visible
+from handrail.runtime.files.roots import Roots, is_beneath
 
 
 def test_two_spellings_of_one_file_are_one_canonical_path(tmp_path: Path) -> None:

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from handrail.contract.doors.files import Found
 from handrail.contract.errors import ToolError
 from handrail.contract.sandbox import Profile, Sandbox, Tier
-from handrail.contract.tool.requires import Capability, CapabilitySet, Layer
+from handrail.contract.tool.requires import Capability, CapabilitySet, Layer, May
 from handrail.runtime.files.files import RootedFiles, SeenFiles
-from handrail.runtime.files.roots import May, Roots
+from handrail.runtime.files.roots import Roots
 from handrail.runtime.guard.guard import Guarded
 from handrail.runtime.ripgrep import PathFilter, Records, alternatives, failure
 from handrail.runtime.search import RipgrepSearch

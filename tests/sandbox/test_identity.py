@@ -98,7 +98,7 @@ async def test_where_the_owner_may_make_no_namespaces_root_stays_and_it_says_why
     picky = tmp_path / "bwrap"
     picky.write_text('#!/bin/sh\n[ "$(id -u)" = 0 ] || { echo "bwrap: no permissions" >&2; exit 1; }\nexec true\n')
     picky.chmod(0o755)
-    monkeypatch.setattr("handrail.sandbox.bubblewrap.binaries", lambda: iter([str(picky)]))
+    monkeypatch.setattr("handrail.sandbox.start.spawn.binaries", lambda: iter([str(picky)]))
     identity.tried.cache_clear()
     try:
         refused = identity.mechanism(str(owned.workspace))

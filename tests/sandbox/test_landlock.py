@@ -15,10 +15,11 @@ from tests.sandbox.conftest import Ground, Ran
 
 from handrail.contract.errors import ToolError
 from handrail.contract.sandbox import SHELL_ARGV, Program, Tier
-from handrail.sandbox.bubblewrap import Bubblewrap, binaries
+from handrail.sandbox.bubblewrap import Bubblewrap
 from handrail.sandbox.filters import landlock
 from handrail.sandbox.start import launcher
 from handrail.sandbox.start.launcher import Launcher
+from handrail.sandbox.start.spawn import binaries
 from handrail.sandbox.view import mount_table
 from handrail.sandbox.view.looks import Looks
 

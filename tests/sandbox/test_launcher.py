@@ -20,10 +20,11 @@ from tests.sandbox.conftest import Ground
 
 from handrail.contract.errors import ToolError
 from handrail.contract.sandbox import Limits, Program, Tier
-from handrail.sandbox.bubblewrap import Bubblewrap, binaries
+from handrail.sandbox.bubblewrap import Bubblewrap
 from handrail.sandbox.start import launcher
 from handrail.sandbox.start.launcher import Launcher, is_plain
 from handrail.sandbox.start.process import Confined
+from handrail.sandbox.start.spawn import binaries
 
 LAUNCHERS = [found for found in (launcher.perl(), launcher.python()) if found is not None]
 

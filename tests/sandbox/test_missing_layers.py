@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from handrail.contract.sandbox import Sandbox
-from handrail.sandbox.bubblewrap import binaries
+from handrail.sandbox.start.spawn import binaries
 
 OUTER = "/usr/bin/bwrap"
 BASH = ("call", "bash", '{"command": "true"}', "--rule", "allow bash *", "--headless", "--json")

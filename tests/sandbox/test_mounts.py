@@ -18,11 +18,12 @@ from tests.sandbox.conftest import Ground
 
 from handrail.contract.errors import ToolError
 from handrail.contract.sandbox import SHELL_ARGV, Process, Program, TerminalSize, Tier
-from handrail.sandbox.bubblewrap import Bubblewrap, binaries
+from handrail.sandbox.bubblewrap import Bubblewrap
 from handrail.sandbox.start import launcher
 from handrail.sandbox.start.launcher import Launcher
 from handrail.sandbox.start.pool import Pooled
 from handrail.sandbox.start.process import Confined
+from handrail.sandbox.start.spawn import binaries
 from handrail.sandbox.view import mount_table
 from handrail.sandbox.view.looks import Looks
 from handrail.sandbox.view.mount_table import ExpectedMount, MountTable

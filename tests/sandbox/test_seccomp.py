@@ -16,10 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handrail.contract.sandbox import Sandbox
-from handrail.sandbox.bubblewrap import binaries
 from handrail.sandbox.filters import seccomp
 from handrail.sandbox.filters.seccomp import Machine
 from handrail.sandbox.filters.syscalls import LAST_KNOWN
+from handrail.sandbox.start.spawn import binaries
 
 MACHINES: tuple[Machine, ...] = ("x86_64", "aarch64")
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}

@@ -13,9 +13,10 @@ import pytest
 from handrail.contract.errors import ToolError
 from handrail.contract.sandbox import Process, Profile, Program, Sandbox, Tier
 from handrail.contract.tool.requires import CapabilitySet
-from handrail.sandbox.bubblewrap import binaries
-from handrail.sandbox.selfcheck import NotTried, self_check
+from handrail.sandbox.ground import NotTried
+from handrail.sandbox.selfcheck import self_check
 from handrail.sandbox.selfcheck_suite import CHECKS
+from handrail.sandbox.start.spawn import binaries
 
 WITHOUT = """
 import asyncio, json, os, sys

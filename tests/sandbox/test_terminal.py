@@ -13,8 +13,9 @@ from tests.sandbox.test_processes import survivors
 
 from handrail.contract.errors import ToolError
 from handrail.contract.sandbox import Program, TerminalProcess, TerminalSize, Tier
-from handrail.sandbox.bubblewrap import Bubblewrap, binaries
+from handrail.sandbox.bubblewrap import Bubblewrap
 from handrail.sandbox.start.launcher import Launcher
+from handrail.sandbox.start.spawn import binaries
 from handrail.sandbox.unconfined import Unconfined
 
 

@@ -12,6 +12,7 @@ from handrail.contract.errors import ToolError
 from handrail.contract.sandbox import Sandbox
 from handrail.origins import places
 from handrail.sandbox import bubblewrap, tiers
+from handrail.sandbox.start import spawn
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +48,7 @@ def test_a_bubblewrap_that_confines_nothing_is_not_believed(tmp_path: Path, monk
 def test_a_bubblewrap_that_fails_is_passed_over_for_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sandbox: Sandbox
 ) -> None:
-    real = list(bubblewrap.binaries())
+    real = list(spawn.binaries())
     fake = program(tmp_path, "echo bwrap: setting up uid map: Permission denied >&2; exit 1")
     monkeypatch.setattr(tiers, "binaries", lambda: iter([fake, *real]))
     assert tiers.probe().detail == sandbox.tier.detail
@@ -65,7 +66,7 @@ def test_without_any_bubblewrap_it_says_what_to_install(monkeypatch: pytest.Monk
 
 
 def test_both_shipped_bubblewraps_confine(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    for binary in bubblewrap.binaries():
+    for binary in spawn.binaries():
         tiers.choose.cache_clear()
         monkeypatch.setattr(tiers, "binaries", lambda binary=binary: iter([binary]))
         assert tiers.probe().name == "bubblewrap", binary
@@ -95,10 +96,10 @@ async def test_a_bubblewrap_in_an_open_workspace_is_neither_chosen_nor_started(
     """It would be the sandbox, and a program in the sandbox could put another in its place."""
     marker = ground.workspace.parent / "marker"
     planted = program(ground.workspace, f": > {marker}; exit 1")
-    monkeypatch.setattr(bubblewrap, "SYSTEM_BWRAP", planted)
-    assert planted in list(bubblewrap.binaries())
+    monkeypatch.setattr(spawn, "SYSTEM_BWRAP", planted)
+    assert planted in list(spawn.binaries())
     with places.opened(ground.workspace):
-        assert planted not in list(bubblewrap.binaries())
+        assert planted not in list(spawn.binaries())
         ground.sandbox = bubblewrap.Bubblewrap(planted, tiers.Tier("bubblewrap", ""))
         with pytest.raises(ToolError, match="lies in an open workspace"):
             await ground.bash("true")

@@ -19,7 +19,7 @@ from tests.prefork import command as prefork
 from handrail import Kernel, tool
 from handrail.contract.errors import LogUnavailable, StartError
 from handrail.frontends.cli.app import CANNOT_START, ERROR, OUTPUT, run
-from handrail.sandbox.bubblewrap import binaries
+from handrail.sandbox.start.spawn import binaries
 from handrail.store.database.schema import VERSION
 from handrail.testing.kernels import temporary_kernel
 

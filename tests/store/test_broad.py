@@ -12,7 +12,7 @@ from handrail.contract.agent import AgentRoot
 from handrail.contract.errors import StartError
 from handrail.kernel.kernel import Kernel
 from handrail.runtime.files.further_roots import further_roots
-from handrail.sandbox.bubblewrap import binaries
+from handrail.sandbox.start.spawn import binaries
 from handrail.store import broad
 from handrail.store.broad import of_the_system, too_broad
 from handrail.store.folders import locate

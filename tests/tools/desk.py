@@ -23,9 +23,8 @@ from handrail.contract.errors import ErrorKind, ToolError
 from handrail.contract.result import Result
 from handrail.contract.sandbox import Attempt
 from handrail.contract.schema.schema import compile_schema
-from handrail.contract.tool.requires import Capability, CapabilitySet, Variables, expand
+from handrail.contract.tool.requires import Capability, CapabilitySet, May, Variables, expand
 from handrail.contract.tool.tool import Tool
-from handrail.runtime.files.roots import May
 from handrail.runtime.surface import CallRuntime, Surroundings
 from handrail.tools import BUILTINS
 

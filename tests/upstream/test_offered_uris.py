@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.contract.doors.offers import SourceRequest, offered
+from handrail.contract.doors.offers import SourceRequest
+from handrail.contract.tool.offering import offered
 from handrail.registry.sources.uris import matching_of, shape_of
 from handrail.upstream.definition import ServerDefinition
 from handrail.upstream.listing import Listing

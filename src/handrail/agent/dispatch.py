@@ -9,12 +9,12 @@ from typing import Any, Protocol
 from handrail.agent.conversation.conversation import Conversation
 from handrail.agent.streaming.stream import Reply, ReplyAssembly
 from handrail.contract.call import Answer, ProposedCall, call_id
-from handrail.contract.doors.agents import AgentType, Child, Delegates, Delegation
+from handrail.contract.doors.agents import AgentType, Delegates, Delegation
 from handrail.contract.doors.history import History
 from handrail.contract.doors.notices import Notices
 from handrail.contract.doors.skills import Skill
 from handrail.contract.result import Result
-from handrail.contract.session import StopReason
+from handrail.contract.session import Child, StopReason
 from handrail.contract.tool.native import NativeOffer
 from handrail.contract.tool.spec import ToolSpec
 

@@ -9,11 +9,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from handrail.arbiter.subscriptions import Subscriptions
-from handrail.contract.doors.offers import Given, Offering, SourceRequest, offered
+from handrail.contract.doors.offers import Given, SourceRequest
 from handrail.contract.doors.runtime import Runtime
 from handrail.contract.errors import ToolError
 from handrail.contract.events import Event
 from handrail.contract.generation import Entry, Generation
+from handrail.contract.tool.offering import Offering, offered
 from handrail.contract.tool.spec import ToolSpec
 
 if TYPE_CHECKING:

@@ -32,8 +32,7 @@ from handrail.arbiter.offers import CallOffers
 from handrail.arbiter.output.exposure import SEEN_AT_FACE, SEEN_BY_MODEL
 from handrail.arbiter.peers import CallPeer, far_along, not_counted, on_the_loop, said
 from handrail.arbiter.secrets.redaction import Redactor
-from handrail.arbiter.states.calls import CallOpened
-from handrail.arbiter.states.states import States
+from handrail.arbiter.states.states import CallOpened, States
 from handrail.contract.call import Answer
 from handrail.contract.doors.channels import Channels, Triggers
 from handrail.contract.doors.jobs import Catalog, Jobs
@@ -45,9 +44,8 @@ from handrail.contract.result import Result
 from handrail.contract.sandbox import Attempt
 from handrail.contract.session import StopReason
 from handrail.contract.tool.decorator import FunctionTool
-from handrail.contract.tool.requires import Capability
+from handrail.contract.tool.requires import Capability, May
 from handrail.policy.shell.plain import argv_of
-from handrail.runtime.files.roots import May
 from handrail.runtime.surface import CallRuntime
 
 logger = logging.getLogger("handrail.arbiter")

@@ -7,8 +7,9 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
-from handrail.contract.doors.offers import Offering, SourceRequest, Stamped, offered
+from handrail.contract.doors.offers import SourceRequest
 from handrail.contract.errors import ToolError
+from handrail.contract.tool.offering import Offering, Stamped, offered
 
 logger = logging.getLogger("handrail.arbiter")
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
-from handrail.contract.doors.offers import Offering
 from handrail.contract.errors import Fault, ToolError
 from handrail.contract.schema.schema import CoarseProblems, Schema, UnfinishedCheck
 from handrail.contract.tool.names import nearest, wire_name
+from handrail.contract.tool.offering import Offering
 from handrail.contract.tool.spec import ToolSpec
 from handrail.contract.tool.tool import Tool
-from handrail.registry.sources.source import Unheard
 
 IN_PROCESS = "runtime"
 """``Entry.confined_by`` of the operator's own Python: the runtime's checks hold it, not the operating system."""
@@ -300,3 +299,19 @@ def _is_other(new: Entry, old: Entry) -> bool:
 
 def _state_of(entry: Entry) -> tuple[str | None, ...]:
     return entry.definition_hash, entry.source, entry.withheld, entry.confined_by
+
+
+class Unheard(Protocol):
+    """A source that has not said yet what it has, such as a server that nobody has ever reached."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def prefix(self) -> str:
+        """What the ids of its tools begin with; empty where that can be anything."""
+        ...
+
+    def standing(self) -> str:
+        """Where it stands now, what comes next, and who does it: a sentence or two for whoever wants a tool of it."""
+        ...

@@ -266,3 +266,21 @@ class Sandbox(Protocol):
         :raises ToolError: ``unavailable`` when the tier cannot enforce the set, with the reason and the remedy
         """
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """A process that has ended. ``output`` is stdout and stderr as they came, at most 64 MiB; ``dropped`` counts what came after.
+
+    ``signal`` is the number of the signal that ended it, or None. ``limit`` names the bound of the sandbox that it hit, as
+    far as its end or its last output shows. ``notes`` explain why files that its output names could not be read or
+    written, when the sandbox kept them from it. ``errors`` is stderr, when it was asked for apart.
+    """
+
+    exit_code: int
+    output: bytes
+    dropped: int = 0
+    signal: int | None = None
+    limit: str | None = None
+    notes: tuple[str, ...] = ()
+    errors: bytes = b""

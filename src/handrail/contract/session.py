@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
+from handrail.contract.agent import AgentManifest
 from handrail.contract.call import Answer, ProposedCall
-from handrail.contract.doors.agents import AgentType, Child, Delegates, Delegation
+from handrail.contract.doors.agents import AgentType, Delegates, Delegation
 from handrail.contract.doors.history import History
 from handrail.contract.doors.jobs import Job, Jobs
 from handrail.contract.doors.notices import Notices
@@ -239,3 +240,10 @@ class Session(Protocol):
     async def close(self) -> None:
         """Close the session for good: calls in flight are stopped and answered, its output and scratch folders are removed."""
         ...
+
+
+class Child(NamedTuple):
+    """A session that a call of another one began, and whose it is."""
+
+    session: Session
+    manifest: AgentManifest

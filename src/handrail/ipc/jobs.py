@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from handrail.arbiter.calls.call import Lane
 from handrail.arbiter.jobs.jobs import DetachedCalls
@@ -14,6 +14,7 @@ from handrail.contract.doors.jobs import Job, JobOutput, Jobs, JobState, Running
 from handrail.contract.errors import ToolError, UsageError
 from handrail.contract.result import Result
 from handrail.ipc.codec.values import Malformed, Reader, an_object, each, flag, one_of, optional, shape, text, whole
+from handrail.ipc.wire.operations import Asks
 
 if TYPE_CHECKING:
     from handrail.ipc.joiner.membership import Membership
@@ -128,12 +129,6 @@ class RemoteWorkspaceJobs(RemoteJobs):
     async def promote(self, call_id: str) -> Job:
         body = {"session": None, "call": call_id}
         return a_job(await self._holder.request("jobs.promote", body, repeatable=True))
-
-
-class Asks(Protocol):
-    """Asks the holder (:meth:`handrail.ipc.joiner.membership.Membership.request`)."""
-
-    async def request(self, op: str, body: Any = None, *, repeatable: bool = False) -> Any: ...
 
 
 def jobs_over(holder: Asks, session_id: str) -> RemoteJobs:

@@ -7,15 +7,16 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from handrail.contract.doors.offers import Offering, PromptSpec, ResourceSpec, ResourceTemplate
+from handrail.contract.doors.offers import PromptSpec, ResourceSpec, ResourceTemplate
 from handrail.contract.doors.runtime import Runtime
 from handrail.contract.errors import UsageError
+from handrail.contract.tool.offering import Offering
 from handrail.ipc.codec.adapters import adapter
 
 
 @dataclass(frozen=True, slots=True)
 class ShownOffering:
-    """Implements :class:`~handrail.contract.doors.offers.Offering` as far as that is listing."""
+    """Implements :class:`~handrail.contract.tool.offering.Offering` as far as that is listing."""
 
     source: str
     foreign: bool

@@ -9,11 +9,11 @@ from typing import NoReturn
 
 from handrail.config import FILE_NAME, Configuration, default_folder
 from handrail.contract.agent import AGENT_TOOL, AgentManifest, CheckedAgent
-from handrail.contract.doors.offers import Offering
 from handrail.contract.errors import Fault, UsageError
 from handrail.contract.generation import Generation
 from handrail.contract.sandbox import Sandbox
 from handrail.contract.tool.native import native_id
+from handrail.contract.tool.offering import Offering
 from handrail.contract.tool.requires import Variables
 from handrail.contract.tool.settings import NamedSecret, ToolConfig, given_layer
 from handrail.contract.tool.tool import Tool

@@ -27,12 +27,12 @@ from handrail.catalog.search.finding import AHEAD_S, Searches
 from handrail.config import Configuration, SearchSettings, Settings, WatchdogSettings
 from handrail.config.secrets import resolve
 from handrail.config.settings import SHIPPED
-from handrail.contract.doors.offers import Offering
 from handrail.contract.doors.runtime import Runtime
 from handrail.contract.errors import Fault, LoadError
 from handrail.contract.generation import Generation
 from handrail.contract.rules import RuleEntry, entry_of
 from handrail.contract.sandbox import Profile, Sandbox
+from handrail.contract.tool.offering import Offering
 from handrail.contract.tool.requires import CapabilitySet, Layer, Variables
 from handrail.contract.tool.settings import ToolConfig
 from handrail.contract.tool.spec import ToolSpec

@@ -48,10 +48,9 @@ from handrail.record.log import CommitLog, Interrupted
 from handrail.runtime.files.roots import Roots
 from handrail.session.arrivals.arrivals import Arrivals
 from handrail.session.context import Context
-from handrail.session.family import Under
 from handrail.session.opening import Opening
 from handrail.session.parked import Heeding, project_rules
-from handrail.session.session import ENDED, HeldSession, new_session_id
+from handrail.session.session import ENDED, HeldSession, Under, new_session_id
 from handrail.store.folders import locate
 from handrail.store.holder import Holder, holder_of
 from handrail.store.lease import WorkspaceHeld

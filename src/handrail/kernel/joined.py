@@ -49,7 +49,7 @@ from handrail.policy.rules.rules import RuleBook
 from handrail.record.log import Interrupted
 from handrail.record.reading import LogReader
 from handrail.runtime.secrets import SecretStore
-from handrail.runtime.session_doors import NOBODY_TO_ASK
+from handrail.runtime.surface import NOBODY_TO_ASK
 from handrail.session.session import new_session_id
 from handrail.store.database.database import open_reader
 from handrail.store.folders import Folders

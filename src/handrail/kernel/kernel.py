@@ -17,7 +17,6 @@ from handrail.config import Configuration
 from handrail.contract.agent import AgentManifest
 from handrail.contract.approvals import ApprovalDesk, Attendant
 from handrail.contract.doors.jobs import Findings, WorkspaceJobs
-from handrail.contract.doors.offers import Offering
 from handrail.contract.doors.peer import Peer
 from handrail.contract.doors.runtime import ClientContext
 from handrail.contract.errors import UsageError
@@ -26,6 +25,7 @@ from handrail.contract.modes import Mode
 from handrail.contract.rules import RuleEntry, entry_of
 from handrail.contract.sandbox import Tier
 from handrail.contract.session import Session
+from handrail.contract.tool.offering import Offering
 from handrail.contract.tool.settings import ToolConfig
 from handrail.contract.tool.tool import Tool
 from handrail.origins.imports import opened

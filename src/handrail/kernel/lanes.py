@@ -20,11 +20,12 @@ from handrail.policy.rules.rules import Rule
 from handrail.registry.agents import find_agents
 from handrail.runtime.files.roots import FurtherRoots, Roots
 from handrail.runtime.surface import Surroundings
-from handrail.session.family import above, editor_of, named_hosts_of, origin_of, secrets_for
+from handrail.session.family import named_hosts_of, origin_of, secrets_for
 from handrail.session.opening import Opening
 from handrail.session.parked import project_rules
 from handrail.session.past.lasting import Lasting
 from handrail.session.reach import GIVEN
+from handrail.session.session import above, editor_of
 from handrail.session.skills.skills import SessionSkills
 from handrail.store.tables.sessions import SessionRow
 

@@ -9,17 +9,17 @@ from functools import partial
 
 from handrail.arbiter.calls.call import Call, Lane
 from handrail.arbiter.delegating import check_type
-from handrail.contract.doors.agents import Child, Delegation
+from handrail.contract.doors.agents import Delegation
 from handrail.contract.errors import HandrailError, ToolError, UsageError
+from handrail.contract.session import Child
 from handrail.kernel.assembly import Rooms
 from handrail.kernel.lanes import lane_of, parent_of
 from handrail.record.log import Record
 from handrail.session.arrivals.arrivals import Arrivals
 from handrail.session.context import Context
-from handrail.session.family import Family, Under
 from handrail.session.opening import Opening
 from handrail.session.past.lasting import Lasting
-from handrail.session.session import HeldSession, new_session_id
+from handrail.session.session import Family, HeldSession, Under, new_session_id
 
 
 class HeldSessions:

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from handrail.contract.agent import AgentManifest
+from handrail.contract.text.neutral import visible
 from handrail.contract.text.patterns import escape
-from handrail.contract.tool.requires import Capability, CapabilitySet, Layer, Variables
+from handrail.contract.tool.requires import Capability, CapabilitySet, Layer, May, Variables
 from handrail.contract.tool.spec import ToolSpec
 from handrail.policy.capabilities import call_set, passed_on, refusal
 from handrail.policy.questions import Prepared, asked_always, mandatory
@@ -20,7 +21,6 @@ from handrail.policy.shell.programs import concern
 from handrail.policy.suggestions import target_pattern
 from handrail.policy.targets import PathRoots, Target, argv_script, path_subject, redirections, shown_command
 from handrail.policy.verdict import Finding, Verdict, reason_of
-from handrail.runtime.files.roots import May, visible
 
 if TYPE_CHECKING:
     from handrail.policy.watchdogs.watchdog import Watchdog
@@ -227,7 +227,7 @@ def _concerns(watchdog: Watchdog, spec: ToolSpec) -> bool:
 
 
 class _Touches:
-    """One running call's :data:`~handrail.runtime.files.roots.May`."""
+    """One running call's :data:`~handrail.contract.tool.requires.May`."""
 
     __slots__ = ("_answered", "_exact", "_prepared", "_roots", "_tool", "_verdict")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from handrail.contract.agent import Delegable
+from handrail.contract.text.neutral import visible
 from handrail.contract.tool.requires import Capability, CapabilitySet, Layer, Requires, Variables, expand, union
 from handrail.contract.tool.spec import ToolSpec
-from handrail.runtime.files.roots import visible
 
 CEILING = "the host's ceiling"
 VERBS: Mapping[Capability, str] = {

@@ -12,7 +12,7 @@ from typing import Any
 
 from handrail.contract.doors.runtime import Runtime
 from handrail.contract.errors import Fault, LoadError, ToolError
-from handrail.contract.generation import IN_PROCESS, Entry, Foreign, Generation, foreign_origin
+from handrail.contract.generation import IN_PROCESS, Entry, Foreign, Generation, Unheard, foreign_origin
 from handrail.contract.sandbox import Tier
 from handrail.contract.schema.locked_shapes import LOCKED_SHAPES
 from handrail.contract.tool.checking import checked
@@ -23,7 +23,7 @@ from handrail.contract.tool.spec import ToolSpec
 from handrail.contract.tool.tool import Tool
 from handrail.registry.pins import NO_PINS, Definition, Pins, review
 from handrail.registry.sources.native import NativeTool
-from handrail.registry.sources.source import Found, Loaded, Rank, Source, Unheard
+from handrail.registry.sources.source import Found, Loaded, Rank, Source
 from handrail.registry.withholding import Reason, confinement_of, reasons_to_withhold, verdict
 from handrail.runtime.secrets import NO_SECRETS, SecretStore
 

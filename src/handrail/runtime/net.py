@@ -20,9 +20,8 @@ from handrail.contract.errors import ToolError
 from handrail.contract.sandbox import Attempt
 from handrail.contract.text.excerpts import excerpt
 from handrail.contract.text.hosts import WebAddress, bracketed, read_url
-from handrail.contract.tool.requires import CapabilitySet
+from handrail.contract.tool.requires import CapabilitySet, May
 from handrail.runtime.fetching import Body, Exchange, Fields, fault_in_field, fault_in_method
-from handrail.runtime.files.roots import May
 from handrail.sandbox.network.egress import Egress, Resolver
 
 MOST_BYTES = 256 * 1024 * 1024

@@ -8,13 +8,13 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from handrail.contract.doors.runtime import Completed
 from handrail.contract.errors import ToolError
-from handrail.contract.sandbox import SHELL_ARGV, Process, Profile, Program, Sandbox, TerminalSize
-from handrail.contract.tool.requires import CapabilitySet
+from handrail.contract.sandbox import SHELL_ARGV, Completed, Process, Profile, Program, Sandbox, TerminalSize
+from handrail.contract.text.neutral import visible
+from handrail.contract.tool.requires import CapabilitySet, May
 from handrail.origins.places import folder_around
 from handrail.origins.programs import ProgramRefused, find_program
-from handrail.runtime.files.roots import May, Roots, is_beneath, lost_root, visible
+from handrail.runtime.files.roots import Roots, is_beneath, lost_root
 from handrail.runtime.guard.guard import GuardedProcess, Vetoed, explained
 from handrail.sandbox.filters.limits import ended_by
 from handrail.sandbox.view import toolchains

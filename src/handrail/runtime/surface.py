@@ -32,16 +32,18 @@ from handrail.contract.errors import ToolError
 from handrail.contract.protected.protected import VCS_CONFIG
 from handrail.contract.result import Result
 from handrail.contract.sandbox import Attempt, Denials, Profile, Sandbox
-from handrail.contract.tool.requires import CapabilitySet
+from handrail.contract.tool.requires import CapabilitySet, May
 from handrail.contract.tool.spec import ToolSpec
 from handrail.runtime.files.files import RootedFiles, SeenFiles
-from handrail.runtime.files.roots import May, Roots
+from handrail.runtime.files.roots import Roots
 from handrail.runtime.search import RipgrepSearch
 from handrail.runtime.secrets import NO_SECRETS, DeclaredSecrets, SecretStore, secret_settings
-from handrail.runtime.session_doors import SessionPeople, ToolState
 from handrail.runtime.shell import SandboxedShell
 from handrail.runtime.terminals import CallTerminals, SessionTerminals
 from handrail.runtime.verifying import HiddenFiles
+
+NOBODY_TO_ASK = "question is unavailable: no user is attached to this session"
+"""The one fixed text of a headless session's ``question``."""
 
 
 class Values(Protocol):
@@ -449,3 +451,30 @@ class CallRuntime:
                 f"its author adds it to requires, as in {example}",
                 kind="denied",
             )
+
+
+@dataclass(frozen=True, slots=True)
+class ToolState:
+    """One tool's values in one session."""
+
+    around: Surroundings
+    tool_id: str
+
+    async def get(self, key: str) -> Any:
+        return await self.around.values.get(self.around.session_id, self.tool_id, key)
+
+    async def put(self, key: str, value: Any) -> None:
+        await self.around.values.put(self.around.session_id, self.tool_id, key, value)
+
+
+@dataclass(frozen=True, slots=True)
+class SessionPeople:
+    around: Surroundings
+    doors: Doors
+
+    async def answer(self, questions: Sequence[Question]) -> list[list[str]]:
+        if (known := self.doors.answered(questions)) is not None:
+            return known
+        if self.around.attendant is None:
+            raise ToolError(NOBODY_TO_ASK, kind="unavailable")
+        return await self.doors.ask(questions)

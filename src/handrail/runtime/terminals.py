@@ -9,11 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
-from handrail.contract.doors.runtime import Completed
 from handrail.contract.doors.terminals import KEYS, Typed
 from handrail.contract.errors import ToolError
-from handrail.contract.sandbox import TerminalProcess, TerminalSize
-from handrail.runtime.files.roots import May
+from handrail.contract.sandbox import Completed, TerminalProcess, TerminalSize
+from handrail.contract.tool.requires import May
 from handrail.runtime.guard.guard import GuardedProcess, Vetoed
 from handrail.runtime.shell import SandboxedShell, ended
 

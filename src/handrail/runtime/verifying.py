@@ -14,9 +14,10 @@ from itertools import groupby
 from threading import Lock
 from typing import NamedTuple
 
+from handrail.contract.tool.requires import May
 from handrail.runtime.files import beneath
 from handrail.runtime.files.openat2 import BENEATH, HANDLE, NO_MAGICLINKS, NO_SYMLINKS, openat2
-from handrail.runtime.files.roots import Located, May
+from handrail.runtime.files.roots import Located
 from handrail.runtime.ripgrep import MAX_TEXT, is_line
 
 _MOST_KNOWN = 10_000

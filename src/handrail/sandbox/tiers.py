@@ -23,9 +23,10 @@ from typing import Literal, get_args
 from handrail.contract.errors import ToolError
 from handrail.contract.sandbox import Limits, Mechanism, Process, Profile, Program, Sandbox, Tier
 from handrail.contract.tool.requires import CapabilitySet, Layer
-from handrail.sandbox.bubblewrap import SYSTEM_BWRAP, Bubblewrap, binaries
+from handrail.sandbox.bubblewrap import Bubblewrap
 from handrail.sandbox.filters import cgroups, landlock, seccomp
 from handrail.sandbox.filters.limits import memory_of_all, memory_of_call, rlimits, user_counts
+from handrail.sandbox.start.spawn import SYSTEM_BWRAP, binaries
 from handrail.sandbox.view import identity
 
 Optional = Literal["landlock", "seccomp"]

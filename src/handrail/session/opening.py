@@ -11,7 +11,8 @@ from handrail.contract.doors.peer import Peer
 from handrail.contract.doors.runtime import ClientContext
 from handrail.contract.rules import RuleEntry
 from handrail.session.context import Context
-from handrail.session.family import Under, attendant_for
+from handrail.session.family import attendant_for
+from handrail.session.session import Under
 from handrail.store.tables.sessions import SessionRow
 
 

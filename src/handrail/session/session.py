@@ -9,27 +9,30 @@ import secrets as randomness
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from handrail.arbiter.arbiter import Arbiter
-from handrail.arbiter.calls.call import Lane
+from handrail.arbiter.calls.call import Call, Lane
 from handrail.arbiter.jobs.views import JobView
+from handrail.arbiter.peers import far_along
 from handrail.catalog.interaction import Interaction
 from handrail.catalog.view import CatalogOptions
 from handrail.contract.agent import AgentManifest
 from handrail.contract.approvals import Attendant
 from handrail.contract.call import Answer, ProposedCall
-from handrail.contract.doors.agents import AgentType, Child, Delegates, Delegation, usable
+from handrail.contract.doors.agents import MAX_DEPTH, AgentType, Delegates, Delegation, Handed, usable
 from handrail.contract.doors.history import History
 from handrail.contract.doors.jobs import Job, Jobs
 from handrail.contract.doors.notices import Notices
+from handrail.contract.doors.peer import Buffers, Peer
 from handrail.contract.doors.skills import Skill
-from handrail.contract.errors import LogUnavailable, UsageError
+from handrail.contract.errors import LogUnavailable, ToolError, UsageError
 from handrail.contract.events import Event
 from handrail.contract.generation import Generation
 from handrail.contract.result import Result
-from handrail.contract.session import Proposal, Session, StopReason, Turn
+from handrail.contract.session import Child, Proposal, Session, StopReason, Turn
 from handrail.contract.tool.native import NativeOffer
 from handrail.contract.tool.spec import ToolSpec
 from handrail.policy.native import ruled
@@ -37,7 +40,6 @@ from handrail.policy.rules.modes import given, in_mode
 from handrail.policy.rules.rules import RuleBook
 from handrail.record.log import Record
 from handrail.session.events import EventQueue, events_of
-from handrail.session.family import Family
 from handrail.session.news import News
 from handrail.session.project_files import files_above, permitting
 from handrail.session.reach import GIVEN, check_reach, rules_of
@@ -50,6 +52,8 @@ ENDED = "has ended with its kernel, which is closed; open a kernel anew"
 """Why a session that is not open any more refuses calls; follows its name."""
 _MOST_SKIPPED = 1_000
 """How many turns may still begin although a later one has begun."""
+
+ABORTED = "was aborted by its parent, whose session has ended"
 
 
 class HeldSession:
@@ -509,3 +513,154 @@ class _KeyInUse:
 def new_session_id() -> str:
     """Sorts by time, and cannot be guessed."""
     return f"ses_{time.time_ns() // 1_000_000:012x}{randomness.token_hex(5)}"
+
+
+class Opens(Protocol):
+    """Opens the session of a sub-agent."""
+
+    def __call__(self, parent: HeldSession, call: Call, delegation: Delegation) -> Awaitable[Child]: ...
+
+
+@dataclass(eq=False, slots=True)
+class Under:
+    """Where a child session comes from.
+
+    :ivar parent: another one once that, suspended meanwhile, is opened again
+    """
+
+    parent: HeldSession
+    call: Call
+    delegation: Delegation
+
+    @property
+    def top(self) -> HeldSession:
+        """The session at the top of the tree."""
+        above = self.parent.family.under
+        return self.parent if above is None else above.top
+
+    @property
+    def in_background(self) -> bool:
+        """Whether nobody waits for the work: it is done for a job."""
+        above = self.parent.family.under
+        return self.call.of_a_job or (above is not None and above.in_background)
+
+
+@dataclass(slots=True)
+class Family:
+    """A session's place in the tree of sub-agents: its parent and its children.
+
+    :param manifest: of its agent
+    :param opens: opens the sessions of sub-agents; None when there can be none
+    :param under: the parent and its call; None for a session that a person or a program opened
+    """
+
+    manifest: AgentManifest
+    opens: Opens | None = None
+    under: Under | None = None
+    children: list[HeldSession] = field(default_factory=list["HeldSession"])
+    """The open sessions of its sub-agents."""
+    left: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when it is not open any more."""
+    taken_up: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when it was suspended, with sub-agents at work in the background, and is opened again."""
+
+    @property
+    def line(self) -> tuple[AgentManifest, ...]:
+        """The manifests of its agent and of those above, up to the top."""
+        return (self.manifest, *above(self.under))
+
+    def check_depth(self) -> None:
+        """:raises ToolError: ``limit``, where there is no further level below it"""
+        if len(self.line) > MAX_DEPTH:
+            raise ToolError(
+                f"there are {MAX_DEPTH} agents above this one already, and no further level is allowed; do the work yourself",
+                kind="limit",
+            )
+
+    def top(self, session: HeldSession) -> str:
+        """The id of the session at the top of the tree. ``session`` is the one that this place belongs to."""
+        return session.id if self.under is None else self.under.parent.family.top(self.under.parent)
+
+    async def child(self, of: HeldSession, call_id: str, delegation: Delegation, opens: Opens | None = None) -> Child:
+        """See :meth:`handrail.contract.session.Session.child`.
+
+        :param opens: instead of its own
+        """
+        opens = opens or self.opens
+        call = of.lane.delegating.get(call_id)
+        if call is None:
+            raise UsageError(
+                f"call {call_id[:80]!r} of session {of.id} hands no work over now, so it begins no sub-agent"
+            )
+        if opens is None:
+            raise ToolError("sub-agents cannot be begun from this session", kind="unavailable")
+        child = await opens(of, call, delegation)
+        call.handed = (*call.handed, Handed(delegation.agent, child.session.id))
+        if call.watched:  # whoever watches the call sees what is done for it
+            child.session.watch(partial(_tell, call, delegation.agent))
+        return child
+
+    def cancel(self) -> None:
+        """Stop what runs in the sessions below, except in those that work for a job."""
+        for child in self._below(but_jobs=True):
+            child.cancel("parent")
+
+    async def end(self, *, but_jobs: bool = False) -> None:
+        """End the sessions below, because this one ends.
+
+        :param but_jobs: those that work for a job go on
+        """
+        self.left.set()
+        await asyncio.gather(*(child.suspend(ABORTED, "parent") for child in self._below(but_jobs)))
+
+    def _below(self, but_jobs: bool) -> list[HeldSession]:
+        unders = ((child, child.family.under) for child in self.children)
+        return [child for child, under in unders if not (but_jobs and under is not None and under.call.of_a_job)]
+
+    def take_over(self, session: HeldSession, before: HeldSession) -> None:
+        """The sub-agents that went on in the background while ``before`` was suspended are ``session``'s, which it is opened as
+        again and whose place this is: they are bound by its rules, see its editor and ask its people.
+        """
+        for child in tuple(before.family.children):
+            child.family.leave(child)
+            if child.family.under is not None:
+                child.family.under.parent = session
+            child.family.enter(child)
+        session.lane.rule_by(session.lane.rules)
+        self._seen_by_editor()
+        before.family.taken_up.set()
+
+    def _seen_by_editor(self) -> None:
+        for child in self.children:
+            if child.family.under is not None:
+                child.lane.around.peer = editor_of(child.family.under)
+            child.family._seen_by_editor()
+
+    def enter(self, session: HeldSession) -> None:
+        """Enter ``session``, which is open now, among its parent's children."""
+        if self.under is not None:
+            self.under.parent.family.children.append(session)
+            self.under.parent.lane.below.append(session.lane)
+
+    def leave(self, session: HeldSession) -> None:
+        """Take ``session``, which is no longer open, from its parent's children."""
+        if self.under is not None and session in self.under.parent.family.children:
+            self.under.parent.family.children.remove(session)
+            below = self.under.parent.lane.below
+            below[:] = [lane for lane in below if lane is not session.lane]
+
+
+def above(under: Under | None) -> tuple[AgentManifest, ...]:
+    """The manifests of the agents above a session that comes from there, the nearest first."""
+    return () if under is None else under.parent.family.line
+
+
+def editor_of(under: Under) -> Peer | None:
+    """The parent's client, where it is an editor: what its user has not saved a sub-agent does not write over either."""
+    peer = under.parent.lane.around.peer
+    return peer if isinstance(peer, Buffers) else None
+
+
+def _tell(call: Call, agent: str, event: Event) -> None:
+    if event.kind == "started":
+        call.emit("progress", far_along(f"{agent}: {event.tool_id}", None, None, None))

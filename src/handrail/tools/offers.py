@@ -15,7 +15,7 @@ from typing import Any
 from handrail.contract.doors.offers import (
     AT_SOURCE,
     Given,
-    Offering,
+    Listing,
     PromptSpec,
     ResourceSpec,
     ResourceTemplate,
@@ -205,7 +205,7 @@ OFFER_TOOLS: tuple[Tool, ...] = (
 )
 
 
-def _of(offerings: Sequence[Offering], source: str | None) -> Sequence[Offering]:
+def _of(offerings: Sequence[Listing], source: str | None) -> Sequence[Listing]:
     """
     :raises ToolError: for a source that there is not
     """
@@ -219,7 +219,7 @@ def _of(offerings: Sequence[Offering], source: str | None) -> Sequence[Offering]
     return found
 
 
-def _apart(name: str, offering: Offering, seen: set[str]) -> str:
+def _apart(name: str, offering: Listing, seen: set[str]) -> str:
     """A name as it is, or with its source's before it where an earlier source has the same."""
     if name in seen and offering.foreign:
         return f"{AT_SOURCE}{offering.source}:{name}"
@@ -227,7 +227,7 @@ def _apart(name: str, offering: Offering, seen: set[str]) -> str:
     return name
 
 
-def _source(offering: Offering) -> dict[str, str]:
+def _source(offering: Listing) -> dict[str, str]:
     return {"source": offering.source} if offering.foreign else {}
 
 
@@ -256,7 +256,7 @@ def _given(given: Given) -> object:
     return Result.output(data, untrusted=f"it comes from {given.source}") if given.source else data
 
 
-def _labelled(told: dict[str, Any], offerings: Sequence[Offering]) -> object:
+def _labelled(told: dict[str, Any], offerings: Sequence[Listing]) -> object:
     sources = [one.source for one in offerings if one.foreign]
     return (
         Result.output(told, untrusted=f"what is listed of {', '.join(sorted(set(sources)))} is theirs")

@@ -24,7 +24,7 @@ _SAID = ("annotations", "icons", "_meta")
 
 
 class McpOffering:
-    """Implements :class:`~handrail.contract.doors.offers.Offering` for one listing."""
+    """Implements :class:`~handrail.contract.tool.offering.Offering` for one listing."""
 
     foreign = True
 

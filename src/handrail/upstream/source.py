@@ -78,7 +78,7 @@ class McpSource:
         return self.name if self.definition.prefix is None else self.definition.prefix
 
     def standing(self) -> str:
-        """See :class:`~handrail.registry.sources.source.Unheard`."""
+        """See :class:`~handrail.contract.generation.Unheard`."""
         if fault := self.fault():
             return f"mcp server {self.name} cannot be used: {fault}. A person sees more with: handrail mcp list"
         nobody = f"nobody knows the tools of mcp server {self.name} yet"

@@ -26,10 +26,9 @@ from handrail.agent.model import (
     TextPart,
     Usage,
 )
-from handrail.arbiter.calls.arguments import parsed
 from handrail.catalog.forms.fitting import Fitted
 from handrail.contract.call import ProposedCall
-from handrail.contract.text.json import MAX_ARGUMENT_BYTES, ArgumentText
+from handrail.contract.text.json import MAX_ARGUMENT_BYTES, ArgumentText, parsed
 from handrail.contract.tool.names import wire_name
 
 MAX_REPLY_UNITS = 32 * 1024 * 1024

@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from handrail.contract.errors import ToolError
+from handrail.contract.text.neutral import visible
 from handrail.policy.shell.executed import FOLDERS_OF_PROGRAMS, HOME, LONGEST, RunStep, run_steps
 from handrail.policy.shell.parse import Script
 from handrail.policy.targets import Target
 from handrail.runtime.files import beneath
-from handrail.runtime.files.roots import Located, Roots, is_beneath, visible
+from handrail.runtime.files.roots import Located, Roots, is_beneath
 from handrail.runtime.ripgrep import alternatives
 
 MOST_HASHED_BYTES = 16 * 1024 * 1024

@@ -11,12 +11,11 @@ from handrail.arbiter.secrets.redaction import Redactor
 from handrail.contract.call import ProposedCall
 from handrail.contract.text.json import (
     MAX_ARGUMENT_BYTES,
-    MAX_ARGUMENT_DEPTH,
-    MAX_ARGUMENT_VALUES,
     ArgumentText,
     fault_in_size,
     json_type,
     parse_arguments,
+    parse_compact,
 )
 from handrail.store.encoding import decode, encode
 
@@ -46,41 +45,6 @@ def arguments_of(proposed: ProposedCall) -> tuple[dict[str, Any] | None, bytes |
             return None, None, fault
         return (sent if isinstance(sent, dict) else dict(sent)), None, ""
     return None, None, f"the arguments are a JSON {json_type(given)}; expected an object"
-
-
-def parse_compact(text: str | bytes) -> tuple[dict[str, Any], bytes] | None:
-    """The quick way for text as models write it: the object, and its compact JSON. None where only
-    :func:`~handrail.contract.text.json.parse_arguments` can tell, which gives an equal object for all that is taken here.
-
-    The object written out again has to be the text, but for one space after the colon of a name and before a name. So
-    nothing was dropped or changed: no name stands there twice, and every number is kept exactly.
-    """
-    if len(text) > MAX_ARGUMENT_BYTES:
-        return None
-    try:
-        value = orjson.loads(text)
-        compact = orjson.dumps(value)
-    except (ValueError, TypeError):
-        return None
-    given = text.encode() if isinstance(text, str) else text
-    if compact != given and compact != given.replace(b'": ', b'":').replace(b', "', b',"'):
-        return None
-    if type(value) is not dict:
-        return None
-    if len(compact) > 2 * MAX_ARGUMENT_VALUES and fault_in_size(cast("dict[str, Any]", value)):
-        return None
-    if len(compact) > MAX_ARGUMENT_DEPTH and compact.count(b"[") + compact.count(b"{") > MAX_ARGUMENT_DEPTH:
-        return None
-    return value, compact  # pyright: ignore[reportUnknownVariableType]
-
-
-def parsed(text: str | bytes) -> dict[str, Any]:
-    """What :func:`~handrail.contract.text.json.parse_arguments` gives, the quick way where that can tell.
-
-    :raises ArgumentText: when refused
-    """
-    quick = parse_compact(text)
-    return parse_arguments(text) if quick is None else quick[0]
 
 
 def unrun(given: Any, redactor: Redactor) -> Any:

@@ -14,6 +14,7 @@ from handrail.arbiter.execution import STOPPED_TEXT, Execution, Stopped, kind_of
 from handrail.arbiter.jobs.outflow import Outflow, OutputFile
 from handrail.arbiter.locks.table import Grant, Want
 from handrail.arbiter.secrets.redaction import Redactor
+from handrail.arbiter.states.generators import Steps
 from handrail.arbiter.subscriptions import Subscriptions
 from handrail.catalog.interaction import Interaction
 from handrail.contract.approvals import Approval, Attendant
@@ -21,7 +22,6 @@ from handrail.contract.call import ProposedCall
 from handrail.contract.doors.agents import AgentType, Delegates, Handed
 from handrail.contract.doors.channels import SessionDoor, Triggers
 from handrail.contract.doors.notices import NoticeBox
-from handrail.contract.doors.offers import Offering
 from handrail.contract.doors.opened import StateEnd
 from handrail.contract.doors.runtime import Question
 from handrail.contract.doors.skills import Skills
@@ -32,6 +32,7 @@ from handrail.contract.modes import Mode
 from handrail.contract.result import Result
 from handrail.contract.sandbox import Attempt
 from handrail.contract.session import StopReason
+from handrail.contract.tool.offering import Offering
 from handrail.contract.tool.requires import Layer
 from handrail.policy.authority import Authority, Verdict
 from handrail.policy.rules.modes import in_mode, within
@@ -44,7 +45,7 @@ from handrail.store.tables.jobs import JobRow
 Step = Literal["resolve", "validate", "authorise", "lock", "intend", "execute"]
 
 if TYPE_CHECKING:
-    from handrail.arbiter.states.states import OpenState
+    pass
 
 
 _tuple: Any = tuple
@@ -428,3 +429,28 @@ class Call:
 
 async def _begun(work: Callable[[], Awaitable[Any]]) -> Any:
     return await work()
+
+
+@dataclass(eq=False, slots=True)
+class OpenState:
+    """One state, in this process.
+
+    :param call_id: of the call that opened it
+    :param arguments: a copy of those that it was opened with
+    :param generation: those tools are held as long as it is open
+    """
+
+    id: str
+    call_id: str
+    lane: Lane
+    entry: Entry
+    arguments: dict[str, Any]
+    steps: Steps
+    generation: Generation
+    busy: bool = False
+    ended: StateEnd | None = None
+    timer: asyncio.TimerHandle | None = None
+
+    @property
+    def session_id(self) -> str:
+        return self.lane.session_id

@@ -14,15 +14,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from handrail.arbiter.calls.call import Call, Going, Lane, Refusal
-from handrail.arbiter.states.calls import Opening, SameArguments
+from handrail.arbiter.calls.call import Call, Going, OpenState, Refusal
 from handrail.arbiter.states.generators import OVER, NotEnding, Steps
-from handrail.arbiter.states.texts import full, has_ended, how, how_to_go_on, kind_of, over_now, refusal
 from handrail.contract.doors.opened import STEP_INPUT, StateEnd
 from handrail.contract.doors.runtime import Runtime
-from handrail.contract.errors import ToolError
-from handrail.contract.generation import Entry, Generation
+from handrail.contract.errors import ErrorKind, ToolError
+from handrail.contract.generation import Entry
 from handrail.contract.result import Result
+from handrail.contract.schema.schema import Schema
 from handrail.contract.tool.checking import checked
 from handrail.contract.tool.decorator import FunctionTool, steps_of
 from handrail.contract.tool.names import STATE_IDS, wire_name
@@ -33,6 +32,18 @@ from handrail.store.tables.states import StateRow, StateTable
 _MOST_NAMED = 10
 _RETIRED_EVERY = 64
 _MOST_REMEMBERED = 256
+
+_HOW: Mapping[StateEnd, str] = {
+    "done": "it gave its last step",
+    "closed": "it was closed",
+    "expired": "no step came in time",
+    "failed": "a step of it failed",
+    "timeout": "a step of it took too long",
+    "cancelled": "a step of it was stopped",
+    "suspended": "its session, or Handrail, ended meanwhile",
+    "changed": "its tool is no longer the one that opened it",
+    "interrupted": "Handrail ended while it was open, and nobody knows how far a step that ran then came; look at what it did",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,31 +58,6 @@ class StateLimits:
     most: int = 32
     idle_s: float = 900.0
     grace_s: float = 5.0
-
-
-@dataclass(eq=False, slots=True)
-class OpenState:
-    """One state, in this process.
-
-    :param call_id: of the call that opened it
-    :param arguments: a copy of those that it was opened with
-    :param generation: those tools are held as long as it is open
-    """
-
-    id: str
-    call_id: str
-    lane: Lane
-    entry: Entry
-    arguments: dict[str, Any]
-    steps: Steps
-    generation: Generation
-    busy: bool = False
-    ended: StateEnd | None = None
-    timer: asyncio.TimerHandle | None = None
-
-    @property
-    def session_id(self) -> str:
-        return self.lane.session_id
 
 
 class States:
@@ -402,3 +388,103 @@ class States:
         :raises LogUnavailable: when that cannot be made durable
         """
         await self.table.recover(self._clock())
+
+
+class CallOpened:
+    """Implements :class:`~handrail.contract.doors.opened.Opened` for one call."""
+
+    __slots__ = ("_call", "_runtime", "_states")
+
+    def __init__(self, call: Call, states: States, runtime: Runtime) -> None:
+        if call.going is None or call.going.kind == "open":
+            raise ToolError(f"{call.tool_id} goes on with no state", kind="denied")
+        self._call = call
+        self._states = states
+        self._runtime = runtime
+
+    async def step(self) -> object:
+        return await self._states.step(self._call, self._runtime)
+
+    async def close(self) -> object:
+        return await self._states.close(self._call, self._runtime)
+
+
+class Opening(Tool):
+    """A stateful tool, as the call runs it that opens it."""
+
+    def __init__(self, tool: Tool, call: Call, states: States) -> None:
+        self.spec = tool.spec
+        self.origin = tool.origin
+        self._tool = tool
+        self._call = call
+        self._states = states
+
+    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
+        return await self._states.open(self._call, self._tool, runtime)
+
+    def check(self, args: dict[str, Any]) -> None:
+        self._tool.check(args)
+
+    def questions(self, args: dict[str, Any]) -> Any:
+        return self._tool.questions(args)
+
+
+class SameArguments(Schema):
+    """What a person may put in the place of a step's arguments: what it is sent, and nothing else."""
+
+    __slots__ = ("_state",)
+
+    def __init__(self, state: OpenState) -> None:
+        self.parameters = state.entry.spec.parameters
+        self._state = state
+
+    def problems(self, arguments: dict[str, Any], *, parsed: bool = False) -> list[str]:
+        given = dict(arguments)
+        sent = given.pop(STEP_INPUT, None)
+        if given != self._state.arguments:
+            return [f"a step keeps the arguments that its state was opened with; only {STEP_INPUT} may be another"]
+        step = checked(self._state.entry.spec).step
+        return [] if step is None else step.problems({"input": sent}, parsed=parsed)
+
+    def whole(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        step = checked(self._state.entry.spec).step
+        if step is None or STEP_INPUT not in arguments:
+            return arguments
+        return {**arguments, STEP_INPUT: step.whole({"input": arguments[STEP_INPUT]})["input"]}
+
+
+def how(ended: StateEnd) -> str:
+    """How one ended, as the end of a sentence."""
+    return _HOW[ended]
+
+
+def has_ended(ended: StateEnd) -> str:
+    """What follows the name of one that has."""
+    return f"has ended: {_HOW[ended]}. Open another where it is still needed"
+
+
+def how_to_go_on(idle_s: float) -> str:
+    """With the first step of one."""
+    after = f"{idle_s / 60:.3g} min" if idle_s >= 60 else f"{idle_s:.3g} s"
+    return f"Go on by tool.step, end it by tool.close; without a step it ends after {after}."
+
+
+def full(most: int, named: str) -> str:
+    """
+    :param named: those that are open, as the end of a part of a sentence
+    """
+    return f"a session has at most {most} states open or being opened{named}; close one by tool.close. Nothing was run"
+
+
+def over_now(state_id: str) -> str:
+    """What follows the text of a failure that ended one."""
+    return f"The state {state_id} has ended with that"
+
+
+def kind_of(ended: StateEnd) -> ErrorKind:
+    return "interrupted" if ended == "interrupted" else "conflict"
+
+
+def refusal(state_id: str, ended: StateEnd) -> Refusal:
+    """Of a step of one that has ended."""
+    return Refusal("validate", kind_of(ended), f"the state {state_id} {has_ended(ended)}")

@@ -14,8 +14,7 @@ from handrail.contract.result import Result
 from handrail.contract.tool.spec import ToolSpec
 
 if TYPE_CHECKING:
-    from handrail.contract.agent import AgentManifest
-    from handrail.contract.session import Session
+    pass
 
 MAX_DEPTH = 5
 """How many levels of sub-agents there may be below a session that a person or program began."""
@@ -88,13 +87,6 @@ class Delegates(Protocol):
         :param call_id: of the session, and in flight
         """
         ...
-
-
-class Child(NamedTuple):
-    """A session that a call of another one began, and whose it is."""
-
-    session: Session
-    manifest: AgentManifest
 
 
 class Handed(NamedTuple):

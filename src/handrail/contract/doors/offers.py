@@ -8,12 +8,12 @@ Source: https://modelcontextprotocol.io/specification/2025-11-25/server
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
-    from handrail.contract.doors.runtime import Runtime
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +60,8 @@ class PromptSpec:
     more: Mapping[str, Any] = field(default_factory=dict[str, Any], hash=False)
 
 
-class Offering(Protocol):
-    """What one source has beside tools, as it stands in one generation.
-
-    The names and URIs that it takes are those that it lists. What it gives are MCP's results as plain data; binary parts
-    are :class:`~handrail.contract.result.Blob`.
-    """
+class Listing(Protocol):
+    """What one source lists beside tools, as it is in one generation."""
 
     @property
     def source(self) -> str:
@@ -88,49 +84,6 @@ class Offering(Protocol):
         """Whether a URI is one of its resources, or one that a template of its makes."""
         ...
 
-    async def read(self, uri: str, runtime: Runtime) -> Mapping[str, Any]:
-        """``{"contents": [{"uri", "mimeType", "text" | "blob": Blob}, …]}``.
-
-        :raises ToolError: ``invalid_input`` for a URI that there is not; ``unavailable``, ``backend``
-        """
-        ...
-
-    async def prompt(self, name: str, arguments: Mapping[str, str], runtime: Runtime) -> Mapping[str, Any]:
-        """``{"description"?, "messages": [{"role", "content"}, …]}``, pictures and sounds in them as ``Blob`` under
-        ``data``.
-
-        :raises ToolError: ``invalid_input`` for a name or arguments that do not fit
-        """
-        ...
-
-    async def complete(
-        self, ref: Mapping[str, Any], argument: Mapping[str, str], context: Mapping[str, str], runtime: Runtime
-    ) -> Mapping[str, Any]:
-        """``{"values": [...], "total"?, "hasMore"?}`` for one argument of a prompt or template, as MCP asks for it."""
-        ...
-
-    async def subscribe(self, uri: str, updated: Callable[[str], None]) -> Callable[[], Awaitable[None]]:
-        """Tell ``updated`` the URI whenever it changes; gives the way to stop it.
-
-        :raises ToolError: ``unavailable`` where the source does not tell
-        """
-        ...
-
-
-@runtime_checkable
-class Stamped(Protocol):
-    """An offering that does not tell of changes by itself, and is looked at: when sources are looked through, and now and
-    then as long as somebody wants to hear of it."""
-
-    def stamp(self, uri: str) -> str:
-        """Another text when what is read there is other. Called in a thread."""
-        ...
-
-    def glance(self, uri: str) -> str:
-        """Another text when it may be worth a look, at little cost; empty where only a new look through sources tells.
-        Called in a thread."""
-        ...
-
 
 @dataclass(frozen=True, slots=True)
 class SourceRequest:
@@ -148,39 +101,6 @@ AT_SOURCE = "mcp+"
 """Before a source's name and a colon, before a URI or name: what that source offers, where two offer the same."""
 
 
-def offered(offerings: Sequence[Offering], request: SourceRequest, named: object) -> tuple[Offering, str] | None:
-    """The first of ``offerings`` that has what is named, and what it calls it: the operator's own before others, and of
-    others who lists a URI before whose template makes it.
-
-    :param named: a URI, a prompt's name, or MCP's reference to either
-    """
-    kind, name = request.argument, named
-    if kind == "ref":
-        ref: Mapping[str, Any] = cast("Mapping[str, Any]", named) if isinstance(named, Mapping) else {}
-        kind = "uri" if ref.get("type") == "ref/resource" else "name"
-        name = ref.get(kind)
-    if not isinstance(name, str):
-        return None
-    ordered = sorted(offerings, key=lambda one: one.foreign)
-    if name.startswith(AT_SOURCE):
-        source, colon, rest = name[len(AT_SOURCE) :].partition(":")
-        for one in ordered:
-            if colon and one.foreign and one.source == source and _has(one, kind, rest, request):
-                return one, rest
-    found = [one for one in ordered if _has(one, kind, name, request)]
-    if len(found) > 1 and found[0].foreign and kind == "uri":  # a template may make what another lists
-        found.sort(key=lambda one: not any(spec.uri == name for spec in one.resources))
-    return (found[0], name) if found else None
-
-
-def _has(offering: Offering, kind: str, name: str, request: SourceRequest) -> bool:
-    if kind == "name":
-        return any(prompt.name == name for prompt in offering.prompts)
-    if request.argument == "ref" and any(one.uri_template == name for one in offering.templates):
-        return True
-    return offering.has(name)
-
-
 @dataclass(frozen=True, slots=True)
 class Given:
     """What a source gave, as MCP writes it.
@@ -195,12 +115,12 @@ class Given:
 class Offers(Protocol):
     """What a built-in tool sees of all sources' offerings: ``runtime.offers``. It reaches what its call was judged for."""
 
-    def all(self) -> Sequence[Offering]:
+    def all(self) -> Sequence[Listing]:
         """Those of the generation that the call is at, for what they list."""
         ...
 
     async def read(self, uri: str) -> Given:
-        """See :meth:`Offering.read`.
+        """See :meth:`handrail.contract.tool.offering.Offering.read`.
 
         :raises ToolError: ``invalid_input`` for a URI that there is not
         """

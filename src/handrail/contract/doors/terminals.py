@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from handrail.contract.doors.runtime import Completed
+    from handrail.contract.sandbox import Completed
 
 KEYS: Mapping[str, str] = MappingProxyType(
     {

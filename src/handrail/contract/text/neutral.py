@@ -205,3 +205,21 @@ def _start(piece: Piece) -> int:
 
 def _end(piece: Piece) -> int:
     return piece.end
+
+
+def visible(text: str) -> str:
+    r"""``text`` with whatever a terminal would act on or not show spelled out (``\n``, ``\x1b``, ``\xff``, ``\u202e``)."""
+    if text.isprintable():
+        return text
+    out: list[str] = []
+    for char in text:
+        code = ord(char)
+        if 0xDC80 <= code <= 0xDCFF:  # a byte that is no UTF-8, as surrogateescape carries it
+            out.append(f"\\x{code - 0xDC00:02x}")
+        elif char == "\\":
+            out.append("\\\\")
+        elif char.isprintable():
+            out.append(char)
+        else:
+            out.append(char.encode("unicode_escape", "backslashreplace").decode("ascii"))
+    return "".join(out)

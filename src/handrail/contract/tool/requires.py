@@ -54,6 +54,12 @@ NAMED_CAPABILITIES: Mapping[str, str] = {
 VARIABLES = ("workspace", "ad-hoc", "user-data", "output")
 _VARIABLE = re.compile(r"\{([^{}]*)\}")
 
+May = Callable[[Capability, str | Sequence[str]], str | None]
+"""Judges one touch: a canonical absolute path, a host, a shell text, or an argv as a sequence.
+
+None: allowed; a text: refused, and why.
+"""
+
 
 class _Model(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)

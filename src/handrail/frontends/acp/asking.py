@@ -22,7 +22,7 @@ from handrail.frontends.cli.preview import preview
 from handrail.frontends.cli.show import one_line
 from handrail.frontends.cli.terminal import file_lines, request_lines
 from handrail.frontends.mcp.forms import TITLED_SINCE, question_answers, question_form
-from handrail.runtime.session_doors import NOBODY_TO_ASK
+from handrail.runtime.surface import NOBODY_TO_ASK
 
 OptionKind = schema.PermissionOptionKind
 

@@ -21,9 +21,10 @@ from handrail.contract.errors import HandrailError
 from handrail.record.artifacts import Artifacts
 
 if TYPE_CHECKING:
-    from handrail.contract.doors.offers import Offering, PromptSpec, ResourceSpec, ResourceTemplate
+    from handrail.contract.doors.offers import PromptSpec, ResourceSpec, ResourceTemplate
     from handrail.contract.generation import Generation
     from handrail.contract.result import Result
+    from handrail.contract.tool.offering import Offering
     from handrail.frontends.mcp.clients.guest import Guest
     from handrail.kernel.kernel import Kernel
 

@@ -7,13 +7,13 @@ from dataclasses import asdict
 from typing import Any
 
 from handrail.arbiter.calls.call import Call
-from handrail.contract.doors.agents import Child, Delegation
+from handrail.contract.doors.agents import Delegation
+from handrail.contract.session import Child
 from handrail.ipc.codec import mirror
 from handrail.ipc.holder.host import Host
 from handrail.ipc.wire.framing import Message
 from handrail.session.context import Context
-from handrail.session.family import Under
-from handrail.session.session import HeldSession
+from handrail.session.session import HeldSession, Under
 
 
 def told_of(session: HeldSession, context: Context, *, own: bool) -> Message:

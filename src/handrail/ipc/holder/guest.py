@@ -31,7 +31,6 @@ from handrail.ipc.holder.requests import (
     AT_ONCE,
     ENDING,
     HANDED_ON,
-    LEAVING,
     NOTICES,
     REQUESTS,
     a_reply,
@@ -42,7 +41,7 @@ from handrail.ipc.holder.requests import (
 from handrail.ipc.peers import RemotePeer
 from handrail.ipc.wire.connection import Connection
 from handrail.ipc.wire.framing import Message
-from handrail.ipc.wire.operations import Op, Operations, Refused
+from handrail.ipc.wire.operations import LEAVING, Op, Operations, Refused
 from handrail.session.context import Context
 from handrail.session.events import PASSING
 from handrail.session.opening import Opening

@@ -15,9 +15,8 @@ from handrail.ipc.wire.framing import Message
 from handrail.policy.explain import Explanation
 from handrail.record.log import CommitLog
 from handrail.session.context import Context
-from handrail.session.family import Under
 from handrail.session.opening import Opening
-from handrail.session.session import HeldSession
+from handrail.session.session import HeldSession, Under
 
 Handler = Callable[..., Awaitable[Any]]
 """Takes the fields of a request by name."""

@@ -36,11 +36,9 @@ from handrail.ipc.codec.values import (
 )
 from handrail.ipc.delegating import BEGUN
 from handrail.ipc.wire.framing import Message
-from handrail.ipc.wire.operations import Op, Refused
+from handrail.ipc.wire.operations import LEAVING, Op, Refused
 
 ENDING = "the process that holds the workspace is ending"
-LEAVING = "leaving"
-"""The refusal of a holder that ends: nothing was begun, and another holder will take it."""
 HANDED_ON = "handed-on"
 """The refusal of a holder that ends, of calls that it had taken: what became of each is on record, and those that had not
 begun are the next holder's."""

@@ -13,13 +13,11 @@ from pathlib import Path
 
 from handrail.ipc.holder.guest import Guest
 from handrail.ipc.holder.host import Host
-from handrail.ipc.holder.requests import LEAVING
 from handrail.ipc.wire.connection import Connection
 from handrail.ipc.wire.framing import Message
 from handrail.ipc.wire.meeting import Listener, listen
-from handrail.ipc.wire.operations import Operations, Refused, logger
-from handrail.session.family import ABORTED
-from handrail.session.session import HeldSession
+from handrail.ipc.wire.operations import LEAVING, Operations, Refused, logger
+from handrail.session.session import ABORTED, HeldSession
 
 _DRAIN_S = 10.0
 """How long the end of a holder waits for calls of others."""

@@ -13,19 +13,19 @@ from handrail.catalog.view import CatalogOptions
 from handrail.contract.agent import AgentManifest
 from handrail.contract.approvals import Attendant
 from handrail.contract.call import Answer, ProposedCall, call_id
-from handrail.contract.doors.agents import Child, Delegation, usable
+from handrail.contract.doors.agents import Delegation, usable
 from handrail.contract.doors.peer import Peer
 from handrail.contract.errors import ErrorKind, HandrailError, StartError, UsageError
 from handrail.contract.events import Event
 from handrail.contract.generation import Generation
 from handrail.contract.result import Result
-from handrail.contract.session import Proposal, StopReason
+from handrail.contract.session import Child, Proposal, StopReason
 from handrail.contract.tool.spec import ToolSpec
 from handrail.ipc.codec import mirror
 from handrail.ipc.codec.mirror import error_of
 from handrail.ipc.delegating import WithAgents, of_delegation
 from handrail.ipc.history import JoinedHistory
-from handrail.ipc.holder.requests import HANDED_ON, LEAVING
+from handrail.ipc.holder.requests import HANDED_ON
 from handrail.ipc.jobs import WithJobs
 from handrail.ipc.joiner.membership import Membership
 from handrail.ipc.joiner.turns import JoinedTurn
@@ -34,7 +34,7 @@ from handrail.ipc.notices import JoinedNotices
 from handrail.ipc.peers import kinds_offered
 from handrail.ipc.wire.connection import Connection, ConnectionLost
 from handrail.ipc.wire.framing import Message
-from handrail.ipc.wire.operations import Refused
+from handrail.ipc.wire.operations import LEAVING, Refused
 from handrail.policy.rules.modes import given
 from handrail.session.events import EventQueue, events_of
 from handrail.session.reach import check_reach, rules_of

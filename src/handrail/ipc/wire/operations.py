@@ -9,7 +9,7 @@ from asyncio.tasks import _enter_task, _leave_task  # pyright: ignore[reportPriv
 from collections.abc import Callable, Coroutine, Generator, Mapping
 from contextvars import copy_context
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from handrail.contract.errors import HandrailError
 from handrail.ipc.wire.framing import Message
@@ -21,6 +21,9 @@ logger = logging.getLogger("handrail.ipc")
 
 Handler = Callable[[Any], Coroutine[Any, Any, Any]]
 """Answers one request: takes its body, returns the answer's, raises :class:`Refused`. JSON, hence ``Any``."""
+
+LEAVING = "leaving"
+"""The refusal of a holder that ends: nothing was begun, and another holder will take it."""
 
 
 class Refused(HandrailError):
@@ -265,3 +268,9 @@ def _continued(handling: Coroutine[Any, Any, Any], waited: Any) -> Generator[Any
             waited = step(value)
         except StopIteration as end:
             return end.value
+
+
+class Asks(Protocol):
+    """Asks the holder (:meth:`handrail.ipc.joiner.membership.Membership.request`)."""
+
+    async def request(self, op: str, body: Any = None, *, repeatable: bool = False) -> Any: ...

@@ -19,7 +19,7 @@ from handrail.kernel.doctor.confinement import of_sandbox
 from handrail.runtime.files.openat2 import openat2_works
 from handrail.runtime.ripgrep import installed
 from handrail.sandbox import tiers
-from handrail.sandbox.bubblewrap import binaries
+from handrail.sandbox.start.spawn import binaries
 
 _EXTRAS = {
     "mcp": ("mcp", "handrail mcp"),

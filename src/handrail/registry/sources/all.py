@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from handrail.contract.agent import AgentManifest, CheckedAgent
-from handrail.contract.doors.offers import Offering
 from handrail.contract.errors import Fault, LoadError
 from handrail.contract.generation import Generation
 from handrail.contract.tool.names import nearest
+from handrail.contract.tool.offering import Offering
 from handrail.contract.tool.settings import SettingsLayer
 from handrail.contract.tool.tool import Tool
 from handrail.registry.agents import faults_in_names, generation_of

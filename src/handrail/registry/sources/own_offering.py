@@ -103,7 +103,7 @@ class _File(_Part):
 
 
 class OwnOffering:
-    """Implements :class:`~handrail.contract.doors.offers.Offering`. Made by :func:`read_offering`."""
+    """Implements :class:`~handrail.contract.tool.offering.Offering`. Made by :func:`read_offering`."""
 
     source = ""
     foreign = False

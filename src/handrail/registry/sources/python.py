@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, cast
 
-from handrail.contract.doors.offers import Offering
 from handrail.contract.errors import Fault
+from handrail.contract.tool.offering import Offering
 from handrail.contract.tool.spec import ToolSpec
 from handrail.contract.tool.tool import Tool
 from handrail.registry.sources.source import Found, Loaded, Rank

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from handrail.contract.doors.offers import Offering
 from handrail.contract.errors import Fault
+from handrail.contract.generation import Unheard
+from handrail.contract.tool.offering import Offering
 from handrail.contract.tool.tool import Tool
 
 Rank = Literal["built-in", "global", "agent", "code", "package"]
@@ -20,22 +21,6 @@ class Found:
 
     tool: Tool
     place: str
-
-
-class Unheard(Protocol):
-    """A source that has not said yet what it has, such as a server that nobody has ever reached."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def prefix(self) -> str:
-        """What the ids of its tools begin with; empty where that can be anything."""
-        ...
-
-    def standing(self) -> str:
-        """Where it stands now, what comes next, and who does it: a sentence or two for whoever wants a tool of it."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

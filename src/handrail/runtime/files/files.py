@@ -19,11 +19,11 @@ from typing import Literal, TypeVar
 from handrail.contract.doors.files import FileBytes, FileKind, FileLines, FileStat, Written
 from handrail.contract.errors import ToolError
 from handrail.contract.protected.protected import is_key, key_refusal, tool_protection
-from handrail.contract.tool.requires import Capability
+from handrail.contract.tool.requires import Capability, May
 from handrail.runtime.files import beneath, lines, replace, repositories
 from handrail.runtime.files.openat2 import CACHED, HANDLE, openat2_works
 from handrail.runtime.files.replace import MAX_EDIT_BYTES
-from handrail.runtime.files.roots import Located, May, Roots
+from handrail.runtime.files.roots import Located, Roots
 from handrail.runtime.files.seen import SeenFiles
 from handrail.runtime.guard.running import running_programs
 from handrail.runtime.verifying import HiddenFiles

@@ -8,20 +8,14 @@ It is a *name* only: whoever opens it does so beneath the root with links refuse
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from handrail.contract.errors import StartError, ToolError
-from handrail.contract.tool.requires import Capability
+from handrail.contract.text.neutral import visible
 from handrail.runtime.files.openat2 import canonical
-
-May = Callable[[Capability, str | Sequence[str]], str | None]
-"""Judges one touch: a canonical absolute path, a host, a shell text, or an argv as a sequence.
-
-None: allowed; a text: refused, and why.
-"""
 
 MAX_PATH_BYTES = 4095
 """What the kernel takes as one path, without its final NUL."""
@@ -46,24 +40,6 @@ class Located(NamedTuple):
     inside: bool
     root: str | None = None
     writable: bool = False
-
-
-def visible(text: str) -> str:
-    r"""``text`` with whatever a terminal would act on or not show spelled out (``\n``, ``\x1b``, ``\xff``, ``\u202e``)."""
-    if text.isprintable():
-        return text
-    out: list[str] = []
-    for char in text:
-        code = ord(char)
-        if 0xDC80 <= code <= 0xDCFF:  # a byte that is no UTF-8, as surrogateescape carries it
-            out.append(f"\\x{code - 0xDC00:02x}")
-        elif char == "\\":
-            out.append("\\\\")
-        elif char.isprintable():
-            out.append(char)
-        else:
-            out.append(char.encode("unicode_escape", "backslashreplace").decode("ascii"))
-    return "".join(out)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,9 +22,10 @@ from weakref import WeakKeyDictionary
 from handrail.contract.doors.files import Written
 from handrail.contract.doors.peer import Buffers
 from handrail.contract.errors import ToolError
+from handrail.contract.tool.requires import May
 from handrail.runtime.files.files import Content, RootedFiles
 from handrail.runtime.files.replace import MAX_EDIT_BYTES
-from handrail.runtime.files.roots import Located, May, Roots
+from handrail.runtime.files.roots import Located, Roots
 from handrail.runtime.files.seen import SeenFiles
 from handrail.runtime.verifying import HiddenFiles
 

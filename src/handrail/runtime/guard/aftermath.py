@@ -16,8 +16,8 @@ from pathlib import Path
 from handrail.contract.errors import ToolError
 from handrail.contract.protected.protected import GIT, Protection, plain
 from handrail.contract.sandbox import Denials, Profile
+from handrail.contract.text.neutral import visible
 from handrail.runtime.files import private_copies
-from handrail.runtime.files.roots import visible
 from handrail.runtime.guard import git as vcs
 from handrail.runtime.guard.kept import Kept, Original, Originals, restore
 from handrail.runtime.guard.quarantine import Quarantine, make_readable, open_parent

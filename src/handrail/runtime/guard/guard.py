@@ -19,9 +19,9 @@ from typing import TypeVar
 from handrail.contract.errors import ToolError
 from handrail.contract.protected.protected import VCS_CONFIG, protection
 from handrail.contract.sandbox import Process, Profile, Program, Sandbox, Tier
+from handrail.contract.text.neutral import visible
 from handrail.contract.tool.requires import CapabilitySet
 from handrail.runtime.files import private_copies
-from handrail.runtime.files.roots import visible
 from handrail.runtime.guard.aftermath import Aftermath, Place, Vetoed
 from handrail.runtime.guard.running import running_programs
 from handrail.sandbox.start.delegating import Delegating

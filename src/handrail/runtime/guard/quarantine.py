@@ -15,9 +15,9 @@ import stat
 from pathlib import Path
 
 from handrail.contract.errors import ToolError
+from handrail.contract.text.neutral import visible
 from handrail.runtime.files.beneath import FOLDER, open_root
 from handrail.runtime.files.openat2 import BENEATH, HANDLE, NO_MAGICLINKS, NO_SYMLINKS, openat2
-from handrail.runtime.files.roots import visible
 from handrail.sandbox.view.tree import Tree, check_passing
 from handrail.store.folders import remove_tree
 

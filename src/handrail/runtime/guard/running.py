@@ -17,7 +17,8 @@ from dataclasses import dataclass
 
 from handrail.contract.errors import ToolError
 from handrail.contract.sandbox import Profile
-from handrail.runtime.files.roots import is_beneath, visible
+from handrail.contract.text.neutral import visible
+from handrail.runtime.files.roots import is_beneath
 from handrail.sandbox.view.protected import beneath_any
 
 _MOST_VOUCHED = 100_000

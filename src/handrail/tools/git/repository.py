@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from handrail.contract.doors.runtime import Completed, Runtime
+from handrail.contract.doors.runtime import Runtime
 from handrail.contract.errors import ToolError
+from handrail.contract.sandbox import Completed
 from handrail.contract.tool.names import nearest
 from handrail.tools.git import neutral
 

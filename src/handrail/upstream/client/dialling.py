@@ -15,6 +15,7 @@ import httpx2
 from handrail.contract.errors import ToolError
 from handrail.contract.text.hosts import read_host
 from handrail.sandbox.network.egress import Egress
+from handrail.upstream.oauth import NeedsSignIn
 
 CONNECT_S = 30.0
 IDLE_S = 4.0
@@ -140,3 +141,22 @@ def client(egress: Egress, auth: httpx2.Auth | None = None, trust: ssl.SSLContex
         trust_env=False,
         follow_redirects=False,
     )
+
+
+def within_origin(response: httpx2.Response) -> str | None:
+    """Where a redirect leads that keeps the method and stays at the same server; None for anything else."""
+    onward = response.next_request
+    if response.status_code not in (307, 308) or onward is None:
+        return None
+    before, after = response.request.url, onward.url
+    same = (before.scheme, before.host, before.port) == (after.scheme, after.host, after.port)
+    return str(after) if same and not after.userinfo else None
+
+
+def said_of(error: Exception) -> str:
+    """What went wrong on the way to a server, in words."""
+    if isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout):
+        return f"it cannot be reached: {str(error)[:300] or 'no answer'}"
+    if isinstance(error, NeedsSignIn):
+        return str(error)
+    return f"the connection broke: {str(error)[:300] or type(error).__name__}"

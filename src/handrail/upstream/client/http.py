@@ -32,6 +32,7 @@ from handrail.upstream.client.channel import (
     RpcError,
     TooLong,
 )
+from handrail.upstream.client.dialling import said_of, within_origin
 from handrail.upstream.client.stdio import messages_in
 from handrail.upstream.definition import ServerDefinition
 from handrail.upstream.oauth import NeedsSignIn, Prompt, SignIn
@@ -364,27 +365,8 @@ async def _refused(response: httpx2.Response, kind: str) -> Exception:
     return RpcError(code, f"it answered {status} {response.reason_phrase}".strip())
 
 
-def within_origin(response: httpx2.Response) -> str | None:
-    """Where a redirect leads that keeps the method and stays at the same server; None for anything else."""
-    onward = response.next_request
-    if response.status_code not in (307, 308) or onward is None:
-        return None
-    before, after = response.request.url, onward.url
-    same = (before.scheme, before.host, before.port) == (after.scheme, after.host, after.port)
-    return str(after) if same and not after.userinfo else None
-
-
 def in_a_field(value: str) -> str:
     """A text as a header field takes it; what one cannot hold is wrapped in base64."""
     if _SAFE.match(value) and not _WRAPPED.match(value):
         return value
     return f"=?base64?{base64.b64encode(value.encode('utf-8', 'surrogatepass')).decode()}?="
-
-
-def said_of(error: Exception) -> str:
-    """What went wrong on the way to a server, in words."""
-    if isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout):
-        return f"it cannot be reached: {str(error)[:300] or 'no answer'}"
-    if isinstance(error, NeedsSignIn):
-        return str(error)
-    return f"the connection broke: {str(error)[:300] or type(error).__name__}"

@@ -13,7 +13,7 @@ import orjson
 
 from handrail.contract.text.hosts import read_url
 from handrail.upstream.client.channel import MAX_MESSAGE_BYTES, Ears, Lost, Message, RpcError, TooLong
-from handrail.upstream.client.http import said_of, within_origin
+from handrail.upstream.client.dialling import said_of, within_origin
 from handrail.upstream.client.stdio import messages_in
 from handrail.upstream.definition import ServerDefinition
 from handrail.upstream.oauth import NeedsSignIn
