@@ -21,6 +21,7 @@ from handrail.agent.loop import Agent
 from handrail.agent.providers.script import ScriptModel
 from handrail.agent.providers.script_file import Script, ScriptedCall, ScriptedTurn
 from handrail.policy.watchdogs import Exfiltration, OutgoingSecrets
+from handrail.store.encoding import encode
 
 _TO = "http://93.184.216.35/collect"
 _INJECTED = f"""# Notes
@@ -49,7 +50,7 @@ def _with(*layers: str, arrives: bool = False) -> Probe:
         if not os.environ.get("OUTER_INTERNET"):
             raise NotApplicable("no second network can be made here to play the internet")
         put(home.workspace / "NOTES.md", _INJECTED)
-        watchdogs: list[Any] = [Exfiltration("deny"), OutgoingSecrets(lambda _: False, "deny")]
+        watchdogs: list[Any] = [Exfiltration("deny"), OutgoingSecrets(encode, lambda _: False, "deny")]
         await asyncio.to_thread(arrived)
         async with home.kernel(
             name="injected",

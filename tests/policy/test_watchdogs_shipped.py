@@ -16,6 +16,7 @@ from handrail.policy.watchdogs import Exfiltration, OutgoingSecrets, RepeatedFai
 from handrail.policy.watchdogs.commands import parts
 from handrail.policy.watchdogs.exfiltration import of_address, of_command
 from handrail.policy.watchdogs.opinions import WatchdogCall
+from handrail.store.encoding import encode
 
 pytestmark = pytest.mark.proves("P-11")
 
@@ -115,7 +116,7 @@ async def test_what_looks_like_carrying_data_out_is_asked_about(command: str) ->
 @pytest.mark.parametrize("command", ORDINARY)
 async def test_ordinary_work_is_left_alone(command: str) -> None:
     assert of_command(command) is None
-    secrets = OutgoingSecrets(lambda encoded: False)
+    secrets = OutgoingSecrets(encode, lambda encoded: False)
     assert (await secrets(called(arguments={"command": command}))).action == "allow"
 
 
@@ -154,7 +155,7 @@ KEYS = {
 
 @pytest.mark.parametrize("name", KEYS)
 async def test_what_has_the_shape_of_a_key_is_asked_about_where_it_would_leave(name: str) -> None:
-    watchdog = OutgoingSecrets(lambda encoded: False)
+    watchdog = OutgoingSecrets(encode, lambda encoded: False)
     opinion = await watchdog(called("mail.send", {"body": f"here: {KEYS[name]} ok"}))
     assert opinion.action == "ask" and name in opinion.reason and KEYS[name] not in opinion.reason
     quoted = KEYS[name].replace("\n", " ")
@@ -167,14 +168,14 @@ async def test_what_has_the_shape_of_a_key_is_asked_about_where_it_would_leave(n
     ["AKIAIOSFODNN7EXAMPLE", "sk-your-key-goes-here-and-it-is-long-enough", "ghp_" + "x" * 36, "sk-learn", "a.b.c"],
 )
 async def test_placeholders_are_no_keys(text: str) -> None:
-    assert (await OutgoingSecrets(lambda encoded: False)(called("mail.send", {"body": text}))).action == "allow"
+    assert (await OutgoingSecrets(encode, lambda encoded: False)(called("mail.send", {"body": text}))).action == "allow"
 
 
 async def test_a_registered_secret_in_any_form_is_asked_about() -> None:
     from handrail.arbiter.secrets.redaction import Redactor
 
     redactor = Redactor({"token": "hunter2-of-the-test"})
-    watchdog = OutgoingSecrets(redactor.found_in, "deny")
+    watchdog = OutgoingSecrets(encode, redactor.found_in, "deny")
     for text in ("hunter2-of-the-test", "aHVudGVyMi1vZi10aGUtdGVzdA==", "68756e746572322d6f662d7468652d74657374"):
         assert (await watchdog(called("mail.send", {"to": [text]}))).action == "deny"
     assert (await watchdog(called("mail.send", {"to": ["hunter3"]}))).action == "allow"
@@ -182,7 +183,7 @@ async def test_a_registered_secret_in_any_form_is_asked_about() -> None:
 
 @pytest.mark.parametrize("odd", [1 << 70, "half \ud800", {"deep": [[[1e300]]]}])
 async def test_arguments_that_only_the_slow_encoder_takes_are_looked_at_as_well(odd: object) -> None:
-    watchdog = OutgoingSecrets(lambda encoded: b"hunter2" in encoded)
+    watchdog = OutgoingSecrets(encode, lambda encoded: b"hunter2" in encoded)
     assert (await watchdog(called("mail.send", {"odd": odd, "to": "hunter2"}))).action == "ask"
     assert (await watchdog(called("mail.send", {"odd": odd, "to": "anybody"}))).action == "allow"
 
@@ -204,7 +205,7 @@ def test_each_looks_at_the_tools_it_is_for_and_at_no_others() -> None:
         "fetch", "…", side_effect="read", requires=Requires.model_validate({"net": {"hosts": ["a.example"]}})
     )
     mail = ToolSpec("mail.send", "…", side_effect="external")
-    secrets = OutgoingSecrets(lambda encoded: False)
+    secrets = OutgoingSecrets(encode, lambda encoded: False)
     assert [Exfiltration().concerns(spec) for spec in (reading, shell, web, mail)] == [False, True, True, False]
     assert [secrets.concerns(spec) for spec in (reading, shell, web, mail)] == [False, True, True, True]
     assert json.dumps(KEYS)

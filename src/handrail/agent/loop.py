@@ -7,10 +7,11 @@ proposed to the session exactly once and answered, whichever outcome the run com
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from handrail.agent.budget import Budget, Spent
 from handrail.agent.conversation.compaction import Room
@@ -48,8 +49,9 @@ from handrail.agent.run import Run, Task
 from handrail.agent.streaming.pump import Heed
 from handrail.agent.streaming.retry import Delayed, RetryPolicy
 from handrail.agent.streaming.stream import ReplyAssembly
-from handrail.agent.subagents import OpenModel, Subagents
+from handrail.agent.subagents import ROLE, Counted, OpenModel, Subagents
 from handrail.catalog.forms.fitting import forms_to_restore
+from handrail.contract.agent import AgentManifest
 from handrail.contract.call import Answer, ProposedCall
 from handrail.contract.errors import LogUnavailable, UsageError
 from handrail.contract.result import Result
@@ -93,7 +95,7 @@ class Agent:
         retry: RetryPolicy | None = None,
         max_output_tokens: int | None = None,
         models: OpenModel | None = None,
-        counted: Callable[[Budget, float], Spent] = Spent,
+        counted: Counted = Spent,
     ) -> None:
         self.session = session
         self.model = model
@@ -108,7 +110,8 @@ class Agent:
         self._room = Room(self._conversation, session.history, model, self._retry, self.budget)
         self._natives = Natives(model, session.history)
         self._counted = counted
-        self.subagents = Subagents(self, models)
+        self._models = models
+        self.subagents = Subagents(session, model, self.spent_on, self._work_below, models)
         session.delegate_to(self.subagents)
         self._run: Run | None = None
         self._spent = counted(self.budget, 0.0)  # of the run under way, or of the last
@@ -466,6 +469,21 @@ class Agent:
                 then(work.result())
         return work.result()
 
+    async def _work_below(
+        self, session: Any, manifest: AgentManifest, model: Model, counted: Counted, task: str
+    ) -> RunOutcome:
+        """A sub-agent's work; see :data:`~handrail.agent.subagents.Work`."""
+        agent = Agent(
+            session,
+            model,
+            workspace=session.workdir,
+            instructions="\n\n".join(part for part in (ROLE, manifest.prompt.strip()) if part),
+            budget=Budget.of(manifest.budgets),
+            models=self._models,
+            counted=counted,
+        )
+        return await _to_its_end(agent, task)
+
     async def _save(self, run: Run) -> None:
         """Store the conversation. A run whose conversation cannot be stored ends."""
         try:
@@ -484,3 +502,22 @@ class Agent:
             run.waiting.cancel()
         if run.calling or (run.dispatch is not None and run.dispatch.in_flight):
             self.session.cancel(reason)
+
+
+async def _to_its_end(agent: Agent, task: str) -> RunOutcome:
+    """Wait for the run. Whoever is cancelled meanwhile stops it, and waits until its calls are on record."""
+    work = asyncio.ensure_future(agent.complete(task, until="idle"))  # its own jobs end before it, or with it
+    owed: asyncio.CancelledError | None = None
+    while not work.done():
+        try:
+            await asyncio.wait({work})
+        except asyncio.CancelledError as cancelled:
+            if owed is not None:  # told again: nobody waits any longer
+                work.cancel()
+            owed = cancelled
+            agent.cancel("parent")
+    if owed is not None:
+        with contextlib.suppress(asyncio.CancelledError):
+            work.exception()
+        raise owed
+    return work.result()

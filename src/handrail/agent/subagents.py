@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 from handrail.agent.budget import Budget, Spent
+from handrail.agent.dispatch import Session
 from handrail.agent.events import RunOutcome
 from handrail.agent.model import Model, ModelRequest, Usage
 from handrail.agent.streaming.stream import Reply
@@ -17,13 +17,16 @@ from handrail.contract.doors.agents import Delegation
 from handrail.contract.errors import ErrorKind, HandrailError, ToolError
 from handrail.contract.result import Result
 
-if TYPE_CHECKING:
-    from handrail.agent.loop import Agent
-
 logger = logging.getLogger("handrail.agent")
 
 OpenModel = Callable[[str], Model]
 """Opens a model by its name; see :func:`handrail.agent.providers.open_model`."""
+
+Counted = Callable[[Budget, float], Spent]
+"""Counts what a run uses of its budget, from when it began."""
+
+Work = Callable[[Any, AgentManifest, Model, Counted, str], Awaitable[RunOutcome]]
+"""Has an agent of its own do a task in a child session, with a model. Cancelling it stops the agent, and waits for it."""
 
 ROLE = (
     "You work for another agent, which gave you this task and reads nothing but your last message. You cannot ask it "
@@ -80,12 +83,25 @@ class SharedSpent(Spent):
 class Subagents:
     """Implements :class:`~handrail.contract.doors.agents.Delegates` for one agent.
 
-    :param of: whose model they work with, where their manifest names no other, and whose budget they share
+    :param session: whose calls hand work over
+    :param model: what they work with, where their manifest names no other
+    :param spent_on: what the run has used that a call belongs to, whose budget they share
+    :param work: does a task in a session, to its end
     :param models: opens the others
     """
 
-    def __init__(self, of: Agent, models: OpenModel | None = None) -> None:
-        self._of = of
+    def __init__(
+        self,
+        session: Session,
+        model: Model,
+        spent_on: Callable[[str], Spent | None],
+        work: Work,
+        models: OpenModel | None = None,
+    ) -> None:
+        self._session = session
+        self._model = model
+        self._spent_on = spent_on
+        self._work = work
         self._models = models
         self._at_work = 0
         self._idle = asyncio.Event()
@@ -116,13 +132,13 @@ class Subagents:
                 self._idle.set()
 
     async def _run(self, call_id: str, delegation: Delegation) -> Result:
-        above = self._of.spent_on(call_id)  # first: the run that begins this may end any time
-        session, manifest = await self._of.session.child(call_id, delegation)
+        above = self._spent_on(call_id)  # first: the run that begins this may end any time
+        session, manifest = await self._session.child(call_id, delegation)
         own: Model | None = None
         try:
             own = self._own_model(manifest)
-            agent = self._agent(session, manifest, own or self._of.model, above if manifest.budgets.shared else None)
-            outcome = await _to_its_end(agent, delegation.task)
+            counted = _counted(above if manifest.budgets.shared else None)
+            outcome = await self._work(session, manifest, own or self._model, counted, delegation.task)
         finally:
             try:
                 if own is not None:
@@ -131,35 +147,19 @@ class Subagents:
                 await session.suspend()
         return _result(delegation.agent, session.id, outcome)
 
-    def _agent(self, session: Any, manifest: AgentManifest, model: Model, above: Spent | None) -> Agent:
-        from handrail.agent.loop import Agent
-
-        def counted(budget: Budget, began: float) -> Spent:
-            return Spent(budget, began) if above is None else SharedSpent(budget, began, above)
-
-        return Agent(
-            session,
-            model,
-            workspace=session.workdir,
-            instructions="\n\n".join(part for part in (ROLE, manifest.prompt.strip()) if part),
-            budget=Budget.of(manifest.budgets),
-            models=self._models,
-            counted=counted,
-        )
-
     def _own_model(self, manifest: AgentManifest) -> Model | None:
         """The manifest's, where that is another than the one above.
 
         :raises ToolError: ``unavailable`` where it cannot be had
         """
-        if manifest.model is None or (manifest.model == self._of.model.name and manifest.base_url is None):
+        if manifest.model is None or (manifest.model == self._model.name and manifest.base_url is None):
             return None
         try:
             if self._models is not None:
                 return self._models(manifest.model)
             from handrail.agent.providers import open_beside
 
-            return open_beside(self._of.model, manifest.model, manifest.base_url)
+            return open_beside(self._model, manifest.model, manifest.base_url)
         except HandrailError as error:
             logger.warning("the model of the agent %s cannot be had: %s", manifest.id, error)
             raise ToolError(
@@ -169,23 +169,11 @@ class Subagents:
             ) from None
 
 
-async def _to_its_end(agent: Agent, task: str) -> RunOutcome:
-    """Wait for the run. Whoever is cancelled meanwhile stops it, and waits until its calls are on record."""
-    work = asyncio.ensure_future(agent.complete(task, until="idle"))  # its own jobs end before it, or with it
-    owed: asyncio.CancelledError | None = None
-    while not work.done():
-        try:
-            await asyncio.wait({work})
-        except asyncio.CancelledError as cancelled:
-            if owed is not None:  # told again: nobody waits any longer
-                work.cancel()
-            owed = cancelled
-            agent.cancel("parent")
-    if owed is not None:
-        with contextlib.suppress(asyncio.CancelledError):
-            work.exception()
-        raise owed
-    return work.result()
+def _counted(above: Spent | None) -> Counted:
+    def counted(budget: Budget, began: float) -> Spent:
+        return Spent(budget, began) if above is None else SharedSpent(budget, began, above)
+
+    return counted
 
 
 def _result(agent: str, session_id: str, outcome: RunOutcome) -> Result:

@@ -16,11 +16,10 @@ from handrail.catalog.categories import CORE, SHIPPED, about, about_empty, categ
 from handrail.contract.agent import AGENT_TOOL, tool_matches
 from handrail.contract.doors.agents import MAX_DEPTH
 from handrail.contract.doors.jobs import Category
-from handrail.contract.generation import BUILT_IN, Entry, Generation
+from handrail.contract.generation import AGENTS, BUILT_IN, Entry, Generation
 from handrail.contract.tool.names import OFFER_IDS
 from handrail.contract.tool.native import AT_PROVIDER
 from handrail.contract.tool.spec import ToolSpec
-from handrail.registry.sources.agents import SOURCE as AGENTS
 
 MOST_GIVEN = 128
 """Tools that are in view at most, however many are brought: OpenAI refuses a request that has more."""

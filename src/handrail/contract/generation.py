@@ -20,6 +20,9 @@ IN_PROCESS = "runtime"
 BUILT_IN = "built-in"
 """``Entry.source`` of what ships with Handrail."""
 
+AGENTS = "agents"
+"""``Entry.source`` of the agents that another agent has among its tools."""
+
 UNCONFINED = "nothing: its operator has named it in [sandbox] unconfined"
 """The same of programs that run without a sandbox."""
 

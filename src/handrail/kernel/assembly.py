@@ -60,6 +60,7 @@ from handrail.runtime.secrets import SecretStore
 from handrail.runtime.surface import CallRuntime
 from handrail.sandbox.operated import Operated
 from handrail.session.context import Context, Shelf
+from handrail.store.encoding import encode
 from handrail.store.opening import Store
 from handrail.upstream.configured.configured import configured
 from handrail.upstream.servers import Ground, Upstreams
@@ -325,7 +326,11 @@ def _watchdogs(settings: Settings, redactor: Redactor) -> Iterator[Watchdog]:
         if use == "exfiltration":
             yield Exfiltration(one.action)
         elif use == "secrets":
-            yield OutgoingSecrets(lambda encoded: redactor.active and redactor.found_in(encoded), one.action)
+            yield OutgoingSecrets(
+                partial(encode, max_bytes=2**62),
+                lambda encoded: redactor.active and redactor.found_in(encoded),
+                one.action,
+            )
         else:
             yield RepeatedFailures(one.failures, one.action)
     for one in settings.watchdogs:

@@ -6,14 +6,12 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from handrail.contract.tool.spec import ToolSpec
 from handrail.policy.rules.rules import Action
 from handrail.policy.watchdogs.commands import parts, read
 from handrail.policy.watchdogs.exfiltration import NETWORK
 from handrail.policy.watchdogs.opinions import Opinion, WatchdogCall, allow
-from handrail.store.encoding import encode
 
 _KEY = "[A-Za-z0-9_-]"
 SHAPES: Mapping[str, tuple[str, str]] = {
@@ -37,8 +35,6 @@ SHAPES: Mapping[str, tuple[str, str]] = {
 }
 """Kind of key to how it begins, at the beginning of a word where that is a letter, and how it goes on. The text is searched
 for the beginnings, and each is followed by few characters or by one run of them: so any text is looked through once."""
-_WHOLE = 1 << 62
-"""Bytes: nothing is cut off before it is looked at."""
 
 
 def _compiled(begins: str, goes_on: str) -> re.Pattern[str]:
@@ -53,13 +49,17 @@ _PLACEHOLDER = re.compile(r"example|xxxx|your|placeholder|dummy|redacted|\.\.\."
 class OutgoingSecrets:
     """Implements :data:`~handrail.policy.watchdogs.watchdog.Watchdog`.
 
+    :param encode: a value as JSON, whatever it holds, with nothing cut off
     :param registered: whether a JSON text has a registered secret in it
     :param action: what it answers to such a call
     """
 
     name = "secrets"
 
-    def __init__(self, registered: Callable[[bytes], bool], action: Action = "ask") -> None:
+    def __init__(
+        self, encode: Callable[[object], bytes], registered: Callable[[bytes], bool], action: Action = "ask"
+    ) -> None:
+        self._encode = encode
         self._registered = registered
         self.action: Action = action
 
@@ -68,8 +68,7 @@ class OutgoingSecrets:
         return spec.side_effect == "external" or bool(spec.requires.net.hosts or "net.fetch" in spec.effective_targets)
 
     async def __call__(self, call: WatchdogCall) -> Opinion:
-        arguments: Any = dict(call.arguments)
-        encoded = encode(arguments, _WHOLE)
+        encoded = self._encode(dict(call.arguments))
         if self._registered(encoded):
             return Opinion(self.action, "its arguments hold a registered secret, which would leave")
         commands = [value for capability, value in call.targets if capability == "shell.run"]

@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from handrail.contract.agent import AGENT_TOOL, AgentManifest, tool_matches
+from handrail.contract.generation import AGENTS
 from handrail.registry.sources.source import Found, Loaded, Rank
-
-SOURCE = "agents"
-"""``Entry.source`` of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,4 +32,4 @@ class AgentSource:
             for one in self.others
             if one.takes_work_of(self.of) and any(tool_matches(pattern, AGENT_TOOL + one.id) for pattern in patterns)
         )
-        return Loaded(tuple(Found(AgentTool(one.id, one.description), SOURCE) for one in chosen))
+        return Loaded(tuple(Found(AgentTool(one.id, one.description), AGENTS) for one in chosen))

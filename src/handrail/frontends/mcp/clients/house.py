@@ -209,7 +209,7 @@ class House:
         attendant = guest if answers_forms else None
         opened = self.kernel.session(session_id, headless=attendant is None, attendant=attendant, peer=guest)
         guest.enter(await opened)
-        visit = Visit(self, guest)
+        visit = Visit(self.kernel, self.spawn, guest)
         self._here.add(visit)
         return visit
 

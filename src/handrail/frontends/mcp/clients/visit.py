@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mcp.server.subscriptions import (
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from mcp.server.session import ServerSession
 
     from handrail.frontends.mcp.clients.guest import Guest
-    from handrail.frontends.mcp.clients.house import House
+    from handrail.kernel.kernel import Kernel
 
 MOST_SUBSCRIPTIONS = 1_000
 """Resources to which one client may subscribe."""
@@ -36,15 +36,17 @@ class Visit:
     :ivar level: the lowest log level that a client of the older era is sent, as an index into the list of levels
     """
 
-    def __init__(self, house: House, guest: Guest) -> None:
+    def __init__(self, kernel: Kernel, spawn: Callable[[Coroutine[Any, Any, Any]], None], guest: Guest) -> None:
+        """:param spawn: runs what it is given in a task, which ends with the server"""
         self.guest = guest
         self.gone = False
         self.level = 1
-        self.outputs = Outputs(house.kernel, guest)
-        self.skills = SkillPrompts(house.kernel, guest)
+        self.outputs = Outputs(kernel, guest)
+        self.skills = SkillPrompts(kernel, guest)
         self.subscribed: dict[str, int] = {}
         """Resource to how many subscriptions it has."""
-        self._house = house
+        self._kernel = kernel
+        self._spawn = spawn
         self._bus = InMemorySubscriptionBus()
         self.listen = ListenHandler(self._bus, max_subscriptions=64)
         self.listening = 0
@@ -55,7 +57,7 @@ class Visit:
         self._telling = False
         self._mark: tuple[object, int, int] | None = None
         guest.changed = self.look_again
-        guest.updated = lambda uri: house.spawn(self._tell_of_resource(uri))
+        guest.updated = lambda uri: spawn(self._tell_of_resource(uri))
 
     @property
     def unheard(self) -> bool:
@@ -98,7 +100,7 @@ class Visit:
 
     def may_have_changed(self) -> bool:
         """Whether anything may have changed, so that it is worth comparing. Quick, because it is asked after each call."""
-        now = (self._house.kernel.generation, self.outputs.changes, len(self.guest.session.view))
+        now = (self._kernel.generation, self.outputs.changes, len(self.guest.session.view))
         before, self._mark = self._mark, now
         return before is None or before[0] is not now[0] or before[1:] != now[1:]
 
@@ -106,7 +108,7 @@ class Visit:
         """Compare the listings soon, because something may have changed."""
         if not self._telling and self._shown:
             self._telling = True
-            self._house.spawn(self.tell_of_changes())
+            self._spawn(self.tell_of_changes())
 
     async def tell_of_changes(self) -> None:
         """Notify the client of each listing that is different now."""
