@@ -1,7 +1,7 @@
 """Handrail: a tool kernel for LLM agents.
 
 A model only proposes tool calls; the kernel validates, authorises, locks, sandboxes, runs, records and
-answers them. Start with :class:`Kernel` and :func:`tool`::
+answers them. Start with :func:`open_kernel` and :func:`tool`::
 
     async with Kernel.open(workspace=".") as kernel:
         session = await kernel.session()
@@ -41,7 +41,9 @@ if TYPE_CHECKING:
     from handrail.contract.tool.spec import ConfigKey, LockSpec, ToolSpec
     from handrail.contract.tool.tool import Tool
     from handrail.contract.tool.triggers import Fired, TriggerTool, Waiting, trigger_spec
+    from handrail.kernel.doctor import check_kernel
     from handrail.kernel.kernel import Kernel
+    from handrail.kernel.opening import open_kernel
 
 _HOME = {
     "Agent": "agent.loop",
@@ -80,6 +82,8 @@ _HOME = {
     "Turn": "contract.session",
     "UsageError": "contract.errors",
     "Waiting": "contract.tool.triggers",
+    "check_kernel": "kernel.doctor",
+    "open_kernel": "kernel.opening",
     "open_model": "agent.providers",
     "tool": "contract.tool.decorator",
     "trigger_spec": "contract.tool.triggers",
@@ -122,6 +126,8 @@ __all__ = [
     "Turn",
     "UsageError",
     "Waiting",
+    "check_kernel",
+    "open_kernel",
     "open_model",
     "tool",
     "trigger_spec",

@@ -188,7 +188,7 @@ async def test_a_tool_that_was_taken_away_does_not_come_back_by_a_takeover(
 
     brought: list[Brought] = []
 
-    def refuse(_held: object, _workspace: object, _state: object, _config: object, given: Brought, **_: object) -> None:
+    def refuse(_held: object, _config: object, given: Brought, _hold: object) -> None:
         brought.append(given)
         raise StartError("it is full")
 

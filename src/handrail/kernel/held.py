@@ -57,10 +57,15 @@ from handrail.store.lease import WorkspaceHeld
 from handrail.store.opening import Store
 
 if TYPE_CHECKING:
+    from handrail.kernel.servers import McpServers
     from handrail.policy.explain import Explanation
 
 
 logger = logging.getLogger("handrail.ipc")
+
+
+Join = Callable[[WorkspaceHeld, Brought], AbstractAsyncContextManager[Kernel]]
+"""Joins the process that holds a workspace; see :func:`handrail.kernel.joined.join`."""
 
 
 class HeldKernel(Kernel):
@@ -147,6 +152,12 @@ class HeldKernel(Kernel):
     @property
     def interrupted(self) -> Sequence[Interrupted]:
         return self.rooms.interrupted
+
+    @property
+    def mcp(self) -> McpServers:
+        from handrail.kernel.servers import HeldServers
+
+        return HeldServers(lambda: self.generation, self.rooms, self.own.secrets)
 
     async def reload(self, tools: Iterable[Tool] | None = None) -> Difference:
         if self.successor is not None:
@@ -402,19 +413,18 @@ def set_for_holding(settings: Configuration) -> list[str]:
 
 @asynccontextmanager
 async def hold(
-    workspace: Folder, state: Folder | None, config: Folder | None, brought: Brought, *, allow_home: bool
+    workspace: Folder, state: Folder | None, config: Folder | None, brought: Brought, join: Join, *, allow_home: bool
 ) -> AsyncGenerator[HeldKernel]:
-    """Hold ``workspace`` until the block ends, and let others join; see :meth:`Kernel.open`.
+    """Hold ``workspace`` until the block ends, and let others join; see :func:`~handrail.kernel.opening.open_kernel`.
 
+    :param join: joins whoever takes the workspace over from this process
     :raises WorkspaceHeld: when another process holds it
     """
     folders, given = locate(workspace, state, allow_home=allow_home), brought
 
     def joining(tools: tuple[Tool, ...]) -> AbstractAsyncContextManager[Kernel]:
-        from handrail.kernel.joined import join
-
         held = WorkspaceHeld(folders, holder_of(folders) or Holder())
-        return join(held, workspace, state, config, replace(given, tools=tools), allow_home=allow_home)
+        return join(held, replace(given, tools=tools))
 
     settings = configuration.load(config, folders=folders, flags=brought.settings)
     brought = replace(

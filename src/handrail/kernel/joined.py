@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import sqlite3
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -42,7 +42,7 @@ from handrail.ipc.peers import asked
 from handrail.ipc.wire.connection import Connection, ConnectionLost
 from handrail.ipc.wire.framing import Message
 from handrail.ipc.wire.operations import Op, Operations, Refused
-from handrail.kernel.held import hold, set_for_holding
+from handrail.kernel.held import set_for_holding
 from handrail.kernel.kernel import AnyRule, Brought, Folder, Kernel, rule_texts
 from handrail.policy.rules.modes import given
 from handrail.policy.rules.rules import RuleBook
@@ -58,7 +58,12 @@ from handrail.store.tables.approvals import ApprovalReader
 from handrail.store.tables.sessions import session_rows
 
 if TYPE_CHECKING:
+    from handrail.kernel.servers import McpServers
     from handrail.policy.explain import Explanation
+
+
+Hold = Callable[[Brought], AbstractAsyncContextManager[Kernel]]
+"""Holds the workspace in this process; see :func:`handrail.kernel.held.hold`."""
 
 
 class JoinedKernel(Kernel):
@@ -225,6 +230,12 @@ class JoinedKernel(Kernel):
         """The interrupted calls that this process found when it took over. Before that, only the holder knows them."""
         return self._successor.interrupted
 
+    @property
+    def mcp(self) -> McpServers:
+        from handrail.kernel.servers import JoinedServers
+
+        return JoinedServers(self._folders, self._config)
+
     async def reload(self, tools: Iterable[Tool] | None = None) -> Difference:
         described = None
         if tools is not None:
@@ -366,12 +377,9 @@ class JoinedLog:
 class Successor:
     """Holds the workspace in this process when it becomes the holder."""
 
-    def __init__(
-        self, workspace: Folder, state: Folder | None, config: Folder | None, brought: Brought, *, allow_home: bool
-    ) -> None:
-        self._hold = (workspace, state, config)
+    def __init__(self, hold: Hold, brought: Brought) -> None:
+        self._hold = hold
         self._brought = brought
-        self._allow_home = allow_home
         self._held = AsyncExitStack()
         self._ending: asyncio.Task[None] | None = None
         self.interrupted: Sequence[Interrupted] = ()
@@ -383,7 +391,7 @@ class Successor:
         """
         await self.aclose()  # of an earlier turn, which somebody else has ended by taking over
         try:
-            kernel = await self._held.enter_async_context(hold(*self._hold, self._brought, allow_home=self._allow_home))
+            kernel = await self._held.enter_async_context(self._hold(self._brought))
         except WorkspaceHeld:
             return False
         self.interrupted = kernel.interrupted
@@ -425,17 +433,12 @@ def _config_of(brought: Brought, settings: Configuration) -> ToolConfig:
 
 @asynccontextmanager
 async def join(
-    held: WorkspaceHeld,
-    workspace: Folder,
-    state: Folder | None,
-    config: Folder | None,
-    brought: Brought,
-    *,
-    allow_home: bool,
+    held: WorkspaceHeld, config: Folder | None, brought: Brought, hold: Hold
 ) -> AsyncGenerator[JoinedKernel]:
-    """Join whoever holds the workspace until the block ends; see :meth:`Kernel.open`.
+    """Join whoever holds the workspace until the block ends; see :func:`~handrail.kernel.opening.open_kernel`.
 
     :param held: why it is not held here
+    :param hold: holds it here once nobody else does
     """
     settings = configuration.load(config, folders=held.folders, flags=brought.settings)
     if beyond := set_for_holding(settings):
@@ -450,7 +453,7 @@ async def join(
     )
     brought = replace(brought, secrets=await _secrets_of(brought, settings), tool_config=_config_of(brought, settings))
     own = Brought(brought.face, settings=brought.settings)
-    successor = Successor(workspace, state, config, own, allow_home=allow_home)
+    successor = Successor(hold, own)
     with redacted_logs(redactor_of(brought.secrets)):
         kernel = JoinedKernel(held.folders, settings, brought, successor)
         try:

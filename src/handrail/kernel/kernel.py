@@ -7,11 +7,10 @@ further one of the same user *joins* it over a socket. Both are a :class:`Kernel
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol
 
 from handrail.config import Configuration
 from handrail.contract.agent import AgentManifest
@@ -28,20 +27,14 @@ from handrail.contract.session import Session
 from handrail.contract.tool.offering import Offering
 from handrail.contract.tool.settings import ToolConfig
 from handrail.contract.tool.tool import Tool
-from handrail.origins.imports import opened
-from handrail.policy.rules.modes import given
 from handrail.policy.rules.rules import RuleBook
-from handrail.policy.watchdogs.external import ExternalWatchdog
 from handrail.policy.watchdogs.watchdog import Watchdog
 from handrail.record.log import Interrupted
 from handrail.record.reading import LogReader
 
 if TYPE_CHECKING:
-    from handrail.kernel.doctor import Check
     from handrail.kernel.servers import McpServers
     from handrail.policy.explain import Explanation
-
-T = TypeVar("T")
 
 Folder = str | Path
 AnyRule = str | RuleEntry | Mapping[str, Any]
@@ -112,86 +105,8 @@ class Brought:
 
 
 class Kernel(ABC):
-    """An open workspace: its tools, its log, its sessions. Made by :meth:`open`; bound to one event loop."""
-
-    @staticmethod
-    @asynccontextmanager
-    async def open(
-        workspace: Folder = ".",
-        *,
-        tools: Iterable[Tool] = (),
-        offerings: Iterable[Offering] = (),
-        rules: Iterable[AnyRule] = (),
-        secrets: Mapping[str, str] | None = None,
-        tool_config: Mapping[str, Mapping[str, str]] | None = None,
-        state: Folder | None = None,
-        config: Folder | None = None,
-        watchdogs: Iterable[Watchdog] = (),
-        agent: str | None = None,
-        settings: Iterable[str] = (),
-        mode: str | None = None,
-        face: str = "library",
-        allow_home: bool = False,
-    ) -> AsyncGenerator[Kernel]:
-        """Open ``workspace`` until the block ends: hold it, or join the process of the same user that does.
-
-        What a process brings (tools, rules, watchdogs) is for the sessions that it opens itself.
-
-        :param tools: tools given in code, beside the built-ins, the tool folders and entry points
-        :param offerings: resources and prompts given in code, beside those of the tool folders
-        :param rules: session rules, as ``"allow bash git status"``, or with examples, as ``{"rule": "…", "match": ["…"]}``
-        :param secrets: name to value; tools of this process may be given those that they declare, and the values are
-            redacted wherever they appear
-        :param tool_config: by tool id, values of the settings that the tool declares and that are not secret. They hold for
-            the sessions of this process, before those of the agent's manifest and of the configuration
-        :param state: where state is kept instead of the platform's state folder
-        :param config: the configuration file instead of the platform's
-        :param watchdogs: see every call before it runs, in this order, and can only narrow
-        :param agent: whose sessions it opens unless they name another; None for the configured one
-        :param settings: ``KEY=VALUE`` texts, stronger than files and variables
-        :param mode: how much its sessions do without asking: ``plan``, ``ask``, ``accept-edits`` or ``auto``; None for
-            the agent's or the configured one
-        :param face: how this process is reached, for others to know it by
-        :param allow_home: open what is no project all the same, such as a home folder, ``~/.ssh`` or ``/``
-        :raises LoadError: with every fault of configuration, agent, rules and tools
-        :raises UsageError: for an argument of the wrong form
-        :raises StartError: when state, lease or sandbox are not to be had
-        """
-        from handrail.kernel.held import hold
-        from handrail.store.lease import WorkspaceHeld
-
-        brought = Brought(
-            face,
-            agent,
-            several("tools", tools),
-            rule_texts(rules),
-            secrets,
-            _callable(several("watchdogs", watchdogs)),
-            several("offerings", offerings),
-            several("settings", settings),
-            given(mode),
-            values_of_tools(tool_config),
-        )
-        from handrail.store.folders import workspace_folder
-
-        async with AsyncExitStack() as stack:
-            stack.enter_context(opened(workspace_folder(Path(workspace), allow_home=allow_home)))
-            for one in brought.watchdogs:
-                if isinstance(one, ExternalWatchdog):
-                    one.find()
-            try:
-                kernel: Kernel = await stack.enter_async_context(
-                    hold(workspace, state, config, brought, allow_home=allow_home)
-                )
-            except WorkspaceHeld as held:
-                if held.is_writing or not held.holder.socket:
-                    raise
-                from handrail.kernel.joined import join
-
-                kernel = await stack.enter_async_context(
-                    join(held, workspace, state, config, brought, allow_home=allow_home)
-                )
-            yield kernel
+    """An open workspace: its tools, its log, its sessions. Made by :func:`~handrail.kernel.opening.open_kernel`; bound to
+    one event loop."""
 
     @property
     @abstractmethod
@@ -328,60 +243,9 @@ class Kernel(ABC):
         """
 
     @property
+    @abstractmethod
     def mcp(self) -> McpServers:
         """The upstream MCP servers, and the way to connect more."""
-        from handrail.kernel.servers import servers_of
-
-        return servers_of(self)
-
-    def doctor(self) -> list[Check]:
-        """What this machine and this kernel can do, what is withheld, and the remedies."""
-        from handrail.kernel import doctor
-
-        return [*doctor.of_machine(self.workdir), *doctor.of_kernel(self)]
-
-
-def several(name: str, values: Iterable[T]) -> tuple[T, ...]:
-    """What a program gives as a list, kept as it is now.
-
-    :raises UsageError: for one value in its place, whose parts Python would take for values or which has none
-    """
-    one = cast("object", values)
-    if isinstance(one, (str, bytes, Mapping)) or not isinstance(one, Iterable):
-        raise UsageError(f"{name}={one!r} is no list; write {name}=[…], with each {name.removesuffix('s')} in it")
-    return tuple(values)
-
-
-def values_of_tools(given: Mapping[str, Mapping[str, str]] | None) -> ToolConfig:
-    """The ``tool_config`` of a program, as it is now. Whether the tools take it is checked where they are known.
-
-    :raises UsageError: for anything but texts by their keys, by the ids of tools
-    """
-    expected = 'expected {"TOOL ID": {"KEY": "VALUE"}}'
-    if not isinstance(cast("object", given), Mapping | None):
-        raise UsageError(f"tool_config={given!r:.80} is no mapping; {expected}")
-    for tool, config in (given or {}).items():
-        if not isinstance(cast("object", tool), str) or not isinstance(cast("object", config), Mapping):
-            raise UsageError(f"tool_config[{tool!r:.80}] is no mapping; {expected}")
-        for key, value in config.items():
-            if not isinstance(cast("object", key), str) or not isinstance(cast("object", value), str):
-                kind = type(cast("object", value)).__name__
-                raise UsageError(
-                    f"tool_config[{tool!r:.80}][{key!r:.80}] is {kind}, and every value is text; {expected}"
-                )
-            try:
-                f"{tool}{key}{value}".encode()
-            except UnicodeEncodeError:
-                raise UsageError(f"tool_config[{tool!r:.80}][{key!r:.80}] holds half a character; {expected}") from None
-    return {tool: dict(config) for tool, config in (given or {}).items()}
-
-
-def _callable(watchdogs: tuple[Watchdog, ...]) -> tuple[Watchdog, ...]:
-    """:raises UsageError: for what could not be asked, and would deny every call"""
-    for one in watchdogs:
-        if not callable(one):
-            raise UsageError(f"watchdogs: {one!r} is no function that is given a call and answers with an opinion")
-    return watchdogs
 
 
 def rule_texts(rules: Iterable[AnyRule]) -> tuple[str | RuleEntry, ...]:

@@ -8,10 +8,9 @@ async with kernel.mcp.connect("files", command="mcp-server-filesystem", args=["/
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import pydantic
@@ -22,9 +21,11 @@ from handrail.registry.pins import Definition, StoredPins
 from handrail.upstream.configured.configured import definition_of
 
 if TYPE_CHECKING:
+    from handrail.config import Configuration
+    from handrail.contract.generation import Generation
     from handrail.kernel.assembly import Rooms
-    from handrail.kernel.kernel import Kernel
     from handrail.runtime.secrets import SecretStore
+    from handrail.store.folders import Folders
     from handrail.upstream.listing import Listing
     from handrail.upstream.oauth import Prompt
     from handrail.upstream.source import McpSource
@@ -54,8 +55,8 @@ class ServerStatus:
 class ConnectedServer:
     """A server that :meth:`McpServers.connect` has connected."""
 
-    def __init__(self, kernel: Kernel, source: McpSource, pins: StoredPins, again: Any) -> None:
-        self._kernel = kernel
+    def __init__(self, generation: Callable[[], Generation], source: McpSource, pins: StoredPins, again: Any) -> None:
+        self._generation = generation
         self._source = source
         self._pins = pins
         self._again = again
@@ -74,7 +75,7 @@ class ConnectedServer:
     @property
     def tools(self) -> dict[str, str | None]:
         """The ids of its tools, and why each is off, if it is."""
-        entries = self._kernel.generation.entries.values()
+        entries = self._generation().entries.values()
         return {
             entry.id: entry.withheld
             for entry in entries
@@ -88,7 +89,7 @@ class ConnectedServer:
         :raises StartError: when the state folder cannot be written
         """
         wanted = None if tools is None else set(tools)
-        entries = self._kernel.generation.entries
+        entries = self._generation().entries
         found = [tool_id for tool_id in self.tools if wanted is None or tool_id in wanted]
         self._pins.approve(self.name, [Definition.of(entries[tool_id].spec) for tool_id in found])
         await self._again(self._source)
@@ -127,8 +128,9 @@ class McpServers(ABC):
 class HeldServers(McpServers):
     """In the process that holds the workspace."""
 
-    def __init__(self, kernel: Kernel, rooms: Rooms, secrets: SecretStore) -> None:
-        self._kernel = kernel
+    def __init__(self, generation: Callable[[], Generation], rooms: Rooms, secrets: SecretStore) -> None:
+        """:param generation: the one that the kernel is at"""
+        self._generation = generation
         self._rooms = rooms
         self._secrets = secrets
 
@@ -154,7 +156,7 @@ class HeldServers(McpServers):
         try:
             await upstream.connected()
             await rooms.look_again(source)
-            yield ConnectedServer(self._kernel, source, StoredPins(rooms.store.folders.state), rooms.look_again)
+            yield ConnectedServer(self._generation, source, StoredPins(rooms.store.folders.state), rooms.look_again)
         finally:
             await rooms.upstreams.remove(name)
 
@@ -162,8 +164,9 @@ class HeldServers(McpServers):
 class JoinedServers(McpServers):
     """In a process that joined: the holder has the servers, and everybody has their tools."""
 
-    def __init__(self, kernel: Kernel) -> None:
-        self._kernel = kernel
+    def __init__(self, folders: Folders, config: Configuration) -> None:
+        self._folders = folders
+        self._config = config
 
     @property
     def servers(self) -> Sequence[ServerStatus]:
@@ -171,9 +174,9 @@ class JoinedServers(McpServers):
         from handrail.upstream.configured.configured import configured
         from handrail.upstream.source import McpSource
 
-        state, config = Path(self._kernel.state_folder).parent.parent, self._kernel.config
-        found = configured(config, as_configured(config))
-        return [status_of(McpSource(one, state, self._kernel.workdir)) for one in found]
+        folders = self._folders
+        found = configured(self._config, as_configured(self._config))
+        return [status_of(McpSource(one, folders.state, str(folders.workspace))) for one in found]
 
     def connect(
         self,
@@ -188,17 +191,6 @@ class JoinedServers(McpServers):
             f"{name!r} cannot be connected here: another process holds this workspace, and keeps all connections to "
             f"servers. Configure it under [mcp.servers.{name}], or open this workspace first"
         )
-
-
-def servers_of(kernel: Kernel) -> McpServers:
-    """Those of an open kernel."""
-    from handrail.kernel.held import HeldKernel
-
-    return (
-        HeldServers(kernel, kernel.rooms, kernel.own.secrets)
-        if isinstance(kernel, HeldKernel)
-        else JoinedServers(kernel)
-    )
 
 
 def _settings(name: str, **settings: Any) -> McpServer:

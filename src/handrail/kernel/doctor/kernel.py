@@ -67,6 +67,11 @@ def _provider(
         return tiers.choose()
 
 
+def check_kernel(kernel: Kernel) -> list[Check]:
+    """What this machine and an open kernel can do, what is withheld, and the remedies."""
+    return [*of_machine(kernel.workdir), *of_kernel(kernel)]
+
+
 def of_kernel(kernel: Kernel) -> list[Check]:
     """What an open kernel has: its folders, whether its log takes records, its tools and who confines them."""
     own = Path(kernel.state_folder)
