@@ -110,7 +110,7 @@ async def measure(contenders: dict[str, Call], settle: Call) -> dict[str, list[f
 
 
 async def main() -> None:
-    from handrail import Kernel, tool
+    from handrail import open_kernel, tool
 
     logging.disable(logging.WARNING)
     ours = tool(id="bench.add", side_effect="read", locks=["bench:S"])(add)
@@ -119,7 +119,7 @@ async def main() -> None:
         workspace.mkdir()
         empty = Path(folder, "handrail.toml")
         empty.touch()
-        async with Kernel.open(workspace, tools=[ours], rules=["allow bench.add"], state=state, config=empty) as kernel:
+        async with open_kernel(workspace, tools=[ours], rules=["allow bench.add"], state=state, config=empty) as kernel:
             session = await kernel.session()
             contenders: dict[str, Call] = {
                 "bare await": lambda: add(a=1, b=2),

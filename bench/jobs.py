@@ -46,7 +46,7 @@ def alive(mark: str) -> list[int]:
 
 
 async def main() -> None:
-    from handrail import Kernel, Runtime, tool
+    from handrail import Runtime, open_kernel, tool
 
     logging.disable(logging.WARNING)
     over = asyncio.Event()
@@ -67,7 +67,7 @@ async def main() -> None:
         empty = Path(folder, "handrail.toml")
         empty.touch()
         rules = ["allow bench.idle", "allow bash ./wait.sh *"]
-        async with Kernel.open(workspace, tools=[idle], rules=rules, state=state, config=empty) as kernel:
+        async with open_kernel(workspace, tools=[idle], rules=rules, state=state, config=empty) as kernel:
             session = await kernel.session()
             before_mb, began = memory_mb(), time.perf_counter()
             answers = await session.call_all([("bench.idle", {"number": number}) for number in range(JOBS)])

@@ -56,9 +56,9 @@ TOOLS = [add, note]
 
 
 def opened(folder: Path) -> Any:
-    from handrail import Kernel
+    from handrail import open_kernel
 
-    return Kernel.open(folder / "ws", state=folder / "state", config=folder / "handrail.toml", rules=RULES)
+    return open_kernel(folder / "ws", state=folder / "state", config=folder / "handrail.toml", rules=RULES)
 
 
 def prepare(folder: Path) -> None:

@@ -74,9 +74,9 @@ def configured(folder: Path, names: list[str]) -> Path:
 
 
 def opened(folder: Path, file: Path) -> Any:
-    from handrail import Kernel
+    from handrail import open_kernel
 
-    return Kernel.open(folder / "workspace", rules=["allow mcp:*:*"], state=folder / "state", config=file, face="bench")
+    return open_kernel(folder / "workspace", rules=["allow mcp:*:*"], state=folder / "state", config=file, face="bench")
 
 
 async def serve_gateway(folder: Path) -> None:

@@ -32,14 +32,14 @@ async def add(a: int, b: int) -> dict[str, int]:
 
 
 async def serve(folder: Path) -> None:
-    from handrail import Kernel, tool
+    from handrail import open_kernel, tool
     from handrail.frontends.mcp.http.http import Listening, listen
     from handrail.frontends.mcp.serving import Serving
 
     ours = tool(id="add", side_effect="read", locks=[])(add)
     workspace = folder / "workspace"
     workspace.mkdir()
-    async with Kernel.open(workspace, tools=[ours], rules=["allow add"], state=folder / "state", config=None) as kernel:
+    async with open_kernel(workspace, tools=[ours], rules=["allow add"], state=folder / "state", config=None) as kernel:
         await listen(kernel, Serving(), Listening.of("127.0.0.1:0"), lambda where: print(where, flush=True))
 
 

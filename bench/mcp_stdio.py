@@ -64,12 +64,12 @@ def serve_high_level() -> None:
 
 
 async def serve_handrail(folder: Path) -> None:
-    from handrail import Kernel, tool
+    from handrail import open_kernel, tool
     from handrail.frontends.mcp.reception import serve
 
     ours = tool(id="add", side_effect="read", locks=[])(add)
     (folder / "workspace").mkdir()
-    async with Kernel.open(
+    async with open_kernel(
         folder / "workspace", tools=[ours], rules=["allow add"], state=folder / "state", config=None
     ) as kernel:
         await serve(kernel)

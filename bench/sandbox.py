@@ -25,7 +25,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from handrail import Kernel
+from handrail import open_kernel
 from handrail.contract.sandbox import SHELL_ARGV, Profile, Program, Sandbox
 from handrail.contract.tool.requires import CapabilitySet, Layer, ShellRequires
 from handrail.sandbox import tiers
@@ -137,7 +137,7 @@ async def main(rounds: int) -> int:
         profile = Profile(str(workspace), str(scratch))
         pool = Pooled(sandbox)
         without = Bubblewrap(BWRAP, sandbox.tier, landlock_abi=0)
-        kernel_at = Kernel.open(
+        kernel_at = open_kernel(
             top / "called", rules=["allow bash", "allow shell.run"], state=top / "state", config=top / "handrail.toml"
         )
         async with kernel_at as kernel:

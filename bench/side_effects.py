@@ -18,7 +18,7 @@ from typing import Any
 
 from log_writer import FileLog
 
-from handrail import Kernel, Session, tool
+from handrail import Session, open_kernel, tool
 
 CALLERS, CALLS, ROUNDS = 64, 1_500, 15
 
@@ -48,7 +48,7 @@ async def main() -> None:
         folder = Path(made)
         (folder / "ws").mkdir()
         (folder / "handrail.toml").touch()
-        async with Kernel.open(
+        async with open_kernel(
             folder / "ws",
             tools=[put],
             rules=["allow bench.put"],

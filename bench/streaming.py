@@ -45,6 +45,7 @@ from handrail.agent.model import (
 from handrail.catalog.forms.dialects import MCP, Dialect
 from handrail.kernel.held import HeldKernel
 from handrail.kernel.kernel import Kernel
+from handrail.kernel.opening import open_kernel
 
 TARGET_LATE = 1.10
 TARGET_DELAY_MS = 1.0
@@ -219,7 +220,7 @@ async def main() -> int:
         (folder / "config").mkdir()
         config = folder / "config" / "handrail.toml"
         config.write_text("")
-        opened = Kernel.open(
+        opened = open_kernel(
             folder / "ws", tools=[work, look, act], rules=["allow bench.*"], state=folder / "state", config=config
         )
         async with opened as kernel:

@@ -98,7 +98,7 @@ async def accuracy(kernel: HeldKernel, session_id: str) -> None:
 
 
 async def main() -> None:
-    from handrail import Kernel, Runtime, tool
+    from handrail import Runtime, open_kernel, tool
     from handrail.kernel.held import HeldKernel
 
     logging.disable(logging.WARNING)
@@ -118,7 +118,7 @@ async def main() -> None:
         opened = {"tools": [waits], "rules": ["allow bench.idle"], "state": state, "config": empty}
         ids: list[str] = []
         count = SESSIONS * EACH
-        async with Kernel.open(workspace, **opened) as kernel:  # pyright: ignore[reportArgumentType]
+        async with open_kernel(workspace, **opened) as kernel:  # pyright: ignore[reportArgumentType]
             assert isinstance(kernel, HeldKernel)
             session = await kernel.session()
             await idle("without any")
@@ -134,7 +134,7 @@ async def main() -> None:
             await idle(f"{JOBS:,} jobs and {count:,} triggers")
             over.set()
         began = time.perf_counter()
-        async with Kernel.open(workspace, **opened) as kernel:  # pyright: ignore[reportArgumentType]
+        async with open_kernel(workspace, **opened) as kernel:  # pyright: ignore[reportArgumentType]
             assert isinstance(kernel, HeldKernel)
             opening = time.perf_counter() - began
             before_mb, began = memory_mb(), time.perf_counter()

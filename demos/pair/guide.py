@@ -34,6 +34,7 @@ from handrail.contract.session import Session
 from handrail.frontends.cli.app import ERROR, OUTPUT
 from handrail.frontends.cli.driving import Interruption
 from handrail.kernel.kernel import Kernel
+from handrail.kernel.opening import open_kernel
 from handrail.record.reading import LogReader
 from handrail.record.verification import Verification, verify
 from handrail.sandbox import tiers
@@ -137,7 +138,7 @@ async def shown(interruption: Interruption, *, keep: bool) -> int:
     view = View()
     with own_folder("handrail-agents-", keep=keep) as folder:
         place = parts.make(folder)
-        async with Kernel.open(place.workspace, state=place.state, config=place.config, face="cli") as kernel:
+        async with open_kernel(place.workspace, state=place.state, config=place.config, face="cli") as kernel:
             _welcome(view, place)
             stage = Stage(view, kernel)
             reviewer, fixer = await stage.worker(REVIEWER), await stage.worker(FIXER)

@@ -26,6 +26,7 @@ from handrail.contract.session import Session
 from handrail.frontends.cli.app import CANNOT_START, ERROR, OUTPUT
 from handrail.frontends.cli.driving import Interruption
 from handrail.kernel.kernel import Kernel
+from handrail.kernel.opening import open_kernel
 from handrail.record.reading import LogReader
 from handrail.record.verification import Verification, verify
 
@@ -51,7 +52,7 @@ async def guided(interruption: Interruption, *, keep: bool) -> int:
     with own_folder("handrail-tour-", keep=keep) as folder:
         place = project.make(folder)
         facts = Facts()
-        async with Kernel.open(place.workspace, state=place.state, config=place.config, face="cli") as kernel:
+        async with open_kernel(place.workspace, state=place.state, config=place.config, face="cli") as kernel:
             confined = kernel.tier.confines
             _welcome(view, kernel, place)
             async with _listening(confined) as listener:

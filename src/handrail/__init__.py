@@ -3,7 +3,7 @@
 A model only proposes tool calls; the kernel validates, authorises, locks, sandboxes, runs, records and
 answers them. Start with :func:`open_kernel` and :func:`tool`::
 
-    async with Kernel.open(workspace=".") as kernel:
+    async with open_kernel(workspace=".") as kernel:
         session = await kernel.session()
         result = await session.call("read", {"path": "README.md"})
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.agent.test_script import model_of
 
-from handrail import Kernel
+from handrail import open_kernel
 from handrail.agent.loop import Agent
 from handrail.agent.model import BlockEvent, CallArguments, CallClosed, CallOpened, ModelRequest, TextDelta
 from handrail.agent.providers.textual import TextualModel
@@ -226,7 +226,7 @@ async def test_an_agent_works_with_a_model_that_writes_its_calls(form: TextForm,
         return stream(request)
 
     model.stream = watched
-    async with Kernel.open(workspace=tmp_path / "work", state=tmp_path / "state", rules=["allow write"]) as kernel:
+    async with open_kernel(workspace=tmp_path / "work", state=tmp_path / "state", rules=["allow write"]) as kernel:
         session = await kernel.session(headless=True)
         outcome = await Agent(session, TextualModel(model, form), workspace=session.workdir).complete(
             "look, then write"

@@ -15,6 +15,7 @@ from tests.attacks.victim import Agreeing
 
 from handrail.kernel.doctor import of_machine
 from handrail.kernel.kernel import Kernel
+from handrail.kernel.opening import open_kernel
 from handrail.origins.programs import ProgramRefused, find_program
 from handrail.runtime.ripgrep import installed
 from handrail.sandbox import tiers
@@ -101,7 +102,7 @@ async def test_state_inside_a_mounted_toolchain_is_not_seen(place: Path, monkeyp
     monkeypatch.setenv("PATH", f"{prefix}/bin:{os.environ['PATH']}")
     state, config = prefix / "var" / "state", place / "handrail.toml"
     config.touch()
-    async with Kernel.open(place / "ws", state=state, config=config) as kernel:
+    async with open_kernel(place / "ws", state=state, config=config) as kernel:
         session, other = await kernel.session(attendant=Agreeing()), await kernel.session(attendant=Agreeing())
         assert (await other.call("bash", {"command": "echo OTHERS > $HOME/theirs"})).ok
         text = f"ls {prefix}; find {state}; cat $(find {state} -type f); echo mine > $HOME/a && cat $HOME/a"

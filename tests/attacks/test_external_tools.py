@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from handrail.contract.errors import LoadError
-from handrail.kernel.kernel import Kernel
+from handrail.kernel.opening import open_kernel
 from handrail.sandbox import tiers
 from handrail.testing.kernels import temporary_kernel
 
@@ -114,5 +114,5 @@ async def test_tools_and_rules_where_a_model_can_write_stop_the_start(tmp_path: 
             workspace.mkdir(parents=True)
             _put(place / "tools", "evil", SAYS)
     with pytest.raises(LoadError, match="where a model can write"):
-        async with Kernel.open(workspace, state=place / "state", config=config):
+        async with open_kernel(workspace, state=place / "state", config=config):
             raise AssertionError("it opened")

@@ -25,6 +25,7 @@ from handrail.contract.result import Result
 from handrail.contract.session import Session
 from handrail.contract.tool.tool import Tool
 from handrail.kernel.kernel import Kernel
+from handrail.kernel.opening import open_kernel
 from handrail.policy.watchdogs.watchdog import Watchdog
 
 SECRET = "TOP-SECRET"
@@ -170,7 +171,7 @@ class Home:
             put(config.parent / "agents" / "guest" / "agent.toml", f'id = "guest"\n{agent}')
             for folder in (config.parent / "agents", config.parent / "agents" / "guest"):
                 folder.chmod(0o700)
-        async with Kernel.open(
+        async with open_kernel(
             workspace or self.workspace,
             rules=rules,
             tools=tools,

@@ -21,6 +21,7 @@ from handrail.contract.errors import UsageError
 from handrail.frontends.acp.agent import serve
 from handrail.frontends.acp.opening import Serving
 from handrail.kernel.kernel import Kernel
+from handrail.kernel.opening import open_kernel
 from handrail.record.reading import LogReader
 from handrail.session.past.facts import SessionReader
 from handrail.store.folders import locate
@@ -164,7 +165,7 @@ class Desk:
         self._config.touch()
 
     def kernel(self, workspace: str, **more: Any) -> AbstractAsyncContextManager[Kernel]:
-        return Kernel.open(workspace, state=self.folder / "state", config=self._config, face="acp", **more)
+        return open_kernel(workspace, state=self.folder / "state", config=self._config, face="acp", **more)
 
     @contextmanager
     def reading(self, workspace: str) -> Generator[SessionReader]:

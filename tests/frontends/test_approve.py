@@ -237,10 +237,10 @@ def test_a_workspace_that_nothing_was_run_in_has_nothing_waiting(here: Here, han
 
 HOLDER = """
 import asyncio, sys
-from handrail import Kernel
+from handrail import open_kernel
 
 async def main():
-    async with Kernel.open(sys.argv[1], state=sys.argv[2]):
+    async with open_kernel(sys.argv[1], state=sys.argv[2]):
         print("HOLDS", flush=True)
         await asyncio.Event().wait()
 

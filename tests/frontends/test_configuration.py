@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from tests.frontends.conftest import Here, Program, Terminals
 
-from handrail import Kernel
+from handrail import open_kernel
 from handrail.frontends.cli.app import run
 from handrail.frontends.cli.options import alone
 
@@ -222,7 +222,7 @@ def test_a_value_of_headless_that_is_neither_yes_nor_no_is_a_usage_error(
 async def test_what_a_running_process_does_not_heed_yet_is_told(here: Here, handrail: Program, own: Path) -> None:
     hash_ = hashlib.sha256(own.read_bytes()).hexdigest()
     later = "holds this workspace, and goes on with the settings it began with"
-    async with Kernel.open(handrail.workspace, state=handrail.state):
+    async with open_kernel(handrail.workspace, state=handrail.state):
         for arguments in (["trust", "--hash", hash_], ["config"], ["trust", "--revoke"]):
             done = await asyncio.to_thread(here, *arguments)
             assert done.code == 0 and later in done.err, arguments

@@ -10,7 +10,7 @@ import pytest
 from tests.frontends.conftest import Here, Program
 from tests.kernel.test_agents import confined
 
-from handrail import Kernel, Runtime, tool
+from handrail import Runtime, open_kernel, tool
 
 
 @tool(id="late", side_effect="external", mode="background", locks=[])
@@ -23,7 +23,7 @@ async def late(name: str, runtime: Runtime) -> str:
 
 @pytest.mark.proves("X-05")
 async def test_a_second_process_asks_the_holder(handrail: Program, tmp_path: Path) -> None:
-    async with Kernel.open(handrail.workspace, state=handrail.state, tools=[late], rules=["allow late"]) as kernel:
+    async with open_kernel(handrail.workspace, state=handrail.state, tools=[late], rules=["allow late"]) as kernel:
         session = await kernel.session()
         job_id = (await session.call("late", {"name": "a"})).data["job_id"]
         while not (await session.jobs.get(job_id)).output_bytes:
@@ -54,7 +54,7 @@ async def slow(name: str) -> str:
 @pytest.mark.proves("X-04")
 async def test_a_running_call_is_promoted_from_another_process(handrail: Program, tmp_path: Path) -> None:
     gates[:] = [asyncio.Event(), asyncio.Event()]
-    async with Kernel.open(
+    async with open_kernel(
         handrail.workspace,
         state=handrail.state,
         tools=[slow],

@@ -28,7 +28,7 @@ from tests.frontends.mcp_clients import (
     work,
 )
 
-from handrail import Kernel
+from handrail import Kernel, open_kernel
 from handrail.contract.doors.offers import PromptArgument, PromptSpec, ResourceSpec, ResourceTemplate
 from handrail.contract.doors.runtime import Runtime
 from handrail.contract.result import Blob
@@ -83,7 +83,7 @@ async def with_shelf(
     shelf = shelf or Shelf()
     (folder / "ws").mkdir(exist_ok=True)
     (folder / "handrail.toml").touch()
-    async with Kernel.open(
+    async with open_kernel(
         folder / "ws",
         state=folder / "state",
         config=folder / "handrail.toml",
@@ -196,7 +196,7 @@ async def test_a_new_generation_is_told_to_clients_of_either_era(tmp_path: Path)
 async def test_a_process_that_joined_serves_all_the_same(tmp_path: Path, era: Era) -> None:
     person = Person([filled(decision="once"), filled(name="Ann"), filled(name="yes")])
     async with serving(tmp_path):
-        joining = Kernel.open(
+        joining = open_kernel(
             tmp_path / "ws",
             state=tmp_path / "state",
             config=tmp_path / "config" / "handrail.toml",

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from tests.frontends.conftest import Here, Program
 
-from handrail import Kernel
+from handrail import Kernel, open_kernel
 from handrail.contract.errors import LogUnavailable, StartError
 from handrail.record.reading import LogReader
 from handrail.record.verification import Verification, verify
@@ -29,7 +29,7 @@ def opened(tmp_path: Path) -> Callable[[], AbstractAsyncContextManager[Kernel]]:
     (config := tmp_path / "handrail.toml").write_text("")
 
     def again() -> AbstractAsyncContextManager[Kernel]:
-        return Kernel.open(tmp_path / "ws", state=tmp_path / "state", config=config, rules=["allow write"])
+        return open_kernel(tmp_path / "ws", state=tmp_path / "state", config=config, rules=["allow write"])
 
     return again
 
@@ -205,11 +205,11 @@ def test_an_index_that_is_cut_kills_no_process(tmp_path: Path, folders: Folders)
     program = """
 import asyncio, os, sys
 from pathlib import Path
-from handrail import Kernel
+from handrail import Kernel, open_kernel
 from handrail.contract.errors import LogUnavailable
 
 async def main(here):
-    opened = Kernel.open(here / "ws", state=here / "state", config=here / "handrail.toml", rules=["allow write"])
+    opened = open_kernel(here / "ws", state=here / "state", config=here / "handrail.toml", rules=["allow write"])
     async with opened as kernel:
         session = await kernel.session()
         for name in ("a", "b"):

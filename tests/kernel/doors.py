@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from handrail import Kernel, Tool
+from handrail import Kernel, Tool, open_kernel
 from handrail.kernel.joined import JoinedKernel
 from handrail.testing.kernels import WORDS_ONLY, temporary_kernel
 
@@ -33,14 +33,14 @@ async def opened(
     if door == HELD:
         workspace, config = placed(folder, settings)
         state = folder / "state"
-        async with Kernel.open(
+        async with open_kernel(
             workspace, tools=tools, rules=rules, secrets=secrets, state=state, config=config, **options
         ) as kernel:
             yield kernel
         return
     async with (
         temporary_kernel(folder, settings=settings) as holder,
-        Kernel.open(
+        open_kernel(
             holder.workdir,
             tools=tools,
             rules=rules,

@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from handrail import Kernel
+from handrail import Kernel, open_kernel
 from handrail.ipc.wire.connection import Connection
 from handrail.ipc.wire.meeting import connect
 from handrail.ipc.wire.operations import Operations
@@ -32,7 +32,7 @@ OPENING: dict[str, Any] = {
 
 def second(folder: Path, **options: Any) -> AbstractAsyncContextManager[Kernel]:
     """Another kernel on the workspace of ``temporary_kernel(folder)``."""
-    return Kernel.open(folder / "ws", state=folder / "state", config=folder / "config" / "handrail.toml", **options)
+    return open_kernel(folder / "ws", state=folder / "state", config=folder / "config" / "handrail.toml", **options)
 
 
 @asynccontextmanager

@@ -15,7 +15,7 @@ from typing import Any
 PROGRAM = '''
 import asyncio, json, os, sys
 from pathlib import Path
-from handrail import Kernel, tool
+from handrail import open_kernel, tool
 from handrail.kernel.held import HeldKernel
 
 folder = Path(sys.argv[1])
@@ -62,7 +62,7 @@ async def main():
     options["settings"] = ["limits.grace_ms=900"] if "settings" in sys.argv else []
     options["watchdogs"] = [look] if "watchdogs" in sys.argv else []
     options["offerings"] = [Nothing()] if "offerings" in sys.argv else []
-    async with Kernel.open(folder / "ws", **options) as kernel:
+    async with open_kernel(folder / "ws", **options) as kernel:
         sessions, running = {}, set()
         say(0, holds=isinstance(kernel, HeldKernel), pid=os.getpid())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 NURSERY = '''
 import asyncio, contextlib, ctypes, faulthandler, gc, json, os, random, signal, sys, threading, time
 from pathlib import Path
-from handrail import Kernel, tool
+from handrail import open_kernel, tool
 from handrail.kernel.held import HeldKernel
 from handrail.sandbox.start import process
 import handrail.kernel.joined, handrail.tools
@@ -49,7 +49,7 @@ class Member:
         """Open a kernel and work with it, until it is told to leave or was replaced."""
         self.leaving.clear()
         options = {"state": folder / "state", "config": folder / "handrail.toml", "rules": RULES, "tools": TOOLS}
-        async with Kernel.open(folder / "ws", **options) as kernel:
+        async with open_kernel(folder / "ws", **options) as kernel:
             self.say("open", holds=isinstance(kernel, HeldKernel))
             await asyncio.gather(*(self.work(kernel, f"ses_{self.name.partition('-')[0]}_{n}") for n in range(tasks_of_each)))
 

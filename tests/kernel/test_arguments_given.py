@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from handrail import Kernel, UsageError, tool
+from handrail import UsageError, open_kernel, tool
 
 
 @tool(side_effect="read", locks=[])
@@ -30,6 +30,6 @@ def one() -> int:
 )
 async def test_one_value_in_the_place_of_a_list_is_refused(tmp_path: Path, given: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        async with Kernel.open(tmp_path, **given):
+        async with open_kernel(tmp_path, **given):
             pass
     assert list(tmp_path.iterdir()) == []

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from handrail import Kernel, tool
+from handrail import open_kernel, tool
 from handrail.arbiter.approvals import desk as approvals
 from handrail.contract.approvals import ApprovalAnswer, Away
 
@@ -22,7 +22,7 @@ async def send(text: str) -> str:
 
 def opened(tmp_path: Path) -> Any:
     (tmp_path / "ws").mkdir(exist_ok=True)
-    return Kernel.open(tmp_path / "ws", state=tmp_path / "state", tools=[send], rules=["ask send"])
+    return open_kernel(tmp_path / "ws", state=tmp_path / "state", tools=[send], rules=["ask send"])
 
 
 async def test_two_thousand_parked_calls_of_a_session_are_a_hundred(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from tests.registry.test_own_offering import put_offering
 
-from handrail import Kernel
+from handrail import open_kernel
 from handrail.config import load
 from handrail.contract.errors import LoadError, UsageError
 from handrail.contract.sandbox import Process, Profile, Program, Tier
@@ -88,7 +88,7 @@ async def test_a_bundle_starts_where_nothing_else_is(place: Path) -> None:
     elsewhere = place / "elsewhere"
     shutil.move(bundle.folder, elsewhere)
     shutil.rmtree(place / "config")
-    async with Kernel.open(place / "ws", config=elsewhere / "handrail.toml", state=place / "state") as kernel:
+    async with open_kernel(place / "ws", config=elsewhere / "handrail.toml", state=place / "state") as kernel:
         assert kernel.agent.id == "speaker"
         assert kernel.config.settings.limits.lock_wait_ms == 7000
         session = await kernel.session()
@@ -128,14 +128,14 @@ async def test_a_bundle_has_the_agents_that_work_can_get_to_with_their_tools_and
     }, "not the stranger's, nor what is linked"
     shutil.rmtree(config)
     settings = bundle.folder / "handrail.toml"
-    async with Kernel.open(place / "ws", config=settings, state=place / "state") as kernel:
+    async with open_kernel(place / "ws", config=settings, state=place / "state") as kernel:
         assert [one.id for one in (await kernel.session()).agents] == ["asker"]
         crier = await kernel.session(agent="crier")
         assert (await crier.call("greet", {})).data["said"] == "its own"
         assert "Loudly." in str((await crier.call("skill", {"name": "calling"})).data)
     (bundle.folder / "skills" / "calling" / "SKILL.md").write_text("changed")
     with pytest.raises(LoadError, match=r"skills/calling/SKILL\.md"):
-        async with Kernel.open(place / "ws", config=settings, state=place / "state"):
+        async with open_kernel(place / "ws", config=settings, state=place / "state"):
             pass
 
 
@@ -157,7 +157,7 @@ async def test_a_bundle_has_what_is_offered_beside_tools_with_its_files(place: P
     bundle = built(place)
     assert {"tools/offering.json", "tools/notes/a.md"} <= set(bundle.files)
     shutil.rmtree(place / "config")
-    async with Kernel.open(place / "ws", config=bundle.folder / "handrail.toml", state=place / "state") as kernel:
+    async with open_kernel(place / "ws", config=bundle.folder / "handrail.toml", state=place / "state") as kernel:
         read = await (await kernel.session()).call("resource.read", {"uri": "note:file"})
         assert read.data["contents"][0]["text"] == "# From a file\n"
 
@@ -250,7 +250,7 @@ async def test_whatever_differs_from_what_was_built_stops_the_start(
     bundle = built(place)
     tampered(bundle.folder)
     with pytest.raises(LoadError) as caught:
-        async with Kernel.open(place / "ws", config=bundle.folder / "handrail.toml", state=place / "state"):
+        async with open_kernel(place / "ws", config=bundle.folder / "handrail.toml", state=place / "state"):
             pass
     assert problem in str(caught.value)
 
@@ -343,11 +343,11 @@ async def test_a_source_folder_is_built_and_what_it_makes_starts_where_no_source
     assert bundle.built == ("hum",) and "tools/hum-source/run" in bundle.files and bundle.withheld == {}
     assert not (folder / "run").exists(), "the operator's folder is as it was"
     shutil.rmtree(place / "config")
-    async with Kernel.open(place / "ws", config=bundle.folder / "handrail.toml", state=place / "state") as kernel:
+    async with open_kernel(place / "ws", config=bundle.folder / "handrail.toml", state=place / "state") as kernel:
         assert (await (await kernel.session()).call("hum", {})).data == {"said": "mmm"}
     (bundle.folder / "tools" / "hum-source" / "run").write_text("#!/bin/sh\necho '{}'\n")
     with pytest.raises(LoadError, match=r"tools/hum-source/run: was changed after the bundle was built"):
-        async with Kernel.open(place / "ws", config=bundle.folder / "handrail.toml", state=place / "state"):
+        async with open_kernel(place / "ws", config=bundle.folder / "handrail.toml", state=place / "state"):
             pass
 
 
@@ -357,7 +357,7 @@ async def test_a_source_folder_is_built_and_what_it_makes_starts_where_no_source
 async def test_a_program_in_c_is_compiled_by_the_build(place: Path) -> None:
     source(place, "hum", "cc -o run main.c\n", main__c=C)
     bundle = built(place)
-    async with Kernel.open(place / "ws", config=bundle.folder / "handrail.toml", state=place / "state") as kernel:
+    async with open_kernel(place / "ws", config=bundle.folder / "handrail.toml", state=place / "state") as kernel:
         assert (await (await kernel.session()).call("hum", {})).data == {"said": "compiled"}
 
 
@@ -366,7 +366,7 @@ async def test_a_program_in_c_is_compiled_by_the_build(place: Path) -> None:
 async def test_nothing_is_built_at_a_start_or_by_a_call_and_what_is_not_built_is_withheld(place: Path) -> None:
     folder = source(place, "hum", f"touch {place}/started; {SHELL}", word__txt="mmm")
     settings = place / "config" / "handrail.toml"
-    async with Kernel.open(place / "ws", agent="speaker", config=settings, state=place / "state") as kernel:
+    async with open_kernel(place / "ws", agent="speaker", config=settings, state=place / "state") as kernel:
         result = await (await kernel.session()).call("hum", {})
         assert result.error_kind == "unavailable" and "run handrail build AGENT" in str(result.error_text)
         assert kernel.generation.entries["hum"].status == "available"

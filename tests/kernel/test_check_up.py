@@ -17,7 +17,7 @@ from tests.store.places import Place
 
 from handrail.agent.providers import SERVICES
 from handrail.contract.errors import StartError
-from handrail.kernel.doctor import Check, check_up
+from handrail.kernel.doctor import Check, check_kernel, check_up
 from handrail.kernel.doctor.check import alone
 from handrail.kernel.doctor.holder import of_clock
 from handrail.record.log import CommitLog, Record
@@ -255,7 +255,7 @@ def test_a_check_that_fails_is_said_and_stops_no_other() -> None:
 
 async def test_an_open_kernel_says_the_same_of_itself() -> None:
     async with temporary_kernel() as kernel:
-        found = {check.name: check for check in kernel.doctor()}
+        found = {check.name: check for check in check_kernel(kernel)}
     assert "(this process)" in found["holder"].detail
     assert {found[name].state for name in ("workspace", "state", "log", "tools", "clock")} == {"ok"}
 

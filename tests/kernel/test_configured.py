@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from handrail import Event, Kernel, LoadError, UsageError, tool
+from handrail import Event, LoadError, UsageError, open_kernel, tool
+from handrail.kernel.doctor import check_kernel
 from handrail.testing.kernels import temporary_kernel
 
 WATCHDOG = """\
@@ -103,7 +104,7 @@ async def test_what_needs_secrets_that_nobody_gave_is_loaded_withheld_and_answer
             assert answer.error_kind == "unavailable"
             assert answer.error_text is not None and "withheld" in answer.error_text and word in answer.error_text
         assert {"weather", "billing"}.isdisjoint(spec.id for spec in session.turn().specs)
-        shown = {check.name: check.detail for check in kernel.doctor()}
+        shown = {check.name: check.detail for check in check_kernel(kernel)}
         assert {"tool weather", "tool billing"} <= set(shown)
 
 
@@ -232,17 +233,17 @@ async def test_examples_in_a_rule_are_checked_wherever_it_is_given(tmp_path: Pat
     )
     options: dict[str, Any] = {"state": tmp_path / "state", "config": config}
     with pytest.raises(LoadError) as caught:
-        async with Kernel.open(tmp_path / "ws", **options):
+        async with open_kernel(tmp_path / "ws", **options):
             pass
     (fault,) = caught.value.faults
     assert fault.source == f"{config}:3"
     assert "'git diff -p'" in fault.problem and "'-p'" in fault.problem
     config.write_text('rules = [{ rule = "allow bash git diff *", match = ["git diff src"], nomatch = ["x"] }]\n')
     with pytest.raises(LoadError, match=r"rules\[0\].nomatch: unknown key; did you mean 'not_match'"):
-        async with Kernel.open(tmp_path / "ws", **options):
+        async with open_kernel(tmp_path / "ws", **options):
             pass
     config.write_text('rules = [{ rule = "allow bash git diff *", match = ["git diff src"] }]\n')
-    async with Kernel.open(
+    async with open_kernel(
         tmp_path / "ws", **options, rules=[{"rule": "deny read private/**", "not_match": ["public/a"]}]
     ) as kernel:
         assert (await kernel.explain("bash", {"command": "git diff src"})).action == "allow"

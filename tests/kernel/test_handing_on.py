@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from handrail import ApprovalAnswer, Kernel, tool
+from handrail import ApprovalAnswer, Kernel, open_kernel, tool
 from handrail.ipc.holder import server
 from handrail.record.verification import verify
 from handrail.testing.kernels import ScriptedPerson, temporary_kernel
@@ -16,7 +16,7 @@ from handrail.testing.kernels import ScriptedPerson, temporary_kernel
 
 async def joined(stack: AsyncExitStack, folder: Path, **options: object) -> Kernel:
     config = folder / "config" / "handrail.toml"
-    opening = Kernel.open(folder / "ws", state=folder / "state", config=config, **options)  # pyright: ignore[reportArgumentType]
+    opening = open_kernel(folder / "ws", state=folder / "state", config=config, **options)  # pyright: ignore[reportArgumentType]
     return await stack.enter_async_context(opening)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from handrail import ApprovalAnswer, Event, Kernel, ToolError, UsageError, tool
+from handrail import ApprovalAnswer, Event, Kernel, ToolError, UsageError, open_kernel, tool
 from handrail.contract.doors.notices import Notice
 from handrail.kernel.held import HeldKernel
 from handrail.kernel.joined import JoinedKernel
@@ -19,7 +19,7 @@ from handrail.testing.kernels import ScriptedPerson, temporary_kernel
 def second(folder: Path, **options: object) -> AbstractAsyncContextManager[Kernel]:
     """Another kernel on the workspace of ``temporary_kernel(folder)``."""
     config = folder / "config" / "handrail.toml"
-    return Kernel.open(folder / "ws", state=folder / "state", config=config, **options)  # pyright: ignore[reportArgumentType]
+    return open_kernel(folder / "ws", state=folder / "state", config=config, **options)  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.proves("L-07")

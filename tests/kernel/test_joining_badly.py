@@ -16,7 +16,7 @@ import pytest
 from tests.kernel.guests import joined_kernel
 from tests.kernel.members import members
 
-from handrail import Kernel, StartError
+from handrail import Kernel, StartError, open_kernel
 from handrail.ipc.joiner import membership
 from handrail.ipc.wire.connection import Connection
 from handrail.ipc.wire.framing import Message, frame
@@ -31,14 +31,14 @@ from handrail.testing.kernels import temporary_kernel
 JOIN = """
 import asyncio, sys
 from pathlib import Path
-from handrail import Kernel, StartError
+from handrail import Kernel, StartError, open_kernel
 from handrail.kernel.joined import JoinedKernel
 
 folder = Path(sys.argv[1])
 
 async def main():
     try:
-        async with Kernel.open(folder / "ws", state=folder / "state", config=folder / "config" / "handrail.toml") as kernel:
+        async with open_kernel(folder / "ws", state=folder / "state", config=folder / "config" / "handrail.toml") as kernel:
             result = await (await kernel.session()).call("read", {"path": "a.txt"})
             print("joined" if isinstance(kernel, JoinedKernel) else "holds", result.type)
     except StartError as error:
@@ -80,7 +80,7 @@ async def test_a_process_that_sends_half_of_something_and_sleeps_holds_up_nobody
             writer.write(greeting)
             await reader.readexactly(4)  # it was let in
             writer.write(frame({"id": 1, "op": "open", "body": {}})[:-2])
-        async with Kernel.open(tmp_path / "ws", **options) as joined:  # pyright: ignore[reportArgumentType]
+        async with open_kernel(tmp_path / "ws", **options) as joined:  # pyright: ignore[reportArgumentType]
             assert isinstance(joined, JoinedKernel)
             for number, kernel in enumerate((held, joined)):
                 session = await kernel.session()
@@ -98,12 +98,12 @@ async def test_a_home_folder_is_not_joined_without_the_flag_either(
     config.touch()
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.delenv("SSL_CERT_FILE", raising=False)
-    async with Kernel.open(home, state=tmp_path / "state", config=config, allow_home=True) as held:
+    async with open_kernel(home, state=tmp_path / "state", config=config, allow_home=True) as held:
         for workspace in (home, Path("/")):
             with pytest.raises(StartError, match="--allow-home"):
-                async with Kernel.open(workspace, state=tmp_path / "state", config=config):
+                async with open_kernel(workspace, state=tmp_path / "state", config=config):
                     pass
-        async with Kernel.open(home, state=tmp_path / "state", config=config, allow_home=True) as joined:
+        async with open_kernel(home, state=tmp_path / "state", config=config, allow_home=True) as joined:
             assert isinstance(joined, JoinedKernel) and joined.workdir == held.workdir
 
 
@@ -112,7 +112,7 @@ async def test_where_the_disk_is_full_nobody_takes_over_and_somebody_does_once_t
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     options = {"state": tmp_path / "state", "config": tmp_path / "config" / "handrail.toml", "rules": ["allow write"]}
     async with members(tmp_path, ()) as (holder,):
-        opened = Kernel.open(tmp_path / "ws", **options)  # pyright: ignore[reportArgumentType]
+        opened = open_kernel(tmp_path / "ws", **options)  # pyright: ignore[reportArgumentType]
         async with opened as kernel:
             assert isinstance(kernel, JoinedKernel)
             session = await kernel.session()

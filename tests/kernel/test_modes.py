@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from handrail import Kernel
+from handrail import open_kernel
 from handrail.config import load
 from handrail.contract.errors import LoadError, UsageError
 from handrail.contract.session import Session
@@ -39,25 +39,25 @@ async def test_a_mode_comes_from_the_nearest_who_names_one(place: Path, monkeypa
     agent = place / "config" / "agents" / "planner"
     agent.mkdir(parents=True)
     (agent / "agent.toml").write_text('id = "planner"\nmode = "plan"\n')
-    async with Kernel.open(**options(place)) as kernel:
+    async with open_kernel(**options(place)) as kernel:
         assert kernel.rules.mode == "accept-edits"
         assert await writes(await kernel.session(), "a") == "done"
         assert "deny fs.write" in await writes(await kernel.session(agent="planner"), "b")
         assert await writes(await kernel.session(agent="planner", mode="accept-edits"), "c") == "done"
         assert "no rule allows" in await writes(await kernel.session(mode="ask"), "d")
-    async with Kernel.open(**options(place), agent="planner") as kernel:
+    async with open_kernel(**options(place), agent="planner") as kernel:
         assert kernel.rules.mode == "plan"
-    async with Kernel.open(**options(place), agent="planner", mode="auto") as kernel:
+    async with open_kernel(**options(place), agent="planner", mode="auto") as kernel:
         assert kernel.rules.mode == "auto"
     monkeypatch.setenv("HANDRAIL_MODE", "ask")
-    async with Kernel.open(**options(place), agent="planner") as kernel:
+    async with open_kernel(**options(place), agent="planner") as kernel:
         assert kernel.rules.mode == "ask"
-    async with Kernel.open(**options(place), agent="planner", settings=["mode=plan"]) as kernel:
+    async with open_kernel(**options(place), agent="planner", settings=["mode=plan"]) as kernel:
         assert kernel.rules.mode == "plan"
 
 
 async def test_a_session_goes_on_in_another_mode(place: Path) -> None:
-    async with Kernel.open(**options(place), mode="accept-edits") as kernel:
+    async with open_kernel(**options(place), mode="accept-edits") as kernel:
         session = await kernel.session()
         assert await writes(session, "a") == "done"
         session.set_mode("plan")
@@ -69,7 +69,7 @@ async def test_a_session_goes_on_in_another_mode(place: Path) -> None:
 
 
 async def test_sessions_of_a_process_that_joined_are_in_its_mode(place: Path) -> None:
-    async with Kernel.open(**options(place), mode="auto"), Kernel.open(**options(place), mode="plan") as joined:
+    async with open_kernel(**options(place), mode="auto"), open_kernel(**options(place), mode="plan") as joined:
         assert type(joined).__name__ == "JoinedKernel"
         assert joined.rules.mode == "plan"
         session = await joined.session()
@@ -78,7 +78,7 @@ async def test_sessions_of_a_process_that_joined_are_in_its_mode(place: Path) ->
         assert await writes(session, "a") == "done"
         assert await writes(await joined.session(mode="accept-edits"), "b") == "done"
         assert (await joined.explain("write", {"path": "c", "content": ""})).mode == "plan"
-    async with Kernel.open(**options(place), mode="auto"), Kernel.open(**options(place)) as joined:
+    async with open_kernel(**options(place), mode="auto"), open_kernel(**options(place)) as joined:
         assert joined.rules.mode == "ask", "the mode of the process that holds it is its own"
 
 
@@ -102,15 +102,15 @@ def test_a_file_that_nobody_trusted_narrows_the_mode_and_never_widens_it(place: 
 async def test_a_mode_there_is_not_is_a_fault_with_its_place(place: Path) -> None:
     (place / "config" / "handrail.toml").write_text('\nmode = "yolo"\n')
     with pytest.raises(LoadError, match=r"handrail.toml:2: mode: is 'yolo'; expected 'plan', 'ask'"):
-        async with Kernel.open(**options(place)):
+        async with open_kernel(**options(place)):
             pass
     with pytest.raises(UsageError, match="no mode"):
-        async with Kernel.open(**options(place), mode="yolo"):
+        async with open_kernel(**options(place), mode="yolo"):
             pass
 
 
 async def test_an_explanation_says_the_mode_and_which_other_would_let_it_run(place: Path) -> None:
-    async with Kernel.open(**options(place)) as kernel:
+    async with open_kernel(**options(place)) as kernel:
         explained = await kernel.explain("bash", {"command": "timeout 5 git status"})
         assert (explained.mode, explained.read_only) == ("ask", True)
         assert "--mode plan" in explained.changes

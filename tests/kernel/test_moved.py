@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from handrail import Kernel
+from handrail import open_kernel
 from handrail.record.verification import verify
 from handrail.sandbox import tiers
 
@@ -73,7 +73,7 @@ async def test_every_call_says_what_became_of_the_workspace_and_touches_nothing(
     workspace: Path, change: Callable[[Path], None], said: str
 ) -> None:
     state, elsewhere = workspace.with_name("state"), workspace.with_name("elsewhere")
-    async with Kernel.open(workspace, state=state, rules=RULES) as kernel:
+    async with open_kernel(workspace, state=state, rules=RULES) as kernel:
         session = await kernel.session()
         assert (await session.call("read", {"path": "a.txt"})).ok
         change(workspace)
@@ -91,7 +91,7 @@ async def test_every_call_says_what_became_of_the_workspace_and_touches_nothing(
 
 
 async def test_calls_go_on_once_the_workspace_is_back(workspace: Path) -> None:
-    async with Kernel.open(workspace, state=workspace.with_name("state"), rules=RULES) as kernel:
+    async with open_kernel(workspace, state=workspace.with_name("state"), rules=RULES) as kernel:
         session = await kernel.session()
         linked(workspace)
         assert not (await session.call("read", {"path": "a.txt"})).ok
@@ -103,7 +103,7 @@ async def test_calls_go_on_once_the_workspace_is_back(workspace: Path) -> None:
 async def test_a_folder_that_stands_where_the_workspace_stood_is_the_workspace_and_must_be_read_anew(
     workspace: Path,
 ) -> None:
-    async with Kernel.open(workspace, state=workspace.with_name("state"), rules=RULES) as kernel:
+    async with open_kernel(workspace, state=workspace.with_name("state"), rules=RULES) as kernel:
         session = await kernel.session()
         assert (await session.call("read", {"path": "a.txt"})).ok
         moved(workspace)
@@ -115,12 +115,12 @@ async def test_a_folder_that_stands_where_the_workspace_stood_is_the_workspace_a
 
 async def test_a_moved_workspace_has_a_log_of_its_own_and_the_old_one_is_still_there(workspace: Path) -> None:
     state = workspace.with_name("state")
-    async with Kernel.open(workspace, state=state) as kernel:
+    async with open_kernel(workspace, state=state) as kernel:
         await (await kernel.session()).call("read", {"path": "a.txt"})
         first = kernel.state_folder
     moved(workspace)
-    async with Kernel.open(workspace.with_name("moved"), state=state) as kernel:
+    async with open_kernel(workspace.with_name("moved"), state=state) as kernel:
         assert kernel.state_folder != first and kernel.log.reader.calls() == []
     moved_back = workspace.with_name("moved").rename(workspace)
-    async with Kernel.open(moved_back, state=state) as kernel:
+    async with open_kernel(moved_back, state=state) as kernel:
         assert kernel.state_folder == first and len(kernel.log.reader.calls()) == 1

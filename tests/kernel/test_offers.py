@@ -14,7 +14,7 @@ import pytest
 from tests.kernel.doors import Opens, by_both_doors
 from tests.registry.test_own_offering import OFFERING, put_offering
 
-from handrail import Event, Kernel, Runtime, Tool, ToolError, ToolSpec, UsageError, tool
+from handrail import Event, Kernel, Runtime, Tool, ToolError, ToolSpec, UsageError, open_kernel, tool
 from handrail.arbiter import subscriptions
 from handrail.contract.doors.offers import PromptSpec, ResourceSpec, ResourceTemplate, SourceRequest
 from handrail.contract.tool.requires import Requires
@@ -66,7 +66,7 @@ def opened(
     put_offering(place)
     (place / "ws").mkdir(exist_ok=True)
     (place / "config" / "handrail.toml").write_text("")
-    return Kernel.open(
+    return open_kernel(
         place / "ws",
         state=place / "state",
         config=place / "config" / "handrail.toml",

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from handrail import Kernel, LoadError, StartError, tool
+from handrail import LoadError, StartError, open_kernel, tool
 from handrail.frontends.cli.commands import mcp_login
 from handrail.policy.watchdogs.watchdog import ExternalWatchdog
 from handrail.sandbox.view import toolchains
@@ -241,7 +241,7 @@ async def test_a_further_folder_that_an_agent_may_write_gives_no_program(
     agents.mkdir(parents=True)
     (agents / "agent.toml").write_text(f'id = "wide"\n[[roots]]\npath = {json.dumps(str(further))}\naccess = "write"\n')
     (activated.folder / "config" / "handrail.toml").write_text("")
-    async with Kernel.open(
+    async with open_kernel(
         activated.workspace,
         state=activated.folder / "state",
         config=activated.folder / "config" / "handrail.toml",

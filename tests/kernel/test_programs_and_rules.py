@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from handrail import Kernel, Runtime
+from handrail import Runtime, open_kernel
 from handrail import tool as tool_of
 from handrail.runtime.guard import running
 from handrail.sandbox import tiers
@@ -53,7 +53,7 @@ def tool(name: str, script: str, **runtime: object) -> None:
 
 @pytest.mark.proves("P-01", "S-07")
 async def test_bash_sees_no_secret_that_no_rule_allows_and_makes_nothing_protected(workspace: Path) -> None:
-    async with Kernel.open(workspace=workspace, rules=["allow bash", "allow fs.write"]) as kernel:
+    async with open_kernel(workspace=workspace, rules=["allow bash", "allow fs.write"]) as kernel:
         session = await kernel.session(headless=True)
         seen = await session.call("bash", {"command": "cat plain .env"})
         assert seen.ok and "TOP-SECRET" not in str(seen.data) and "to be seen" in seen.data["output"]
@@ -79,7 +79,7 @@ async def test_what_a_rule_denies_writing_no_program_writes(workspace: Path) -> 
     (workspace / "db").mkdir()
     (workspace / "db" / "1.sql").write_text("theirs")
     rules = ["allow bash", "allow fs.write", "deny fs.write db/**", "deny fs.write **/*.lock"]
-    async with Kernel.open(workspace=workspace, rules=rules) as kernel:
+    async with open_kernel(workspace=workspace, rules=rules) as kernel:
         session = await kernel.session(headless=True)
         script = "cp plain db/1.sql; rm -rf db; mv db x; mkdir -p db; cp plain db/2.sql; cp plain fine"
         done = await session.call("bash", {"command": script})
@@ -97,7 +97,7 @@ async def test_a_tool_in_any_language_is_held_by_the_same(workspace: Path) -> No
     tool("probe", SCRIPT)
     tool("server", SERVER, persistent=True)
     try:
-        async with Kernel.open(workspace=workspace, rules=["allow probe", "allow server", "allow fs.write"]) as kernel:
+        async with open_kernel(workspace=workspace, rules=["allow probe", "allow server", "allow fs.write"]) as kernel:
             session = await kernel.session(headless=True)
             probed = await session.call("probe", {})
             assert probed.error_kind == "denied" and ".envrc" in str(probed.error_text)
@@ -123,7 +123,7 @@ async def test_what_bash_leaves_in_its_home_does_not_run_with_what_another_tool_
     tool("same", script)
     try:
         rules = ["allow bash", "allow more", "allow same", "allow fs.write"]
-        async with Kernel.open(workspace=workspace, rules=rules) as kernel:
+        async with open_kernel(workspace=workspace, rules=rules) as kernel:
             session = await kernel.session(headless=True)
             planted = await session.call("bash", {"command": "cd && touch .gitconfig sitecustomize.py && ls -A"})
             assert planted.ok and ".gitconfig" in planted.data["output"]
@@ -190,7 +190,7 @@ async def test_a_call_within_a_call_does_not_wait_for_the_program_that_waits_for
     repository(workspace)
     tool("stays", SERVER, persistent=True, timeout_ms=60_000)
     tool("once", SCRIPT.replace("echo x > .envrc", "true"), timeout_ms=60_000)
-    async with Kernel.open(workspace=workspace, tools=[tend], rules=["allow **"]) as kernel:
+    async with open_kernel(workspace=workspace, tools=[tend], rules=["allow **"]) as kernel:
         session = await kernel.session(headless=True)
         given = {"command": "touch made"} if name == "bash" else {}
         answer = await session.call("repository.tend", {"name": name, "arguments": given})
@@ -204,7 +204,7 @@ async def test_a_program_waits_for_the_call_of_a_tool_that_stays_up(
     repository(workspace)
     requires = {"fs": {"read": ["."], "write": ["."]}, "capabilities": ["vcs.config"]}
     tool("stays", WAITS, persistent=True, requires=requires, locks=[], timeout_ms=60_000)
-    async with Kernel.open(workspace=workspace, rules=["allow **", "allow fs.write"]) as kernel:
+    async with open_kernel(workspace=workspace, rules=["allow **", "allow fs.write"]) as kernel:
         session, other = await kernel.session(headless=True), await kernel.session(headless=True)
         tending = asyncio.ensure_future(session.call("stays", {}))
         await there(workspace / "up")

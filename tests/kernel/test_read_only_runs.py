@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from handrail import Kernel
+from handrail import open_kernel
 from handrail.contract.session import Session
 from handrail.sandbox import tiers
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(not tiers.probe().confines, reason="programs can
 @pytest.fixture
 async def session(tmp_path: Path) -> AsyncIterator[Session]:
     (tmp_path / "ws").mkdir()
-    async with Kernel.open(
+    async with open_kernel(
         tmp_path / "ws", state=tmp_path / "state", config=_nothing(tmp_path), rules=["allow bash", "allow fs.write **"]
     ) as kernel:
         yield await kernel.session()

@@ -1,4 +1,4 @@
-"""What ``Kernel.open(secrets=…)`` registers comes out nowhere, whichever way it came in."""
+"""What ``open_kernel(secrets=…)`` registers comes out nowhere, whichever way it came in."""
 
 from __future__ import annotations
 

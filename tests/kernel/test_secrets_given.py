@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from handrail import Kernel, Runtime, ToolError, tool
+from handrail import Runtime, ToolError, open_kernel, tool
 from handrail.contract.errors import LoadError, UsageError
 from handrail.contract.tool.spec import ConfigKey
+from handrail.kernel.doctor import check_kernel
 from handrail.testing.kernels import temporary_kernel
 
 pytestmark = pytest.mark.proves("S-06")
@@ -81,7 +82,7 @@ async def test_a_configured_secret_reaches_the_tool_that_declares_it_and_is_reda
         session = await kernel.session()
         result = await session.call("vault.length", {})
         assert result.data == {"length": len(VALUE), "shown": "<[secret:TOKEN]>", "other": "denied"}
-        shown = repr([value.to_dict() for value in kernel.config.values]) + repr(kernel.doctor())
+        shown = repr([value.to_dict() for value in kernel.config.values]) + repr(check_kernel(kernel))
         assert "hunter2" not in shown and "TOKEN" in shown
     kept = b"".join(path.read_bytes() for path in (tmp_path / "state").rglob("*") if path.is_file())
     assert VALUE.encode() not in kept
@@ -116,12 +117,12 @@ async def test_what_a_process_brings_is_for_its_own_tools(tmp_path: Path) -> Non
     rules, state, config = ["allow vault.*"], tmp_path / "state", tmp_path / "config" / "handrail.toml"
     async with temporary_kernel(tmp_path, tools=TOOLS, rules=rules, secrets={"TOKEN": VALUE}) as holder:
         assert (await (await holder.session()).call("vault.length", {})).data["length"] == len(VALUE)
-        async with Kernel.open(tmp_path / "ws", tools=TOOLS, rules=rules, state=state, config=config) as bare:
+        async with open_kernel(tmp_path / "ws", tools=TOOLS, rules=rules, state=state, config=config) as bare:
             assert bare.generation.entries["vault.length"].withheld is not None, "the holder's are not theirs"
         with pytest.raises(UsageError, match=r"^secrets: .*3 characters"):
-            async with Kernel.open(tmp_path / "ws", secrets={"TOKEN": "abc"}, state=state, config=config):
+            async with open_kernel(tmp_path / "ws", secrets={"TOKEN": "abc"}, state=state, config=config):
                 pass
-        async with Kernel.open(
+        async with open_kernel(
             tmp_path / "ws", tools=TOOLS, rules=rules, secrets={"TOKEN": "hunter2-theirs"}, state=state, config=config
         ) as joined:
             assert type(joined) is not type(holder)
@@ -133,7 +134,7 @@ async def test_what_a_process_brings_is_for_its_own_tools(tmp_path: Path) -> Non
 async def test_a_process_that_joins_has_its_configured_secrets_for_what_it_brings(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path, settings=configured(tmp_path)):
         config = tmp_path / "config" / "handrail.toml"
-        async with Kernel.open(
+        async with open_kernel(
             tmp_path / "ws", tools=TOOLS, rules=["allow vault.*"], state=tmp_path / "state", config=config
         ) as joined:
             result = await (await joined.session()).call("vault.length", {})

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from handrail import Kernel, UsageError
+from handrail import UsageError, open_kernel
 from handrail.kernel.held import HeldKernel
 from handrail.testing.kernels import temporary_kernel
 from handrail.testing.upstreams import Program, approved
@@ -18,7 +18,7 @@ async def test_a_process_that_joined_uses_the_holders_servers_and_has_it_start_n
     state, config = tmp_path / "state", tmp_path / "config" / "handrail.toml"
     async with temporary_kernel(tmp_path, settings=server.settings("t"), rules=["allow mcp:t:*"]) as kernel:
         await approved(kernel, "t")
-        async with Kernel.open(tmp_path / "ws", rules=["allow mcp:t:*"], state=state, config=config) as joined:
+        async with open_kernel(tmp_path / "ws", rules=["allow mcp:t:*"], state=state, config=config) as joined:
             assert not isinstance(joined, HeldKernel)
             with pytest.raises(UsageError, match=r"another process holds this workspace.*\[mcp\.servers\.mine\]"):
                 joined.mcp.connect("mine", **server.given())

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from handrail import Kernel, Runtime, Tool, ToolSpec, tool
+from handrail import Runtime, Tool, ToolSpec, open_kernel, tool
 from handrail.contract.generation import ToolStatus
 from handrail.contract.tool.spec import ConfigKey
 from handrail.kernel.held import HeldKernel
@@ -59,7 +59,7 @@ async def test_each_status_is_told_with_its_reason_wherever_the_kernel_is(tmp_pa
     how = {"tools": TOOLS, "state": state, "config": config}
     async with (
         temporary_kernel(tmp_path, tools=TOOLS, settings=settings) as kernel,
-        Kernel.open(tmp_path / "ws", **how) as joined,  # pyright: ignore[reportArgumentType]
+        open_kernel(tmp_path / "ws", **how) as joined,  # pyright: ignore[reportArgumentType]
     ):
         assert not isinstance(joined, HeldKernel)
         await kernel.rooms.upstreams["t"].listed()
@@ -93,7 +93,7 @@ async def test_a_tool_of_a_server_that_cannot_be_reached_is_offline_and_one_that
     gone = server.settings("t").replace("command = ", 'command = "/nowhere/server"\n# ')
     async with (
         temporary_kernel(tmp_path, settings=gone) as kernel,
-        Kernel.open(tmp_path / "ws", state=state, config=config) as joined,
+        open_kernel(tmp_path / "ws", state=state, config=config) as joined,
     ):
         for one in (kernel, joined):
             status, reason = of(await one.tool_statuses(), "", "t")
@@ -114,7 +114,7 @@ async def test_tools_of_a_server_that_was_lost_are_offline_with_the_reason(tmp_p
     rules = ["allow mcp:t:*"]
     async with temporary_kernel(tmp_path, settings=server.settings("t"), rules=rules) as kernel:
         await approved(kernel, "t")
-        async with Kernel.open(tmp_path / "ws", state=state, config=config) as joined:
+        async with open_kernel(tmp_path / "ws", state=state, config=config) as joined:
             assert of(await joined.tool_statuses(), "t_echo") == ("connected", "")
             session = await kernel.session()
             server.plan(["echo", "die"], dies_at_start=True)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.kernel.doors import HELD, JOINED, opened
 
-from handrail import Kernel, LoadError, Runtime, Tool, ToolSpec, UsageError, tool
+from handrail import Kernel, LoadError, Runtime, Tool, ToolSpec, UsageError, open_kernel, tool
 from handrail.contract.tool.spec import ConfigKey
 from handrail.testing.kernels import temporary_kernel
 from handrail.testing.upstreams import Program, approved
@@ -137,7 +137,7 @@ async def test_a_tool_without_a_required_value_is_withheld_with_the_line_to_add(
         assert (
             'station (The station\'s number; add station = "…" under [tools."weather.today".config]' in entry.withheld
         )
-        assert "Kernel.open(tool_config=…)" in entry.withheld
+        assert "open_kernel(tool_config=…)" in entry.withheld
         assert (await (await kernel.session()).call("weather.today", {})).error_kind == "unavailable"
         assert await said(kernel, "weather.wind") == {"units": "metric"}
 
@@ -202,7 +202,7 @@ async def test_what_a_program_gives_is_checked_by_the_tools_that_there_are(
 )
 async def test_what_a_program_gives_is_texts_by_their_keys(tmp_path: Path, given: Any) -> None:
     with pytest.raises(UsageError, match=r"expected \{\"TOOL ID\""):
-        async with Kernel.open(tmp_path, tools=TOOLS, tool_config=given, state=tmp_path / "state"):
+        async with open_kernel(tmp_path, tools=TOOLS, tool_config=given, state=tmp_path / "state"):
             pass
 
 
@@ -240,7 +240,7 @@ async def test_a_process_that_joined_brings_the_values_for_its_own_tools_and_no_
     state, rules = tmp_path / "state", ["allow weather.*"]
     async with (
         temporary_kernel(tmp_path, tools=TOOLS, rules=rules) as holder,
-        Kernel.open(tmp_path / "ws", tools=TOOLS, rules=rules, state=state, config=other) as joined,
+        open_kernel(tmp_path / "ws", tools=TOOLS, rules=rules, state=state, config=other) as joined,
     ):
         assert await said(joined, "weather.wind") == {"units": "knots"}
         assert joined.generation.entries["weather.wind"].spec.timeout_ms == 60_000
@@ -344,12 +344,12 @@ async def test_a_program_sets_limits_as_settings(tmp_path: Path) -> None:
     config.write_text("[tools.glob]\nenabled = false\n")
     (tmp_path / "ws").mkdir()
     how: dict[str, Any] = {"tools": LONG, "rules": ["allow long.*"], "state": state, "config": config}
-    async with Kernel.open(tmp_path / "ws", settings=settings[:1], **how) as kernel:
+    async with open_kernel(tmp_path / "ws", settings=settings[:1], **how) as kernel:
         text = await (await kernel.session()).call("long.text", {})
         assert text.metadata["truncated"] is True
         assert kernel.generation.entries["glob"].status == "disabled", "the file's settings of other tools stay"
     with pytest.raises(LoadError, match="written in quotes"):
-        async with Kernel.open(tmp_path / "ws", settings=settings[1:], **how):
+        async with open_kernel(tmp_path / "ws", settings=settings[1:], **how):
             pass
 
 

@@ -10,7 +10,7 @@ import pytest
 from tests.kernel.doors import Opens, by_both_doors
 from tests.kernel.test_agents import put_agent
 
-from handrail import Kernel, Tool, tool
+from handrail import Tool, open_kernel, tool
 from handrail.catalog import interaction
 from handrail.contract.call import ProposedCall
 from handrail.kernel.held import HeldKernel
@@ -312,7 +312,7 @@ async def test_a_run_that_waited_goes_on_with_what_was_in_view(tmp_path: Path, k
 async def test_what_was_brought_into_view_outlives_the_holder(tmp_path: Path) -> None:
     """The process that joined goes on with the next holder, and with what its model had in view."""
     async with temporary_kernel(tmp_path) as holder:
-        joined = Kernel.open(
+        joined = open_kernel(
             holder.workdir,
             tools=MANY,
             state=tmp_path / "state",

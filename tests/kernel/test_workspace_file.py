@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from handrail import Kernel, LoadError, UsageError
+from handrail import Kernel, LoadError, UsageError, open_kernel
 from handrail.config import load
 from handrail.sandbox import tiers
 from handrail.store import trust
@@ -34,7 +34,7 @@ async def opened(
         found = load(config, folders=folders).workspace
         assert found is not None
         trust.grant(folders, found.sha256, clock=lambda: 1)
-    async with Kernel.open(workspace, rules=rules, state=folder / "state", config=config, settings=settings) as kernel:
+    async with open_kernel(workspace, rules=rules, state=folder / "state", config=config, settings=settings) as kernel:
         yield kernel
 
 
@@ -140,9 +140,9 @@ async def test_a_process_that_joins_brings_its_rules_and_is_told_what_it_cannot_
         monkeypatch.setenv("HANDRAIL_RULES", "deny write notes/b.txt")
         workspace, state = tmp_path / "ws", tmp_path / "state"
         with pytest.raises(UsageError, match=r"limits\.grace_ms cannot be set here"):
-            async with Kernel.open(workspace, settings=["limits.grace_ms=9"], state=state, config=other):
+            async with open_kernel(workspace, settings=["limits.grace_ms=9"], state=state, config=other):
                 raise AssertionError("it joined")
-        async with Kernel.open(workspace, settings=["agent=default"], state=state, config=other) as joined:
+        async with open_kernel(workspace, settings=["agent=default"], state=state, config=other) as joined:
             session = await joined.session()
             assert (await session.call("write", {"path": "notes/a.txt", "content": "x"})).ok
             assert (await session.call("write", {"path": "notes/b.txt", "content": "x"})).error_kind == "denied"

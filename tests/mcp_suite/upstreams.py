@@ -26,7 +26,7 @@ from urllib.parse import quote
 
 import platformdirs
 
-from handrail import Kernel
+from handrail import open_kernel
 from handrail.contract.result import Result
 from handrail.kernel.held import HeldKernel
 from handrail.registry.pins import Definition, StoredPins
@@ -282,7 +282,7 @@ async def tried(root: Path) -> int:
     workspace = root / "ws"
     wrong = 0
     rules = [f"allow mcp:{one.name}:{tool}" for one in servers(workspace) for tool, _, _ in one.calls]
-    async with Kernel.open(workspace, state=root / "state", config=root / "config" / "handrail.toml") as kernel:
+    async with open_kernel(workspace, state=root / "state", config=root / "config" / "handrail.toml") as kernel:
         assert isinstance(kernel, HeldKernel), "somebody else holds this workspace"
         upstreams = kernel.rooms.upstreams
         names = [one.name for one in servers(workspace)]

@@ -255,11 +255,11 @@ def test_a_module_runs_where_handrails_own_python_is_reached_by_a_link(place: Pl
     (tmp_path / "current").symlink_to(sys.prefix, target_is_directory=True)
     script = f"""
     import asyncio
-    from handrail import Kernel
+    from handrail import open_kernel
 
     async def main():
         config = {str(place.tools.parent / "handrail.toml")!r}
-        async with Kernel.open({str(place.workspace)!r}, config=config, state={str(tmp_path / "state")!r}, rules=["allow yes"]) as kernel:
+        async with open_kernel({str(place.workspace)!r}, config=config, state={str(tmp_path / "state")!r}, rules=["allow yes"]) as kernel:
             result = await (await kernel.session(headless=True)).call("yes", {{}})
             print(result.data, result.error_text)
 

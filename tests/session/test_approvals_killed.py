@@ -18,7 +18,7 @@ from handrail.testing.kernels import temporary_kernel
 CHILD = """
 import asyncio, os, sys
 from pathlib import Path
-from handrail import Kernel, tool
+from handrail import open_kernel, tool
 
 folder, how = Path(sys.argv[1]), sys.argv[2]
 
@@ -46,7 +46,7 @@ async def main():
         (folder / name).mkdir(exist_ok=True)
     config = folder / "config" / "handrail.toml"
     config.touch()
-    async with Kernel.open(folder / "ws", tools=[pay], state=folder / "state", config=config) as kernel:
+    async with open_kernel(folder / "ws", tools=[pay], state=folder / "state", config=config) as kernel:
         session = await kernel.session(attendant=Elsewhere())
         call = asyncio.create_task(session.call("bank.pay", {"source": "a"}))
         if how == "hang":

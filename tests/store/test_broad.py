@@ -10,7 +10,7 @@ import pytest
 
 from handrail.contract.agent import AgentRoot
 from handrail.contract.errors import StartError
-from handrail.kernel.kernel import Kernel
+from handrail.kernel.opening import open_kernel
 from handrail.runtime.files.further_roots import further_roots
 from handrail.sandbox.start.spawn import binaries
 from handrail.store import broad
@@ -172,12 +172,12 @@ def test_a_bind_mount_hides_nothing(home: Path, tmp_path: Path) -> None:
 async def test_every_way_in_asks_for_the_flag(home: Path, tmp_path: Path) -> None:
     (keys := home / ".ssh").mkdir()
     with pytest.raises(StartError, match="--allow-home"):
-        async with Kernel.open(keys, state=tmp_path / "state"):
+        async with open_kernel(keys, state=tmp_path / "state"):
             pass
     (config := tmp_path / "handrail.toml").write_text("")
-    async with Kernel.open(keys, state=tmp_path / "state", config=config, allow_home=True):
+    async with open_kernel(keys, state=tmp_path / "state", config=config, allow_home=True):
         with pytest.raises(StartError, match="--allow-home"):  # it would be joined
-            async with Kernel.open(keys, state=tmp_path / "state", config=config):
+            async with open_kernel(keys, state=tmp_path / "state", config=config):
                 pass
 
 

@@ -16,6 +16,7 @@ import pytest
 
 from handrail import Event, Result, ToolError, config
 from handrail.contract.session import Session
+from handrail.kernel.doctor import check_kernel
 from handrail.kernel.held import HeldKernel
 from handrail.kernel.sign_in import look_at
 from handrail.sandbox.start.process import settled
@@ -170,7 +171,7 @@ async def test_a_program_that_would_fetch_what_it_runs_is_refused_with_the_comma
         assert "handrail mcp install t" in str(fault)
         (status,) = kernel.mcp.servers
         assert status.tools is None and "handrail mcp install t" in status.reason
-        assert any(check.remedy == "handrail mcp install t" for check in kernel.doctor())
+        assert any(check.remedy == "handrail mcp install t" for check in check_kernel(kernel))
 
 
 @pytest.mark.proves("F-04")

@@ -169,7 +169,7 @@ def _manifest(tool_id: str, word: str, **more: object) -> str:
     return json.dumps({"llm": llm, "runtime": runtime}, indent=2) + "\n"
 
 
-_FUNCTION = '''"""{id}: give it to the kernel with Kernel.open(tools=[{word}])."""
+_FUNCTION = '''"""{id}: give it to the kernel with open_kernel(tools=[{word}])."""
 
 from typing import Annotated
 
@@ -188,7 +188,7 @@ async def {word}(text: Annotated[str, Field(max_length=100_000)]) -> dict[str, i
     return {{"words": len(text.split())}}
 '''
 
-_CLASS = '''"""{id}: give it to the kernel with Kernel.open(tools=[{name}()])."""
+_CLASS = '''"""{id}: give it to the kernel with open_kernel(tools=[{name}()])."""
 
 from typing import Any
 
@@ -315,7 +315,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from handrail import Kernel
+from handrail import open_kernel
 
 HERE = Path(__file__).parent
 
@@ -333,7 +333,7 @@ def test_{word}_counts_words(tmp_path: Path) -> None:
 
     async def called() -> object:
         settings = bundle / "handrail.toml"
-        async with Kernel.open(workspace, rules=["allow {id}"], state=tmp_path / "state", config=settings) as kernel:
+        async with open_kernel(workspace, rules=["allow {id}"], state=tmp_path / "state", config=settings) as kernel:
             result = await (await kernel.session()).call("{id}", {{"text": "one two three"}})
             assert result.ok, result.error_text
             return result.data["words"]

@@ -149,7 +149,7 @@ def sources_of(
         (
             *config.tool_settings,
             given_layer(checked.source, checked.manifest.tool_config),
-            given_layer("Kernel.open", tool_config or {}, known=True),
+            given_layer("open_kernel", tool_config or {}, known=True),
         ),
         offerings,
         _agent_tools(checked.manifest, config, folders),

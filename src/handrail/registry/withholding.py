@@ -73,7 +73,7 @@ def reasons_to_withhold(
     needed = (key for key, one in spec.config.items() if one.required and one.default is None and not one.secret)
     if unset := [f"{key} ({spec.config[key].description}; add {line_to_add(spec.id, key)})" for key in needed]:
         text = f"needs configuration: it has settings without a value: {', '.join(unset)}"
-        reasons.append(Reason("available", f"{text}. A program gives them with Kernel.open(tool_config=…)"))
+        reasons.append(Reason("available", f"{text}. A program gives them with open_kernel(tool_config=…)"))
     if isinstance(tool, ExecutableTool) and tool.unbuilt:
         reasons.append(Reason("available", NOT_BUILT))
     starts_programs = spec.id not in tier.unconfined and (not tool.trusted or bool(spec.requires.shell))

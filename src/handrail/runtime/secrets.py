@@ -95,7 +95,7 @@ class SecretStore:
         """Why a tool cannot be given ``name``, with what its operator does about it; None where it can."""
         if name in self._values:
             return None
-        remedy = f'add {name} = {{ env = "…" }} (or file, or command) under [secrets] of handrail.toml, or pass it to Kernel.open'
+        remedy = f'add {name} = {{ env = "…" }} (or file, or command) under [secrets] of handrail.toml, or pass it to open_kernel'
         if (why := self._missing.get(name)) is not None:
             return f"{name} ({why})"
         return f"{name} (nobody gave it; {remedy})"

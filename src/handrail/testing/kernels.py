@@ -15,7 +15,7 @@ from handrail.contract.doors.peer import Ask, AskMethod, kind_of
 from handrail.contract.doors.runtime import Question
 from handrail.contract.tool.tool import Tool
 from handrail.kernel.held import HeldKernel
-from handrail.kernel.kernel import Kernel
+from handrail.kernel.opening import open_kernel
 from handrail.policy.watchdogs.watchdog import Watchdog
 
 WORDS_ONLY = '[search]\nembedder = "none"\n'
@@ -50,7 +50,7 @@ async def temporary_kernel(
     workspace.mkdir(parents=True, exist_ok=True)
     config.parent.mkdir(exist_ok=True)
     config.write_text(settings if "[search]" in settings else f"{settings}\n{WORDS_ONLY}", encoding="utf-8")
-    async with Kernel.open(
+    async with open_kernel(
         workspace,
         tools=tools,
         rules=rules,

@@ -8,6 +8,8 @@ from collections.abc import Awaitable, Callable
 from tests.attacks.case import Case
 from tests.attacks.victim import REACHED, Home, put, said_by
 
+from handrail.kernel.doctor import check_kernel
+
 _Probe = Callable[[Home], Awaitable[str | None]]
 
 
@@ -101,7 +103,7 @@ async def _planted_settings(home: Home) -> str | None:
             home.canary.unlink()
             return "a program that the repository names ran outside of the sandbox"
         async with home.kernel(workspace=workspace, name="after") as kernel:
-            kernel.doctor()
+            check_kernel(kernel)
             await kernel.explain("bash", {"command": "git status"})
     if home.canary.exists():
         home.canary.unlink()

@@ -10,7 +10,7 @@ from tests.attacks.victim import Home
 
 from handrail.contract.approvals import Away
 from handrail.contract.errors import StartError
-from handrail.kernel.kernel import Kernel
+from handrail.kernel.opening import open_kernel
 
 _ASKED = 130
 
@@ -37,7 +37,7 @@ async def _keys_as_a_workspace(home: Home) -> str | None:
         aside.symlink_to(folder)
         for way in (folder, aside):
             try:
-                async with Kernel.open(way, state=state):
+                async with open_kernel(way, state=state):
                     opened.append(str(way))
             except StartError as error:
                 if "--allow-home" not in str(error):

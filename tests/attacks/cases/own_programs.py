@@ -116,15 +116,15 @@ def _configured(settings: str) -> Probe:
 
 _AGENT = """\
 import asyncio, json, sys
-from handrail import Kernel
+from handrail import check_kernel, open_kernel
 async def main():
-    async with Kernel.open(".", rules=["allow write", "allow bash true"]) as kernel:
+    async with open_kernel(".", rules=["allow write", "allow bash true"]) as kernel:
         session = await kernel.session()
         for name, text in json.loads(sys.argv[1]).items():
             print(name, (await session.call("write", {"path": name, "content": text})).ok)
         for tool, given in (("bash", {"command": "true"}), ("grep", {"pattern": "needle"}), ("git.status", {})):
             print(tool, (await session.call(tool, given)).ok)
-        print("checks", len(kernel.doctor()) > 0)
+        print("checks", len(check_kernel(kernel)) > 0)
 asyncio.run(main())
 """
 

@@ -1,6 +1,6 @@
 """Trigger classes: kinds of triggers beside the timers, schedules and watched channels that ship, each as a tool that adds one.
 
-Write one as a tool, and register it like any other (``Kernel.open(tools=[…])``, or a package's entry point)::
+Write one as a tool, and register it like any other (``open_kernel(tools=[…])``, or a package's entry point)::
 
     class Tide(TriggerTool):
         spec = trigger_spec("add_tide", "Trigger: be told at each high tide.", {"harbour": {"type": "string"}}, "harbour")

@@ -90,10 +90,10 @@ async def opened(setting: Setting, face: str = "cli") -> AsyncGenerator[Kernel]:
     :raises LoadError: with every fault of configuration, agent and tools
     :raises StartError: when state or sandbox are not to be had
     """
-    from handrail.kernel.kernel import Kernel
+    from handrail.kernel.opening import open_kernel
 
     _check_rules(setting.rules)
-    async with Kernel.open(
+    async with open_kernel(
         setting.workspace,
         rules=setting.rules,
         state=setting.state,

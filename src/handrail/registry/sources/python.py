@@ -17,7 +17,7 @@ from handrail.registry.sources.source import Found, Loaded, Rank
 
 @dataclass(frozen=True, slots=True)
 class PythonSource:
-    """What was passed to ``Kernel.open(tools=…)``, in its order.
+    """What was passed to ``open_kernel(tools=…)``, in its order.
 
     :param given: tools, classes of tools, or modules whose tools are all meant
     """
@@ -32,7 +32,7 @@ class PythonSource:
 
 @dataclass(frozen=True, slots=True)
 class GivenOffering:
-    """One of what was passed to ``Kernel.open(offerings=…)``."""
+    """One of what was passed to ``open_kernel(offerings=…)``."""
 
     offering: Offering
     rank: Rank = "code"
