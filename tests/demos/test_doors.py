@@ -23,6 +23,8 @@ from handrail.record.reading import LogReader
 from handrail.sandbox import tiers
 from handrail.store.folders import locate
 
+ROOT = str(Path(__file__).parents[2])
+
 DOORS = (sys.executable, "-m", "demos.doors", "--edits", "3")
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="joining needs Linux")
 needs_sandbox = pytest.mark.skipif(not tiers.probe().confines, reason="programs cannot be confined on this machine")
@@ -33,7 +35,7 @@ def places(tmp_path: Path) -> dict[str, str]:
     """An environment with a folder for temporary files of its own; a build machine's, where nobody could be asked."""
     (tmp_path / "tmp").mkdir()
     apart = ("GIT_", "HANDRAIL_", "XDG_", "COLUMNS", "LINES")
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(apart)}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(apart)} | {"PYTHONPATH": ROOT}
     return {**kept, "TMPDIR": str(tmp_path / "tmp"), "CI": "1"}
 
 

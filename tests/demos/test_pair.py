@@ -22,6 +22,8 @@ from handrail.session.session import HeldSession
 from handrail.testing.kernels import temporary_kernel
 from handrail.testing.models import PlayedModel, call_reply, text_reply
 
+ROOT = str(Path(__file__).parents[2])
+
 needs_sandbox = pytest.mark.skipif(not tiers.probe().confines, reason="programs cannot be confined on this machine")
 pytestmark = pytest.mark.proves("A-07")
 
@@ -73,7 +75,7 @@ async def test_an_agent_that_lives_is_woken_by_anothers_message_mends_and_report
 @needs_sandbox
 def test_the_show_has_every_effect_and_fits_a_terminal(on_a_terminal: Terminals, tmp_path: Path) -> None:
     apart = ("GIT_", "HANDRAIL_", "XDG_", "COLUMNS", "LINES")
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(apart)}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(apart)} | {"PYTHONPATH": ROOT}
     environment = {**kept, "TMPDIR": str(tmp_path), "COLUMNS": "80", "TERM": "xterm", "NO_COLOR": ""}
     terminal = on_a_terminal(sys.executable, "-m", "demos.pair", environment=environment)
     assert terminal.end() == 0, terminal.shown

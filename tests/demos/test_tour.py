@@ -28,6 +28,8 @@ from handrail.record.verification import Verification
 from handrail.sandbox import tiers
 from handrail.sandbox.start.spawn import binaries
 
+ROOT = str(Path(__file__).parents[2])
+
 TOUR = (sys.executable, "-m", "demos.tour")
 FILE = Path(guide.__file__).with_name("__main__.py")
 needs_sandbox = pytest.mark.skipif(not tiers.probe().confines, reason="programs cannot be confined on this machine")
@@ -39,7 +41,7 @@ def places(tmp_path: Path) -> dict[str, str]:
     for name in ("home", "tmp"):
         (tmp_path / name).mkdir()
     apart = ("GIT_", "HANDRAIL_", "XDG_", "COLUMNS", "LINES")  # the last two come from shells and test runners
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(apart)}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(apart)} | {"PYTHONPATH": ROOT}
     return {**kept, "HOME": str(tmp_path / "home"), "TMPDIR": str(tmp_path / "tmp")}
 
 
@@ -90,7 +92,7 @@ def test_on_a_terminal_there_are_colours_unless_none_are_wanted_and_no_line_is_w
     on_a_terminal: Terminals, places: dict[str, str], columns: int, no_color: str
 ) -> None:
     where = {**places, "NO_COLOR": no_color, "COLUMNS": str(columns)}
-    terminal = on_a_terminal(*prefork.python(FILE), environment=where)
+    terminal = on_a_terminal(*TOUR, environment=where)
     shown = terminal.wait_for("Where to go next")  # after it come commands to copy, each on one line
     assert terminal.end() == 0
     assert ("\x1b[1;36m" in shown) is (no_color == "") and ("\x1b" in terminal.shown) is (no_color == "")

@@ -28,6 +28,7 @@ from handrail.store.encoding import decode, encode
 from handrail.store.opening import Store
 
 SOURCE = Path(handrail.__file__).parent
+DEMOS = Path(__file__).parents[2] / "demos"
 FORGED = "✓ FORGED"
 PLAIN_LINES = f"x\n{FORGED}\n\t{FORGED}\r{FORGED}"
 SPELLS = (
@@ -336,8 +337,8 @@ _FORBIDDEN = (
 def test_only_the_writer_writes_to_a_terminal() -> None:
     """Every other module hands its texts to ``frontends/cli/show.py``, which makes them inert."""
     found: list[str] = []
-    for path in sorted(SOURCE.rglob("*.py")):
-        name = path.relative_to(SOURCE).as_posix()
+    for path in sorted([*SOURCE.rglob("*.py"), *DEMOS.rglob("*.py")]):
+        name = path.relative_to(SOURCE if SOURCE in path.parents else DEMOS.parent).as_posix()
         if name in WRITERS:
             continue
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -352,4 +353,7 @@ def test_only_the_writer_writes_to_a_terminal() -> None:
 
 @pytest.mark.parametrize("name", WRITERS)
 def test_each_module_that_may_write_does(name: str) -> None:
-    assert re.search(r"\.write\(|os\.write\(|\.print\(|print_exc\(", (SOURCE / name).read_text(encoding="utf-8"))
+    assert re.search(
+        r"\.write\(|os\.write\(|\.print\(|print_exc\(",
+        (DEMOS.parent / name if name.startswith("demos/") else SOURCE / name).read_text(encoding="utf-8"),
+    )
