@@ -12,6 +12,7 @@ from handrail.policy.explain import explain
 from handrail.policy.hidden import hidden
 from handrail.policy.rules.modes import in_mode
 from handrail.policy.rules.rules import RuleBook
+from handrail.policy.suggestions import always
 
 pytestmark = pytest.mark.proves("P-15")
 
@@ -111,8 +112,8 @@ def test_what_a_running_call_touches_is_held_to_the_same(desk: Desk) -> None:
 
 def test_a_yes_for_the_session_is_a_rule_that_names_the_path(desk: Desk) -> None:
     verdict = desk.judge(WRITE, {"path": "AGENTS.md"}, "allow fs.write")
-    assert verdict.always == "allow write AGENTS.md"
-    assert desk.judge(WRITE, {"path": "AGENTS.md"}, "allow fs.write", verdict.always).action == "allow"
+    assert always(verdict) == "allow write AGENTS.md"
+    assert desk.judge(WRITE, {"path": "AGENTS.md"}, "allow fs.write", str(always(verdict))).action == "allow"
 
 
 async def test_explain_says_what_decided_and_which_rule_would_open_it(desk: Desk) -> None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 from tests.policy.desk import ALL, BASH, HELPER, Desk, book
 
+from handrail.policy.suggestions import always
+from handrail.policy.tracing import trace
+
 pytestmark = pytest.mark.proves("P-05")
 
 
@@ -60,8 +63,8 @@ def test_a_redirection_needs_a_rule_about_its_file(desk: Desk, command: str, rul
 def test_the_reason_names_the_file_and_the_trace_how_it_is_opened(desk: Desk) -> None:
     verdict = desk.bash("ls > src/log", "allow bash")
     assert verdict.reason == "writing src/log with bash needs approval: no rule allows it."
-    assert verdict.always == "allow fs.write src/log"
-    steps = "\n".join(str(step) for step in verdict.trace)
+    assert always(verdict) == "allow fs.write src/log"
+    steps = "\n".join(str(step) for step in trace(verdict))
     assert "by a redirection" in steps
 
 

@@ -15,6 +15,8 @@ from handrail.policy.rules.words import literal_words
 from handrail.policy.shell import runners
 from handrail.policy.shell.runner_tables import DATA as DATA_PROGRAMS
 from handrail.policy.shell.runner_tables import RUNNERS
+from handrail.policy.suggestions import always
+from handrail.policy.tracing import trace
 
 pytestmark = pytest.mark.proves("P-05")
 
@@ -64,8 +66,8 @@ def test_what_an_unknown_program_may_run_is_asked_about(desk: Desk, command: str
         verdict = desk.bash(command, "allow bash", objection)
         assert verdict.action == "ask"
         assert "may run" in verdict.reason and objection in verdict.reason
-        assert verdict.always is not None
-        assert desk.bash(command, "allow bash", objection, verdict.always).action == "allow"
+        assert always(verdict) is not None
+        assert desk.bash(command, "allow bash", objection, str(always(verdict))).action == "allow"
     assert desk.bash(command, "allow bash").action == "allow"
 
 
@@ -256,7 +258,7 @@ def test_many_words_that_name_nothing_watched_are_no_reason_to_ask(desk: Desk) -
 def test_the_answer_says_as_which_command_it_was_read(desk: Desk) -> None:
     verdict = desk.bash("sudo git -C x push", "allow bash", "ask bash git push *")
     assert "git push" in verdict.reason and "'ask bash git push *'" in verdict.reason
-    assert any(step.outcome == "won" and "git push" in step.text for step in verdict.trace)
+    assert any(step.outcome == "won" and "git push" in step.text for step in trace(verdict))
 
 
 def test_a_tool_that_runs_a_program_is_held_to_rules_that_ask(desk: Desk) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.policy.desk import BASH, READ, TRANSFER, WRITE, Desk
 
 from handrail.policy.shell.read_only import changes_nothing
-from handrail.policy.suggestions import wider
+from handrail.policy.suggestions import always, wider
 
 pytestmark = pytest.mark.proves("P-08")
 
@@ -38,8 +38,8 @@ def _mutated(text: str) -> list[str]:
 def test_for_a_path_it_is_about_that_path(desk: Desk, name: str) -> None:
     path = f"src/{name}"
     verdict = desk.judge(WRITE, {"path": path})
-    assume(verdict.action == "ask" and verdict.always is not None)
-    rule = str(verdict.always)
+    assume(verdict.action == "ask" and always(verdict) is not None)
+    rule = str(always(verdict))
     assert desk.judge(WRITE, {"path": path}, rule).action == "allow"
     target = verdict.targets[0].value
     for other in _mutated(name):
@@ -59,8 +59,8 @@ def test_for_a_command_it_is_about_those_words(desk: Desk, words: list[str]) -> 
 
     argv = ["tool", *words]
     verdict = desk.bash(quoted(argv))
-    assume(verdict.action == "ask" and verdict.always is not None)
-    rule = str(verdict.always)
+    assume(verdict.action == "ask" and always(verdict) is not None)
+    rule = str(always(verdict))
     assert desk.bash(quoted(argv), rule).action == "allow"
     others = [[*argv, "x"], argv[:-1], ["x", *argv], *([*argv[:-1], other] for other in _mutated(argv[-1]))]
     for other in others:
@@ -149,14 +149,14 @@ def test_a_wider_rule_for_writing_is_about_the_folder(desk: Desk, path: str, rul
 def test_reading_what_looks_like_a_secret_and_other_arguments_have_no_wider_rule(desk: Desk) -> None:
     for tool, arguments in ((READ, {"path": "src/.env"}), (TRANSFER, {"source": "a", "target": "b"})):
         verdict = desk.judge(tool, arguments)
-        assert verdict.action == "ask" and verdict.always is not None and wider(verdict) is None
+        assert verdict.action == "ask" and always(verdict) is not None and wider(verdict) is None
 
 
 @given(st.fixed_dictionaries({"source": _NAMES, "target": _NAMES}, optional={"amount": st.integers(0, 99)}))
 def test_for_other_arguments_it_is_about_those_values(desk: Desk, arguments: dict[str, Any]) -> None:
     verdict = desk.judge(TRANSFER, arguments)
-    assume(verdict.always is not None)
-    rule = str(verdict.always)
+    assume(always(verdict) is not None)
+    rule = str(always(verdict))
     assert desk.judge(TRANSFER, arguments, rule).action == "allow"
     for other in _mutated(arguments["source"]):
         if other != arguments["source"]:

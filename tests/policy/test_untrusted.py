@@ -14,6 +14,8 @@ from tests.policy.desk import BASH, EDIT, MOVE, READ, TODO, TRANSFER, UPLOAD, WR
 
 from handrail.contract.tool.spec import ToolSpec
 from handrail.policy.rules.rules import STRICTNESS, Rule
+from handrail.policy.suggestions import always
+from handrail.policy.tracing import trace
 
 
 def untrusted(*texts: str) -> list[Rule]:
@@ -104,7 +106,7 @@ def test_no_rule_allows_writing_the_workspaces_configuration_and_nobody_is_asked
     rules = ("allow *", f"allow {spec.id}", "allow fs.write handrail.toml", "manifest: allow fs.*")
     verdict = desk.judge(spec, arguments, *rules)
     assert verdict.action == "deny" and "no rule allows it" in verdict.reason and "a person" in verdict.reason
-    assert verdict.always is None and any("no rule allows it" in step.text for step in verdict.trace)
+    assert always(verdict) is None and any("no rule allows it" in step.text for step in trace(verdict))
     assert desk.judge(READ, {"path": "handrail.toml"}).action == "allow"
 
 

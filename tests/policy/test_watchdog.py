@@ -14,7 +14,9 @@ from typing import Any, cast
 import pytest
 from tests.policy.desk import BASH, TRANSFER, Desk, book
 
-from handrail.policy.verdict import Verdict
+from handrail.policy.questions import Verdict
+from handrail.policy.suggestions import always
+from handrail.policy.tracing import trace
 from handrail.policy.watchdogs.watchdog import ExternalWatchdog, Opinion, Watchdog, WatchdogCall, allow, ask, deny
 
 ALLOWED = book("allow bank.transfer", "allow bash")
@@ -76,7 +78,7 @@ async def test_several_are_asked_in_order_and_the_first_deny_ends_it(desk: Desk)
     assert verdict.action == "deny"
     assert [name.partition(":")[0] for name in asked] == ["a", "b", "c", "d"]
     assert verdict.reason == "bank.transfer: the watchdog d denies it: no."
-    assert [(step.outcome, step.text) for step in verdict.trace if step.stage == "watchdog"] == [
+    assert [(step.outcome, step.text) for step in trace(verdict) if step.stage == "watchdog"] == [
         ("allow", "a"),
         ("ask", "b: look"),
         ("allow", "c"),
@@ -96,9 +98,9 @@ async def test_a_denied_call_is_shown_to_no_watchdog(desk: Desk) -> None:
 async def test_what_a_watchdog_asks_no_rule_answers(desk: Desk) -> None:
     verdict = await watched(desk, lambda call: ask("is it right?"), rules="ask bank.transfer source=alice")
     assert verdict.action == "ask"
-    assert verdict.always is not None  # the rule asked first, and the watchdog would be asked again
+    assert always(verdict) is not None  # the rule asked first, and the watchdog would be asked again
     verdict = await watched(desk, lambda call: ask("is it right?"))
-    assert verdict.always is None
+    assert always(verdict) is None
     assert "is it right?" in verdict.reason
 
 

@@ -9,6 +9,7 @@ from tests.policy.desk import Desk
 
 from handrail.policy.rules.words import literal_words
 from handrail.policy.shell import wrappers
+from handrail.policy.tracing import trace
 
 pytestmark = pytest.mark.proves("P-05")
 
@@ -48,7 +49,7 @@ def test_a_wrapped_command_is_judged_by_the_rules_for_the_command(
 
 def test_the_trace_says_which_wrappers_were_seen(desk: Desk) -> None:
     verdict = desk.bash("timeout 5 nice git status", "allow bash git status")
-    unwrapped = [step.text for step in verdict.trace if step.outcome == "unwrapped"]
+    unwrapped = [step.text for step in trace(verdict) if step.outcome == "unwrapped"]
     assert [text.split("`")[1] for text in unwrapped] == ["timeout 5", "nice"]
 
 

@@ -12,8 +12,8 @@ from handrail.arbiter.offers import judged_as, reading
 from handrail.arbiter.output.shaper import Shaper
 from handrail.arbiter.typing import typed_into
 from handrail.contract.tool.requires import CapabilitySet
+from handrail.policy.questions import Verdict
 from handrail.policy.verdict import Step as PolicyStep
-from handrail.policy.verdict import Verdict
 
 
 class Authorisation:

@@ -12,7 +12,7 @@ from handrail.contract.text.patterns import escape
 from handrail.contract.tool.requires import Capability, CapabilitySet, Layer, May, Variables
 from handrail.contract.tool.spec import ToolSpec
 from handrail.policy.capabilities import call_set, passed_on, refusal
-from handrail.policy.questions import Prepared, asked_always, mandatory
+from handrail.policy.questions import Prepared, Verdict, asked_always, mandatory
 from handrail.policy.rules.matching import PathSubject, Ranked
 from handrail.policy.rules.rules import STRICTNESS, Action, Rule, RuleBook
 from handrail.policy.rules.words import literal_words
@@ -20,7 +20,7 @@ from handrail.policy.shell.parse import Command, parse
 from handrail.policy.shell.programs import concern
 from handrail.policy.suggestions import target_pattern
 from handrail.policy.targets import PathRoots, Target, argv_script, path_subject, redirections, shown_command
-from handrail.policy.verdict import Finding, Verdict, reason_of
+from handrail.policy.verdict import Finding, reason_of
 
 if TYPE_CHECKING:
     from handrail.policy.watchdogs.watchdog import Watchdog

@@ -11,13 +11,15 @@ from typing import Any
 from handrail.contract.tool.requires import CapabilitySet
 from handrail.contract.tool.spec import ToolSpec
 from handrail.policy.authority import Authority
+from handrail.policy.questions import Verdict
 from handrail.policy.rules.modes import DEFAULT_MODE, MODES, in_mode
 from handrail.policy.rules.rules import Action, Rule, RuleBook
 from handrail.policy.shell import read_only
 from handrail.policy.shell.parse import Script
-from handrail.policy.suggestions import SOURCE, target_pattern
+from handrail.policy.suggestions import SOURCE, always, target_pattern
 from handrail.policy.targets import PathRoots
-from handrail.policy.verdict import Step, Verdict
+from handrail.policy.tracing import trace
+from handrail.policy.verdict import Step
 
 _MOST_UNMATCHED = 4
 """Rules in a row that do not match, each with a line of its own."""
@@ -121,7 +123,7 @@ async def explain(
         verdict.detail,
         _decided_by(verdict),
         None if verdict.narrowed_by_watchdog else verdict.deciding.rule,
-        verdict.trace,
+        trace(verdict),
         tuple(dict.fromkeys((*_changes(verdict, spec), *_other_modes(verdict, rules)))),
         rules.mode,
         *_proof(verdict),
@@ -188,8 +190,8 @@ def _changes(verdict: Verdict, spec: ToolSpec) -> Iterator[str]:
     if verdict.action == "allow":
         yield from _denials(verdict, spec)
         return
-    if verdict.action == "ask" and verdict.always is not None:
-        yield f"--rule {shlex.quote(verdict.always)}"
+    if verdict.action == "ask" and (rule := always(verdict)) is not None:
+        yield f"--rule {shlex.quote(rule)}"
         return
     if deciding.cause == "unclear":
         yield "write it as simple commands joined by &&, ||, | or ;, with every special character quoted"

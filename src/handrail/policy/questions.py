@@ -31,12 +31,12 @@ from handrail.policy.rules.matching import (
     ranking,
     ranking_of,
 )
-from handrail.policy.rules.rules import READ_ONLY, STRICTNESS, Rule, RuleBook, is_capability_glob, is_glob
+from handrail.policy.rules.rules import READ_ONLY, STRICTNESS, Action, Rule, RuleBook, is_capability_glob, is_glob
 from handrail.policy.rules.words import standard_name
 from handrail.policy.shell import programs, read_only, runners, wrappers
 from handrail.policy.shell.parse import Command, Script
 from handrail.policy.targets import PathRoots, Target, TargetReader, kind_of, shown_argv
-from handrail.policy.verdict import Finding, Verdict
+from handrail.policy.verdict import Finding, Step, reason_of
 
 _UNNAMEABLE = ("\0",)
 """An argv that no literal word matches: a rule that matches it matches every command."""
@@ -573,3 +573,102 @@ def _is_about_capability(rule: Rule, capability: Capability) -> bool:
     if is_capability_glob(permission):
         return text_regex(permission).match(capability) is not None
     return cast("str", capability) == permission
+
+
+class Verdict:
+    """A decision. It can be narrowed, never widened.
+
+    :ivar action: ``allow``, ``ask`` (a person, or refusal when headless), ``deny``
+    :ivar capabilities: what the call may touch at most
+    :ivar targets: what it would touch, canonical
+    """
+
+    __slots__ = (
+        "_by_rules",
+        "_reason",
+        "action",
+        "arguments",
+        "capabilities",
+        "deciding",
+        "findings",
+        "narrowed_by_watchdog",
+        "notes",
+        "prepared",
+        "suggested",
+        "targets",
+    )
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        arguments: Mapping[str, Any],
+        targets: Sequence[Target],
+        findings: Sequence[Finding],
+        deciding: Finding,
+    ) -> None:
+        self.prepared = prepared
+        self.arguments = arguments
+        self.targets = targets
+        self.findings = findings
+        self.deciding = deciding
+        self.action: Action = deciding.action
+        self.capabilities: CapabilitySet = prepared.capabilities
+        self.notes: tuple[Step, ...] = ()
+        self.narrowed_by_watchdog = False
+        self._reason: str | None = None
+        self._by_rules: dict[str, Any] | None = None
+        self.suggested: str | Literal[False] | None = False
+        """What :func:`~handrail.policy.suggestions.always` found; False before it was asked."""
+
+    @property
+    def reason(self) -> str:
+        """One sentence for the model: what decided, without places of the operator's machine."""
+        if self._reason is None:
+            self._reason = reason_of(self.deciding, self.prepared.spec.id)
+        return self._reason
+
+    @property
+    def reads_only(self) -> bool:
+        """Whether the call does nothing but run a command that is proved to change nothing, so that it runs read-only."""
+        if not self.prepared.spec.only_its_command:
+            return False
+        return changes_nothing(self.targets)
+
+    @property
+    def by_rules(self) -> dict[str, Any]:
+        """The record of a call that rules alone allow, made once for a verdict that stands for many calls. Not to be
+        changed."""
+        if self._by_rules is None:
+            self._by_rules = {"by": "rules", "reason": self.reason}
+        return self._by_rules
+
+    @property
+    def detail(self) -> str:
+        """One sentence for the operator: the same with the rule's source."""
+        rule = self.deciding.rule
+        if self.narrowed_by_watchdog or rule is None or not rule.source:
+            return self.reason
+        return f"{self.reason} The rule's source: {rule.source}."
+
+    def narrowed(self, action: Action, reason: str, note: Step) -> Verdict:
+        """The same with a stricter ``action``, which no rule can answer."""
+        assert STRICTNESS[action] > STRICTNESS[self.action]
+        other = self.noted(note)
+        other.action = action
+        other.narrowed_by_watchdog = True
+        other._reason = reason
+        other.suggested = None
+        return other
+
+    def noted(self, note: Step) -> Verdict:
+        """The same, with one more step in its trace."""
+        other = Verdict(self.prepared, self.arguments, self.targets, self.findings, self.deciding)
+        other.action = self.action
+        other.notes = (*self.notes, note)
+        other.narrowed_by_watchdog = self.narrowed_by_watchdog
+        other._reason = self._reason
+        other.suggested = self.suggested
+        return other
+
+    def __repr__(self) -> str:
+        return f"Verdict({self.action}: {self.reason})"

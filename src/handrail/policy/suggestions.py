@@ -9,13 +9,14 @@ from typing import Any
 
 from handrail.contract.text.patterns import escape
 from handrail.contract.tool.spec import properties_of
+from handrail.policy.questions import Verdict
 from handrail.policy.rules.matching import PathSubject, named_pattern, value_text
 from handrail.policy.rules.rules import parse_rule
 from handrail.policy.rules.words import literal_words
 from handrail.policy.shell import read_only
 from handrail.policy.shell.parse import Script
 from handrail.policy.targets import Target
-from handrail.policy.verdict import Finding, Verdict
+from handrail.policy.verdict import Finding
 
 SOURCE = "answered for this session"
 PROJECT = "answered for this project"
@@ -38,7 +39,17 @@ _FURTHER = (
 
 
 def always(verdict: Verdict) -> str | None:
-    """The text of a rule that allows exactly this call, or None where no single rule would."""
+    """The text of a rule that, added to the session, answers this very call with yes (a folder with what is in it); or None.
+
+    Every literal in it is escaped. Only for a call that is asked about, and only where adding it was found to be
+    enough. Found once for each verdict.
+    """
+    if verdict.suggested is False:
+        verdict.suggested = _sufficient(verdict) if verdict.action == "ask" else None
+    return verdict.suggested
+
+
+def _sufficient(verdict: Verdict) -> str | None:
     for text in _candidates(verdict):
         if len(text) > _MAX_CHARACTERS or not text.isprintable():
             continue
@@ -57,7 +68,7 @@ def wider(verdict: Verdict) -> str | None:
     For writing a file: its folder. For a command: any further words that are no options, where the command is proved to
     change nothing whatever they are.
     """
-    exact = verdict.always
+    exact = always(verdict)
     pattern = None if exact is None else _wider_pattern(verdict)
     if exact is None or pattern is None:
         return None
@@ -158,7 +169,7 @@ def _argument_words(arguments: Mapping[str, Any]) -> str:
 
 def never(verdict: Verdict) -> str | None:
     """The text of a rule that denies exactly this call, or None where no single rule would: :func:`always`, turned."""
-    text = verdict.always
+    text = always(verdict)
     if text is None:
         return None
     turned = f"deny{text.removeprefix('allow')}"

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from handrail.contract.tool.requires import Capability, CapabilitySet
+from handrail.policy.questions import Verdict
 from handrail.policy.rules.matching import Ranked, Ranking, Subject
 from handrail.policy.shell.parse import Script
 from handrail.policy.targets import Target, shown_argv
-from handrail.policy.verdict import Finding, Step, Verdict, reason_of
+from handrail.policy.verdict import Finding, Step, reason_of
 
 _MAX_STEPS = 400
 _MOST_UNMATCHED = 60
@@ -23,7 +24,7 @@ def trace(verdict: Verdict) -> tuple[Step, ...]:
             steps.append(Step("rule", "…", "further steps are left out"))
             break
         steps.append(step)
-    return tuple(steps)
+    return (*steps, *verdict.notes)
 
 
 def _steps(verdict: Verdict) -> Iterator[Step]:

@@ -23,7 +23,7 @@ from handrail.contract.approvals import Approval, ApprovalAnswer, ApprovalKind, 
 from handrail.contract.doors.runtime import Question
 from handrail.contract.errors import LogUnavailable, ToolError
 from handrail.policy import suggestions
-from handrail.policy.verdict import Verdict
+from handrail.policy.questions import Verdict
 from handrail.record.log import Record
 
 _MOST_FILES_ON_RECORD = 50
@@ -136,7 +136,7 @@ class Asking:
 
     def _request(self, call: Call, files: Mapping[str, str]) -> Approval:
         assert call.verdict is not None
-        always, never, wider = call.verdict.always, suggestions.never(call.verdict), suggestions.wider(call.verdict)
+        always, never, wider = (one(call.verdict) for one in (suggestions.always, suggestions.never, suggestions.wider))
         targets = (self._shaper.redact(f"{target.capability} {target.shown}") for target in call.verdict.targets)
         return self.approvals.new(
             replace(

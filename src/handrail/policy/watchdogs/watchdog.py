@@ -11,8 +11,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any, Literal, cast
 
+from handrail.policy.questions import Verdict
 from handrail.policy.rules.rules import STRICTNESS
-from handrail.policy.verdict import Step, Verdict
+from handrail.policy.verdict import Step
 from handrail.policy.watchdogs.external import ExternalWatchdog
 from handrail.policy.watchdogs.opinions import DEFAULT_TIMEOUT_MS, Opinion, WatchdogCall, allow, ask, deny
 
