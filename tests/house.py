@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-CIRCLES: tuple[frozenset[str], ...] = (
-    frozenset(("policy.questions", "policy.suggestions", "policy.tracing", "policy.verdict")),
-)
+CIRCLES: tuple[frozenset[str], ...] = ()
 """Files that import each other."""
 
 FULL: frozenset[str] = frozenset(("contract/tool",))
