@@ -229,12 +229,13 @@ def _sentence(test: str) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    from tests import protected_names, tool_reference  # import the tools, which the table of proofs does not
+    from tests import house_drawing, protected_names, tool_reference  # import the tools, which the table of proofs does not
 
     pages = {
         TABLE: render(ROWS, proofs()),
         tool_reference.TABLE: tool_reference.render(),
         protected_names.TABLE: protected_names.render(),
+        house_drawing.DRAWING: house_drawing.render(),
     }
     if arguments == ["--check"]:
         old = [page for page, text in pages.items() if not page.exists() or page.read_text(encoding="utf-8") != text]

@@ -1,1 +1,1 @@
-
+"""How does a model's turn run?"""

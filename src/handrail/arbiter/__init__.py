@@ -1,1 +1,1 @@
-
+"""How is one call carried out?"""

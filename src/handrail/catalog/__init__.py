@@ -1,0 +1,1 @@
+"""What may a model see, and how is a tool found?"""

@@ -1,4 +1,6 @@
-"""What an operator has configured, checked whole, with every fault of every layer at once.
+"""What has the operator set?
+
+What is configured is checked whole, with every fault of every layer at once.
 
 The layers, the weaker before the stronger: defaults, ``handrail.toml`` in the platform's configuration folder (or
 the file that is named), the workspace's own ``handrail.toml``, ``HANDRAIL_*`` variables, flags. Every value keeps its

@@ -1,1 +1,1 @@
-
+"""How does a person or a program reach the kernel?"""

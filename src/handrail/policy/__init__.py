@@ -1,1 +1,1 @@
-
+"""May this call run?"""

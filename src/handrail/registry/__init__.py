@@ -1,1 +1,1 @@
-
+"""Which tools are there?"""

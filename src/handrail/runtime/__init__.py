@@ -1,1 +1,1 @@
-
+"""What can a tool touch?"""

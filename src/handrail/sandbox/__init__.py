@@ -1,1 +1,1 @@
-
+"""What does the operating system enforce?"""

@@ -1,1 +1,1 @@
-
+"""What does one conversation hold?"""

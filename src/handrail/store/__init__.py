@@ -1,1 +1,1 @@
-
+"""Where is state kept?"""

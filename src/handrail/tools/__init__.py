@@ -1,4 +1,6 @@
-"""The built-in tools, each written as a user would write one."""
+"""Which tools ship?
+
+The built-in tools, each written as a user would write one."""
 
 from __future__ import annotations
 
