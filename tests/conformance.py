@@ -229,7 +229,11 @@ def _sentence(test: str) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    from tests import house_drawing, protected_names, tool_reference  # import the tools, which the table of proofs does not
+    from tests import (  # import the tools, which the table of proofs does not
+        house_drawing,
+        protected_names,
+        tool_reference,
+    )
 
     pages = {
         TABLE: render(ROWS, proofs()),
