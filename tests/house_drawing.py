@@ -46,7 +46,7 @@ def floors(of: dict[str, frozenset[str]]) -> list[list[str]]:
 
 def question(room: str) -> str:
     """The first sentence that the room says of itself."""
-    return (SOURCE / room / "__init__.py").read_text(encoding="utf-8").split('"""')[1].partition("?")[0].strip() + "?"
+    return (SOURCE / room / "__init__.py").read_text(encoding="utf-8").split('"""')[1].partition("?")[0].replace("*", "").strip() + "?"
 
 
 def render() -> str:
@@ -90,7 +90,7 @@ def _reached(of: dict[str, frozenset[str]], room: str) -> set[str]:
 def _box(room: str, x: float, y: float) -> list[str]:
     asked = question(room).split()
     first: list[str] = []
-    while asked and len(" ".join([*first, asked[0]])) <= 40:
+    while asked and len(" ".join([*first, asked[0]])) <= 34:
         first.append(asked.pop(0))
     texts = [" ".join(first), " ".join(asked)]
     return [
