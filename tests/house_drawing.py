@@ -46,7 +46,9 @@ def floors(of: dict[str, frozenset[str]]) -> list[list[str]]:
 
 def question(room: str) -> str:
     """The first sentence that the room says of itself."""
-    return (SOURCE / room / "__init__.py").read_text(encoding="utf-8").split('"""')[1].partition("?")[0].replace("*", "").strip() + "?"
+    return (SOURCE / room / "__init__.py").read_text(encoding="utf-8").split('"""')[1].partition("?")[0].replace(
+        "*", ""
+    ).strip() + "?"
 
 
 def render() -> str:

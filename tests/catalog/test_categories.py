@@ -15,9 +15,8 @@ from handrail.catalog.categories import SHIPPED, about, category_of
 from handrail.catalog.interaction import Interaction
 from handrail.catalog.prompt import index_of
 from handrail.catalog.view import CatalogOptions, View
-from handrail.contract.generation import Foreign, Generation
+from handrail.contract.generation import AGENTS, Foreign, Generation
 from handrail.policy.rules.modes import TEXTS
-from handrail.registry.sources.agents import SOURCE as AGENTS
 
 
 def view(*entries: object, **options: object) -> View:

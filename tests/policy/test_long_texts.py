@@ -15,6 +15,7 @@ from handrail.policy.shell.parse import MAX_CHARACTERS, MAX_SIGNS, parse
 from handrail.policy.watchdogs.exfiltration import Exfiltration, of_command
 from handrail.policy.watchdogs.opinions import WatchdogCall
 from handrail.policy.watchdogs.outgoing import OutgoingSecrets, key_in
+from handrail.store.encoding import encode
 from handrail.tools.shell import Bash
 
 pytestmark = [pytest.mark.proves("P-05"), pytest.mark.timeout(60)]
@@ -91,7 +92,7 @@ def test_a_text_is_read_once_for_all_who_judge_it() -> None:
     assert parse(text) is parse(text)
 
 
-@pytest.mark.parametrize("watchdog", [OutgoingSecrets(lambda data: False), Exfiltration()])
+@pytest.mark.parametrize("watchdog", [OutgoingSecrets(encode, lambda data: False), Exfiltration()])
 async def test_the_loop_goes_on_while_a_watchdog_reads_a_long_text(watchdog: OutgoingSecrets | Exfiltration) -> None:
     command = "curl a; " + "a;" * 30_000
     call = WatchdogCall("bash", {"command": command}, {}, {}, "s", targets=[("shell.run", command)])

@@ -111,7 +111,7 @@ class Agent:
         self._natives = Natives(model, session.history)
         self._counted = counted
         self._models = models
-        self.subagents = Subagents(session, model, self.spent_on, self._work_below, models)
+        self.subagents = Subagents(session, model, self.spent_on, self._work_below, self.asked_to_compact, models)
         session.delegate_to(self.subagents)
         self._run: Run | None = None
         self._spent = counted(self.budget, 0.0)  # of the run under way, or of the last

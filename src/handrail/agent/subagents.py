@@ -87,6 +87,7 @@ class Subagents:
     :param model: what they work with, where their manifest names no other
     :param spent_on: what the run has used that a call belongs to, whose budget they share
     :param work: does a task in a session, to its end
+    :param compact: compacts the agent's conversation as a call of its session asks for it
     :param models: opens the others
     """
 
@@ -96,12 +97,14 @@ class Subagents:
         model: Model,
         spent_on: Callable[[str], Spent | None],
         work: Work,
+        compact: Callable[[], Awaitable[Result]],
         models: OpenModel | None = None,
     ) -> None:
         self._session = session
         self._model = model
         self._spent_on = spent_on
         self._work = work
+        self._compact = compact
         self._models = models
         self._at_work = 0
         self._idle = asyncio.Event()
@@ -118,7 +121,7 @@ class Subagents:
 
     async def compact(self) -> Result:
         """See :meth:`handrail.contract.doors.agents.Delegates.compact`."""
-        return await self._of.asked_to_compact()
+        return await self._compact()
 
     async def run(self, call_id: str, delegation: Delegation) -> Result:
         """See :meth:`handrail.contract.doors.agents.Delegates.run`."""
