@@ -151,6 +151,7 @@ def test_a_source_by_the_name_of_an_operators_category_stays_apart_from_it() -> 
         assert (arranged.members["email"], arranged.members["email-2"]) == (("email.send",), ("email_send",))
 
 
+@pytest.mark.proves("D-08")
 def test_the_texts_of_what_ships_are_nobody_elses() -> None:
     one = built_in("git.status", category="git")
     assert about("git", ["git.status"], one, {"git": "Whatever."}) == "Version control with git: status."

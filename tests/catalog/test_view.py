@@ -77,6 +77,13 @@ def test_what_the_agents_manifest_names_is_core_after_what_ships() -> None:
 
 
 @pytest.mark.proves("D-01a")
+def test_a_foreign_tool_that_says_that_it_is_core_is_in_its_category() -> None:
+    claims = entry("x_a", tier="core", foreign=Foreign("x"))
+    there = generation(CORE, many(30), claims)
+    assert shown(interaction(), there) == NAMES and View(there, CatalogOptions()).members["x"] == ("x_a",)
+
+
+@pytest.mark.proves("D-01a")
 def test_an_agent_without_any_way_to_further_tools_sees_all_that_it_has() -> None:
     assert len(shown(interaction(), generation(built_in("read", core=True), many(50)))) == 51
 

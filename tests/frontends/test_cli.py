@@ -126,7 +126,7 @@ def test_an_error_result_is_told_on_stderr_and_exits_with_1(here: Here) -> None:
     assert done.code == 1 and done.out == "" and "absent.txt" in done.err and "Traceback" not in done.err
 
 
-@pytest.mark.proves("P-10")
+@pytest.mark.proves("P-10", "F-02a")
 def test_what_nobody_allowed_is_denied_where_nobody_can_be_asked_and_exits_with_3(
     here: Here, handrail: Program
 ) -> None:
