@@ -63,6 +63,14 @@ def test_every_spelling_of_a_file_is_one_resource(roots: Roots, spelling: str) -
     assert wants(roots, "file:<path>:X", path=path) == ((("workspace", "src", "a.py"), "X"),)
 
 
+@pytest.mark.proves("L-03")
+def test_a_lock_on_a_folder_or_the_workspace_covers_a_file_in_it(roots: Roots) -> None:
+    file = wants(roots, "file:{path}:X", path="src/a.py")
+    for around in (wants(roots, "file:{path}:S", path="src"), wants(roots, "workspace:S")):
+        assert conflict(file, around)
+    assert not conflict(file, wants(roots, "file:{path}:S", path="src/deep"))
+
+
 @given(st.lists(st.sampled_from([".", "..", "", "src", "deep", "new", "linked"]), max_size=6))
 def test_a_path_and_its_canonical_form_are_one_resource(
     tmp_path_factory: pytest.TempPathFactory, parts: list[str]

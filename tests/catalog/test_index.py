@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.catalog.texts_of import ALL, HOTEL, MAIL, STOCK, WEATHER, Directions, tool
 
+from handrail.catalog.search import index as searching
 from handrail.catalog.search.encoding import Encoder
 from handrail.catalog.search.index import Index
 from handrail.catalog.search.texts import Document, passage
@@ -52,6 +53,16 @@ def test_nothing_in_common_is_nothing_that_fits() -> None:
     found = Index(ALL).search("quantum chromodynamics lattice")
     assert found.nothing_fits
     assert found.hits == ()
+
+
+@pytest.mark.proves("D-07")
+def test_below_the_floor_nothing_fits_though_there_are_hits(monkeypatch: pytest.MonkeyPatch) -> None:
+    index, request = Index(ALL), "weather in which city?"
+    found = index.search(request)
+    assert found.hits and not found.nothing_fits
+    monkeypatch.setattr(searching, "LEAST_BY_WORDS", found.fitting + 0.01)
+    below = index.search(request)
+    assert below.hits == found.hits and below.nothing_fits
 
 
 @pytest.mark.parametrize(

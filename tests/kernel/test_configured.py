@@ -250,3 +250,5 @@ async def test_examples_in_a_rule_are_checked_wherever_it_is_given(tmp_path: Pat
         assert (await kernel.explain("read", {"path": "private/a"})).action == "deny"
         with pytest.raises(LoadError, match="does not match its example 'b'"):
             await kernel.session(rules=[{"rule": "deny read a", "match": ["b"]}])
+        with pytest.raises(LoadError, match="matches its example 'private/a' of not_match"):
+            await kernel.session(rules=[{"rule": "deny read private/**", "not_match": ["private/a"]}])
