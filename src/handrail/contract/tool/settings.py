@@ -162,7 +162,7 @@ def _fault_in_value(spec: ToolSpec, key: str, given: str | NamedSecret) -> str |
     declared = spec.config.get(key)
     if declared is None:
         known = unknown_key(key, spec.config) if spec.config else "unknown key; the tool declares no settings"
-        return f"{known}. handrail tools --json lists the settings of each tool"
+        return f"{known}{' ' if known.endswith('?') else '; '}handrail tools --json lists the settings of each tool"
     if declared.secret and isinstance(given, str):
         return (
             "is secret, so its value is never written here; expected "
