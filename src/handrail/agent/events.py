@@ -112,7 +112,7 @@ class Compacted:
     asked: bool = False
 
     def __str__(self) -> str:
-        """What was done, in a sentence for people."""
+        """The compaction in one sentence, for people."""
         if not self.messages:
             return f"Nothing to compact: {self.kept:,} messages of about {self.tokens_before:,} tokens are kept as they are."
         how = (

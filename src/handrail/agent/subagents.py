@@ -26,7 +26,7 @@ Counted = Callable[[Budget, float], Spent]
 """Counts what a run uses of its budget, from when it began."""
 
 Work = Callable[[Any, AgentManifest, Model, Counted, str], Awaitable[RunOutcome]]
-"""Has an agent of its own do a task in a child session, with a model. Cancelling it stops the agent, and waits for it."""
+"""Runs another agent on a task in a child session, with a model. Cancelling it stops that agent, and waits for it."""
 
 ROLE = (
     "You work for another agent, which gave you this task and reads nothing but your last message. You cannot ask it "

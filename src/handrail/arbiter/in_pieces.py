@@ -14,7 +14,7 @@ import orjson
 PIECE = 128 * 1024
 """Characters that one native call writes, and in containers about so many bytes."""
 _WEIGHT = 8
-"""Bytes that a value counts beside its text."""
+"""Bytes that a value counts in addition to its text."""
 _MAX_DEPTH = 100
 
 

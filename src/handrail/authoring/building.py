@@ -26,7 +26,7 @@ from handrail.sandbox.operated import Operated
 MAX_SHOWN = 16 * 1024 * 1024
 """Bytes of a build's output that are shown; the rest is read and dropped."""
 MAX_FILES, MAX_BYTES = 20_000, 1024 * 1024 * 1024
-"""What a built folder may hold."""
+"""The bounds of a built folder."""
 Tell = Callable[[str], None]
 """Is given text to show, in whole lines."""
 

@@ -307,7 +307,7 @@ def test_{word}_counts_words(tmp_path: Path) -> None:
     assert asyncio.run(called()) == 3
 '''
 
-_TEST_OF_SOURCES = '''"""What {id} does once it is built, through a kernel of its own and in its sandbox."""
+_TEST_OF_SOURCES = '''"""Build {id} and call it through a kernel, in its sandbox."""
 
 import asyncio
 import shutil

@@ -18,7 +18,7 @@ from handrail.contract.generation import Entry
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """What a category that ships is about.
+    """The subject of a shipped category.
 
     :param about: what belongs in it
     :param offers: what its tools do, each in a few words with the ids of the tools that do it. An id that ends in ``.*``
@@ -29,7 +29,7 @@ class Topic:
     offers: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
     def text(self, ids: Collection[str]) -> str:
-        """What models are told of the category, where its tools are ``ids``: nothing is promised without a tool for it."""
+        """The text that models read of the category if its tools are ``ids``: it promises nothing without a tool."""
         offers = [words for words, doing in self.offers if any(_is_one_of(tool_id, doing) for tool_id in ids)]
         return f"{self.about}: {', '.join(offers)}." if offers else f"{self.about}."
 

@@ -67,7 +67,7 @@ class Configuration:
 
     @property
     def tool_settings(self) -> tuple[SettingsLayer, ...]:
-        """What is set for tools, each setting as a layer of its place."""
+        """The settings of tools, each as a layer of its place."""
         found: list[SettingsLayer] = []
         for value in self.values:
             path = path_of(value.key)

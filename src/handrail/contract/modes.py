@@ -1,4 +1,4 @@
-"""The names of the modes: how much a session does without asking. What each means is in :mod:`handrail.policy.rules.modes`."""
+"""The names of the modes: how much a session does without asking. Their meanings are in :mod:`handrail.policy.rules.modes`."""
 
 from __future__ import annotations
 

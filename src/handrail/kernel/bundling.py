@@ -91,7 +91,7 @@ def build(
     to_build = [tool for tool in frozen if isinstance(tool, ExecutableTool) and tool.spec.build]
     with tempfile.TemporaryDirectory(prefix="handrail-build-") as temporary:
         room = Path(os.path.realpath(temporary))
-        room.chmod(0o711)  # a sandbox may run as somebody else
+        room.chmod(0o711)  # a sandbox may run as another user
         sources = built(to_build, sandbox, room, tell)
         made = _written(target, config, agent, parts, sources)
     hashes = {name: {e.id: e.definition_hash for e in has.entries.values()} for name, has in parts.items()}

@@ -438,7 +438,7 @@ async def join(
     """Join whoever holds the workspace until the block ends; see :func:`~handrail.kernel.opening.open_kernel`.
 
     :param held: why it is not held here
-    :param hold: holds it here once nobody else does
+    :param hold: holds it here once no other process does
     """
     settings = configuration.load(config, folders=held.folders, flags=brought.settings)
     if beyond := set_for_holding(settings):

@@ -84,7 +84,7 @@ class Brought:
 
     @property
     def held_only(self) -> str | None:
-        """What of it works only in the process that holds the workspace, and what to do instead; None where there is nothing."""
+        """The part that works only in the process that holds the workspace, and what to do instead; None if there is none."""
         found: list[str] = []
         if self.watchdogs:
             found.append(

@@ -618,7 +618,7 @@ class Verdict:
         self._reason: str | None = None
         self._by_rules: dict[str, Any] | None = None
         self.suggested: str | Literal[False] | None = False
-        """What :func:`~handrail.policy.suggestions.always` found; False before it was asked."""
+        """The result of :func:`~handrail.policy.suggestions.always`; False before it was called."""
 
     @property
     def reason(self) -> str:

@@ -96,7 +96,7 @@ class Folders:
 
     @property
     def variables(self) -> Variables:
-        """What the variables of ``requires`` stand for in this workspace. Which of the outputs a session reaches is a matter
+        """The values of the variables of ``requires`` in this workspace. Which outputs a session reaches is a matter
         of its rules and roots."""
         from handrail.contract.tool.requires import (
             Variables,  # brings pydantic, which completing a command does without

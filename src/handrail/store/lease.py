@@ -79,7 +79,7 @@ class Lease:
         self._released = False
         self._lost: str | None = None
         self.remedy = "start it again"
-        """What to do where another process has taken over."""
+        """The next step if another process has taken over."""
         self._callbacks: list[Callable[[], None]] = []
         self._losing = threading.Lock()
         self._stop = threading.Event()

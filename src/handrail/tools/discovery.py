@@ -294,7 +294,7 @@ def _advice(found: Sequence[Findings], hits: int, missed: int) -> str:
 
 
 def _compared(found: Iterable[Findings]) -> str:
-    """What a search did not compare, and why; empty where it compared all by words and meaning."""
+    """The part that a search did not compare, and why; empty if it compared all by words and meaning."""
     for means, colon, why in (one.means.partition(": ") for one in found):
         if means == "words only":
             reason = f" ({why})" if why else ""

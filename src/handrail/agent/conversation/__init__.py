@@ -1,1 +1,1 @@
-"""What is said to a model and what it said, and how that is kept within bounds."""
+"""The conversation with a model, and how it is kept within bounds."""

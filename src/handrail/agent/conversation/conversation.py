@@ -51,7 +51,7 @@ _UNCHANGED = (
 
 
 class _ReadsGiven:
-    """What reads have given since the user's last message, as far as it is still in the conversation whole."""
+    """The answers of reads since the user's last message that are still whole in the conversation."""
 
     def __init__(self) -> None:
         self._given: dict[str, bytes] = {}

@@ -103,7 +103,7 @@ async def _answer(question: object) -> list[object] | None:
 
 
 def _import_path() -> list[str]:
-    """Where the process imports from: as this one, but never from an open workspace, where a call could have written."""
+    """The import path of the process: that of this one without open workspaces, where a call could have written."""
     folders = workspaces()
     wanted = dict.fromkeys((str(Path(__file__).parents[2]), *sys.path))
     return [one for one in wanted if one.startswith("/") and folder_around(one, folders) is None]

@@ -1,1 +1,1 @@
-"""Calls that go on in the background, and what they have put out."""
+"""Calls that continue in the background, and their output."""

@@ -1,1 +1,1 @@
-"""Which calls may run beside each other."""
+"""The locks that decide which calls may run at the same time."""

@@ -1,1 +1,1 @@
-"""What a result looks like when it is given back: shaped, shortened, and kept in a file where it is large."""
+"""The form of a result: shaped, shortened, and kept in a file if it is large."""

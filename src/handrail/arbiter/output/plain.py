@@ -53,7 +53,7 @@ class Binary:
 def encoded_as_it_is(value: object, *, large: bool = False) -> bytes | None:
     """JSON text of a value that is plain already; None if it is not, or only a look at each part can tell.
 
-    :param large: it is written in pieces, so that the event loop goes on meanwhile
+    :param large: it is written in pieces, so that the event loop continues meanwhile
     """
     try:
         encoded = in_pieces.dumps(value, _STRICT) if large else _dumps(value, None, _STRICT)

@@ -43,7 +43,7 @@ _LONGEST_BY_NUMBER = 64
 """Characters of one that a stream waits for; a longer one is all zeros, and is found in whole texts only."""
 _GATE = 5
 _SLICE = 64 * 1024
-"""Characters that are read in one step, so that other threads can go on after it."""
+"""Characters that are read in one step, after which other threads may run."""
 _SHORT = 8192
 """Characters. In a shorter text one search for the beginnings of all needles is quicker than one for each."""
 

@@ -16,7 +16,7 @@ ANNOTATIONS = frozenset({"title", "description", "default", "examples", "format"
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """One provider's limits. What lies outside of them is said another way by :func:`handrail.catalog.forms.fitting.fit`.
+    """One provider's limits. Schemas beyond them are written in another way by :func:`handrail.catalog.forms.fitting.fit`.
 
     :param keywords: those that it reads in any schema; None for every keyword of JSON Schema
     :param plain_root: the outermost schema is an object without ``oneOf``, ``anyOf``, ``allOf`` and the like

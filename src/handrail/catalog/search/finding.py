@@ -74,7 +74,7 @@ class Searches:
         self._ahead: asyncio.TimerHandle | None = None
         self._threads = ThreadPoolExecutor(2, "handrail-search")
         self._waiting = ThreadPoolExecutor(4, "handrail-search-wait")
-        """Searches that wait for the encoder. Others go on meanwhile."""
+        """Searches that wait for the encoder. Others continue meanwhile."""
         self._indexes: weakref.WeakKeyDictionary[Generation, asyncio.Task[searching.Index]] = (
             weakref.WeakKeyDictionary()
         )
@@ -176,7 +176,7 @@ class Searches:
         return await asyncio.shield(self._task(generation))  # others may wait for the same
 
     def _task(self, generation: Generation) -> asyncio.Task[searching.Index]:
-        """What makes the index of ``generation``, or has made it."""
+        """The task that makes the index of ``generation``, or has made it."""
         task = self._indexes.get(generation)
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
             task = asyncio.get_running_loop().create_task(self._made(generation))
@@ -222,7 +222,7 @@ class Searches:
 
 
 def _seen(task: asyncio.Task[searching.Index]) -> None:
-    """Its failure is told to the search that needs it, which tries again."""
+    """The search that needs it gets its failure, and tries again."""
     if not task.cancelled():
         task.exception()
 

@@ -109,7 +109,7 @@ class Trigger:
 
 
 class TriggerClass(Protocol):
-    """A tool that adds triggers of a class of its own; see :class:`handrail.contract.tool.triggers.TriggerTool`."""
+    """A tool that adds triggers of another class; see :class:`handrail.contract.tool.triggers.TriggerTool`."""
 
     spec: ToolSpec
 

@@ -123,7 +123,7 @@ class WorkspaceJobs(Jobs, Protocol):
 
 
 NOT_HEARD = "mcp:"
-"""What no category's name begins with."""
+"""A prefix that no category's name has."""
 
 
 @dataclass(frozen=True, slots=True)

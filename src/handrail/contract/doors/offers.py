@@ -61,7 +61,7 @@ class PromptSpec:
 
 
 class Listing(Protocol):
-    """What one source lists beside tools, as it is in one generation."""
+    """The resources and prompts that one source lists in one generation."""
 
     @property
     def source(self) -> str:

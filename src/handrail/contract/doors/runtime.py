@@ -220,7 +220,7 @@ class Runtime(Protocol):
     @property
     def max_output(self) -> int:
         """How many bytes of what the call gives back a model reads, as the operator set it or the tool declared it. The rest
-        is cut off and kept in a file, so a tool that can go on later gives less."""
+        is cut off and kept in a file, so a tool that can continue later gives less."""
         ...
 
     @property

@@ -1,1 +1,1 @@
-"""The names that tools may not write, or only where somebody says so."""
+"""The names that tools may not write, or only if a person or a rule that names them allows it."""

@@ -1,1 +1,1 @@
-"""What fits a JSON schema, and how much work a check is before it is made."""
+"""Checks by JSON schemas, and estimates of their cost."""

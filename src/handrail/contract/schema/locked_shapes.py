@@ -16,7 +16,7 @@ _LONGEST = 4_000
 
 @dataclass(frozen=True, slots=True)
 class LockedShape:
-    """What a model is told of a locked id, whichever tool answers.
+    """The declaration of a locked id that a model sees, whichever tool answers.
 
     :param examples: arguments in that shape, all of which a tool that answers has to take
     :param targets: what a call is about, for rules; the tool that answers has to require that capability

@@ -229,7 +229,7 @@ def parse_compact(text: str | bytes) -> tuple[dict[str, Any], bytes] | None:
 
 
 def parsed(text: str | bytes) -> dict[str, Any]:
-    """What :func:`~handrail.contract.text.json.parse_arguments` gives, the quick way where that can tell.
+    """Return the value of :func:`~handrail.contract.text.json.parse_arguments`, by the quick way if that can tell.
 
     :raises ArgumentText: when refused
     """

@@ -92,7 +92,7 @@ class LlmView(_View):
 
 
 class RuntimeView(_View):
-    """What only the kernel sees; each field's meaning is that of :class:`~handrail.contract.tool.spec.ToolSpec`."""
+    """The part that only the kernel sees; each field's meaning is that of :class:`~handrail.contract.tool.spec.ToolSpec`."""
 
     exec_path: ExecPath | None = None
     build: tuple[Word, ...] = ()

@@ -1,4 +1,4 @@
-"""What a source has beside tools, and which source has what a call names."""
+"""The resources and prompts of sources, and which source has the one that a call names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from handrail.contract.doors.runtime import Runtime
 
 
 class Offering(Listing, Protocol):
-    """What one source lists beside tools, and the way to have it.
+    """The resources and prompts of one source, and the way to get them.
 
     The names and URIs that it takes are those that it lists. What it gives are MCP's results as plain data; binary parts
     are :class:`~handrail.contract.result.Blob`.

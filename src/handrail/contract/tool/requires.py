@@ -159,7 +159,7 @@ NOTHING = Requires()
 
 @dataclass(frozen=True, slots=True)
 class Variables:
-    """What ``{workspace}``, ``{ad-hoc}``, ``{user-data}`` and ``{output}`` stand for: absolute, canonical folders. Empty closes
+    """The values of ``{workspace}``, ``{ad-hoc}``, ``{user-data}`` and ``{output}``: absolute, canonical folders. Empty closes
     the scope.
 
     :param workspace: the workspace, and an agent's further folders that may be written

@@ -90,7 +90,7 @@ ToolConfig = Mapping[str, Mapping[str, str]]
 
 
 class SettingsLayer(NamedTuple):
-    """What one place sets for tools.
+    """The settings of tools from one place.
 
     :param source: the place, as the operator knows it
     :param where: what the names in faults begin with

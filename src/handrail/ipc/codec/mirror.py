@@ -233,7 +233,7 @@ def difference_of(data: Any) -> Difference:
 
 
 def statuses_of(data: Any) -> list[ToolStatus]:
-    """What the holder tells of the status of each tool."""
+    """The status of each tool, as the holder reports it."""
     return adapter(list[ToolStatus]).validate_python(data)
 
 

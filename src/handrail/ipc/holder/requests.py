@@ -55,7 +55,7 @@ Shape = Mapping[str, Reader[Any]]
 
 
 def a_call(value: Any) -> ProposedCall:
-    """What :func:`~handrail.ipc.codec.mirror.of_call` makes."""
+    """The data that :func:`~handrail.ipc.codec.mirror.of_call` makes."""
     given = a_list(value)
     if len(given) != 5:
         raise Malformed("expected a call as its name, arguments, provider's id, fault and kind of fault")

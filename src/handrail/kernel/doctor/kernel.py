@@ -68,7 +68,7 @@ def _provider(
 
 
 def check_kernel(kernel: Kernel) -> list[Check]:
-    """What this machine and an open kernel can do, what is withheld, and the remedies."""
+    """Check this machine and an open kernel: what works, what is withheld, and the remedies."""
     return [*of_machine(kernel.workdir), *of_kernel(kernel)]
 
 
@@ -123,7 +123,7 @@ def _known(found: Configuration, entries: list[Entry]) -> Iterator[Check]:
 
 
 def _settings_of_tools(found: Configuration, entries: Iterable[Entry]) -> Iterator[Check]:
-    """What is set for tools that are not there; another agent may have one, or bring it later."""
+    """The settings of tools that are not there; another agent may have one, or bring it later."""
     known = {entry.id for entry in entries}
     for tool in found.settings.tools.keys() - known:
         yield Check(f"tools.{tool}", "warning", f"there is no tool {tool}", "handrail tools lists the ids")

@@ -185,7 +185,7 @@ def _opened(commands: Sequence[Command]) -> tuple[Redirection, ...]:
 
 
 def _tree(raw: bytes) -> Node | None:
-    """What the grammar makes of a text; None where that takes too long, or is too large."""
+    """The grammar's tree of a text; None if making it takes too long, or it is too large."""
     with _reading:
         parser = _parser()
         if len(raw) <= _SHORT:

@@ -65,7 +65,7 @@ class Part:
 
 
 async def read(reader: Callable[[str], _T], text: str) -> _T:
-    """What ``reader`` makes of a shell text. A long one is read in a thread, so that the event loop goes on."""
+    """Return the result of ``reader`` for a shell text. A long text is read in a thread, so that the event loop continues."""
     return reader(text) if len(text) <= _SHORT else await asyncio.to_thread(reader, text)
 
 

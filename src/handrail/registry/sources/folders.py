@@ -215,7 +215,7 @@ def content_of(manifest: Path, max_bytes: int) -> bytes:
 
 
 def _problem_with_sources(folder: Path, named: str) -> str | None:
-    """Why the executable that a manifest names cannot be built beside it, or None."""
+    """Why the executable that a manifest names cannot be built in its folder, or None."""
     own = folder / named.split("/", 1)[0]
     if own.is_symlink() or not own.is_dir():
         return f"there is no folder {own.name!r} beside the manifest; put the sources of {named!r} there"

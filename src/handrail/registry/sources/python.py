@@ -17,7 +17,7 @@ from handrail.registry.sources.source import Found, Loaded, Rank
 
 @dataclass(frozen=True, slots=True)
 class PythonSource:
-    """What was passed to ``open_kernel(tools=…)``, in its order.
+    """The tools that were passed to ``open_kernel(tools=…)``, in order.
 
     :param given: tools, classes of tools, or modules whose tools are all meant
     """

@@ -1,1 +1,1 @@
-"""What a program may have left behind: protected names and git's settings, looked at again after it has run."""
+"""The look at protected names and git's settings after a program has run."""

@@ -363,7 +363,7 @@ class GuardedProcess(Delegating):
     async def begin(self, call: str = "") -> tuple[str, ...]:
         """A call begins in a process that stays up: what others did since the last one is not its doing.
 
-        :param call: its id, by which programs that the call starts are told from those that wait for its end
+        :param call: its id, which distinguishes programs that the call starts from those that wait for its end
         Gives what has appeared under protected names or was moved away since then, and no call made that may: the process may
         have done it between its calls, or a person.
         """

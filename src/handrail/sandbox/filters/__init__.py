@@ -1,1 +1,1 @@
-"""What the kernel of the system refuses: system calls, paths by Landlock, memory and processes."""
+"""The system's filters and limits: system calls, paths by Landlock, memory and processes."""

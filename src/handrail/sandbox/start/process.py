@@ -286,7 +286,7 @@ class Confined(Piped):
         if child is not None:
             try:
                 self._inner = _first_of_namespace(child)
-            except ToolError as short:  # nobody could look into it, nor at what it holds: the launcher ends it
+            except ToolError as short:  # it cannot be looked into: the launcher ends it
                 self._setup_error = short
                 self._cut()
             self._inner_pid = child if self._inner >= 0 else 0

@@ -18,7 +18,7 @@ for (;;) {
     # An orphan that ends just before this is seen the next time. Without word of moved names, they are looked for.
     my $patience = defined($code) ? 0 : $polled ? 0.05 : 1;
     my $count = select(my $ready = $watched, undef, my $altered = $tables, $patience);
-    my $told = $count > 0 && $table && vec($altered, fileno($table), 1);    # only once, to whichever select asks first
+    my $told = $count > 0 && $table && vec($altered, fileno($table), 1);    # the kernel reports this once
     if ($told || $polled || $count > 0 && $moves >= 0 && vec($ready, $moves, 1)) {
         defined(&lost) || eval(qq{#line 1 "mount_changes.pl"\n$changes}) || exit(125);
         $lost = lost($told || $polled);

@@ -1,1 +1,1 @@
-"""What a sandboxed process sees: mounts, protected names, toolchains, users."""
+"""The view of a sandboxed process: mounts, protected names, toolchains, users."""

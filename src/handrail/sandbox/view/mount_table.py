@@ -118,7 +118,7 @@ class HostMounts:
         return [mount for mount in mounts[first:last] if mount.point != "/"]
 
     def forget(self) -> None:
-        """Read the mounts anew the next time, and hold no descriptor until then.
+        """Read the mounts again the next time, and hold no descriptor until then.
 
         A folder that holds a mount point can be renamed without a sign of it.
         """
@@ -282,7 +282,7 @@ def _brought_along(inner: Sequence[HostMount], top: int) -> Iterator[HostMount]:
 
 
 class _Wanted(NamedTuple):
-    """What the mount at one place must be.
+    """The mount that must be at one place.
 
     :param parent: the place of the mount that it is on; None for a mount that came from this machine with a folder
     :param access: how its options begin

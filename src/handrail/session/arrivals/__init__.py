@@ -1,1 +1,1 @@
-"""What comes to a session from outside of its turns: channels, triggers, notices."""
+"""Events from outside of a session's turns: channels, triggers, notices."""

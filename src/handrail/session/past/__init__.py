@@ -1,1 +1,1 @@
-"""What a session keeps of what was said and done in it, also over a restart."""
+"""The history of a session, which also survives a restart."""

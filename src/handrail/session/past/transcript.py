@@ -190,7 +190,7 @@ def _of_log(reader: LogReader, session_id: str, known: set[str]) -> tuple[list[P
 
 
 def _source_of(reader: LogReader, session_id: str, ref: str) -> str | None:
-    """Where an artifact of a session comes from, where that is not the operator or the user.
+    """The foreign origin of a session's artifact; None for the operator and the user.
 
     :raises ToolError: where the session has no such artifact, or the model may not see it
     """

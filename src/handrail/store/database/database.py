@@ -546,7 +546,7 @@ class _DatabaseSink:
         connection, self._connection = self._connection, None
         if connection is not None:
             if self._judged[1] is not None and self._fault() is not None:
-                # The last connection that closes writes the -wal into the database: into what somebody has put there.
+                # The last connection that closes writes the -wal into the database: into the file that another process has put there.
                 # This one is never closed, so none is the last.
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
                 return

@@ -1,1 +1,1 @@
-"""What is kept in the database, one table or two a file."""
+"""The tables of the database, one or two a file."""

@@ -52,7 +52,7 @@ class Read(Tool):
         id="read",
         description=(
             "Read a file: text by lines (the default) or a range of bytes; an image is returned as an image. "
-            "Stops at about 200 KB, unless the operator set another limit; `next` is the offset to go on from, or null at the end."
+            "Stops at about 200 KB, unless the operator set another limit; `next` is the offset to continue from, or null at the end."
         ),
         parameters=object_schema(
             {

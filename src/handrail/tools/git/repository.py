@@ -146,7 +146,7 @@ class Repository:
         return True
 
     async def read(self, reader: Callable[[bytes], _T], *words: str) -> _T:
-        """What ``reader`` makes of a command's output. A long one is read in a thread, so that other calls go on."""
+        """Return the result of ``reader`` for a command's output. A long output is read in a thread, so that other calls continue."""
         output = await self.output(*words)
         return reader(output) if len(output) <= _SHORT_OUTPUT else await asyncio.to_thread(reader, output)
 

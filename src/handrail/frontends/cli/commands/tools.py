@@ -123,7 +123,7 @@ def _whole(entry: Entry, view: View, status: ToolStatus) -> dict[str, object]:
 
 
 def _in_force(entry: Entry) -> dict[str, object]:
-    """The runtime view with the limits in force, and for each setting the value in force beside the tool's own default."""
+    """The runtime view with the limits in force, and for each setting the value in force and the tool's default."""
     spec, declared = entry.spec, entry.declared or entry.spec
     view = spec.runtime_view()
     for key, setting in declared.config.items():

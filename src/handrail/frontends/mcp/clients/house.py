@@ -110,7 +110,7 @@ class House:
                 self._leave_gone(visit)
 
     def _who(self, context: ServerRequestContext[Any]) -> object:
-        """Who makes a request of the stateless era: a credential, or without one the connection that it came over.
+        """The client of a request of the stateless era: a credential, or without one the connection of the request.
 
         A program between the client and here may send the requests of several clients over one connection. If it says that
         it is there, each request is a client.
