@@ -132,7 +132,7 @@ class Searches:
             )
             for top in [max((hit.score for hit in found.hits), default=0.0) or 1.0]
             for hit in found.hits
-            if (entry := generation.entries.get(hit.id)) is not None and entry.withheld is None
+            for entry in [generation.entries[hit.id]]
         ]
         nothing = found.nothing_fits or all(hit.tail for hit in hits) or ships  # what fits ships with Handrail
         means = "words and meaning" if found.means != "lexical" else "words only"
