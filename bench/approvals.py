@@ -18,9 +18,9 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from handrail.arbiter.approvals.desk import Approvals
+from handrail.arbiter.output.redaction import Redactor
 from handrail.arbiter.output.shaper import Shaper
-from handrail.arbiter.output.sidecar_room import SidecarRoom
-from handrail.arbiter.secrets.redaction import Redactor
+from handrail.arbiter.output.sidecar import SidecarRoom
 from handrail.contract.approvals import ApprovalAnswer, ApprovalRequest
 from handrail.record.artifacts import Artifacts
 from handrail.record.log import CommitLog, Record

@@ -15,15 +15,15 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from handrail.catalog.tokens import of_spec
+from handrail.catalog.prompt import of_spec
 from handrail.contract.doors.runtime import Runtime
 from handrail.contract.tool.spec import ToolSpec
 from handrail.contract.tool.tool import Tool
-from handrail.kernel.doctor.tokens import costs_for
+from handrail.kernel.doctor.machine import costs_for
 from handrail.kernel.held import HeldKernel
 from handrail.registry.pins import Definition, StoredPins
 from handrail.testing.kernels import temporary_kernel
-from handrail.testing.sources import ForeignSource
+from handrail.testing.upstreams import ForeignSource
 
 TOKENS_TOOLS, SHARE = 1_000, 0.03
 PUBLISHED, BOUND_MS = 10_000, 300.0

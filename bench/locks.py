@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from handrail.arbiter.locks.table import LockTable, Want
+from handrail.arbiter.locks import LockTable, Want
 
 TARGET = 2.0
 CALLS = 20_000

@@ -25,8 +25,7 @@ import orjson
 
 from handrail.record.chain import GENESIS, SALT_BYTES, Header, hash_of, new_commitment
 from handrail.record.log import CommitLog, Record
-from handrail.store.database.sink import SinkUnavailable
-from handrail.store.database.writer import Writer
+from handrail.store.database.writer import SinkUnavailable, Writer
 from handrail.store.opening import Store
 
 Entry = tuple[int, Sequence[Record]]

@@ -80,8 +80,8 @@ def opened(folder: Path, file: Path) -> Any:
 
 
 async def serve_gateway(folder: Path) -> None:
-    from handrail.frontends.mcp.reception import serve
-    from handrail.frontends.mcp.serving import Serving
+    from handrail.frontends.mcp.stdio import serve
+    from handrail.frontends.mcp.tools import Serving
 
     async with opened(folder, folder / "config" / "handrail.toml") as kernel:
         await serve(kernel, Serving(discovery="all"))
@@ -160,9 +160,8 @@ async def first_lists(folder: Path) -> dict[str, list[float]]:
     from mcp import Client
 
     from handrail.registry.pins import Definition, StoredPins
-    from handrail.upstream import listing
-    from handrail.upstream.configured.configured import configured as servers_in
-    from handrail.upstream.listing import Listing
+    from handrail.upstream.configured import configured as servers_in
+    from handrail.upstream.definition import Listing, write
     from handrail.upstream.tools import spec_of
 
     names = [f"server{number}" for number in range(UPSTREAMS)]
@@ -182,7 +181,7 @@ async def first_lists(folder: Path) -> dict[str, list[float]]:
         kept = Listing(tools=items, capabilities={"tools": {}}, protocol="2025-11-25")
         state = folder / "state"
         state.mkdir(mode=0o700, exist_ok=True)
-        listing.write(state, definition.name, definition.hash, kept)
+        write(state, definition.name, definition.hash, kept)
         specs = [spec_of(item, definition, definition.requires) for item in items]
         StoredPins(state).approve(definition.name, [Definition.of(spec) for spec in specs])
     taken: dict[str, list[float]] = {BARE: [], MANY: []}

@@ -33,8 +33,8 @@ async def add(a: int, b: int) -> dict[str, int]:
 
 async def serve(folder: Path) -> None:
     from handrail import open_kernel, tool
-    from handrail.frontends.mcp.http.http import Listening, listen
-    from handrail.frontends.mcp.serving import Serving
+    from handrail.frontends.mcp.http import Listening, listen
+    from handrail.frontends.mcp.tools import Serving
 
     ours = tool(id="add", side_effect="read", locks=[])(add)
     workspace = folder / "workspace"

@@ -22,9 +22,8 @@ from pathlib import Path
 from handrail.contract.tool.requires import FsRequires, NetRequires, Requires, ShellRequires, Variables
 from handrail.contract.tool.spec import ToolSpec
 from handrail.policy.authority import Authority
-from handrail.policy.capabilities import agent_layer
-from handrail.policy.rules.defaults import default_book
-from handrail.policy.rules.rules import parse_rule
+from handrail.policy.rules.rules import default_book, parse_rule
+from handrail.policy.targets import agent_layer
 from handrail.runtime.files.roots import Located, Roots
 
 CALLS = 1_500

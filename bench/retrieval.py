@@ -43,8 +43,8 @@ from finding.bfcl import bfcl
 from handrail.catalog.embedders.minilm import MiniLM, missing
 from handrail.catalog.search.encoding import Encoder
 from handrail.catalog.search.index import Index, texts_of
-from handrail.catalog.search.texts import Document, passage
-from handrail.catalog.words.words import spelled, telling
+from handrail.catalog.search.lexical import Document, passage
+from handrail.catalog.search.words import spelled, telling
 
 if TYPE_CHECKING:
     from finding.calibrate import Fit
@@ -128,7 +128,7 @@ def ours_unsplit(index: Index) -> Search:
 
 def ours_semantic(index: Index) -> Search:
     """Meaning alone, of the whole request."""
-    import handrail.catalog.search.fusion as module
+    import handrail.catalog.search.index as module
 
     whole, kept = ours_unsplit(index), module.WORDS
 

@@ -23,13 +23,12 @@ from pathlib import Path
 
 from handrail.contract.sandbox import Profile, Sandbox, Tier
 from handrail.contract.tool.requires import CapabilitySet, Layer, May
-from handrail.policy.hidden import hidden
-from handrail.policy.rules.defaults import default_book
+from handrail.policy.authority import hidden
+from handrail.policy.rules.rules import default_book
 from handrail.runtime.files.roots import Roots
 from handrail.runtime.guard.guard import Guarded
-from handrail.runtime.ripgrep import installed
+from handrail.runtime.ripgrep import HiddenFiles, installed
 from handrail.runtime.search import RipgrepSearch
-from handrail.runtime.verifying import HiddenFiles
 from handrail.sandbox.start.pool import Pooled, pooled
 from handrail.sandbox.tiers import Refusing, choose
 

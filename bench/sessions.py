@@ -19,13 +19,12 @@ from typing import Any
 
 import orjson
 
-from handrail.agent.conversation.conversation import Conversation
-from handrail.agent.conversation.history import as_data
+from handrail.agent.conversation import Conversation, as_data
 from handrail.agent.model import AssistantMessage, CallPart, CallResult, Message, ResultsMessage, TextPart, UserMessage
-from handrail.arbiter.secrets.redaction import Redactor
+from handrail.arbiter.output.redaction import Redactor
 from handrail.record.artifacts import Artifacts
 from handrail.record.log import CommitLog
-from handrail.session.past.history import SessionHistory
+from handrail.session.lasting import SessionHistory
 from handrail.store.opening import Store
 from handrail.store.tables.sessions import SessionRow
 

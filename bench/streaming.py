@@ -42,7 +42,7 @@ from handrail.agent.model import (
     ModelRequest,
     TextDelta,
 )
-from handrail.catalog.forms.dialects import MCP, Dialect
+from handrail.catalog.dialects import MCP, Dialect
 from handrail.kernel.held import HeldKernel
 from handrail.kernel.kernel import Kernel
 from handrail.kernel.opening import open_kernel

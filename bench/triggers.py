@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from handrail.contract.doors.channels import Triggers
-    from handrail.contract.doors.notices import Notice
+    from handrail.contract.doors.channels import Notice, Triggers
     from handrail.kernel.held import HeldKernel
     from handrail.store.database.database import Work
 

@@ -10,9 +10,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from handrail.contract.protected.ask import ASK, FREE
-from handrail.contract.protected.never import NEVER
-from handrail.contract.protected.rows import Row
-from handrail.policy.secret_names import ROWS
+from handrail.contract.protected.never import NEVER, Row
+from handrail.policy.rules.rules import ROWS
 
 TABLE = Path(__file__).parent.parent / "docs" / "protected-names.md"
 

@@ -13,7 +13,7 @@ from handrail.contract.generation import Entry, Generation
 from handrail.contract.sandbox import Tier
 from handrail.contract.tool.spec import ToolSpec, properties_of
 from handrail.registry.loading import load_generation
-from handrail.registry.sources.builtin import BuiltinSource
+from handrail.registry.sources.code import BuiltinSource
 
 TABLE = Path(__file__).parent.parent / "docs" / "tool-reference.md"
 

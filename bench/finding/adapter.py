@@ -26,11 +26,9 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from finding.known import Known
 from retrieval import Corpus, corpora
 
-from handrail.catalog.search.texts import passage
-from handrail.catalog.search.turning import Served, Turn
-from handrail.catalog.search.usual import REQUESTS, TOOLS
-from handrail.catalog.search.vectors import center_of, directions
-from handrail.catalog.words.splitting import parts
+from handrail.catalog.search.lexical import passage
+from handrail.catalog.search.vectors import REQUESTS, TOOLS, Served, Turn, center_of, directions
+from handrail.catalog.search.words import parts
 
 SHARPNESS = 14.0
 """What a cosine is multiplied by before it is made a likelihood."""

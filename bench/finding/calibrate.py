@@ -29,10 +29,10 @@ from finding.evidence import Judged, judged
 from finding.known import Known
 from retrieval import Corpus, corpora
 
-from handrail.catalog.search.confidence import FEWEST, LEAST, LEAST_BY_WORDS, MOST, Evidence, confidences, fitting, tail
+from handrail.catalog.search.index import FEWEST, LEAST, LEAST_BY_WORDS, MOST, Evidence, confidences, fitting, tail
 
 Fit = Callable[[Sequence[Evidence], int], float]
-"""As :func:`~handrail.catalog.search.confidence.fitting`."""
+"""As :func:`~handrail.catalog.search.index.fitting`."""
 
 FLOORS = (0.04, 0.06, 0.08, 0.1, 0.12, 0.15, 0.18)
 

@@ -18,7 +18,7 @@ import numpy
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from handrail.catalog.embedders.minilm import MiniLM
-from handrail.catalog.search.usual import TOOLS
+from handrail.catalog.search.vectors import TOOLS
 
 PLACE = Path(__file__).parent
 

@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any
 from finding.google import google
 
 import handrail.catalog.search.index as searching
-from handrail.catalog.search.confidence import Evidence
 from handrail.catalog.search.encoding import Encoder
-from handrail.catalog.search.index import Index
-from handrail.catalog.search.texts import Document, passage
+from handrail.catalog.search.index import Evidence, Index
+from handrail.catalog.search.lexical import Document, passage
 
 if TYPE_CHECKING:
     from finding.known import Known

@@ -10,7 +10,7 @@ from typing import Any
 import numpy
 
 from handrail.catalog.embedders.minilm import DIMENSION, MiniLM
-from handrail.catalog.search.turning import Turn
+from handrail.catalog.search.vectors import Turn
 
 
 class Known(MiniLM):

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import handrail.catalog.search.index as searching
-from handrail.catalog.search.confidence import fitting
-from handrail.catalog.search.texts import passage
+from handrail.catalog.search.index import fitting
+from handrail.catalog.search.lexical import passage
 
 if TYPE_CHECKING:
     from finding.calibrate import Fit

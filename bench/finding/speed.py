@@ -80,7 +80,7 @@ QUALITIES = [
 
 
 def documents(count: int) -> list[Any]:
-    from handrail.catalog.search.texts import Document
+    from handrail.catalog.search.lexical import Document
 
     out: list[Any] = []
     choose = random.Random(5)
@@ -134,7 +134,7 @@ def memory_mb() -> float:
 
 def main() -> None:
     what, count, folder = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
-    from handrail.catalog.search.texts import passage
+    from handrail.catalog.search.lexical import passage
 
     made = documents(count)
     if what == "make":

@@ -17,7 +17,7 @@ from demos.tour.watching import View
 from handrail.contract.errors import StartError
 from handrail.record.reading import LoggedRecord, LogReader
 from handrail.store.folders import Folders, locate
-from handrail.store.holder import holder_of
+from handrail.store.lease import holder_of
 
 LOOK_S = 0.01
 _WIDTH = max(map(len, NAMES.values()))

@@ -28,7 +28,7 @@ from handrail.agent.events import (
 )
 from handrail.agent.loop import Agent
 from handrail.agent.providers.script import ScriptModel
-from handrail.contract.doors.notices import Notice
+from handrail.contract.doors.channels import Notice
 from handrail.contract.errors import StartError
 from handrail.contract.session import Session
 from handrail.frontends.cli.app import ERROR, OUTPUT

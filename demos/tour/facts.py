@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
 from handrail.agent.events import RunOutcome
-from handrail.contract.call import Answer
-from handrail.contract.result import Result
+from handrail.contract.call import Answer, Result
 from handrail.record.reading import LoggedRecord
 
 Decision = Literal["allowed", "approved", "denied", "withheld"]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.status import Status
 
     from demos.tour.facts import Decision, Fact
-    from handrail.contract.events import Event
+    from handrail.contract.call import Event
 
 WIDTH = 100
 """Of plain text, and at most of a terminal: longer lines are hard to read."""

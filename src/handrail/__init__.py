@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from handrail.agent.loop import Agent
     from handrail.agent.providers import open_model
     from handrail.contract.approvals import Approval, ApprovalAnswer, ApprovalRequest, Attendant, Away
-    from handrail.contract.call import Answer, ProposedCall
+    from handrail.contract.call import Answer, Blob, Event, ProposedCall, Result
     from handrail.contract.doors.agents import Delegation
     from handrail.contract.doors.runtime import ClientContext, Option, Question, Runtime
     from handrail.contract.errors import (
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
         ToolError,
         UsageError,
     )
-    from handrail.contract.events import Event
-    from handrail.contract.result import Blob, Result
     from handrail.contract.session import Session, Turn
     from handrail.contract.tool.decorator import tool
     from handrail.contract.tool.requires import Requires
@@ -53,13 +51,13 @@ _HOME = {
     "ApprovalRequest": "contract.approvals",
     "Attendant": "contract.approvals",
     "Away": "contract.approvals",
-    "Blob": "contract.result",
+    "Blob": "contract.call",
     "Budget": "agent.budget",
     "ClientContext": "contract.doors.runtime",
     "ConfigKey": "contract.tool.spec",
     "Delegation": "contract.doors.agents",
     "ErrorKind": "contract.errors",
-    "Event": "contract.events",
+    "Event": "contract.call",
     "Fault": "contract.errors",
     "Fired": "contract.tool.triggers",
     "HandrailError": "contract.errors",
@@ -71,7 +69,7 @@ _HOME = {
     "ProposedCall": "contract.call",
     "Question": "contract.doors.runtime",
     "Requires": "contract.tool.requires",
-    "Result": "contract.result",
+    "Result": "contract.call",
     "Runtime": "contract.doors.runtime",
     "Session": "contract.session",
     "StartError": "contract.errors",

@@ -15,10 +15,16 @@ from handrail.agent.events import RunOutcome
 from handrail.agent.loop import Agent
 from handrail.agent.model import Model
 from handrail.agent.providers import SERVICES, open_model
-from handrail.agent.streaming.retry import RetryPolicy
-from handrail.testing.gemini import GeminiServer
-from handrail.testing.responses import ResponsesServer
-from handrail.testing.servers import AnthropicServer, OpenAIServer, ProviderServer, Refusal, Reply
+from handrail.agent.pump import RetryPolicy
+from handrail.testing.servers import (
+    AnthropicServer,
+    GeminiServer,
+    OpenAIServer,
+    ProviderServer,
+    Refusal,
+    Reply,
+    ResponsesServer,
+)
 
 Kind = Literal["openai", "openai-responses", "anthropic", "gemini"]
 SERVERS: Mapping[Kind, type[ProviderServer]] = {

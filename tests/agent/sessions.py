@@ -6,13 +6,11 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from handrail.contract.call import Answer, ProposedCall
+from handrail.contract.call import Answer, ProposedCall, Result
 from handrail.contract.doors.agents import AgentType, Delegates, Delegation
-from handrail.contract.doors.history import History
-from handrail.contract.doors.notices import Notices
-from handrail.contract.doors.skills import Skill
+from handrail.contract.doors.channels import Notices
+from handrail.contract.doors.memory import History, Skill
 from handrail.contract.errors import ToolError
-from handrail.contract.result import Result
 from handrail.contract.session import Child
 from handrail.contract.text.json import ArgumentText, parse_arguments
 from handrail.contract.tool.native import NativeOffer

@@ -10,11 +10,11 @@ from tests.kernel.guests import joined_kernel
 
 from handrail import Session, UsageError, tool
 from handrail.agent.budget import Budget
-from handrail.agent.conversation.compaction import INTRO
+from handrail.agent.compaction import INTRO
 from handrail.agent.events import CallAnswered, Compacted
 from handrail.agent.loop import Agent
 from handrail.agent.model import Finished, TextDelta, UserMessage
-from handrail.contract.result import Result
+from handrail.contract.call import Result
 from handrail.kernel.kernel import Kernel
 from handrail.testing.kernels import temporary_kernel
 from handrail.testing.models import PlayedModel, call_reply, text_reply

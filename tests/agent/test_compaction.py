@@ -15,7 +15,7 @@ from tests.agent.test_going_on import KeptHere
 from tests.kernel.guests import joined_kernel
 
 from handrail.agent.budget import Budget, characters_of
-from handrail.agent.conversation.compaction import INTRO, first_kept, outline, with_summary
+from handrail.agent.compaction import INTRO, first_kept, outline, with_summary
 from handrail.agent.events import Compacted, RunFinished
 from handrail.agent.loop import Agent
 from handrail.agent.model import (
@@ -34,7 +34,7 @@ from handrail.agent.model import (
     Usage,
     UserMessage,
 )
-from handrail.contract.result import Result
+from handrail.contract.call import Result
 from handrail.testing.kernels import temporary_kernel
 from handrail.testing.models import Pause, PlayedModel, Step, call_reply, text_reply
 

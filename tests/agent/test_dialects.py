@@ -6,8 +6,8 @@ import pytest
 from tests.agent.sessions import RecordingSession
 
 from handrail.agent.loop import Agent
-from handrail.catalog.forms.dialects import ANTHROPIC
-from handrail.catalog.forms.fitting import fit
+from handrail.catalog.dialects import ANTHROPIC
+from handrail.catalog.fitting import fit
 from handrail.contract.tool.spec import ToolSpec
 from handrail.testing.models import PlayedModel, call_reply, text_reply
 

@@ -13,10 +13,9 @@ from tests.agent.sessions import RecordingSession
 from handrail.agent.events import CallAnswered, RunFinished
 from handrail.agent.loop import Agent
 from handrail.agent.model import ResultsMessage, UserMessage
-from handrail.contract.call import ProposedCall
-from handrail.contract.doors.history import Entry
+from handrail.contract.call import ProposedCall, Result
+from handrail.contract.doors.memory import Entry
 from handrail.contract.errors import LogUnavailable
-from handrail.contract.result import Result
 from handrail.testing.models import PlayedModel, call_reply, text_reply
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.agent.conversation.history import LOST, VERSION, as_data, restored
+from handrail.agent.conversation import LOST, VERSION, as_data, restored
 from handrail.agent.model import (
     AssistantMessage,
     CallPart,
@@ -22,7 +22,7 @@ from handrail.agent.model import (
 )
 from handrail.agent.providers import anthropic as anthropic_provider
 from handrail.agent.providers import openai as openai_provider
-from handrail.contract.doors.history import Entry
+from handrail.contract.doors.memory import Entry
 from handrail.store.encoding import decode, encode
 from handrail.testing.histories import faults_in_anthropic_request, faults_in_openai_request
 

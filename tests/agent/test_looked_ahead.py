@@ -14,8 +14,8 @@ from tests.agent.sessions import RecordingSession
 from tests.store.test_promises import asleep
 
 from handrail import tool
-from handrail.agent.conversation import conversation
-from handrail.agent.conversation.conversation import Conversation
+from handrail.agent import conversation
+from handrail.agent.conversation import Conversation
 from handrail.agent.loop import Agent
 from handrail.agent.model import (
     CallArguments,
@@ -27,8 +27,8 @@ from handrail.agent.model import (
     TextDelta,
     TextPart,
 )
-from handrail.agent.streaming.stream import MAX_AHEAD_UNITS, MAX_LOOKS, Reply, call_part
-from handrail.arbiter.locks.resources import Resources
+from handrail.agent.stream import MAX_AHEAD_UNITS, MAX_LOOKS, Reply, call_part
+from handrail.arbiter.locks import Resources
 from handrail.contract.call import ProposedCall
 from handrail.kernel.held import HeldKernel
 from handrail.session.session import HeldSession

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from handrail import tool
+from handrail.agent import stream
 from handrail.agent.events import CallAnswered, CallProposed
 from handrail.agent.loop import Agent
 from handrail.agent.model import CallArguments, CallClosed, CallOpened, Finished, Kept, StreamCut, TextDelta, Usage
-from handrail.agent.streaming import stream
 from handrail.testing.kernels import temporary_kernel
 from handrail.testing.models import PlayedModel, Step, text_reply
 

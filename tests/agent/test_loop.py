@@ -34,11 +34,10 @@ from handrail.agent.model import (
     Usage,
     UserMessage,
 )
-from handrail.agent.streaming.retry import Delayed, RetryPolicy
+from handrail.agent.pump import Delayed, RetryPolicy
 from handrail.contract.agent import AgentBudgets
-from handrail.contract.call import ProposedCall
+from handrail.contract.call import ProposedCall, Result
 from handrail.contract.errors import UsageError
-from handrail.contract.result import Result
 from handrail.testing.models import Pause, PlayedModel, call_reply, text_reply
 
 

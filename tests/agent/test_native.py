@@ -18,8 +18,7 @@ from handrail.agent.events import CallAnswered, LoopEvent, NativeUsed, NativeWit
 from handrail.agent.loop import Agent
 from handrail.agent.providers.anthropic import AnthropicModel
 from handrail.agent.providers.openai import OpenAIModel
-from handrail.catalog.forms.dialects import DIALECTS
-from handrail.catalog.forms.native import in_own_form
+from handrail.catalog.dialects import DIALECTS, in_own_form
 from handrail.contract.agent import parse_agent
 from handrail.contract.errors import LoadError
 from handrail.contract.tool.native import NATIVE, NativeOffer, native_spec
@@ -28,8 +27,8 @@ from handrail.contract.tool.tool import Tool
 from handrail.kernel.held import HeldKernel
 from handrail.kernel.kernel import Kernel
 from handrail.record.artifacts import Artifacts
+from handrail.testing.histories import Cited, Provided
 from handrail.testing.kernels import temporary_kernel
-from handrail.testing.provided import Cited, Provided
 from handrail.testing.servers import AnthropicServer, Call, Cut, OpenAIServer, ProviderServer, Reply
 
 SEARCH = """

@@ -9,13 +9,22 @@ from typing import Any
 import pytest
 from tests.agent.provider_bench import Kind, bench, each_provider
 
-from handrail.agent import pictures
 from handrail.agent.loop import Agent
-from handrail.agent.model import Picture, RequestRefused, UserMessage
-from handrail.agent.pictures import MOST_BYTES, checked, kind_of, shown, takes_pictures
+from handrail.agent.model import (
+    MOST_BYTES,
+    NOT_ANSWERED,
+    NOT_KEPT,
+    Picture,
+    RequestRefused,
+    UserMessage,
+    checked,
+    kind_of,
+    shown,
+    takes_pictures,
+)
 from handrail.agent.providers.textual import TextualModel
+from handrail.contract.call import Blob
 from handrail.contract.errors import UsageError
-from handrail.contract.result import Blob
 from handrail.testing.kernels import temporary_kernel
 from handrail.testing.models import PlayedModel, text_reply
 from handrail.testing.servers import Reply
@@ -92,7 +101,7 @@ async def test_a_picture_is_kept_by_its_content_and_there_again_when_the_convers
         session = await kernel.session(session.id)
         assert (await Agent(session, model).complete("And now?")).ok
         again = model.requests[-1].messages[0]
-        assert isinstance(again, UserMessage) and len(again.pictures) == 1 and pictures.NOT_KEPT in again.text
+        assert isinstance(again, UserMessage) and len(again.pictures) == 1 and NOT_KEPT in again.text
 
 
 async def test_what_was_shown_in_vain_does_not_stand_in_the_way_of_what_comes_later(tmp_path: Path) -> None:
@@ -108,7 +117,7 @@ async def test_what_was_shown_in_vain_does_not_stand_in_the_way_of_what_comes_la
         assert (await Agent(session, model).complete("Hello?")).ok
         for request in model.requests[1:]:
             first = request.messages[0]
-            assert isinstance(first, UserMessage) and not first.pictures and pictures.NOT_ANSWERED in first.text
+            assert isinstance(first, UserMessage) and not first.pictures and NOT_ANSWERED in first.text
 
 
 def test_a_picture_is_what_its_first_bytes_say() -> None:

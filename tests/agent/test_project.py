@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from handrail.agent.loop import Agent
-from handrail.agent.project import files
+from handrail.agent.prompt import files
 from handrail.contract.errors import LogUnavailable
 from handrail.kernel.held import HeldKernel
 from handrail.record.log import CommitLog

@@ -13,7 +13,7 @@ from tests.agent.provider_bench import bench
 from handrail.agent.events import NativeUsed
 from handrail.agent.model import CallClosed, CallOpened
 from handrail.agent.providers.responses import _ItemReader  # pyright: ignore[reportPrivateUsage]
-from handrail.testing.provided import Provided
+from handrail.testing.histories import Provided
 from handrail.testing.servers import Call, Refusal, Reply, StreamError, Thinking
 
 

@@ -10,7 +10,7 @@ import pytest
 from tests.agent.provider_bench import Kind, bench, each_provider, in_pieces
 
 from handrail.agent.providers import SERVICES, open_model
-from handrail.agent.streaming.retry import RetryPolicy
+from handrail.agent.pump import RetryPolicy
 from handrail.contract.errors import StartError, UsageError
 from handrail.contract.tool.spec import ToolSpec
 from handrail.testing.models import Pause

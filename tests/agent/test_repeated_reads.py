@@ -10,13 +10,12 @@ import pytest
 
 from handrail import Agent
 from handrail.agent.budget import Budget
-from handrail.agent.conversation.conversation import Conversation
+from handrail.agent.conversation import Conversation
 from handrail.agent.events import CallAnswered, Compacted
 from handrail.agent.model import ResultsMessage
-from handrail.agent.streaming.stream import Reply
+from handrail.agent.stream import Reply
 from handrail.contract.agent import AgentBudgets
-from handrail.contract.call import Answer, ProposedCall
-from handrail.contract.result import Result
+from handrail.contract.call import Answer, ProposedCall, Result
 from handrail.testing.kernels import temporary_kernel
 from handrail.testing.models import PlayedModel, call_reply, text_reply
 

@@ -12,11 +12,9 @@ from tests.agent.sessions import RecordingSession
 from handrail.agent.loop import Agent
 from handrail.agent.model import AssistantMessage, ResultsMessage
 from handrail.agent.providers import open_model
-from handrail.agent.providers.script import ScriptModel
-from handrail.agent.providers.script_file import Script, read_script
-from handrail.contract.call import ProposedCall
+from handrail.agent.providers.script import Script, ScriptModel, read_script
+from handrail.contract.call import ProposedCall, Result
 from handrail.contract.errors import LoadError
-from handrail.contract.result import Result
 
 
 def model_of(*turns: dict[str, Any]) -> ScriptModel:

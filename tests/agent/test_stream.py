@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.agent.conversation.conversation import Conversation, shown
+from handrail.agent.conversation import Conversation, shown
 from handrail.agent.model import (
     AssistantMessage,
     BlockEvent,
@@ -19,7 +19,7 @@ from handrail.agent.model import (
     TextDelta,
     Usage,
 )
-from handrail.agent.streaming.stream import (
+from handrail.agent.stream import (
     MAX_CALLS,
     MAX_REPLY_UNITS,
     Reply,
@@ -28,8 +28,7 @@ from handrail.agent.streaming.stream import (
     WireIds,
     call_part,
 )
-from handrail.contract.call import Answer, ProposedCall
-from handrail.contract.result import Result
+from handrail.contract.call import Answer, ProposedCall, Result
 from handrail.contract.text.json import MAX_ARGUMENT_BYTES
 
 

@@ -277,7 +277,7 @@ from pathlib import Path
 from handrail import tool
 from handrail.agent.loop import Agent
 from handrail.agent.model import CallArguments, CallClosed, CallOpened
-from handrail.contract.doors.notices import Notice
+from handrail.contract.doors.channels import Notice
 from handrail.testing.kernels import temporary_kernel
 from handrail.testing.models import Pause, PlayedModel
 

@@ -11,7 +11,7 @@ import pytest
 
 from handrail import Agent, Tool
 from handrail.agent.providers.script import ScriptModel
-from handrail.catalog.tokens import estimated, of_json, of_spec
+from handrail.catalog.prompt import estimated, of_json, of_spec
 from handrail.contract.doors.runtime import Runtime
 from handrail.contract.tool.spec import ToolSpec
 from handrail.testing.kernels import temporary_kernel

@@ -12,14 +12,14 @@ from tests.agent.sessions import RecordingSession
 from tests.agent.test_going_on import KeptHere, parks
 
 from handrail import ApprovalAnswer
-from handrail.agent import living
+from handrail.agent import run as living
 from handrail.agent.budget import Budget
 from handrail.agent.events import LoopEvent, NoticesHeard, RunFinished, Waiting
 from handrail.agent.loop import Agent
 from handrail.agent.model import ProviderDenied, UserMessage
-from handrail.contract.doors.notices import Notice, NoticeKind
+from handrail.contract.call import Result
+from handrail.contract.doors.channels import Notice, NoticeKind
 from handrail.contract.errors import UsageError
-from handrail.contract.result import Result
 from handrail.testing.kernels import ScriptedPerson, temporary_kernel
 from handrail.testing.models import Pause, PlayedModel, call_reply, text_reply
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import orjson
 
+from handrail.arbiter.output.redaction import Redactor
 from handrail.arbiter.output.shaper import Shaped, Shaper
-from handrail.arbiter.output.sidecar_room import SidecarRoom
-from handrail.arbiter.secrets.redaction import Redactor
+from handrail.arbiter.output.sidecar import SidecarRoom
 from handrail.contract.tool.spec import ToolSpec
 from handrail.record.artifacts import Artifacts
 

@@ -14,8 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.arbiter.shaping import Room
 
-from handrail.arbiter.approvals.desk import Approvals
-from handrail.arbiter.approvals.requests import HOUR_NS, ID_CHARACTERS, new_id
+from handrail.arbiter.approvals.desk import HOUR_NS, ID_CHARACTERS, Approvals, new_id
 from handrail.contract.approvals import Approval, ApprovalAnswer, ApprovalRequest, Choice
 from handrail.contract.errors import ToolError
 from handrail.record.log import CommitLog, Record

@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from handrail import tool
-from handrail.arbiter.eager import BegunInTask, begin_at_once
-from handrail.arbiter.execution import Execution, Stopped
-from handrail.store.database.awaiting import Written
+from handrail.arbiter.execution import BegunInTask, Execution, Stopped, begin_at_once
+from handrail.store.database.writer import Written
 from handrail.testing.kernels import temporary_kernel
 
 pytestmark = pytest.mark.proves("X-01", "X-08")

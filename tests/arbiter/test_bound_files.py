@@ -11,9 +11,9 @@ import pytest
 
 from handrail.arbiter.approvals.binding import MOST_HASHED_BYTES, RunFiles, changes
 from handrail.contract.approvals import Approval, ApprovalAnswer, ApprovalRequest
+from handrail.contract.call import Result
 from handrail.contract.doors.runtime import Question
 from handrail.contract.errors import ToolError
-from handrail.contract.result import Result
 from handrail.policy.shell.parse import parse
 from handrail.policy.targets import Target
 from handrail.runtime.files.roots import Roots

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.arbiter.shaping import Room
 
-from handrail.arbiter import in_pieces
-from handrail.arbiter.secrets import forms as secret_forms
+from handrail.arbiter.output import plain
+from handrail.arbiter.output import secret_forms as secret_forms
 from handrail.testing.kernels import temporary_kernel
 
 DATA = st.recursive(
@@ -31,7 +31,7 @@ SECRET = "s3cr3t-Value-0123456789abcdef"
 
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(in_pieces, "PIECE", 16)
+    monkeypatch.setattr(plain, "PIECE", 16)
     monkeypatch.setattr(secret_forms, "_SLICE", 16)
 
 
@@ -39,12 +39,12 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 class TestPieces:
     @given(DATA)
     def test_it_is_the_json_that_orjson_writes(self, value: Any) -> None:
-        assert in_pieces.dumps(value) == orjson.dumps(value)
-        assert orjson.loads(in_pieces.dumps_indented(value)) == orjson.loads(orjson.dumps(value))
+        assert plain.dumps(value) == orjson.dumps(value)
+        assert orjson.loads(plain.dumps_indented(value)) == orjson.loads(orjson.dumps(value))
 
     @given(DATA)
     def test_a_copy_is_equal_and_shares_no_container(self, value: Any) -> None:
-        copy = in_pieces.copied(value)
+        copy = plain.copied(value)
         assert copy == value
         if isinstance(value, (list, dict)):
             assert copy is not value
@@ -65,20 +65,20 @@ MUCH: list[Any] = ["a" * 101, ["a" * 60, "b" * 60], {"a": {"b": ["c" * 101]}}, [
 
 @pytest.mark.parametrize("value", NOT_PLAIN)
 def test_what_json_has_in_another_form_is_not_copied(value: Any) -> None:
-    with pytest.raises(in_pieces.NotPlain):
-        in_pieces.copied(value)
+    with pytest.raises(plain.NotPlain):
+        plain.copied(value)
 
 
 @pytest.mark.parametrize("value", MUCH)
 def test_what_comes_to_much_does_not_fit_however_it_is_nested(value: Any) -> None:
-    assert not in_pieces.fits([value], 100)
-    assert in_pieces.fits([value], 1_000)
+    assert not plain.fits([value], 100)
+    assert plain.fits([value], 1_000)
 
 
 def test_a_value_that_holds_itself_does_not_fit() -> None:
     value: list[Any] = []
     value.append(value)
-    assert not in_pieces.fits(value, 10_000)
+    assert not plain.fits(value, 10_000)
 
 
 @pytest.mark.parametrize("piece", ["a\u200b", "\x1b[31m", "\u202e "])

@@ -14,7 +14,7 @@ from tests.kernel.test_sub_agents import kernel_of, models, task
 from handrail import Kernel, Result, Runtime, Session, ToolError, tool
 from handrail.agent.loop import Agent
 from handrail.arbiter.jobs.outflow import MAX_HELD, Outflow, OutputFile
-from handrail.arbiter.secrets.redaction import Redactor
+from handrail.arbiter.output.redaction import Redactor
 from handrail.contract.approvals import ApprovalAnswer
 from handrail.contract.errors import LogUnavailable
 from handrail.kernel.held import HeldKernel

@@ -7,7 +7,7 @@ import contextlib
 
 import pytest
 
-from handrail.arbiter.locks.table import Grant, LockTable, LockTimeout, Request, Want, conflict
+from handrail.arbiter.locks import Grant, LockTable, LockTimeout, Request, Want, conflict
 from handrail.contract.errors import UsageError
 
 WORKSPACE_X: list[Want] = [(("workspace",), "X")]

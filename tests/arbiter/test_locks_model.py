@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from handrail.arbiter.locks.table import Grant, LockTable, LockTimeout, Request, Want
+from handrail.arbiter.locks import Grant, LockTable, LockTimeout, Request, Want
 
 pytestmark = pytest.mark.proves("L-02", "L-03", "L-05")
 

@@ -11,7 +11,7 @@ import pytest
 from tests.kernel.guests import joined_kernel
 
 import handrail
-from handrail.arbiter.secrets.logs import LOGGERS
+from handrail.arbiter.output.redaction import LOGGERS
 from handrail.testing.kernels import temporary_kernel
 
 pytestmark = pytest.mark.proves("O-07")

@@ -11,9 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.arbiter.shaping import SECRET, Room, logged
 
-from handrail.arbiter.output.exposure import views
-from handrail.arbiter.output.neutral import for_model
-from handrail.contract.result import Blob, Result
+from handrail.arbiter.output.exposure import for_model, views
+from handrail.contract.call import Blob, Result
 from handrail.contract.text.neutral import neutralised
 from handrail.contract.tool.spec import ToolSpec
 

@@ -15,7 +15,7 @@ from tests.arbiter.shaping import METADATA, Room, logged
 
 from handrail.arbiter.output.exposure import views
 from handrail.arbiter.output.shaper import Shaped
-from handrail.contract.result import Blob, Result
+from handrail.contract.call import Blob, Result
 from handrail.contract.tool.spec import ToolSpec
 
 

@@ -13,7 +13,7 @@ from tests.arbiter.test_outflow import small
 
 from handrail import Runtime, Session, tool
 from handrail.arbiter.jobs.outflow import OutputFile, read, read_lines, stored
-from handrail.arbiter.output.room import REMOVED, OutputRoom, unlink
+from handrail.arbiter.output.sidecar import REMOVED, OutputRoom, unlink
 from handrail.testing.kernels import temporary_kernel
 
 KIB = 1024

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.arbiter.shaping import SECRET, Room
 
-from handrail.contract.result import Blob, Result
+from handrail.contract.call import Blob, Result
 
 
 @pytest.mark.proves("O-07")

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, SecretStr
 
 from handrail.arbiter.output.plain import Plain, TooLarge, encoded_as_it_is
-from handrail.contract.result import Blob, Result
+from handrail.contract.call import Blob, Result
 
 pytestmark = pytest.mark.proves("K-07")
 

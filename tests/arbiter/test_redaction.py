@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.arbiter.secrets.redaction import Redactor
+from handrail.arbiter.output.redaction import Redactor
 
 pytestmark = pytest.mark.proves("O-07")
 

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.arbiter.locks.resources import Resources
-from handrail.arbiter.locks.table import Want, conflict
+from handrail.arbiter.locks import Resources, Want, conflict
 from handrail.contract.errors import ToolError
 from handrail.contract.tool.spec import LockSpec, SideEffect, ToolSpec
 from handrail.runtime.files.roots import FurtherRoots, Roots

@@ -10,8 +10,8 @@ import pytest
 
 from handrail import Session, tool
 from handrail.arbiter.output import sidecar
-from handrail.arbiter.output.sidecar_room import NOTE, SidecarRoom
-from handrail.contract.result import Result
+from handrail.arbiter.output.sidecar import NOTE, SidecarRoom
+from handrail.contract.call import Result
 from handrail.testing.kernels import temporary_kernel
 
 KIB = 1024

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from tests.arbiter.shaping import METADATA, Room, bounded
 
 from handrail.arbiter.output import sidecar
+from handrail.arbiter.output.redaction import Redactor
 from handrail.arbiter.output.shaper import Shaper
 from handrail.arbiter.output.sidecar import file_name
-from handrail.arbiter.secrets.redaction import Redactor
 from handrail.contract.tool.spec import ToolSpec
 from handrail.record.artifacts import Artifacts
 

@@ -13,10 +13,10 @@ import pytest
 from tests.arbiter.stepping import SETTINGS, TOOLS, asks, bench, close, opened, step
 
 from handrail import Kernel, Session, ToolError, ToolSpec, UsageError, tool
-from handrail.arbiter.calls.call import OpenState
-from handrail.arbiter.states.states import States
+from handrail.arbiter.call import OpenState
+from handrail.arbiter.states import States
 from handrail.contract.approvals import ApprovalAnswer
-from handrail.contract.events import Event
+from handrail.contract.call import Event
 from handrail.contract.tool.spec import faults_in
 from handrail.kernel.held import HeldKernel
 from handrail.session.session import HeldSession

@@ -12,7 +12,7 @@ import pytest
 from tests.kernel.test_agents import confined
 
 from handrail import Kernel, Session
-from handrail.arbiter.typing import runs_a_shell
+from handrail.arbiter.approvals.asking import runs_a_shell
 from handrail.contract.approvals import ApprovalAnswer
 from handrail.testing.kernels import ScriptedPerson, temporary_kernel
 

@@ -18,8 +18,7 @@ from tests.attacks.outer import NotApplicable
 from tests.attacks.victim import SECRET, Agreeing, Home, put
 
 from handrail.agent.loop import Agent
-from handrail.agent.providers.script import ScriptModel
-from handrail.agent.providers.script_file import Script, ScriptedCall, ScriptedTurn
+from handrail.agent.providers.script import Script, ScriptedCall, ScriptedTurn, ScriptModel
 from handrail.policy.watchdogs import Exfiltration, OutgoingSecrets
 from handrail.store.encoding import encode
 

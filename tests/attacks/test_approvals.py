@@ -10,7 +10,7 @@ import pytest
 
 from handrail import tool
 from handrail.contract.approvals import ApprovalAnswer, ApprovalRequest
-from handrail.policy.watchdogs.opinions import Opinion, WatchdogCall, allow
+from handrail.policy.watchdogs.watchdog import Opinion, WatchdogCall, allow
 from handrail.testing.kernels import ScriptedPerson, temporary_kernel
 
 pytestmark = [pytest.mark.proves("P-07"), pytest.mark.attack("permission")]

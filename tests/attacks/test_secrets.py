@@ -10,7 +10,7 @@ from urllib.parse import quote
 import pytest
 
 from handrail.contract.approvals import ApprovalAnswer
-from handrail.contract.events import Event
+from handrail.contract.call import Event
 from handrail.testing.kernels import ScriptedPerson, temporary_kernel
 
 pytestmark = [pytest.mark.proves("O-07"), pytest.mark.attack("secrets")]

@@ -19,9 +19,8 @@ from typing import Any
 from tests.attacks.outer import NAMESPACES, Mode, NotApplicable
 
 from handrail.contract.approvals import ApprovalAnswer, ApprovalRequest
-from handrail.contract.call import Answer
+from handrail.contract.call import Answer, Result
 from handrail.contract.doors.runtime import Question
-from handrail.contract.result import Result
 from handrail.contract.session import Session
 from handrail.contract.tool.tool import Tool
 from handrail.kernel.kernel import Kernel

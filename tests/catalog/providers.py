@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import pytest
 
-from handrail.catalog.forms.dialects import ANTHROPIC, DIALECTS, GEMINI, OPENAI_CHAT, Dialect
-from handrail.catalog.forms.fitting import Fitted
+from handrail.catalog.dialects import ANTHROPIC, DIALECTS, GEMINI, OPENAI_CHAT, Dialect
+from handrail.catalog.fitting import Fitted
 
 DIALECT = pytest.mark.parametrize("dialect", DIALECTS.values(), ids=DIALECTS.keys())
 NARROW = pytest.mark.parametrize("dialect", [ANTHROPIC, GEMINI, OPENAI_CHAT], ids=lambda one: one.name)

@@ -11,12 +11,11 @@ from hypothesis import strategies as st
 from tests.catalog.stock import CORE, built_in, entry, generation, many
 from tests.tool_reference import shipped
 
-from handrail.catalog.categories import SHIPPED, about, category_of
 from handrail.catalog.interaction import Interaction
 from handrail.catalog.prompt import index_of
-from handrail.catalog.view import CatalogOptions, View
+from handrail.catalog.view import SHIPPED, CatalogOptions, View, about, category_of
 from handrail.contract.generation import AGENTS, Foreign, Generation
-from handrail.policy.rules.modes import TEXTS
+from handrail.policy.rules.rules import TEXTS
 
 
 def view(*entries: object, **options: object) -> View:

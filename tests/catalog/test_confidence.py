@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.catalog.search.confidence import (
+from handrail.catalog.search.index import (
     LEAST,
     LEAST_BY_WORDS,
-    NAMED,
+    NAMED_SURE,
     Evidence,
     confidences,
     fitting,
@@ -31,9 +31,9 @@ def test_every_hit_has_a_confidence_and_the_best_is_of_the_tail_only_where_it_is
     sure = confidences(hits, tools)
     assert all(0 <= each <= 1 for each in sure) and 0 <= fitting(hits, tools) <= 1
     last = tail(hits, sure)
-    assert last[sure.index(max(sure))] == (max(sure) < NAMED)
-    assert all(out for at, out in enumerate(last) if sure[at] < NAMED)
-    assert all(sure[at] < max(sure) for at, out in enumerate(last) if out and sure[at] >= NAMED)
+    assert last[sure.index(max(sure))] == (max(sure) < NAMED_SURE)
+    assert all(out for at, out in enumerate(last) if sure[at] < NAMED_SURE)
+    assert all(sure[at] < max(sure) for at, out in enumerate(last) if out and sure[at] >= NAMED_SURE)
 
 
 def test_more_meaning_more_words_and_more_distance_to_the_others_make_surer() -> None:

@@ -8,17 +8,15 @@ from typing import Any
 import pytest
 from tests.catalog.stock import CORE, entry, generation, many
 
-from handrail.catalog.costs import costs_of, source_of, tokens_of
-from handrail.catalog.forms.dialects import GEMINI, MCP
-from handrail.catalog.forms.fitting import offered
-from handrail.catalog.prompt import index_of, tool_part
-from handrail.catalog.tokens import estimated, of_json, of_spec
+from handrail.catalog.dialects import GEMINI, MCP
+from handrail.catalog.fitting import offered
+from handrail.catalog.prompt import costs_of, estimated, index_of, of_json, of_spec, source_of, tokens_of, tool_part
 from handrail.catalog.view import CatalogOptions, View
 from handrail.contract.generation import Entry, Foreign
 from handrail.contract.sandbox import Tier
 from handrail.contract.tool.names import OFFER_IDS
 from handrail.registry.loading import load_generation
-from handrail.registry.sources.builtin import BuiltinSource
+from handrail.registry.sources.code import BuiltinSource
 
 OPTIONS = CatalogOptions()
 

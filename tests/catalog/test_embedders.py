@@ -17,7 +17,7 @@ from handrail.catalog.embedders.choosing import GROUP, Chosen, encoder_of
 from handrail.catalog.search.cache import Cache
 from handrail.catalog.search.encoding import Encoder
 from handrail.catalog.search.index import Index
-from handrail.catalog.search.texts import passage
+from handrail.catalog.search.lexical import passage
 
 
 class Letters:

@@ -14,9 +14,8 @@ import numpy
 import pytest
 from tests.catalog.texts_of import ALL, HOTEL, Directions, tool
 
+from handrail.catalog.embedders.choosing import Endpoint, FastEmbed
 from handrail.catalog.embedders.embedder import EmbedderError
-from handrail.catalog.embedders.endpoint import Endpoint
-from handrail.catalog.embedders.fast import FastEmbed
 from handrail.catalog.search.cache import Cache
 from handrail.catalog.search.encoding import Encoder
 from handrail.catalog.search.index import Index

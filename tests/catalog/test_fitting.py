@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.catalog.providers import DIALECT, NARROW, check_against_the_provider, nodes
 
-from handrail.catalog.forms.dialects import ANTHROPIC, DIALECTS, GEMINI, MCP, OPENAI_CHAT, OPENAI_RESPONSES, Dialect
-from handrail.catalog.forms.fitting import ALWAYS_TAKEN, MAX_GROWTH, described, fit, length, offered
+from handrail.catalog.dialects import ANTHROPIC, DIALECTS, GEMINI, MCP, OPENAI_CHAT, OPENAI_RESPONSES, Dialect
+from handrail.catalog.fitting import ALWAYS_TAKEN, MAX_GROWTH, described, fit, length, offered
 
 # --- what is kept -------------------------------------------------------------------------------------------------
 

@@ -8,8 +8,8 @@ import jsonschema_rs
 import pytest
 from tests.catalog.providers import DIALECT, NARROW, check_against_the_provider
 
-from handrail.catalog.forms.dialects import ANTHROPIC, GEMINI, OPENAI_CHAT, OPENAI_RESPONSES, Dialect
-from handrail.catalog.forms.fitting import fit
+from handrail.catalog.dialects import ANTHROPIC, GEMINI, OPENAI_CHAT, OPENAI_RESPONSES, Dialect
+from handrail.catalog.fitting import fit
 
 WHEN_CARD: dict[str, Any] = {
     "if": {"properties": {"how": {"const": "card"}}},

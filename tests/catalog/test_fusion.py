@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from handrail.catalog.search.fusion import Row, ranked
+from handrail.catalog.search.index import Row, ranked
 from handrail.catalog.search.lexical import Scores
 
 

@@ -14,7 +14,7 @@ from tests.catalog.texts_of import ALL, HOTEL, MAIL, STOCK, WEATHER, Directions,
 from handrail.catalog.search import index as searching
 from handrail.catalog.search.encoding import Encoder
 from handrail.catalog.search.index import Index
-from handrail.catalog.search.texts import Document, passage
+from handrail.catalog.search.lexical import Document, passage
 
 if TYPE_CHECKING:
     pass

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from tests.catalog.texts_of import MAIL, tool
 
 from handrail.catalog.search import lexical as module
-from handrail.catalog.search.lexical import K1, B, Bag, Lexical, bag, says_whole_name
-from handrail.catalog.search.texts import Document, fields
+from handrail.catalog.search.lexical import K1, B, Bag, Document, Lexical, bag, fields, says_whole_name
 
 
 def of(weights: Mapping[str, float]) -> Bag:

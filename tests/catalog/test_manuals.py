@@ -8,13 +8,11 @@ import pytest
 from tests.catalog.stock import CORE, entry, generation, many
 from tests.tools.desk import Memory
 
-from handrail.catalog.interaction import Interaction
-from handrail.catalog.manuals import ManualsRead, example_of
+from handrail.catalog.interaction import Interaction, ManualsRead, example_of
 from handrail.catalog.view import CatalogOptions
 from handrail.contract.errors import ToolError
 from handrail.contract.generation import Entry, Foreign
-from handrail.contract.tool.checking import checked
-from handrail.contract.tool.tool import Tool
+from handrail.contract.tool.tool import Tool, checked
 from handrail.tools import BUILTINS
 
 SCHEMA: dict[str, Any] = {

@@ -15,10 +15,9 @@ from handrail.catalog.embedders import minilm
 from handrail.catalog.embedders.embedder import EmbedderError
 from handrail.catalog.embedders.minilm import MiniLM
 from handrail.catalog.search.cache import Cache
-from handrail.catalog.search.confidence import LEAST, NAMED
 from handrail.catalog.search.encoding import Encoder
-from handrail.catalog.search.index import Index
-from handrail.catalog.search.usual import TOOLS
+from handrail.catalog.search.index import LEAST, NAMED_SURE, Index
+from handrail.catalog.search.vectors import TOOLS
 
 pytestmark = pytest.mark.skipif(minilm.missing() is not None, reason="the extra [search] is not installed")
 
@@ -180,7 +179,7 @@ def test_where_no_hit_is_worth_being_named_nothing_fits_however_likely_some_tool
     )
     assert index.wait(600)
     found = [index.search(each, patience_s=100) for each in ("../../etc/passwd", "/etc/shadow", "rm -rf /", "; ls -la")]
-    unsure = [one for one in found if one.fitting >= LEAST and max(hit.confidence for hit in one.hits) < NAMED]
+    unsure = [one for one in found if one.fitting >= LEAST and max(hit.confidence for hit in one.hits) < NAMED_SURE]
     assert unsure and all(one.nothing_fits and all(hit.tail for hit in one.hits) for one in unsure)
     assert all(one.nothing_fits == all(hit.tail for hit in one.hits) for one in found if one.fitting >= LEAST)
 

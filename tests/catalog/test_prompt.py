@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.catalog.stock import CORE, entry, generation, many
 
-from handrail.catalog.prompt import index_of, tool_part
-from handrail.catalog.tokens import estimated, of_json, of_spec
+from handrail.catalog.prompt import estimated, index_of, of_json, of_spec, tool_part
 from handrail.catalog.view import CatalogOptions, View
 from handrail.contract.generation import Foreign
 

@@ -12,9 +12,8 @@ from tests.catalog.stock import CORE, generation, many
 from tests.tools.desk import Memory
 
 from handrail.catalog import interaction
-from handrail.catalog.active import ActiveSet
 from handrail.catalog.interaction import Interaction
-from handrail.catalog.view import CatalogOptions
+from handrail.catalog.view import ActiveSet, CatalogOptions
 from handrail.contract.doors.jobs import Findings, Hit
 from handrail.contract.errors import ToolError
 from handrail.contract.generation import Entry, Generation

@@ -11,12 +11,10 @@ import numpy
 import pytest
 from tests.catalog.texts_of import ALL, WEATHER, Directions, tool
 
-from handrail.catalog.search import sealed
-from handrail.catalog.search.cache import Cache, key_of
+from handrail.catalog.search.cache import Cache, Unusable, key_of, read, write
 from handrail.catalog.search.encoding import Encoder
 from handrail.catalog.search.index import Index
-from handrail.catalog.search.lexical import Bag, Lexical
-from handrail.catalog.search.texts import passage
+from handrail.catalog.search.lexical import Bag, Lexical, passage
 
 VECTORS = {key_of(name): numpy.arange(4, dtype=numpy.float16) + at for at, name in enumerate("abc")}
 
@@ -149,15 +147,15 @@ def test_catalogues_are_kept_beside_one_another_and_those_not_used_go_first(tmp_
 
 
 def test_a_head_that_lies_about_its_blocks_is_refused(tmp_path: Path) -> None:
-    sealed.write(tmp_path / "file", {"kind": "x", "sizes": []}, [b"abc"])
+    write(tmp_path / "file", {"kind": "x", "sizes": []}, [b"abc"])
     content = (tmp_path / "file").read_bytes()
-    assert sealed.read(tmp_path / "file", {"kind": "x"}) is not None
+    assert read(tmp_path / "file", {"kind": "x"}) is not None
     import hashlib
 
     lying = content[:-32].replace(b"[3]", b"[9]")
     (tmp_path / "file").write_bytes(lying + hashlib.blake2b(lying, digest_size=32).digest())
-    with pytest.raises(sealed.Unusable, match="not as long as it says"):
-        sealed.read(tmp_path / "file", {"kind": "x"})
+    with pytest.raises(Unusable, match="not as long as it says"):
+        read(tmp_path / "file", {"kind": "x"})
 
 
 def test_a_place_that_cannot_be_written_costs_only_the_keeping(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy
 import pytest
 
-from handrail.catalog.search.turning import Served, Turn
+from handrail.catalog.search.vectors import Served, Turn
 
 WIDTH = 6
 

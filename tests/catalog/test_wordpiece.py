@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.catalog.embedders.wordpiece import WordPiece
+from handrail.catalog.embedders.minilm import WordPiece
 
 PIECES = WordPiece.uncased()
 

@@ -6,10 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.catalog.search.texts import Document, passage
-from handrail.catalog.words.splitting import MOST_PARTS, parts
-from handrail.catalog.words.stemming import stem
-from handrail.catalog.words.words import hollow, names_in, spelled, telling, terms, words
+from handrail.catalog.search.lexical import Document, passage
+from handrail.catalog.search.words import MOST_PARTS, hollow, names_in, parts, spelled, stem, telling, terms, words
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy
 
 from handrail.catalog.embedders.embedder import EmbedderError
-from handrail.catalog.search.texts import Document
-from handrail.catalog.words.words import terms
+from handrail.catalog.search.lexical import Document
+from handrail.catalog.search.words import terms
 
 if TYPE_CHECKING:
     from handrail.catalog.embedders.embedder import Vectors

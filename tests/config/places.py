@@ -8,7 +8,7 @@ from pathlib import Path
 
 from handrail.config import Configuration, load
 from handrail.contract.errors import LoadError
-from handrail.store import trust
+from handrail.store import decisions
 from handrail.store.folders import Folders, prepare
 
 
@@ -49,7 +49,7 @@ class Layers:
         """As a person who has looked at what the workspace's file holds now."""
         found = self.load().workspace
         assert found is not None
-        trust.grant(self.folders, found.sha256, clock=lambda: 1)
+        decisions.grant(self.folders, found.sha256, clock=lambda: 1)
 
     def faults(self, environment: Mapping[str, str] | None = None, flags: Iterable[str] = ()) -> list[str]:
         """What stops a start, line by line."""

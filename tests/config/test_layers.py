@@ -10,7 +10,7 @@ import pytest
 from tests.config.places import Layers
 
 from handrail.config import Settings, check_apart, load
-from handrail.config.given import OTHERS, variable
+from handrail.config.layers import OTHERS, variable
 from handrail.config.mcp import McpServe
 from handrail.config.settings import keys
 from handrail.contract.errors import LoadError, UsageError

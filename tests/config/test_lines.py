@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.config.lines import lines_of
+from handrail.config.reading import lines_of
 
 TEXT = '''\
 # agent = "no"

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.config.places import Layers
 
-from handrail.upstream.configured.configured import configured
-from handrail.upstream.configured.secrets import secrets_in, secrets_in_arguments, secrets_in_url
+from handrail.upstream.configured import configured, secrets_in, secrets_in_arguments, secrets_in_url
 
 BASIC = base64.b64encode(b"ann:open-sesame").decode()
 

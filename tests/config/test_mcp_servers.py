@@ -9,8 +9,8 @@ import pytest
 from tests.config.places import Layers
 
 from handrail.contract.errors import LoadError
-from handrail.upstream.configured.configured import configured
-from handrail.upstream.installed import fetches
+from handrail.upstream.configured import configured
+from handrail.upstream.install import fetches
 
 FILE = {
     "mcpServers": {
@@ -95,7 +95,7 @@ def test_what_would_fetch_its_program_is_known(argv: tuple[str, ...], does: bool
 
 def test_the_record_of_an_installed_server_holds_for_the_command_that_it_was_made_for(tmp_path: Path) -> None:
     from handrail.upstream.definition import ServerDefinition
-    from handrail.upstream.installed import Refused, resolve
+    from handrail.upstream.install import Refused, resolve
 
     folder, state = tmp_path / "pkg", tmp_path / "state"
     folder.mkdir()

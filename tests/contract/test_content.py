@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mcp.types import CallToolResult
 
+from handrail.contract.call import Blob, Result
 from handrail.contract.envelopes import artifacts_in, from_content, recognise, to_content
-from handrail.contract.result import Blob, Result
 
 PIXEL = base64.b64encode(b"\x89PNG").decode()
 TEXT = {"type": "text", "text": "hello"}

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 import pytest
 from pydantic import BaseModel, Field, field_validator
 
+from handrail.contract.call import Blob, Result
 from handrail.contract.errors import ToolError, UsageError
-from handrail.contract.result import Blob, Result
 from handrail.contract.schema.schema import compile_schema
 from handrail.contract.tool.decorator import FunctionTool, tool
 from handrail.contract.tool.requires import Requires

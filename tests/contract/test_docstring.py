@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.contract.tool.docstring import read_docstring
+from handrail.contract.tool.decorator import read_docstring
 
 GOOGLE = """Find files by name
 or by pattern.

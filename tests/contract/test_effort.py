@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from handrail.contract.schema.effort import CHECK_BUDGET, LIST_BUDGET, MAX_COUNTED, MAX_VALUES, Effort
-from handrail.contract.schema.regex_size import pattern_states
+from handrail.contract.schema.effort import CHECK_BUDGET, LIST_BUDGET, MAX_COUNTED, MAX_VALUES, Effort, pattern_states
 from handrail.contract.schema.schema import MAX_SCHEMA_BYTES, InvalidSchema, compile_schema
 
 pytestmark = pytest.mark.proves("K-06")

@@ -9,9 +9,8 @@ from tests import protected_names
 from tests.contract import protected_lists as lists
 
 from handrail.contract.protected.ask import ASK, FREE
-from handrail.contract.protected.never import NEVER
+from handrail.contract.protected.never import NEVER, WHAT, Row
 from handrail.contract.protected.protected import leads_on, plain, protection, suspicious, tool_protection
-from handrail.contract.protected.rows import WHAT, Row
 
 pytestmark = pytest.mark.proves("P-15")
 

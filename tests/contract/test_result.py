@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from handrail.contract.call import Result
 from handrail.contract.errors import ERROR_KINDS, Fault, LoadError, ToolError
-from handrail.contract.result import Result
 
 
 @pytest.mark.proves("K-07")

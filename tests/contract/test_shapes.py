@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from handrail.contract.call import Blob, Result
 from handrail.contract.envelopes import from_parts, from_status, recognise, to_parts, to_status
-from handrail.contract.result import Blob, Result
 
 
 @pytest.mark.proves("K-08")

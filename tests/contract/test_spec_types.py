@@ -8,9 +8,13 @@ from typing import Any
 import pytest
 
 from handrail import ConfigKey, LoadError, LockSpec, Requires, ToolSpec, UsageError, tool
-from handrail.contract.tool.checking import checked
-from handrail.contract.tool.spec import _CHOICES  # pyright: ignore[reportPrivateUsage]
-from handrail.contract.tool.spec_types import EXPECTED, MAY_BE_NONE, of_wrong_type
+from handrail.contract.tool.spec import (
+    _CHOICES,  # pyright: ignore[reportPrivateUsage]
+    EXPECTED,
+    MAY_BE_NONE,
+    of_wrong_type,
+)
+from handrail.contract.tool.tool import checked
 from handrail.testing.kernels import temporary_kernel
 
 PLAIN = ToolSpec("a.b", "Do b to a.")

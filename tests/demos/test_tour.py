@@ -21,7 +21,7 @@ from demos.tour.scenes import Scene, scenes
 from tests.frontends.conftest import Terminals
 from tests.prefork import command as prefork
 
-from handrail.agent.providers.script_file import Expectation
+from handrail.agent.providers.script import Expectation
 from handrail.frontends.cli.app import run
 from handrail.frontends.cli.driving import Interruption
 from handrail.record.verification import Verification

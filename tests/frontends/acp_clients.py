@@ -23,7 +23,7 @@ from handrail.frontends.acp.opening import Serving
 from handrail.kernel.kernel import Kernel
 from handrail.kernel.opening import open_kernel
 from handrail.record.reading import LogReader
-from handrail.session.past.facts import SessionReader
+from handrail.session.past import SessionReader
 from handrail.store.folders import locate
 from handrail.store.lease import Lease
 

@@ -14,13 +14,13 @@ import pytest
 from mcp import Client
 
 from handrail import ToolError, tool
+from handrail.contract.call import Blob, Result
 from handrail.contract.doors.peer import Ask
 from handrail.contract.doors.runtime import Runtime
-from handrail.contract.result import Blob, Result
 from handrail.contract.tool.tool import Tool
-from handrail.frontends.mcp.clients.house import House
+from handrail.frontends.mcp.clients import House
 from handrail.frontends.mcp.server import build
-from handrail.frontends.mcp.serving import Serving
+from handrail.frontends.mcp.tools import Serving
 from handrail.kernel.held import HeldKernel
 from handrail.testing.kernels import temporary_kernel
 

@@ -15,8 +15,8 @@ from tests.frontends.acp_clients import Desk, Editor, ask
 from handrail.agent.model import BlockEvent, ModelRequest
 from handrail.agent.subagents import ROLE
 from handrail.contract.agent import AgentManifest
-from handrail.contract.result import Result
-from handrail.frontends.acp.places import Places
+from handrail.contract.call import Result
+from handrail.frontends.acp.opening import Places
 from handrail.kernel.kernel import Kernel
 from handrail.testing.models import Pause, PlayedModel, call_reply, text_reply
 

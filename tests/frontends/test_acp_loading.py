@@ -16,10 +16,10 @@ from acp.client.connection import ClientSideConnection
 from tests.frontends.acp_clients import Desk, Editor, ask
 
 from handrail.agent.budget import Budget
-from handrail.contract.doors.history import Entry
+from handrail.contract.doors.memory import Entry
 from handrail.contract.errors import LogUnavailable, UsageError
 from handrail.frontends.acp.telling import Telling
-from handrail.session.past.history import SessionHistory
+from handrail.session.lasting import SessionHistory
 from handrail.store.folders import locate
 
 pytestmark = pytest.mark.proves("F-05")

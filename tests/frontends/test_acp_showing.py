@@ -9,9 +9,7 @@ import pytest
 from acp import schema
 from tests.frontends.acp_clients import Desk, ask, call
 
-from handrail.contract.call import Answer
-from handrail.contract.events import Event
-from handrail.contract.result import Result
+from handrail.contract.call import Answer, Event, Result
 from handrail.contract.tool.spec import ToolSpec
 from handrail.frontends.acp.screens import Screens, how_shown
 from handrail.frontends.acp.showing import Content, content_of

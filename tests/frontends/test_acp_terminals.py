@@ -12,8 +12,7 @@ import pytest
 from acp import schema
 from tests.frontends.acp_clients import Desk, Editor, ask, call
 
-from handrail.contract.events import Event
-from handrail.contract.result import Result
+from handrail.contract.call import Event, Result
 from handrail.contract.tool.spec import ToolSpec
 from handrail.frontends.acp.screen import END
 from handrail.frontends.acp.screens import LEFT_OUT, MOST_BEHIND, MOST_TEXT, Screen, Screens, how_shown

@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 import pytest
 from tests.frontends.test_mcp_http import ALICE, BOB, Rpc, running
 
-from handrail.frontends.mcp.http import connections, http
-from handrail.frontends.mcp.http.connections import connections_within
+from handrail.frontends.mcp import connections, http
+from handrail.frontends.mcp.connections import connections_within
 
 INITIALIZE: dict[str, Any] = {
     "jsonrpc": "2.0",

@@ -32,10 +32,9 @@ from tests.frontends.mcp_clients import (
 )
 
 from handrail.contract.approvals import ApprovalAnswer
-from handrail.contract.call import Answer
-from handrail.contract.result import Result
+from handrail.contract.call import Answer, Result
 from handrail.frontends.mcp.exchange import Exchange, Line
-from handrail.frontends.mcp.serving import Serving
+from handrail.frontends.mcp.tools import Serving
 
 
 @ERAS

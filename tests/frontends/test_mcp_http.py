@@ -19,11 +19,10 @@ from handrail import tool
 from handrail.contract.doors.peer import Ask
 from handrail.contract.doors.runtime import Runtime
 from handrail.contract.errors import StartError, UsageError
-from handrail.frontends.mcp.clients import guest, house
-from handrail.frontends.mcp.clients.house import Serving
-from handrail.frontends.mcp.http.connections import MOST_CONNECTIONS
-from handrail.frontends.mcp.http.http import Listening, served
-from handrail.frontends.mcp.http.replay import MOST_OF_A_STREAM, Replay
+from handrail.frontends.mcp import clients, guest
+from handrail.frontends.mcp.clients import Serving
+from handrail.frontends.mcp.connections import MOST_CONNECTIONS
+from handrail.frontends.mcp.http import MOST_OF_A_STREAM, Listening, Replay, served
 from handrail.testing.kernels import temporary_kernel
 
 FORM: dict[str, Any] = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
@@ -305,9 +304,7 @@ async def test_the_session_of_a_client_without_a_token_ends_with_its_connection(
 
 
 async def test_one_token_takes_no_more_than_its_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "handrail.frontends.mcp.http.http.MOST_CONNECTIONS", 16
-    )  # a quarter of which is one credential's
+    monkeypatch.setattr("handrail.frontends.mcp.http.MOST_CONNECTIONS", 16)  # a quarter of which is one credential's
     async with running(tmp_path, tokens={ALICE: "alice", BOB: "bob"}) as rpc:
         body: dict[str, Any] = {
             "jsonrpc": "2.0",
@@ -383,7 +380,7 @@ async def test_idle_clients_make_room_and_busy_ones_stay(tmp_path: Path, monkeyp
         done = await rpc.call(token=BOB, requestState=state, inputResponses=answer())
         assert text(done) == "Hello, Ann"
         assert "result" in await rpc.call("todo", token="carol-0123456789abcdef")
-    assert house.Serving().most_guests > 1
+    assert clients.Serving().most_guests > 1
 
 
 async def test_the_sdks_client_works_with_a_token(tmp_path: Path) -> None:

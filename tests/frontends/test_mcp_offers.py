@@ -29,12 +29,12 @@ from tests.frontends.mcp_clients import (
 )
 
 from handrail import Kernel, open_kernel
+from handrail.contract.call import Blob
 from handrail.contract.doors.offers import PromptArgument, PromptSpec, ResourceSpec, ResourceTemplate
 from handrail.contract.doors.runtime import Runtime
-from handrail.contract.result import Blob
-from handrail.frontends.mcp.clients.house import House
+from handrail.frontends.mcp.clients import House
 from handrail.frontends.mcp.server import build
-from handrail.frontends.mcp.serving import Serving
+from handrail.frontends.mcp.tools import Serving
 from handrail.record.reading import LogReader
 
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from handrail import tool
-from handrail.frontends.mcp.reception import NEWER, OLDER, Reception
 from handrail.frontends.mcp.server import serve_on
-from handrail.frontends.mcp.serving import Discovery, Serving
+from handrail.frontends.mcp.stdio import NEWER, OLDER, Reception
+from handrail.frontends.mcp.tools import Discovery, Serving
 from handrail.kernel.held import HeldKernel
 from handrail.testing.kernels import temporary_kernel
 

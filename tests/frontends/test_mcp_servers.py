@@ -16,10 +16,10 @@ from handrail import config
 from handrail.contract.errors import StartError
 from handrail.frontends.cli.app import run
 from handrail.registry.pins import Definition, StoredPins
-from handrail.store import private
-from handrail.upstream import listing
-from handrail.upstream.configured.configured import configured
-from handrail.upstream.listing import Listing
+from handrail.store import decisions
+from handrail.upstream import definition
+from handrail.upstream.configured import configured
+from handrail.upstream.definition import Listing
 from handrail.upstream.tools import spec_of
 
 TOKEN = "ghp_0123456789abcdefghij"
@@ -129,13 +129,13 @@ def test_an_import_that_cannot_be_written_leaves_no_secret_behind(
         json.dumps({"mcpServers": {"a": {"command": "/x", "env": {"KEY": "v"}}}})
     )
 
-    def full(path: Path, content: bytes, write: Callable[[Path, bytes], None] = private.write) -> None:
+    def full(path: Path, content: bytes, write: Callable[[Path, bytes], None] = decisions.write_private) -> None:
         if path.name == "handrail.toml":
             raise StartError("the disk is full")
         write(path, content)
 
     own.write_text("")
-    monkeypatch.setattr(private, "write", full)
+    monkeypatch.setattr(decisions, "write", full)
     assert run(["mcp", "import", str(file), "--no-install", "--yes", *place]) == 5
     assert list((own.parent / "secrets").iterdir()) == [] and own.read_text() == ""
 
@@ -154,7 +154,7 @@ def test_the_list_says_what_each_server_waits_for(
         names = {"known": ("a", "b"), "ready": ("a",), "empty": ()}.get(server.name)
         if names is not None:
             items = tuple({"name": name, "description": "Does.", "inputSchema": {"type": "object"}} for name in names)
-            listing.write(state, server.name, server.hash, Listing(tools=items, protocol="2025-11-25"))
+            definition.write(state, server.name, server.hash, Listing(tools=items, protocol="2025-11-25"))
             if server.name == "ready":
                 specs = [spec_of(item, server, server.requires) for item in items]
                 StoredPins(state).approve(server.name, [Definition.of(spec) for spec in specs])

@@ -20,8 +20,8 @@ from handrail import ToolError, tool
 from handrail.contract.doors.peer import Ask
 from handrail.contract.doors.runtime import Runtime
 from handrail.frontends.mcp import tasks as module
-from handrail.frontends.mcp.clients.house import House
-from handrail.frontends.mcp.serving import Serving
+from handrail.frontends.mcp.clients import House
+from handrail.frontends.mcp.tools import Serving
 from handrail.kernel.held import HeldKernel
 
 TASKS = "io.modelcontextprotocol/tasks"

@@ -28,11 +28,10 @@ from starlette.routing import Route
 
 from handrail.config.mcp import McpServe
 from handrail.contract.errors import HandrailError
-from handrail.frontends.mcp.clients.house import Serving
-from handrail.frontends.mcp.http import introspection
-from handrail.frontends.mcp.http.http import Listening, _Listener, served  # pyright: ignore[reportPrivateUsage]
-from handrail.frontends.mcp.http.introspection import IntrospectedTokens, Introspection, Unchecked
-from handrail.frontends.mcp.http.tokens import AuthServerTokens, check_address
+from handrail.frontends.mcp import auth
+from handrail.frontends.mcp.auth import AuthServerTokens, IntrospectedTokens, Introspection, Unchecked, check_address
+from handrail.frontends.mcp.clients import Serving
+from handrail.frontends.mcp.http import Listening, _Listener, served  # pyright: ignore[reportPrivateUsage]
 from handrail.runtime.secrets import SecretStore
 from handrail.testing.kernels import temporary_kernel
 
@@ -293,8 +292,8 @@ async def test_many_who_come_with_one_token_are_one_question_and_the_answer_is_b
 
 
 async def test_no_more_is_asked_or_kept_at_once_than_is_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(introspection, "MOST_KNOWN", 2)
-    monkeypatch.setattr(introspection, "MOST_ASKED", 2)
+    monkeypatch.setattr(auth, "MOST_KNOWN", 2)
+    monkeypatch.setattr(auth, "MOST_ASKED", 2)
     async with authority() as one:
         verifier = IntrospectedTokens(one.issuer, RESOURCE, HOW)
         one.answers.clear()

@@ -10,7 +10,7 @@ import click
 import pytest
 from tests.frontends.conftest import Here, Program, Terminals
 
-from handrail.frontends.cli.commands.purge import moment
+from handrail.frontends.cli.commands.log import moment
 from handrail.store.folders import locate
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=timezone(timedelta(hours=2)))

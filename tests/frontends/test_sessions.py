@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tests.frontends.conftest import PATIENCE_S, Here, Program, Sleeper
 
-from handrail.agent.conversation.history import restored
+from handrail.agent.conversation import restored
 from handrail.agent.model import ModelRequest, ResultsMessage
 from handrail.agent.providers.openai import _messages  # pyright: ignore[reportPrivateUsage]
 from handrail.record.reading import LogReader

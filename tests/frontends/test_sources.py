@@ -12,7 +12,7 @@ from tests.frontends.conftest import Here
 PACKAGE = """
 from pathlib import Path
 from handrail import Tool, ToolSpec
-from handrail.testing.sources import ForeignSource
+from handrail.testing.upstreams import ForeignSource
 
 
 class Now(Tool):

@@ -14,9 +14,9 @@ from tests.arbiter.toolbox import kinds_of
 from tests.ipc.workshop import joined, workshop
 
 from handrail import LoadError, Runtime, ToolError, tool
+from handrail.contract.call import Blob, Result
 from handrail.contract.doors.runtime import Option, Question
 from handrail.contract.generation import IN_PROCESS
-from handrail.contract.result import Blob, Result
 from handrail.contract.text.json import MAX_ARGUMENT_BYTES
 from handrail.contract.tool.requires import Requires
 from handrail.contract.tool.spec import ToolSpec

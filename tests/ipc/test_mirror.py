@@ -9,8 +9,7 @@ from tests.catalog.stock import BUILT_IN, built_in, entry, generation
 
 from handrail.contract.generation import Entry, Foreign, Generation
 from handrail.ipc.codec import mirror
-from handrail.policy.rules.defaults import default_book
-from handrail.policy.rules.modes import in_mode
+from handrail.policy.rules.rules import default_book, in_mode
 
 FROM = Foreign("github", "Our repositories.")
 

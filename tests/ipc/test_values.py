@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from handrail import ToolError
 from handrail.arbiter.output.plain import Plain
-from handrail.contract.result import Blob, Result
+from handrail.contract.call import Blob, Result
 from handrail.ipc.codec.values import Malformed, an_object, failure_of, of_failure, pack, some_bytes, unpack
 from handrail.ipc.wire.framing import Inbox, frame
 

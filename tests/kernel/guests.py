@@ -14,7 +14,7 @@ from handrail.ipc.wire.operations import Operations
 from handrail.kernel.held import HeldKernel
 from handrail.kernel.joined import JoinedKernel
 from handrail.store.folders import locate
-from handrail.store.holder import holder_of
+from handrail.store.lease import holder_of
 
 OPENING: dict[str, Any] = {
     "agent": None,

@@ -29,8 +29,7 @@ from tests.kernel.nursery import NURSERY
 from handrail.record.reading import LogReader
 from handrail.record.verification import verify
 from handrail.store.folders import Folders, locate
-from handrail.store.holder import Holder, holder_of
-from handrail.store.lease import Lease
+from handrail.store.lease import Holder, Lease, holder_of
 
 _PATIENCE_S = 300.0
 """Only for a test that hangs to say where."""

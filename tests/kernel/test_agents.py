@@ -17,7 +17,7 @@ from handrail import Kernel, LoadError, UsageError, tool
 from handrail.contract.approvals import ApprovalAnswer
 from handrail.kernel.held import HeldKernel
 from handrail.kernel.joined import JoinedKernel
-from handrail.policy.watchdogs.opinions import Opinion, WatchdogCall, allow
+from handrail.policy.watchdogs.watchdog import Opinion, WatchdogCall, allow
 from handrail.sandbox import tiers
 from handrail.testing.kernels import ScriptedPerson
 

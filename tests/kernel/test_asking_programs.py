@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from handrail.contract.doors.peer import Ask, AskMethod
-from handrail.registry.sources.persistent import persistent
+from handrail.registry.sources import persistent
 from handrail.sandbox import tiers
 from handrail.testing.kernels import temporary_kernel
 

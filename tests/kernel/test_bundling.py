@@ -19,7 +19,7 @@ from handrail.contract.errors import LoadError, UsageError
 from handrail.contract.sandbox import Process, Profile, Program, Tier
 from handrail.contract.tool.requires import CapabilitySet
 from handrail.kernel.bundling import Bundle, build
-from handrail.registry.bundles import BUNDLE_FILE
+from handrail.registry.agents import BUNDLE_FILE
 from handrail.sandbox import tiers
 from handrail.store.folders import locate
 

@@ -18,8 +18,8 @@ from tests.store.places import Place
 from handrail.agent.providers import SERVICES
 from handrail.contract.errors import StartError
 from handrail.kernel.doctor import Check, check_kernel, check_up
-from handrail.kernel.doctor.check import alone
-from handrail.kernel.doctor.holder import of_clock
+from handrail.kernel.doctor.machine import alone
+from handrail.kernel.doctor.place import of_clock
 from handrail.record.log import CommitLog, Record
 from handrail.store.database.schema import VERSION
 from handrail.testing.kernels import temporary_kernel
@@ -93,7 +93,7 @@ def test_it_works_beside_a_holder_says_who_that_is_and_takes_nothing_from_it(pla
 
 
 def test_a_holder_that_was_stopped_is_told_from_one_that_lives(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("handrail.store.holder.STALE_NS", 0)
+    monkeypatch.setattr("handrail.store.lease.STALE_NS", 0)
     with place.process(HOLDS, "") as holder:
         assert holder.stdout is not None and holder.stdout.readline() == "held\n"
         os.kill(holder.pid, signal.SIGSTOP)

@@ -13,8 +13,8 @@ from handrail.config import Configuration, load
 from handrail.contract.errors import LoadError, UsageError
 from handrail.contract.sandbox import Mechanism, Tier
 from handrail.kernel.doctor import Check, check_up, machine
-from handrail.kernel.doctor.agent import AgentSet, set_of
-from handrail.kernel.doctor.confinement import of_sandbox
+from handrail.kernel.doctor.kernel import AgentSet, set_of
+from handrail.kernel.doctor.machine import of_sandbox
 from handrail.sandbox import tiers
 
 

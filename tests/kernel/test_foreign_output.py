@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from handrail import ProposedCall, tool
-from handrail.contract.generation import foreign_origin
+from handrail.contract.generation import Found, Loaded, Rank, foreign_origin
 from handrail.contract.sandbox import Tier
 from handrail.registry.loading import load_generation
-from handrail.registry.sources.source import Found, Loaded, Rank
 from handrail.testing.kernels import temporary_kernel
 
 pytestmark = pytest.mark.proves("O-05")

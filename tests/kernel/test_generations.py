@@ -13,7 +13,7 @@ from tests.kernel.test_configured import put_tool
 
 from handrail import LoadError, Runtime, Tool, ToolSpec, tool
 from handrail.contract.generation import Difference
-from handrail.registry.sources.persistent.sameness import digest_of
+from handrail.registry.sources.persistent import digest_of
 from handrail.testing.kernels import temporary_kernel
 
 pytestmark = pytest.mark.proves("R-06")

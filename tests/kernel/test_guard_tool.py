@@ -12,7 +12,7 @@ from tests.kernel.test_sub_agents import answers, kernel_of, models
 
 from handrail import Delegation, Runtime, Session, ToolError, tool
 from handrail.agent.loop import Agent
-from handrail.contract.events import Event
+from handrail.contract.call import Event
 from handrail.kernel.held import HeldKernel
 from handrail.testing.kernels import temporary_kernel
 from handrail.testing.models import PlayedModel, call_reply, text_reply

@@ -15,7 +15,7 @@ from handrail import Kernel
 from handrail.agent.loop import Agent
 from handrail.agent.model import ResultsMessage
 from handrail.contract.approvals import ApprovalAnswer
-from handrail.contract.result import Result
+from handrail.contract.call import Result
 from handrail.testing.kernels import ScriptedPerson
 from handrail.testing.models import PlayedModel, call_reply, text_reply
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from handrail import ApprovalAnswer, Event, Kernel, ToolError, UsageError, open_kernel, tool
-from handrail.contract.doors.notices import Notice
+from handrail.contract.doors.channels import Notice
 from handrail.kernel.held import HeldKernel
 from handrail.kernel.joined import JoinedKernel
 from handrail.record.verification import verify

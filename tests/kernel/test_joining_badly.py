@@ -25,7 +25,7 @@ from handrail.kernel.joined import JoinedKernel
 from handrail.record.verification import verify
 from handrail.sandbox.start.spawn import binaries
 from handrail.store.folders import locate
-from handrail.store.holder import holder_of
+from handrail.store.lease import holder_of
 from handrail.testing.kernels import temporary_kernel
 
 JOIN = """

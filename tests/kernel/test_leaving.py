@@ -15,7 +15,7 @@ from handrail import tool
 from handrail.arbiter import running
 from handrail.ipc.joiner import session as sessions
 from handrail.kernel.joined import Successor
-from handrail.session.past.lasting import Lasting
+from handrail.session.lasting import Lasting
 from handrail.testing.kernels import temporary_kernel
 
 pytestmark = pytest.mark.proves("L-07")

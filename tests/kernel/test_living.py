@@ -16,7 +16,7 @@ from handrail import ApprovalAnswer, Runtime, tool
 from handrail.agent.events import CallAnswered
 from handrail.agent.loop import Agent
 from handrail.agent.model import ProviderDenied
-from handrail.contract.result import Result
+from handrail.contract.call import Result
 from handrail.contract.session import Session
 from handrail.kernel.held import HeldKernel
 from handrail.session.session import HeldSession

@@ -9,12 +9,12 @@ import pytest
 from tests.kernel.doors import HELD, JOINED, opened
 
 from handrail import Kernel, LoadError, Runtime, tool
-from handrail.contract.result import Result
+from handrail.contract.call import Result
 from handrail.contract.schema.locked_shapes import LOCKED_SHAPES
 from handrail.contract.tool.names import LOCKED_IDS
 from handrail.contract.tool.spec import ConfigKey
 from handrail.testing.kernels import temporary_kernel
-from handrail.testing.sources import ForeignSource
+from handrail.testing.upstreams import ForeignSource
 from handrail.tools import BUILTINS
 
 HOSTS = {"net": {"hosts": ["*"]}}

@@ -16,7 +16,7 @@ from handrail import Event, Result
 from handrail.arbiter import peers
 from handrail.contract.doors.peer import Ask
 from handrail.kernel.held import HeldKernel
-from handrail.registry.sources.persistent import midway
+from handrail.registry.sources import persistent
 from handrail.sandbox import tiers
 from handrail.testing.kernels import ScriptedPeer, temporary_kernel
 
@@ -151,8 +151,8 @@ async def test_a_program_that_asks_and_says_without_end_is_stopped(
     kernel: HeldKernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(peers, "MOST_OF_A_CALL", 16)
-    monkeypatch.setattr(midway, "MOST_SAID", 500)
-    monkeypatch.setattr(midway, "MAX_SAID_BYTES", 4_000_000)
+    monkeypatch.setattr(persistent, "MOST_SAID", 500)
+    monkeypatch.setattr(persistent, "MAX_SAID_BYTES", 4_000_000)
     ask = [step for _ in range(17) for step in ({"ask": {"a": FORM}}, "read")]
     peer = ScriptedPeer()
     result, _ = await taken(kernel, *ask, peer=peer)

@@ -11,7 +11,7 @@ from handrail import open_kernel
 from handrail.config import load
 from handrail.contract.errors import LoadError, UsageError
 from handrail.contract.session import Session
-from handrail.store import trust
+from handrail.store import decisions
 from handrail.store.folders import locate
 
 pytestmark = pytest.mark.proves("P-14")
@@ -95,7 +95,7 @@ def test_a_file_that_nobody_trusted_narrows_the_mode_and_never_widens_it(place: 
     assert [value.key for value in held.held_back] == ["mode"]
     assert held.workspace is not None
     folders.own.mkdir(parents=True)
-    trust.grant(folders, held.workspace.sha256, clock=lambda: 0)
+    decisions.grant(folders, held.workspace.sha256, clock=lambda: 0)
     assert load(configured, folders=folders, environment={}).settings.mode == "auto"
 
 

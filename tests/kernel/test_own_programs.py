@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from handrail import LoadError, StartError, open_kernel, tool
-from handrail.frontends.cli.commands import mcp_login
+from handrail.frontends.cli.commands import mcp
 from handrail.policy.watchdogs.watchdog import ExternalWatchdog
 from handrail.sandbox.view import toolchains
 from handrail.testing.kernels import temporary_kernel
@@ -224,7 +224,7 @@ def test_a_browser_of_the_workspace_is_not_opened(activated: Activated, monkeypa
     (real / "xdg-open").write_text(f'#!/bin/sh\necho "$1" "$PATH" > {activated.folder}/opened\n')
     (real / "xdg-open").chmod(0o755)
     monkeypatch.setenv("PATH", f"{os.environ['PATH']}:{real}")
-    mcp_login.launch("https://example.org/")
+    mcp.launch("https://example.org/")
     said = (activated.folder / "opened").read_text()
     assert said.startswith("https://example.org/ ") and str(activated.workspace) not in said
     assert activated.ran() == []

@@ -12,14 +12,13 @@ from typing import Any
 import pytest
 
 from handrail.contract.doors.runtime import Runtime
-from handrail.contract.tool.checking import checked
+from handrail.contract.generation import Found, Loaded, Rank
 from handrail.contract.tool.requires import NOTHING, Variables
 from handrail.contract.tool.spec import ToolSpec
-from handrail.contract.tool.tool import Tool
-from handrail.policy.capabilities import agent_layer
+from handrail.contract.tool.tool import Tool, checked
+from handrail.policy.targets import agent_layer
 from handrail.registry.generations import Succession
 from handrail.registry.loading import Memory
-from handrail.registry.sources.source import Found, Loaded, Rank
 from handrail.session.context import Shelf
 from handrail.testing.kernels import temporary_kernel
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from handrail import Session, tool
-from handrail.record.noted import noted
+from handrail.record.log import noted
 from handrail.record.reading import LogReader
 from handrail.record.verification import verify
 from handrail.testing.kernels import temporary_kernel

@@ -18,7 +18,7 @@ from handrail.kernel.held import HeldKernel
 from handrail.kernel.sandbox import GROUP, provider_of, sandbox_of
 from handrail.record.reading import LogReader
 from handrail.sandbox import tiers
-from handrail.sandbox.unconfined import Unconfined
+from handrail.sandbox.operated import Unconfined
 from handrail.testing.kernels import temporary_kernel
 
 confined = pytest.mark.skipif(not tiers.probe().confines, reason="this machine cannot confine programs")
@@ -99,7 +99,7 @@ def configured(folder: Path, provider: str) -> Any:
 
 @pytest.mark.proves("R-09")
 def test_an_operator_chooses_the_sandbox_of_an_installed_package_by_name(tmp_path: Path) -> None:
-    points = offered("box", "handrail.sandbox.unconfined:Unconfined")
+    points = offered("box", "handrail.sandbox.operated:Unconfined")
     chosen = sandbox_of(configured(tmp_path, "box"), lambda: points)
     assert chosen.tier.name == Unconfined().tier.name
     assert isinstance(provider_of(configured(tmp_path, "box"), lambda: points), Unconfined)
@@ -109,7 +109,7 @@ def test_an_operator_chooses_the_sandbox_of_an_installed_package_by_name(tmp_pat
 @pytest.mark.parametrize(
     ("provider", "value", "wanted"),
     [
-        ("bix", "handrail.sandbox.unconfined:Unconfined", r"no sandbox 'bix'.*there are: machine, box"),
+        ("bix", "handrail.sandbox.operated:Unconfined", r"no sandbox 'bix'.*there are: machine, box"),
         ("box", "handrail.no_such_module:Box", "ModuleNotFoundError"),
         ("box", "builtins:dict", "AttributeError"),
         ("box", "tests.kernel.test_sandbox_settings:Nothing", "it needs a tier and a start"),

@@ -11,7 +11,7 @@ import pytest
 from handrail import Kernel, LoadError, UsageError, open_kernel
 from handrail.config import load
 from handrail.sandbox import tiers
-from handrail.store import trust
+from handrail.store import decisions
 from handrail.store.folders import prepare
 
 confined = pytest.mark.skipif(not tiers.probe().confines, reason="bash is withheld on this machine")
@@ -33,7 +33,7 @@ async def opened(
         folders = prepare(workspace, folder / "state")
         found = load(config, folders=folders).workspace
         assert found is not None
-        trust.grant(folders, found.sha256, clock=lambda: 1)
+        decisions.grant(folders, found.sha256, clock=lambda: 1)
     async with open_kernel(workspace, rules=rules, state=folder / "state", config=config, settings=settings) as kernel:
         yield kernel
 

@@ -18,8 +18,8 @@ from tests.mcp_suite.task_tools import TASK_AFTER_S, TASK_RULES, TASK_TOOLS
 from tests.mcp_suite.timed_tools import TIMED_TOOLS
 
 from handrail import Tool, tool
-from handrail.frontends.mcp.http.http import Listening, listen
-from handrail.frontends.mcp.serving import Serving
+from handrail.frontends.mcp.http import Listening, listen
+from handrail.frontends.mcp.tools import Serving
 from handrail.kernel.held import HeldKernel
 from handrail.testing.kernels import temporary_kernel
 

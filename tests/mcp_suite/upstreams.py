@@ -27,7 +27,7 @@ from urllib.parse import quote
 import platformdirs
 
 from handrail import open_kernel
-from handrail.contract.result import Result
+from handrail.contract.call import Result
 from handrail.kernel.held import HeldKernel
 from handrail.registry.pins import Definition, StoredPins
 

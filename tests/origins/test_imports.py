@@ -141,7 +141,7 @@ def test_what_a_dependency_would_import_if_it_were_there_is_refused(
         ("netrc", "httpx2._auth"),
         ("zoneinfo", "cronsim.cronsim"),
         ("tomllib", "handrail.config.reading"),
-        ("fastembed", "handrail.catalog.embedders.fast"),
+        ("fastembed", "handrail.catalog.embedders.choosing"),
     ],
 )
 def test_no_lazy_import_of_the_kernel_takes_a_module_of_the_workspace(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from handrail.origins import places, programs
+from handrail.origins import programs
 from handrail.origins.programs import (
     ProgramRefused,
     clean_path,
@@ -48,7 +48,7 @@ def ground(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ground]:
     (found.real / "asked").chmod(0o755)
     (place / "nowhere").mkdir()
     monkeypatch.chdir(place / "nowhere")
-    with places.opened(found.workspace):
+    with programs.opened(found.workspace):
         yield found
 
 
@@ -290,9 +290,9 @@ def test_the_own_interpreter_is_not_a_link_in_the_workspace(ground: Ground, monk
 
 
 def test_a_workspace_that_merely_holds_the_system_leaves_its_programs_usable() -> None:
-    with places.opened("/"):
+    with programs.opened("/"):
         assert find_program("/bin/sh") == "/bin/sh"
-    with places.opened("/usr/bin"), pytest.raises(ProgramRefused):
+    with programs.opened("/usr/bin"), pytest.raises(ProgramRefused):
         find_program("/usr/bin/env")
 
 
@@ -300,7 +300,7 @@ def test_a_further_folder_that_calls_may_write_counts(ground: Ground, monkeypatc
     further = ground.plant(ground.elsewhere / "further/asked").parent
     monkeypatch.setenv("PATH", f"{further}:{ground.real}")
     assert find_program("asked") == str(further / "asked")
-    with places.opened(further):
+    with programs.opened(further):
         assert find_program("asked") == str(ground.real / "asked")
 
 

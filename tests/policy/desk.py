@@ -20,10 +20,9 @@ from handrail.contract.tool.requires import (
 )
 from handrail.contract.tool.spec import ToolSpec
 from handrail.policy.authority import Authority
-from handrail.policy.capabilities import agent_layer
 from handrail.policy.questions import Verdict
-from handrail.policy.rules.defaults import default_book
-from handrail.policy.rules.rules import Rule, RuleBook, Scope, parse_rule
+from handrail.policy.rules.rules import Rule, RuleBook, Scope, default_book, parse_rule
+from handrail.policy.targets import agent_layer
 from handrail.policy.watchdogs.watchdog import Watchdog
 from handrail.runtime.files.roots import Roots
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from handrail.contract.agent import AgentManifest
-from handrail.policy.rules.agent import rules_of_agent
+from handrail.policy.rules.checking import rules_of_agent
 
 KNOWN = ("read", "bash", "notes.add")
 

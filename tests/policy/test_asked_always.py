@@ -5,13 +5,12 @@ from __future__ import annotations
 import pytest
 from tests.policy.desk import BASH, EDIT, MOVE, WRITE, Desk, book, rule
 
-from handrail.contract.modes import MODES
+from handrail.contract.rules import MODES
 from handrail.contract.tool.requires import FsRequires, Requires
 from handrail.contract.tool.spec import ToolSpec
+from handrail.policy.authority import hidden
 from handrail.policy.explain import explain
-from handrail.policy.hidden import hidden
-from handrail.policy.rules.modes import in_mode
-from handrail.policy.rules.rules import RuleBook
+from handrail.policy.rules.rules import RuleBook, in_mode
 from handrail.policy.suggestions import always
 
 pytestmark = pytest.mark.proves("P-15")

@@ -40,11 +40,9 @@ from handrail.contract.tool.requires import (
     expand,
 )
 from handrail.contract.tool.spec import ToolSpec
-from handrail.policy.capabilities import CEILING, PASSED_ON, agent_layer, call_set, ceiling_layer, refusal, remedy
-from handrail.policy.rules.defaults import SECRET_LIKE, default_book, default_rules, reading
-from handrail.policy.rules.rules import parse_rule
-from handrail.policy.secret_names import EXCEPT
+from handrail.policy.rules.rules import EXCEPT, SECRET_LIKE, default_book, default_rules, parse_rule, reading
 from handrail.policy.suggestions import always
+from handrail.policy.targets import CEILING, PASSED_ON, agent_layer, call_set, ceiling_layer, refusal, remedy
 from handrail.tools import BUILTINS
 
 # ── the shipped rules ────────────────────────────────────────────────────────────────────────────

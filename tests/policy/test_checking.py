@@ -13,8 +13,14 @@ from tests.policy.desk import ALL, BASH
 from handrail.contract.agent import AgentManifest
 from handrail.contract.tool.requires import Requires, ShellRequires
 from handrail.contract.tool.spec import ToolSpec
-from handrail.policy.rules.agent import rules_of_agent
-from handrail.policy.rules.checking import check_loaded, contradictions, fault_in_examples, fault_with_tools, shadowed
+from handrail.policy.rules.checking import (
+    check_loaded,
+    contradictions,
+    fault_in_examples,
+    fault_with_tools,
+    rules_of_agent,
+    shadowed,
+)
 from handrail.policy.rules.matching import PathSubject, ranked
 from handrail.policy.rules.rules import Rule, parse_rule
 from handrail.policy.targets import kind_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.policy.desk import Desk, book
 
-from handrail.policy.hidden import Hidden, HiddenNow, hidden
+from handrail.policy.authority import Hidden, HiddenNow, hidden
 
 pytestmark = pytest.mark.proves("P-01")
 

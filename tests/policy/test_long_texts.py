@@ -10,11 +10,10 @@ import asyncio
 import pytest
 from tests.policy.desk import Desk, book
 
-from handrail.policy.rules.modes import in_mode
+from handrail.policy.rules.rules import in_mode
 from handrail.policy.shell.parse import MAX_CHARACTERS, MAX_SIGNS, parse
-from handrail.policy.watchdogs.exfiltration import Exfiltration, of_command
-from handrail.policy.watchdogs.opinions import WatchdogCall
-from handrail.policy.watchdogs.outgoing import OutgoingSecrets, key_in
+from handrail.policy.watchdogs.shipped import Exfiltration, OutgoingSecrets, key_in, of_command
+from handrail.policy.watchdogs.watchdog import WatchdogCall
 from handrail.store.encoding import encode
 from handrail.tools.shell import Bash
 

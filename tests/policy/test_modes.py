@@ -10,13 +10,10 @@ from hypothesis import strategies as st
 from tests.policy.desk import ALL, BASH, EDIT, FETCH, READ, TODO, TRANSFER, WRITE, Desk, book
 
 from handrail.contract.errors import UsageError
-from handrail.contract.modes import MODES, Mode
+from handrail.contract.rules import MODES, Mode
 from handrail.contract.tool.spec import ToolSpec
-from handrail.policy.rules.defaults import SECRET_LIKE
-from handrail.policy.rules.modes import MEANINGS, TEXTS, in_mode, read_mode
-from handrail.policy.rules.modes import given as named
-from handrail.policy.rules.rules import parse_rule
-from handrail.policy.secret_names import EXCEPT
+from handrail.policy.rules.rules import EXCEPT, MEANINGS, SECRET_LIKE, TEXTS, in_mode, parse_rule, read_mode
+from handrail.policy.rules.rules import given as named
 from handrail.tools.git import GIT_TOOLS
 from handrail.tools.shell import Bash
 

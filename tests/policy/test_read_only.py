@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.policy.desk import Desk, book
 from tests.policy.shell_corpus import ASKED_EVEN_THEN
 
-from handrail.policy.rules.modes import Mode, in_mode
+from handrail.policy.rules.rules import Mode, in_mode
 from handrail.policy.shell import read_only
 from handrail.policy.shell.parse import parse
 from handrail.tools.shell import Bash

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from tests.policy.desk import ALL, BASH, HELPER, Desk, book
 
+from handrail.policy.explain import trace
 from handrail.policy.suggestions import always
-from handrail.policy.tracing import trace
 
 pytestmark = pytest.mark.proves("P-05")
 

@@ -8,11 +8,9 @@ from hypothesis import strategies as st
 from tests.policy.desk import BASH, FETCH, TRANSFER, WRITE, Desk, book
 
 from handrail.contract.tool.spec import ToolSpec
+from handrail.policy.authority import hidden, ruled
 from handrail.policy.explain import explain
-from handrail.policy.hidden import hidden
-from handrail.policy.native import ruled
-from handrail.policy.rules.modes import in_mode, within
-from handrail.policy.rules.rules import STRICTNESS, RuleBook
+from handrail.policy.rules.rules import STRICTNESS, RuleBook, in_mode, within
 
 pytestmark = pytest.mark.proves("P-12")
 

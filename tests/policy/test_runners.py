@@ -9,14 +9,14 @@ from tests.policy import ordinary_commands
 from tests.policy.desk import GIT, Desk, book, rule
 from tests.policy.runner_cases import CERTAIN, DATA, DATA_IN_THE_TEXT, GUESSED, IN_THE_TEXT
 
+from handrail.policy.explain import trace
 from handrail.policy.rules.matching import ranked
-from handrail.policy.rules.modes import within
+from handrail.policy.rules.rules import within
 from handrail.policy.rules.words import literal_words
 from handrail.policy.shell import runners
-from handrail.policy.shell.runner_tables import DATA as DATA_PROGRAMS
-from handrail.policy.shell.runner_tables import RUNNERS
+from handrail.policy.shell.wrappers import DATA as DATA_PROGRAMS
+from handrail.policy.shell.wrappers import RUNNERS
 from handrail.policy.suggestions import always
-from handrail.policy.tracing import trace
 
 pytestmark = pytest.mark.proves("P-05")
 

@@ -10,12 +10,9 @@ from hypothesis import strategies as st
 from tests.policy.desk import READ, WRITE, Desk, book
 
 from handrail.contract.text.patterns import fault_in_pattern
-from handrail.policy.hidden import hidden
-from handrail.policy.rules.defaults import SECRET_LIKE
+from handrail.policy.authority import hidden
 from handrail.policy.rules.matching import PathSubject, Ranking
-from handrail.policy.rules.modes import in_mode
-from handrail.policy.rules.rules import Rule
-from handrail.policy.secret_names import EXCEPT, ROWS
+from handrail.policy.rules.rules import EXCEPT, ROWS, SECRET_LIKE, Rule, in_mode
 
 pytestmark = pytest.mark.proves("P-03")
 

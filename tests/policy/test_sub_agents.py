@@ -21,7 +21,7 @@ from handrail.contract.tool.requires import (
 )
 from handrail.contract.tool.spec import ToolSpec
 from handrail.policy.authority import Authority
-from handrail.policy.capabilities import call_set
+from handrail.policy.targets import call_set
 
 VARIABLES = Variables(workspace=("/ws", "/further"), ad_hoc=("/out",))
 _PATHS = st.lists(

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from tests.policy.desk import BASH, EDIT, MOVE, READ, TODO, TRANSFER, UPLOAD, WRITE, Desk, book, rule
 
 from handrail.contract.tool.spec import ToolSpec
+from handrail.policy.explain import trace
 from handrail.policy.rules.rules import STRICTNESS, Rule
 from handrail.policy.suggestions import always
-from handrail.policy.tracing import trace
 
 
 def untrusted(*texts: str) -> list[Rule]:

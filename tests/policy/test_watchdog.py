@@ -14,9 +14,9 @@ from typing import Any, cast
 import pytest
 from tests.policy.desk import BASH, TRANSFER, Desk, book
 
+from handrail.policy.explain import trace
 from handrail.policy.questions import Verdict
 from handrail.policy.suggestions import always
-from handrail.policy.tracing import trace
 from handrail.policy.watchdogs.watchdog import ExternalWatchdog, Opinion, Watchdog, WatchdogCall, allow, ask, deny
 
 ALLOWED = book("allow bank.transfer", "allow bash")

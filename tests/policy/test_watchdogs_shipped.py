@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from handrail.contract.tool.requires import Requires
 from handrail.contract.tool.spec import ToolSpec
 from handrail.policy.watchdogs import Exfiltration, OutgoingSecrets, RepeatedFailures
-from handrail.policy.watchdogs.commands import parts
-from handrail.policy.watchdogs.exfiltration import of_address, of_command
-from handrail.policy.watchdogs.opinions import WatchdogCall
+from handrail.policy.watchdogs.shipped import of_address, of_command, parts
+from handrail.policy.watchdogs.watchdog import WatchdogCall
 from handrail.store.encoding import encode
 
 pytestmark = pytest.mark.proves("P-11")
@@ -172,7 +171,7 @@ async def test_placeholders_are_no_keys(text: str) -> None:
 
 
 async def test_a_registered_secret_in_any_form_is_asked_about() -> None:
-    from handrail.arbiter.secrets.redaction import Redactor
+    from handrail.arbiter.output.redaction import Redactor
 
     redactor = Redactor({"token": "hunter2-of-the-test"})
     watchdog = OutgoingSecrets(encode, redactor.found_in, "deny")

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.policy.desk import Desk
 
+from handrail.policy.explain import trace
 from handrail.policy.rules.words import literal_words
 from handrail.policy.shell import wrappers
-from handrail.policy.tracing import trace
 
 pytestmark = pytest.mark.proves("P-05")
 

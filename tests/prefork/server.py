@@ -29,7 +29,7 @@ COMMON = (
     "handrail.kernel.joined",
     "handrail.policy.explain",
     "handrail.sandbox.tiers",
-    "handrail.store.trust",
+    "handrail.store.decisions",
     "handrail.tools",
     "platformdirs.unix",
 )

@@ -16,8 +16,7 @@ from tests.store.test_engines import offers  # noqa: F401 # pyright: ignore[repo
 from handrail.contract.errors import LogUnavailable, StartError
 from handrail.frontends.cli.app import ERROR, OUTPUT, run
 from handrail.kernel.doctor import check_up
-from handrail.record.log import CommitLog, Record
-from handrail.record.noted import noted
+from handrail.record.log import CommitLog, Record, noted
 from handrail.record.reading import LogReader
 from handrail.record.verification import verify
 from handrail.store.database import database, journal

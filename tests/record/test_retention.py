@@ -20,7 +20,7 @@ from handrail.record.log import CommitLog, Record, runs_of
 from handrail.record.reading import LogReader
 from handrail.record.retention import Purged, Selection, purge, survey
 from handrail.record.verification import verify
-from handrail.store.database.compaction import compact
+from handrail.store.database.connection import compact
 from handrail.store.opening import Store
 from handrail.store.tables.sessions import SessionRow
 
@@ -212,8 +212,8 @@ async def test_many_records_go_in_steps_that_each_are_recorded(past: Past, monke
 
 
 async def test_room_is_given_back_and_a_reader_in_the_way_is_told(past: Past, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("handrail.store.database.compaction._PATIENCE_S", 0)
-    monkeypatch.setattr("handrail.store.database.compaction._LITTLE", 0)
+    monkeypatch.setattr("handrail.store.database.connection._COMPACTION_PATIENCE_S", 0)
+    monkeypatch.setattr("handrail.store.database.connection._LITTLE", 0)
     for number in range(50):
         await past.call("ses_1", number, f"large {number} " + "x" * 20_000)
     await past.purge(Selection(before_ns=9 * HOUR))

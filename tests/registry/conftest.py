@@ -10,20 +10,19 @@ from typing import Any
 
 import pytest
 
+from handrail.contract.call import Result
 from handrail.contract.doors.agents import Agents
 from handrail.contract.doors.channels import Channels, Triggers
 from handrail.contract.doors.jobs import Catalog, Jobs
+from handrail.contract.doors.memory import Skills
 from handrail.contract.doors.offers import Offers
-from handrail.contract.doors.opened import Opened
 from handrail.contract.doors.peer import LogLevel, PeerDoor
 from handrail.contract.doors.runtime import Question, Runtime
-from handrail.contract.doors.skills import Skills
 from handrail.contract.errors import ToolError
-from handrail.contract.result import Result
 from handrail.contract.sandbox import Attempt, Profile, Tier
 from handrail.contract.tool.requires import Capability, CapabilitySet, May, Variables, expand
 from handrail.contract.tool.settings import SettingsLayer, ToolSettings
-from handrail.contract.tool.spec import ToolSpec
+from handrail.contract.tool.spec import Opened, ToolSpec
 from handrail.contract.tool.tool import Tool
 from handrail.registry.sources.executables import Confinement
 from handrail.runtime.files.roots import Roots

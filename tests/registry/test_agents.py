@@ -15,7 +15,7 @@ from handrail.contract.tool.requires import Requires, ShellRequires
 from handrail.registry.agents import faults_in_names, find_agent, find_agents, generation_of
 from handrail.registry.loading import load_generation
 from handrail.registry.sources.all import ToolSources
-from handrail.registry.sources.python import PythonSource
+from handrail.registry.sources.code import PythonSource
 
 from .conftest import CONFINING, Place, Simple
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from handrail.contract.generation import Generation
-from handrail.registry.chronicle import MOST_CHANGES, Chronicle
+from handrail.registry.generations import MOST_CHANGES, Chronicle
 from handrail.registry.loading import Memory, load_generation
-from handrail.registry.sources.python import PythonSource
+from handrail.registry.sources.code import PythonSource
 
 from .conftest import CONFINING, Simple
 

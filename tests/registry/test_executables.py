@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from handrail.contract.call import Result
 from handrail.contract.errors import ToolError
-from handrail.contract.result import Result
 from handrail.registry.sources import executables
 from handrail.registry.sources.executables import ExecutableTool, answer_of
 from handrail.registry.sources.folders import FolderSource

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from handrail.contract.generation import Loaded
 from handrail.contract.tool.manifest import MAX_MANIFEST_BYTES
 from handrail.contract.tool.spec import LockSpec
 from handrail.registry.sources.executables import ExecutableTool
 from handrail.registry.sources.folders import FolderSource
-from handrail.registry.sources.persistent.persistent import PersistentTool
-from handrail.registry.sources.source import Loaded
+from handrail.registry.sources.persistent import PersistentTool
 
 from .conftest import Place
 

@@ -14,18 +14,15 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from handrail.contract.errors import Fault, LoadError
-from handrail.contract.generation import Entry, Generation
+from handrail.contract.generation import Entry, Generation, Source
 from handrail.contract.sandbox import Tier
 from handrail.contract.tool.names import FACE_IDS
 from handrail.contract.tool.settings import SettingsLayer
 from handrail.contract.tool.spec import ToolSpec
 from handrail.registry.loading import load_generation
 from handrail.registry.pins import Definition, Review, StoredPins, reviews
-from handrail.registry.sources.builtin import BuiltinSource
-from handrail.registry.sources.offered import OfferedSource, offered_sources
-from handrail.registry.sources.python import PythonSource
-from handrail.registry.sources.source import Source
-from handrail.testing.sources import ForeignSource
+from handrail.registry.sources.code import BuiltinSource, OfferedSource, PythonSource, offered_sources
+from handrail.testing.upstreams import ForeignSource
 
 from .conftest import CONFINING, Simple, turned_off
 

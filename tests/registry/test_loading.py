@@ -11,17 +11,14 @@ from typing import Any
 import pytest
 
 from handrail.contract.errors import Fault, LoadError
-from handrail.contract.generation import IN_PROCESS, Generation
+from handrail.contract.generation import IN_PROCESS, Found, Generation, Loaded, Rank
 from handrail.contract.sandbox import Mechanism, Tier
 from handrail.contract.tool.decorator import tool
 from handrail.contract.tool.names import LOCKED_IDS
 from handrail.contract.tool.spec import ConfigKey
 from handrail.contract.tool.tool import Tool
 from handrail.registry.loading import load_generation
-from handrail.registry.sources.builtin import BuiltinSource
-from handrail.registry.sources.plugins import PluginSource
-from handrail.registry.sources.python import PythonSource
-from handrail.registry.sources.source import Found, Loaded, Rank
+from handrail.registry.sources.code import BuiltinSource, PluginSource, PythonSource
 
 from .conftest import CONFINING, Place, Simple
 

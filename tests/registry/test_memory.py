@@ -10,16 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handrail.contract.errors import LoadError
-from handrail.contract.generation import Entry, Generation
+from handrail.contract.generation import Entry, Found, Generation, Loaded, Rank, Source
 from handrail.contract.sandbox import Tier
 from handrail.contract.tool.requires import Requires, ShellRequires
 from handrail.contract.tool.settings import SettingsLayer
 from handrail.contract.tool.tool import Tool
 from handrail.registry.loading import Memory, load_generation
 from handrail.registry.pins import Definition, StoredPins
-from handrail.registry.sources.source import Found, Loaded, Rank, Source
 from handrail.runtime.secrets import SecretStore
-from handrail.testing.sources import ForeignSource
+from handrail.testing.upstreams import ForeignSource
 
 from .conftest import CONFINING, Simple, turned_off
 

@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 
+from handrail.contract.call import Blob, Result
 from handrail.contract.envelopes import from_card, to_card
 from handrail.contract.errors import ToolError
-from handrail.contract.result import Blob, Result
-from handrail.registry.sources.folders import FolderSource
-from handrail.registry.sources.modules import ModuleTool
+from handrail.registry.sources.folders import FolderSource, ModuleTool
 from handrail.sandbox import tiers
 
 from .conftest import Place

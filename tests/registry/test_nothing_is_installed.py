@@ -17,11 +17,11 @@ from importlib.metadata import EntryPoint
 from handrail.contract.errors import LoadError
 from handrail.contract.sandbox import Profile, Tier
 from handrail.registry.loading import load_generation
-from handrail.registry.sources.builtin import BuiltinSource
+from handrail.registry.sources.code import BuiltinSource
 from handrail.registry.sources.executables import Confinement
 from handrail.registry.sources.folders import FolderSource
-from handrail.registry.sources.plugins import PluginSource
-from handrail.registry.sources.python import PythonSource
+from handrail.registry.sources.code import PluginSource
+from handrail.registry.sources.code import PythonSource
 
 def watch(event, arguments):
     if event.startswith(("socket.", "subprocess.", "os.exec", "os.posix_spawn", "os.fork", "os.system", "urllib.", "ensurepip")):

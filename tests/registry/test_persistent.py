@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from handrail.contract.call import Result
 from handrail.contract.errors import ToolError
-from handrail.contract.result import Result
 from handrail.registry.sources.executables import Confinement
 from handrail.registry.sources.folders import FolderSource
-from handrail.registry.sources.persistent.persistent import PersistentTool
+from handrail.registry.sources.persistent import PersistentTool
 from handrail.runtime.guard.guard import Guarded
 from handrail.sandbox import tiers
 
@@ -217,7 +217,7 @@ async def test_starts_after_crashes_wait_longer_up_to_a_bound(place: Place, monk
         waits.append(seconds)
         await sleep(0)
 
-    monkeypatch.setattr("handrail.registry.sources.persistent.persistent.asyncio.sleep", noted)
+    monkeypatch.setattr("handrail.registry.sources.persistent.asyncio.sleep", noted)
     for _ in range(4):
         assert (await failure(place, tool, do="die")).kind == "interrupted"
     assert waits == [0.01, 0.02, 0.02]

@@ -13,9 +13,9 @@ from handrail.contract.errors import LoadError, ToolError
 from handrail.contract.generation import Entry
 from handrail.contract.sandbox import Tier
 from handrail.registry.loading import load_generation
+from handrail.registry.sources.code import PythonSource
 from handrail.registry.sources.executables import Confinement
 from handrail.registry.sources.folders import FolderSource
-from handrail.registry.sources.python import PythonSource
 from handrail.runtime.secrets import SecretStore
 from handrail.sandbox import tiers
 

@@ -12,8 +12,7 @@ from tests.runtime.conftest import Judge
 
 from handrail.contract.errors import ToolError
 from handrail.runtime.files.files import RootedFiles, SeenFiles
-from handrail.runtime.files.openat2 import openat2_works
-from handrail.runtime.files.roots import Roots
+from handrail.runtime.files.roots import Roots, openat2_works
 from handrail.store.folders import remove_tree
 
 pytestmark = pytest.mark.proves("S-03")

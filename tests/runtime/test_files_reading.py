@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from handrail.contract.errors import ToolError
 from handrail.runtime.files import files as files_module
-from handrail.runtime.files.files import RootedFiles
-from handrail.runtime.files.lines import STEP, LineIndex, window
+from handrail.runtime.files.files import STEP, LineIndex, RootedFiles, window
 
 
 async def test_a_range_is_read_from_either_end(files: RootedFiles, workspace: Path) -> None:
@@ -118,7 +117,7 @@ async def test_a_sparse_terabyte_is_answered_from_its_ends_by_bytes_and_refused_
     with (workspace / "sparse").open("wb") as out:
         out.truncate(1 << 40)
     assert (await files.read_bytes("sparse", start=-4)).data == b"\0" * 4
-    monkeypatch.setattr("handrail.runtime.files.lines.MAX_SCAN", 8 * STEP)
+    monkeypatch.setattr("handrail.runtime.files.files.MAX_SCAN", 8 * STEP)
     for first in (1, -1):
         with pytest.raises(ToolError) as caught:
             await files.read_lines("sparse", first=first)

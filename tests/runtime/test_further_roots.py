@@ -9,8 +9,8 @@ import pytest
 
 from handrail.contract.agent import AgentRoot
 from handrail.contract.errors import ToolError
+from handrail.runtime.files.beneath import further_roots
 from handrail.runtime.files.files import RootedFiles, SeenFiles
-from handrail.runtime.files.further_roots import further_roots
 from handrail.runtime.files.roots import FurtherRoots, Roots
 
 from .conftest import Judge

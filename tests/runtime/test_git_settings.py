@@ -12,7 +12,7 @@ from handrail.contract.errors import ToolError
 from handrail.runtime.files.files import RootedFiles, SeenFiles
 from handrail.runtime.files.roots import Roots
 from handrail.runtime.guard import git as vcs
-from handrail.runtime.guard import git_settings
+from handrail.runtime.guard import gitconfig
 from handrail.sandbox.view.tree import Tree
 
 pytestmark = pytest.mark.proves("S-07")
@@ -202,9 +202,9 @@ def test_reading_the_settings_of_a_person_costs_a_look_at_each_file_once_they_ar
     workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (workspace.parent / "home" / ".gitconfig").write_text("[core]\n\thooksPath = one\n")
-    first = git_settings.of_person()
+    first = gitconfig.of_person()
     monkeypatch.setattr(os, "open", None)
-    assert git_settings.of_person() == first
+    assert gitconfig.of_person() == first
 
 
 async def test_programs_are_held_to_what_the_person_s_settings_name(

@@ -14,8 +14,8 @@ import pytest
 from handrail.contract.errors import ToolError
 from handrail.contract.sandbox import Profile, Program
 from handrail.contract.tool.requires import CapabilitySet, Layer, ShellRequires
-from handrail.policy.hidden import hidden
-from handrail.policy.rules.defaults import default_book
+from handrail.policy.authority import hidden
+from handrail.policy.rules.rules import default_book
 from handrail.runtime.files.roots import Roots
 from handrail.runtime.guard.guard import Guarded, GuardedProcess, Vetoed
 from handrail.runtime.shell import SandboxedShell

@@ -10,9 +10,8 @@ import pytest
 from tests.runtime.test_guard import Ground, ground  # noqa: F401  # pyright: ignore[reportUnusedImport]
 
 from handrail.contract.sandbox import Profile
-from handrail.policy.hidden import hidden
-from handrail.policy.rules.defaults import default_book
-from handrail.policy.rules.rules import parse_rule
+from handrail.policy.authority import hidden
+from handrail.policy.rules.rules import default_book, parse_rule
 from handrail.runtime.files.roots import Roots
 from handrail.runtime.shell import Completed, SandboxedShell
 

@@ -19,7 +19,7 @@ from handrail.runtime.files.files import RootedFiles, SeenFiles
 from handrail.runtime.files.roots import Roots
 from handrail.runtime.guard import running
 from handrail.runtime.guard.guard import GuardedProcess, Vetoed
-from handrail.runtime.guard.kept import Originals
+from handrail.runtime.guard.quarantine import Originals
 
 pytestmark = pytest.mark.proves("S-07")
 __all__ = ["ground"]

@@ -14,7 +14,7 @@ from handrail.contract.errors import ErrorKind, ToolError
 from handrail.contract.sandbox import Attempt
 from handrail.contract.tool.requires import CapabilitySet, Layer
 from handrail.runtime.net import CheckedNet
-from handrail.testing.names import Names
+from handrail.testing.kernels import Names
 
 pytestmark = pytest.mark.proves("K-11b", "S-02")
 

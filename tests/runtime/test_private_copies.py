@@ -12,7 +12,7 @@ import pytest
 from tests.runtime.test_guard import Ground, ground
 
 from handrail.contract.sandbox import Program
-from handrail.runtime.files import private_copies
+from handrail.runtime.files import replace
 from handrail.sandbox.view import tree as module
 from handrail.sandbox.view.tree import Tree
 
@@ -55,7 +55,7 @@ async def test_a_program_writes_a_copy_and_not_the_store(ground: Ground) -> None
 async def test_what_is_beyond_the_bound_is_read_only_and_gets_its_copy_later(
     ground: Ground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(private_copies, "MOST_FILES", 2)
+    monkeypatch.setattr(replace, "MOST_FILES", 2)
     store = linked(ground, *(f"node_modules/.pnpm/p{number}/f" for number in range(5)))
     done = await ground.shell().run(WRITE)
     assert untouched(store) and any("hard links" in note for note in done.notes), done
@@ -68,13 +68,13 @@ async def test_what_is_beyond_the_bound_is_read_only_and_gets_its_copy_later(
 
 async def test_the_event_loop_goes_on_while_copies_are_made(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[int] = []
-    make = private_copies.make_private
+    make = replace.make_private
 
     def noted(root: str, files: Iterable[tuple[str, tuple[int, int]]]) -> set[str]:
         threads.append(threading.get_ident())
         return make(root, files)
 
-    monkeypatch.setattr(private_copies, "make_private", noted)
+    monkeypatch.setattr(replace, "make_private", noted)
     assert (await ground.run("echo looked"))[1] == "looked\n"
     linked(ground, "a.txt")
     assert (await ground.run("cat a.txt"))[1] == "the store's"
@@ -83,7 +83,7 @@ async def test_the_event_loop_goes_on_while_copies_are_made(ground: Ground, monk
 
 
 async def test_a_large_file_is_read_only(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(private_copies, "MOST_BYTES", 5)
+    monkeypatch.setattr(replace, "MOST_BYTES", 5)
     store = linked(ground, "large")
     await ground.run(WRITE)
     assert untouched(store) and (ground.workspace / "large").read_text() == "the store's"
@@ -92,7 +92,7 @@ async def test_a_large_file_is_read_only(ground: Ground, monkeypatch: pytest.Mon
 async def test_thousands_beyond_the_bound_are_read_only_by_their_folders(
     ground: Ground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(private_copies, "MOST_FILES", 0)
+    monkeypatch.setattr(replace, "MOST_FILES", 0)
     store = linked(ground, *(f"node_modules/.pnpm/p{number // 10}/f{number}" for number in range(3_000)))
     (ground.workspace / "src").mkdir()
     (ground.workspace / "src" / "mine").write_text("mine")
@@ -116,8 +116,8 @@ async def test_a_second_folder_to_write_in_counts_as_inside(ground: Ground) -> N
     trees = [Tree(str(ground.workspace)), Tree(str(other)), Tree(str(ground.workspace))]
     for tree in trees:
         tree.look()
-    assert private_copies.shared(trees) == {}
-    assert list(private_copies.shared([*trees[:1], *trees[2:]])) == [str(ground.workspace / "a")]
+    assert replace.shared(trees) == {}
+    assert list(replace.shared([*trees[:1], *trees[2:]])) == [str(ground.workspace / "a")]
 
 
 async def test_a_link_that_is_made_elsewhere_is_known_when_files_are_counted_again(
@@ -155,5 +155,5 @@ def test_a_name_that_was_given_away_meanwhile_is_left_to_its_new_file(tmp_path: 
         (root / "edit").write_text("a person's")
         (root / "edit").rename(root / "ws" / "a")
 
-    assert private_copies.make_private(str(root / "ws"), files()) == set()
+    assert replace.make_private(str(root / "ws"), files()) == set()
     assert (root / "ws" / "a").read_text() == "a person's" and os.listdir(root / "ws") == ["a"]

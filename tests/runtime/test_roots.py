@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from handrail.contract.errors import StartError, ToolError
 from handrail.contract.text.neutral import visible
-from handrail.runtime.files.openat2 import canonical
-from handrail.runtime.files.roots import Roots, is_beneath
+from handrail.runtime.files.roots import Roots, canonical, is_beneath
 
 
 def test_two_spellings_of_one_file_are_one_canonical_path(tmp_path: Path) -> None:

@@ -20,9 +20,8 @@ from handrail.contract.tool.requires import Capability, CapabilitySet, Layer, Ma
 from handrail.runtime.files.files import RootedFiles, SeenFiles
 from handrail.runtime.files.roots import Roots
 from handrail.runtime.guard.guard import Guarded
-from handrail.runtime.ripgrep import PathFilter, Records, alternatives, failure
+from handrail.runtime.ripgrep import HiddenFiles, PathFilter, Records, alternatives, failure
 from handrail.runtime.search import RipgrepSearch
-from handrail.runtime.verifying import HiddenFiles
 from handrail.sandbox.tiers import Refusing, choose
 
 pytestmark = pytest.mark.proves("T-08")

@@ -29,8 +29,8 @@ from pathlib import Path
 from handrail.contract.errors import ToolError
 from handrail.contract.tool.requires import CapabilitySet, Layer, ShellRequires
 from handrail.contract.sandbox import Profile
-from handrail.policy.rules.defaults import default_book
-from handrail.policy.hidden import hidden
+from handrail.policy.rules.rules import default_book
+from handrail.policy.authority import hidden
 from handrail.runtime.guard.guard import Guarded
 from handrail.runtime.files.roots import Roots
 from handrail.runtime.shell import SandboxedShell

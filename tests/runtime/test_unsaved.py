@@ -12,8 +12,8 @@ import pytest
 from handrail.contract.errors import ToolError
 from handrail.contract.tool.requires import Capability
 from handrail.runtime.files import unsaved
+from handrail.runtime.files.files import SeenFiles
 from handrail.runtime.files.roots import Roots
-from handrail.runtime.files.seen import SeenFiles
 from handrail.runtime.files.unsaved import EditorFiles
 
 pytestmark = [

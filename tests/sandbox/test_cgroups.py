@@ -13,7 +13,8 @@ from tests.sandbox.conftest import Ground
 
 from handrail.contract.sandbox import Limits
 from handrail.sandbox import bubblewrap
-from handrail.sandbox.filters import cgroups, memory
+from handrail.sandbox.filters import limits as cgroups
+from handrail.sandbox.filters import memory
 from handrail.sandbox.start.process import Confined
 
 FORKS = """python3 -c '

@@ -15,7 +15,7 @@ from handrail.contract.errors import ToolError
 from handrail.contract.text.hosts import Address, Host, read_host
 from handrail.contract.tool.requires import CapabilitySet, Layer
 from handrail.sandbox.network.egress import Egress, SystemResolver, embedded, fault_in_address, is_own_address
-from handrail.testing.names import Names
+from handrail.testing.kernels import Names
 
 pytestmark = pytest.mark.proves("S-02")
 

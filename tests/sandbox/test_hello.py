@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.sandbox.network import heads, hello
+from handrail.sandbox.network import heads
 
 pytestmark = pytest.mark.proves("S-02")
 
@@ -27,17 +27,17 @@ def client_hello(server_name: str | None, *extensions: tuple[int, bytes]) -> byt
     return record(b"\x01" + len(body).to_bytes(3) + body)
 
 
-def heard(data: bytes, size: int = 1 << 16) -> hello.Hello:
-    gathering = hello.Handshake(hello.CLIENT_HELLO)
+def heard(data: bytes, size: int = 1 << 16) -> heads.Hello:
+    gathering = heads.Handshake(heads.CLIENT_HELLO)
     for at in range(0, len(data), size):
         if gathering.feed(data[at : at + size]):
-            return hello.read_hello(gathering.body)
+            return heads.read_hello(gathering.body)
     raise AssertionError("the hello did not end")
 
 
 @pytest.mark.parametrize("size", [1, 7, 1 << 16])
 def test_a_hello_is_read_in_whatever_pieces_it_comes(size: int) -> None:
-    assert heard(client_hello("api.example.org"), size) == hello.Hello("api.example.org", False)
+    assert heard(client_hello("api.example.org"), size) == heads.Hello("api.example.org", False)
     whole = client_hello("api.example.org")[5:]
     assert heard(record(whole[:9]) + record(whole[9:]), size).server_name == "api.example.org"
 
@@ -45,19 +45,19 @@ def test_a_hello_is_read_in_whatever_pieces_it_comes(size: int) -> None:
 @pytest.mark.parametrize(
     ("said", "name", "is_address", "words"),
     [
-        (hello.Hello("api.example.org", False), "api.example.org", False, None),
-        (hello.Hello("API.example.org.", False), "api.example.org", False, None),
-        (hello.Hello(None, False), "127.0.0.1", True, None),
-        (hello.Hello(None, False), "api.example.org", False, "no SNI"),
-        (hello.Hello("evil.example", False), "api.example.org", False, "evil.example"),
-        (hello.Hello("evil.example", False), "127.0.0.1", True, "evil.example"),
-        (hello.Hello("api.example.org", True), "api.example.org", False, "ECH"),
+        (heads.Hello("api.example.org", False), "api.example.org", False, None),
+        (heads.Hello("API.example.org.", False), "api.example.org", False, None),
+        (heads.Hello(None, False), "127.0.0.1", True, None),
+        (heads.Hello(None, False), "api.example.org", False, "no SNI"),
+        (heads.Hello("evil.example", False), "api.example.org", False, "evil.example"),
+        (heads.Hello("evil.example", False), "127.0.0.1", True, "evil.example"),
+        (heads.Hello("api.example.org", True), "api.example.org", False, "ECH"),
     ],
 )
 def test_a_hello_is_for_the_tunnel_s_host_and_in_the_clear(
-    said: hello.Hello, name: str, is_address: bool, words: str | None
+    said: heads.Hello, name: str, is_address: bool, words: str | None
 ) -> None:
-    refused = hello.refusal(said, name, is_address=is_address)
+    refused = heads.refusal(said, name, is_address=is_address)
     assert refused is None if words is None else words in (refused or "")
 
 
@@ -79,14 +79,14 @@ def test_a_hidden_hello_is_seen_to_be_one() -> None:
     ],
 )
 def test_a_hello_that_is_not_exactly_one_is_none(data: bytes) -> None:
-    with pytest.raises((hello.NotTLS, AssertionError)):
+    with pytest.raises((heads.NotTLS, AssertionError)):
         heard(data)
 
 
 @given(st.binary(max_size=200))
 def test_no_bytes_break_the_readers(data: bytes) -> None:
     for candidate in (data, record(data) if data else data, client_hello("a")[:43] + data):
-        with contextlib.suppress(hello.NotTLS, AssertionError):
+        with contextlib.suppress(heads.NotTLS, AssertionError):
             heard(candidate)
     with contextlib.suppress(heads.Malformed):
         heads.read_request(data + b"\r\n\r\n")

@@ -11,8 +11,7 @@ from tests.sandbox.conftest import Ground
 
 from handrail.contract.errors import ToolError
 from handrail.sandbox.view import identity
-from handrail.sandbox.view.identity import Person
-from handrail.sandbox.view.looks import Looks
+from handrail.sandbox.view.identity import Looks, Person
 
 SOMEBODY = 65_533
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")

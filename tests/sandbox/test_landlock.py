@@ -21,7 +21,7 @@ from handrail.sandbox.start import launcher
 from handrail.sandbox.start.launcher import Launcher
 from handrail.sandbox.start.spawn import binaries
 from handrail.sandbox.view import mount_table
-from handrail.sandbox.view.looks import Looks
+from handrail.sandbox.view.identity import Looks
 
 ABI = landlock.abi()
 needs_landlock = pytest.mark.skipif(ABI < 1, reason="this kernel has no Landlock")

@@ -25,7 +25,7 @@ from handrail.sandbox.start.pool import Pooled
 from handrail.sandbox.start.process import Confined
 from handrail.sandbox.start.spawn import binaries
 from handrail.sandbox.view import mount_table
-from handrail.sandbox.view.looks import Looks
+from handrail.sandbox.view.identity import Looks
 from handrail.sandbox.view.mount_table import ExpectedMount, MountTable
 
 pytestmark = pytest.mark.proves("S-01")

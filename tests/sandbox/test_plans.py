@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from handrail.contract.errors import ToolError
 from handrail.contract.sandbox import SHELL_ARGV, Profile, Program
 from handrail.contract.tool.requires import CapabilitySet, Layer, ShellRequires
-from handrail.sandbox.view.looks import Looks
+from handrail.sandbox.view.identity import Looks
 from handrail.sandbox.view.plans import Plan, Planning
 
 TEXT = Program((*SHELL_ARGV, "true"))

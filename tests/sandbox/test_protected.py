@@ -10,7 +10,7 @@ from tests.sandbox.conftest import Ground
 
 from handrail.contract.errors import ToolError
 from handrail.sandbox.view import protected
-from handrail.sandbox.view.looks import Looks
+from handrail.sandbox.view.identity import Looks
 from handrail.sandbox.view.tree import Tree
 
 pytestmark = pytest.mark.proves("S-07")

@@ -14,10 +14,10 @@ from tests.web import Site, authority, ok, redirect
 
 from handrail.contract.sandbox import Attempt
 from handrail.contract.tool.requires import CapabilitySet, Layer
-from handrail.sandbox.network import heads, hello
+from handrail.sandbox.network import heads
 from handrail.sandbox.network.egress import Egress
 from handrail.sandbox.network.proxy import Proxy, ProxyLimits
-from handrail.testing.names import Names
+from handrail.testing.kernels import Names
 
 pytestmark = pytest.mark.proves("S-02")
 
@@ -332,7 +332,7 @@ async def test_a_second_hello_cannot_name_another_server() -> None:
 
     async def server(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         got.put_nowait(await reader.readexactly(len(first)))
-        retry = b"\x03\x03" + hello._RETRY + b"\0" + b"\x13\x01\0" + b"\0\0"  # pyright: ignore[reportPrivateUsage]
+        retry = b"\x03\x03" + heads._RETRY + b"\0" + b"\x13\x01\0" + b"\0\0"  # pyright: ignore[reportPrivateUsage]
         writer.write(record(b"\x02" + len(retry).to_bytes(3) + retry))
         got.put_nowait(await reader.read())
         writer.close()
@@ -343,7 +343,7 @@ async def test_a_second_hello_cannot_name_another_server() -> None:
     async with listener, front(f"api.example.org:{port}", f"127.0.0.1:{port}", names=names) as proxy:
         _, reader, writer = await proxy.tunnel(f"api.example.org:{port}")
         writer.write(first + b"\x14\x03\x03\0\1\1" + second)  # both at once, before the server could ask
-        assert (await reader.read()).endswith(hello.UNRECOGNIZED_NAME)
+        assert (await reader.read()).endswith(heads.UNRECOGNIZED_NAME)
         writer.close()
         assert await got.get() == first
         assert await got.get() == b""
@@ -364,7 +364,7 @@ async def test_a_tunnel_to_443_carries_tls_and_nothing_else(monkeypatch: pytest.
         for said in (b"GET / HTTP/1.1\r\n\r\n", b"SSH-2.0-x\r\n", b"\x16\x03\x01\xff\xff", b"\x16\x02\0\0\1\1"):
             _, reader, writer = await proxy.tunnel(f"127.0.0.1:{port}")
             writer.write(said)
-            assert await reader.read() == hello.UNRECOGNIZED_NAME
+            assert await reader.read() == heads.UNRECOGNIZED_NAME
             writer.close()
             assert await got.get() == b""
 

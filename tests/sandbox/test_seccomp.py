@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 
 from handrail.contract.sandbox import Sandbox
 from handrail.sandbox.filters import seccomp
-from handrail.sandbox.filters.seccomp import Machine
-from handrail.sandbox.filters.syscalls import LAST_KNOWN
+from handrail.sandbox.filters.seccomp import LAST_KNOWN, Machine
 from handrail.sandbox.start.spawn import binaries
 
 MACHINES: tuple[Machine, ...] = ("x86_64", "aarch64")

@@ -13,9 +13,7 @@ import pytest
 from handrail.contract.errors import ToolError
 from handrail.contract.sandbox import Process, Profile, Program, Sandbox, Tier
 from handrail.contract.tool.requires import CapabilitySet
-from handrail.sandbox.ground import NotTried
-from handrail.sandbox.selfcheck import self_check
-from handrail.sandbox.selfcheck_suite import CHECKS
+from handrail.sandbox.selfcheck import CHECKS, NotTried, self_check
 from handrail.sandbox.start.spawn import binaries
 
 WITHOUT = """
@@ -24,8 +22,8 @@ mine = {kind: os.readlink(f"/proc/self/ns/{kind}") for kind in ("mnt", "pid", "n
 if set(mine.values()) & set(json.loads(sys.argv[1])):
     sys.exit("this is no outer sandbox")
 from handrail.sandbox.selfcheck import self_check
-from handrail.sandbox.selfcheck_suite import CHECKS
-from handrail.sandbox.unconfined import Unconfined
+from handrail.sandbox.selfcheck import CHECKS
+from handrail.sandbox.operated import Unconfined
 slow = ("memory is to be had up to a bound", "processor time is to be had up to a bound")
 quick = [check for check in CHECKS if check.name not in slow]
 print(json.dumps([one.to_dict() for one in asyncio.run(self_check(Unconfined(), quick))]))

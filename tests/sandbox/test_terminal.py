@@ -14,9 +14,9 @@ from tests.sandbox.test_processes import survivors
 from handrail.contract.errors import ToolError
 from handrail.contract.sandbox import Program, TerminalProcess, TerminalSize, Tier
 from handrail.sandbox.bubblewrap import Bubblewrap
+from handrail.sandbox.operated import Unconfined
 from handrail.sandbox.start.launcher import Launcher
 from handrail.sandbox.start.spawn import binaries
-from handrail.sandbox.unconfined import Unconfined
 
 
 async def started(ground: Ground, *argv: str) -> TerminalProcess:

@@ -10,7 +10,7 @@ from tests.sandbox.conftest import Ground
 
 from handrail.contract.errors import ToolError
 from handrail.contract.sandbox import Sandbox
-from handrail.origins import places
+from handrail.origins import programs
 from handrail.sandbox import bubblewrap, tiers
 from handrail.sandbox.start import spawn
 
@@ -98,7 +98,7 @@ async def test_a_bubblewrap_in_an_open_workspace_is_neither_chosen_nor_started(
     planted = program(ground.workspace, f": > {marker}; exit 1")
     monkeypatch.setattr(spawn, "SYSTEM_BWRAP", planted)
     assert planted in list(spawn.binaries())
-    with places.opened(ground.workspace):
+    with programs.opened(ground.workspace):
         assert planted not in list(spawn.binaries())
         ground.sandbox = bubblewrap.Bubblewrap(planted, tiers.Tier("bubblewrap", ""))
         with pytest.raises(ToolError, match="lies in an open workspace"):

@@ -14,8 +14,7 @@ from tests.sandbox.test_processes import traces
 
 from handrail.contract.errors import ToolError
 from handrail.contract.sandbox import Limits, Program
-from handrail.sandbox.operated import Operated
-from handrail.sandbox.unconfined import Unconfined
+from handrail.sandbox.operated import Operated, Unconfined
 
 
 @pytest.fixture

@@ -10,10 +10,9 @@ from datetime import datetime
 from pathlib import Path
 from types import MappingProxyType
 
-from handrail.arbiter.secrets.redaction import Redactor
-from handrail.contract.doors.notices import Notice
-from handrail.session.arrivals.channels import SessionChannels, Switchboard
-from handrail.session.arrivals.notices import Noticeboard
+from handrail.arbiter.output.redaction import Redactor
+from handrail.contract.doors.channels import Notice
+from handrail.session.arrivals.channels import Noticeboard, SessionChannels, Switchboard
 from handrail.session.arrivals.triggers import Clockwork, SessionTriggers
 from handrail.store.opening import Store
 

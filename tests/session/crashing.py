@@ -13,7 +13,7 @@ from typing import Any
 
 from tests.prefork import command as prefork
 
-from handrail.record.noted import noted
+from handrail.record.log import noted
 from handrail.record.reading import LogReader
 from handrail.record.verification import verify
 from handrail.testing.kernels import temporary_kernel

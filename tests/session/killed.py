@@ -38,21 +38,21 @@ BEFORE, AFTER = "before", "after"
 OF_A_JOB: Mapping[str, tuple[str, str]] = {
     "proposed": (BEFORE, f"{JOBS}.detach"),
     "detached": (AFTER, f"{JOBS}._keep"),
-    "answered": (BEFORE, "handrail.agent.conversation.conversation:Conversation.answer"),
+    "answered": (BEFORE, "handrail.agent.conversation:Conversation.answer"),
     "intended": (BEFORE, "handrail.arbiter.running:ToolRuns.run"),
     "running": (BEFORE, ""),
     "ended": (BEFORE, f"{JOBS}._end"),
     "row ended": (BEFORE, f"{JOBS}.tell"),
-    "notice written": (AFTER, "handrail.session.arrivals.notices:Noticeboard.post"),
-    "notice given": (BEFORE, "handrail.session.arrivals.notices:SessionNotices.take"),
-    "notice taken": (AFTER, "handrail.session.arrivals.notices:SessionNotices.take"),
+    "notice written": (AFTER, "handrail.session.arrivals.channels:Noticeboard.post"),
+    "notice given": (BEFORE, "handrail.session.arrivals.channels:SessionNotices.take"),
+    "notice taken": (AFTER, "handrail.session.arrivals.channels:SessionNotices.take"),
 }
 OF_ASKING: Mapping[str, tuple[str, str]] = {
     "asked": (AFTER, f"{ASKING}.ask"),
     "decided": (AFTER, f"{ASKING}._decided"),
     "taken up": (AFTER, f"{ASKING}.use"),
     "running": (BEFORE, ""),
-    "done": (BEFORE, "handrail.agent.conversation.conversation:Conversation.answer"),
+    "done": (BEFORE, "handrail.agent.conversation:Conversation.answer"),
 }
 OF_A_TASK: Mapping[str, tuple[str, str]] = {
     "created": (AFTER, "handrail.kernel.sessions:HeldSessions.open_child"),

@@ -12,9 +12,9 @@ from tests.kernel.doors import Opens, by_both_doors
 
 from handrail import Kernel, tool
 from handrail.contract.approvals import Approval, ApprovalAnswer, ApprovalRequest, Away
+from handrail.contract.call import Result
 from handrail.contract.doors.runtime import Question
 from handrail.contract.errors import ToolError, UsageError
-from handrail.contract.result import Result
 from handrail.contract.session import Session
 from handrail.contract.tool.tool import Tool
 from handrail.testing.kernels import ScriptedPerson, temporary_kernel

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from handrail import ApprovalAnswer, ApprovalRequest, Away, Question, ToolError, tool
-from handrail.arbiter.approvals.requests import HOUR_NS, Lifetimes
+from handrail.arbiter.approvals.desk import HOUR_NS, Lifetimes
 from handrail.testing.kernels import temporary_kernel
 
 ran: list[str] = []

@@ -17,10 +17,10 @@ from handrail.contract.doors.channels import Trigger
 from handrail.contract.errors import LogUnavailable, ToolError
 from handrail.kernel.held import HeldKernel
 from handrail.session.arrivals import channels as channelling
-from handrail.session.arrivals import notices as noticing
-from handrail.session.arrivals.schedules import next_after
+from handrail.session.arrivals import channels as noticing
+from handrail.session.arrivals.triggers import next_after
 from handrail.session.session import HeldSession
-from handrail.store.tables.triggers import TriggerTable
+from handrail.store.tables.arrivals import TriggerTable
 from handrail.testing.kernels import temporary_kernel
 
 pytestmark = pytest.mark.proves("A-07")

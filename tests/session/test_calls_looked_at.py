@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from handrail import tool
-from handrail.arbiter.locks.resources import Resources
+from handrail.arbiter.locks import Resources
 from handrail.contract.call import Answer
 from handrail.contract.text.json import MAX_ARGUMENT_BYTES
 from handrail.contract.tool.requires import Layer

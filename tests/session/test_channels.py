@@ -12,7 +12,7 @@ from handrail import Requires, Runtime, tool
 from handrail.contract.doors.channels import ChannelKind
 from handrail.contract.errors import ToolError
 from handrail.session.arrivals import channels as channelling
-from handrail.store.tables import channels as storing
+from handrail.store.tables import arrivals as storing
 from handrail.testing.kernels import temporary_kernel
 
 pytestmark = pytest.mark.proves("A-07")

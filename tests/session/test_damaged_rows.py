@@ -16,10 +16,9 @@ from tests.kernel.doors import HELD, JOINED, opened
 
 from handrail import Kernel, tool
 from handrail.contract.approvals import ApprovalAnswer, Away
-from handrail.contract.call import Answer
+from handrail.contract.call import Answer, Result
 from handrail.contract.doors.runtime import Runtime
 from handrail.contract.errors import LogUnavailable, StartError, ToolError
-from handrail.contract.result import Result
 from handrail.frontends.cli.app import CANNOT_START, OUTPUT, run
 from handrail.kernel.held import HeldKernel
 from handrail.session.session import HeldSession

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from handrail.contract.doors.notices import Notice
+from handrail.contract.doors.channels import Notice
 from handrail.contract.errors import UsageError
-from handrail.session.arrivals import notices as noticing
-from handrail.store.tables.notices import MOST_AT_ONCE
+from handrail.session.arrivals import channels as noticing
+from handrail.store.tables.arrivals import MOST_AT_ONCE
 from handrail.testing.kernels import temporary_kernel
 
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from handrail.contract.doors.channels import Trigger
-from handrail.session.arrivals.schedules import SECOND_NS, Zone, next_after
+from handrail.session.arrivals.triggers import SECOND_NS, Zone, next_after
 
 pytestmark = [
     pytest.mark.proves("A-07"),

@@ -424,7 +424,7 @@ async def test_a_long_session_keeps_nothing_of_its_calls_in_memory(tmp_path: Pat
 
 
 def _parameters_of(made: Any) -> Any:
-    from handrail.contract.tool.signature import parameters_of
+    from handrail.contract.tool.decorator import parameters_of
 
     return parameters_of(made.function, "look", {}, None, {})
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from handrail.contract.result import Result
+from handrail.contract.call import Result
 from handrail.contract.session import Session
 from handrail.kernel.kernel import Kernel
 from handrail.testing.kernels import temporary_kernel

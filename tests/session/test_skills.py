@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from handrail.agent.loop import Agent
 from handrail.agent.prompt import skill_lines
-from handrail.contract.doors.skills import Skill
-from handrail.session.skills.files import MAX_BYTES, SHIPPED, find_skills
+from handrail.contract.doors.memory import Skill
+from handrail.session.skills import MAX_BYTES, SHIPPED, find_skills
 from handrail.testing.kernels import temporary_kernel
 from handrail.testing.models import PlayedModel, call_reply, text_reply
 

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from handrail import tool
 from handrail.agent.budget import Budget
 from handrail.agent.loop import Agent
+from handrail.contract.doors.memory import Passage
 from handrail.contract.doors.runtime import Runtime
-from handrail.contract.doors.transcript import Passage
 from handrail.contract.session import Session
-from handrail.session.past import transcript as searching
-from handrail.session.past.transcript import best_of, excerpt, terms_of
+from handrail.session import past as searching
+from handrail.session.past import best_of, excerpt, terms_of
 from handrail.testing.kernels import temporary_kernel
 from handrail.testing.models import PlayedModel, call_reply, text_reply
 

@@ -14,10 +14,9 @@ import pytest
 from tests.session.arriving import place
 
 from handrail import Fired, TriggerTool, Waiting, trigger_spec
-from handrail.contract.doors.channels import Trigger
-from handrail.contract.doors.notices import Notice
+from handrail.contract.doors.channels import Notice, Trigger
 from handrail.contract.session import Session
-from handrail.registry.sources.plugins import PluginSource
+from handrail.registry.sources.code import PluginSource
 from handrail.session.arrivals import triggers as triggering
 from handrail.session.arrivals import waits
 from handrail.testing.kernels import temporary_kernel

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from tests.session.arriving import SECOND, Clock, Place, place
 
-from handrail.agent.conversation.conversation import Conversation
-from handrail.agent.hearing import hear
-from handrail.contract.doors.history import Entry
+from handrail.agent.conversation import Conversation
+from handrail.agent.loop import hear
+from handrail.contract.doors.memory import Entry
 from handrail.record.reading import LogReader
 from handrail.store.encoding import decode
 from handrail.store.opening import Store

@@ -11,11 +11,10 @@ import pytest
 from handrail.contract.agent import AgentRoot
 from handrail.contract.errors import StartError
 from handrail.kernel.opening import open_kernel
-from handrail.runtime.files.further_roots import further_roots
+from handrail.runtime.files.beneath import further_roots
 from handrail.sandbox.start.spawn import binaries
-from handrail.store import broad
-from handrail.store.broad import of_the_system, too_broad
-from handrail.store.folders import locate
+from handrail.store import folders
+from handrail.store.folders import locate, of_the_system, too_broad
 
 
 @pytest.fixture
@@ -23,10 +22,10 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A home of its own for whoever runs the test, and no other people."""
     (home := tmp_path.resolve() / "people" / "ada").mkdir(parents=True)
     monkeypatch.setenv("HOME", str(home))
-    for variable in broad._VARIABLES:  # pyright: ignore[reportPrivateUsage]
+    for variable in folders._VARIABLES:  # pyright: ignore[reportPrivateUsage]
         monkeypatch.delenv(variable, raising=False)
     (accounts := tmp_path / "passwd").write_text("")
-    monkeypatch.setattr(broad, "_ACCOUNTS", accounts)
+    monkeypatch.setattr(folders, "_ACCOUNTS", accounts)
     return home
 
 
@@ -155,7 +154,7 @@ def test_a_bind_mount_hides_nothing(home: Path, tmp_path: Path) -> None:
         (home / name).mkdir()
     bound = tmp_path / "bound"
     code = (
-        "import sys\nfrom pathlib import Path\nfrom handrail.store.broad import of_the_system, too_broad\n"
+        "import sys\nfrom pathlib import Path\nfrom handrail.store.folders import of_the_system, too_broad\n"
         "found = [Path(place) for place in sys.argv[1:]]\n"
         "print([(too_broad(one) or of_the_system(one)) is not None for one in found])"
     )

@@ -15,9 +15,9 @@ from handrail import LoadError, StartError
 from handrail.config import load
 from handrail.record.reading import LogReader
 from handrail.record.verification import verify
-from handrail.store.database import database, engines, journal
-from handrail.store.database.compaction import compact
-from handrail.store.database.connection import connect
+from handrail.store.database import connection as engines
+from handrail.store.database import database, journal
+from handrail.store.database.connection import compact, connect
 from handrail.store.folders import locate
 from handrail.testing.kernels import temporary_kernel
 

@@ -16,8 +16,7 @@ from tests.store.places import Place
 
 from handrail.contract.errors import LogUnavailable, StartError
 from handrail.store.folders import Folders, prepare
-from handrail.store.holder import STALE_NS, Holder, holder_of
-from handrail.store.lease import VALID_NS, Lease, WorkspaceHeld
+from handrail.store.lease import STALE_NS, VALID_NS, Holder, Lease, WorkspaceHeld, holder_of
 from handrail.store.tables.sessions import SessionRow
 
 HOLD = """

@@ -12,8 +12,7 @@ from tests.store.leases import Time, abandon, taken
 from tests.store.places import Place
 
 from handrail.store.folders import prepare
-from handrail.store.holder import STALE_NS
-from handrail.store.lease import VALID_NS, Lease, WorkspaceHeld
+from handrail.store.lease import STALE_NS, VALID_NS, Lease, WorkspaceHeld
 
 
 class Contenders(RuleBasedStateMachine):

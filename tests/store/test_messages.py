@@ -11,7 +11,7 @@ from tests.store.places import Place
 
 from handrail.contract.errors import LogUnavailable
 from handrail.store.encoding import decode, encode
-from handrail.store.tables import remembered
+from handrail.store.tables import sessions
 from handrail.store.tables.messages import messages_of
 from handrail.store.tables.sessions import SessionRow
 
@@ -61,8 +61,8 @@ async def test_a_damaged_row_is_an_empty_message_and_hides_no_other(place: Place
 async def test_hashes_of_what_was_read_are_kept_latest_last_and_bounded(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remembered, "MAX_SEEN", 50)
-    monkeypatch.setattr(remembered, "_TRIMMED_EVERY", 100)
+    monkeypatch.setattr(sessions, "MAX_SEEN", 50)
+    monkeypatch.setattr(sessions, "_TRIMMED_EVERY", 100)
     store = place.open()
     for n in range(300):
         store.seen.note("ses_1", f"/ws/{n}", f"{n:064x}")

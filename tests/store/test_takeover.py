@@ -13,8 +13,7 @@ from tests.store.places import Place
 
 from handrail.record.reading import LogReader
 from handrail.record.verification import verify
-from handrail.store.holder import holder_of
-from handrail.store.lease import Lease
+from handrail.store.lease import Lease, holder_of
 
 pytestmark = pytest.mark.proves("L-07")
 

@@ -11,7 +11,7 @@ import pytest
 from tests.store.places import Place
 
 from handrail.contract.errors import StartError, UsageError
-from handrail.store import trust
+from handrail.store import decisions
 from handrail.store.folders import prepare
 
 HASH = "ab" * 32
@@ -20,20 +20,20 @@ pytestmark = pytest.mark.proves("F-11")
 
 def test_it_is_kept_until_it_is_replaced_or_revoked(place: Place) -> None:
     folders = prepare(place.workspace, place.state)
-    assert trust.of(folders) is None
-    trust.grant(folders, HASH, clock=lambda: 7)
-    assert trust.of(folders) == trust.Trust(str(folders.workspace), HASH, 7)
-    trust.grant(folders, "cd" * 32, clock=lambda: 8)
-    found = trust.of(folders)
+    assert decisions.of(folders) is None
+    decisions.grant(folders, HASH, clock=lambda: 7)
+    assert decisions.of(folders) == decisions.Trust(str(folders.workspace), HASH, 7)
+    decisions.grant(folders, "cd" * 32, clock=lambda: 8)
+    found = decisions.of(folders)
     assert found is not None and found.sha256 == "cd" * 32
-    assert trust.everywhere(place.state) == [found]
-    assert trust.revoke(folders) and not trust.revoke(folders)
-    assert trust.of(folders) is None and trust.everywhere(place.state) == []
+    assert decisions.everywhere(place.state) == [found]
+    assert decisions.revoke(folders) and not decisions.revoke(folders)
+    assert decisions.of(folders) is None and decisions.everywhere(place.state) == []
 
 
 def test_the_record_is_its_owners_alone_and_outside_the_workspace(place: Place) -> None:
     folders = prepare(place.workspace, place.state)
-    trust.grant(folders, HASH, clock=lambda: 7)
+    decisions.grant(folders, HASH, clock=lambda: 7)
     (file,) = place.state.rglob("trust.json")
     assert stat.S_IMODE(file.stat().st_mode) == 0o600 and not file.is_relative_to(place.workspace)
     assert [path.name for path in file.parent.iterdir() if "trust" in path.name] == ["trust.json"]
@@ -53,33 +53,33 @@ def test_the_record_is_its_owners_alone_and_outside_the_workspace(place: Place) 
 )
 def test_what_is_no_record_of_this_workspace_trusts_nothing(place: Place, text: str) -> None:
     folders = prepare(place.workspace, place.state)
-    trust.grant(folders, HASH, clock=lambda: 7)
+    decisions.grant(folders, HASH, clock=lambda: 7)
     (file,) = place.state.rglob("trust.json")
     file.write_text(text.replace("WS", str(folders.workspace)))
-    assert trust.of(folders) is None
+    assert decisions.of(folders) is None
 
 
 def test_a_record_that_others_could_have_written_or_that_is_a_link_trusts_nothing(place: Place) -> None:
     folders = prepare(place.workspace, place.state)
-    trust.grant(folders, HASH, clock=lambda: 7)
+    decisions.grant(folders, HASH, clock=lambda: 7)
     (file,) = place.state.rglob("trust.json")
     file.chmod(0o660)
-    assert trust.of(folders) is None
+    assert decisions.of(folders) is None
     file.chmod(0o600)
-    assert trust.of(folders) is not None
+    assert decisions.of(folders) is not None
     moved = file.rename(place.workspace / "trust.json")
     file.symlink_to(moved)
-    assert trust.of(folders) is None
+    assert decisions.of(folders) is None
     file.unlink()
     os.mkfifo(file, 0o600)
-    assert trust.of(folders) is None  # and nobody waits
+    assert decisions.of(folders) is None  # and nobody waits
 
 
 def test_only_a_hash_can_be_trusted_and_a_state_that_cannot_be_written_is_told(place: Place) -> None:
     folders = prepare(place.workspace, place.state)
     for text in ("", "abc", HASH[:-1] + "g", HASH + "\n"):
         with pytest.raises(UsageError, match="64 hexadecimal digits"):
-            trust.grant(folders, text, clock=lambda: 7)
+            decisions.grant(folders, text, clock=lambda: 7)
     shutil.rmtree(folders.own)
     with pytest.raises(StartError, match="cannot be written"):
-        trust.grant(folders, HASH, clock=lambda: 7)
+        decisions.grant(folders, HASH, clock=lambda: 7)

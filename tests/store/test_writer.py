@@ -11,8 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import pytest
 
 from handrail.contract.errors import LogUnavailable
-from handrail.store.database.sink import SinkLost, SinkUnavailable
-from handrail.store.database.writer import Writer
+from handrail.store.database.writer import SinkLost, SinkUnavailable, Writer
 
 
 class Shelf:

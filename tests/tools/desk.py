@@ -11,19 +11,19 @@ from typing import Any
 import pytest
 
 from handrail.contract.approvals import ApprovalAnswer, ApprovalRequest, Attendant
+from handrail.contract.call import Result
 from handrail.contract.doors.agents import Agents
 from handrail.contract.doors.channels import Channels, Triggers
 from handrail.contract.doors.jobs import Catalog, Jobs
+from handrail.contract.doors.memory import Skills
 from handrail.contract.doors.offers import Offers
-from handrail.contract.doors.opened import Opened
 from handrail.contract.doors.peer import LogLevel, PeerDoor
 from handrail.contract.doors.runtime import Question, Runtime
-from handrail.contract.doors.skills import Skills
 from handrail.contract.errors import ErrorKind, ToolError
-from handrail.contract.result import Result
 from handrail.contract.sandbox import Attempt
 from handrail.contract.schema.schema import compile_schema
 from handrail.contract.tool.requires import Capability, CapabilitySet, May, Variables, expand
+from handrail.contract.tool.spec import Opened
 from handrail.contract.tool.tool import Tool
 from handrail.runtime.surface import CallRuntime, Surroundings
 from handrail.tools import BUILTINS

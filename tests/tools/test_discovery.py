@@ -17,10 +17,10 @@ from tests.tools.desk import Memory
 from handrail.catalog.interaction import Interaction, InteractionCatalog
 from handrail.catalog.search.finding import Searches
 from handrail.catalog.view import MOST_GIVEN, CatalogOptions
+from handrail.contract.call import Result
 from handrail.contract.doors.runtime import Runtime
 from handrail.contract.errors import ToolError
 from handrail.contract.generation import Foreign, Generation
-from handrail.contract.result import Result
 from handrail.contract.schema.schema import compile_schema
 from handrail.contract.tool.requires import Requires
 from handrail.contract.tool.spec import ConfigKey, LockSpec, ToolSpec

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from tests.tools.desk import Desk, refused
 
+from handrail.contract.call import Blob
 from handrail.contract.errors import ToolError
-from handrail.contract.result import Blob
 
 PNG = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + bytes(40)
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.tools.git import forms, urls
+from handrail.tools.git import answers, repository
 
 pytestmark = pytest.mark.proves("T-05a", "S-07")
 
@@ -20,7 +20,7 @@ def test_a_status_of_any_names_is_read_back(changes: list[tuple[str, bytes]], un
         b"1 %b. N... 100644 100644 100644 %b %b %b" % (c.encode(), b"0" * 40, b"0" * 40, name) for c, name in changes
     ]
     rows += [b"? " + name for name in untracked]
-    found = forms.status(b"\0".join(rows) + b"\0")
+    found = answers.status(b"\0".join(rows) + b"\0")
     assert [(one.index, one.path) for one in found.changed] == changes
     assert found.untracked == untracked
     assert found.headers["branch.head"] == "main"
@@ -36,7 +36,7 @@ def test_a_status_of_any_names_is_read_back(changes: list[tuple[str, bytes]], un
 def test_differences_of_any_names_are_read_back(rows: list[tuple[bytes, int, bool]]) -> None:
     raw = [b":100644 100644 1 2 %b\0%b\0" % (b"R100\0old" if moved else b"M", name) for name, _, moved in rows]
     counts = [b"%d\t0\t%b\0" % (n, b"\0old\0" + name if moved else name) for name, n, moved in rows]
-    found = forms.differences(b"".join((*raw, *counts)))
+    found = answers.differences(b"".join((*raw, *counts)))
     assert [(one.path, one.added, one.before) for one in found] == [
         (name, n, b"old" if moved else None) for name, n, moved in rows
     ]
@@ -51,16 +51,16 @@ def test_differences_of_any_names_are_read_back(rows: list[tuple[bytes, int, boo
     ],
 )  # fmt: skip
 def test_an_address_is_what_git_takes_it_for(url: str, kind: str) -> None:
-    assert urls.kind_of(url) == kind
+    assert repository.kind_of(url) == kind
 
 
 def test_an_address_is_compared_without_the_name_and_password_in_it() -> None:
-    assert urls.same("https://example.org/x.git", "https://ann:TOP-SECRET@EXAMPLE.org:443/x.git")
+    assert repository.same("https://example.org/x.git", "https://ann:TOP-SECRET@EXAMPLE.org:443/x.git")
     for other in (
         "http://example.org/x.git",
         "https://example.org/y.git",
         "https://example.org@evil.example/x.git",
         "/x.git",
     ):
-        assert not urls.same("https://example.org/x.git", other)
-    assert "TOP-SECRET" not in urls.without_credentials("https://ann:TOP-SECRET@example.org/x")
+        assert not repository.same("https://example.org/x.git", other)
+    assert "TOP-SECRET" not in repository.without_credentials("https://ann:TOP-SECRET@example.org/x")

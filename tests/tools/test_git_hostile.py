@@ -21,7 +21,7 @@ from tests.tools.desk import Desk, refused
 from tests.tools.repositories import Repo, made
 
 from handrail.contract.errors import ToolError
-from handrail.tools.git import GIT_TOOLS, neutral
+from handrail.tools.git import GIT_TOOLS, repository
 
 pytestmark = pytest.mark.proves("T-05a", "S-07")
 
@@ -368,15 +368,15 @@ async def test_a_configuration_with_too_many_programs_is_refused(desk: Desk, rep
 
 
 async def test_a_git_that_does_not_heed_the_settings_is_not_used() -> None:
-    ours = neutral.Entry("command", "core.hookspath", "/dev/null")
-    assert not neutral.too_old([ours])
-    assert neutral.too_old([])
-    assert neutral.too_old([ours, neutral.Entry("global", "user.name", "x")])
+    ours = repository.Entry("command", "core.hookspath", "/dev/null")
+    assert not repository.too_old([ours])
+    assert repository.too_old([])
+    assert repository.too_old([ours, repository.Entry("global", "user.name", "x")])
 
 
 def test_every_program_that_a_configuration_could_name_is_overridden() -> None:
-    found = [neutral.Entry("local", key.lower() if key.count(".") == 1 else key, "x") for key in PROGRAMS]
-    around = neutral.environment("/ws", found)
+    found = [repository.Entry("local", key.lower() if key.count(".") == 1 else key, "x") for key in PROGRAMS]
+    around = repository.environment("/ws", found)
     count = int(around["GIT_CONFIG_COUNT"])
     settings = {around[f"GIT_CONFIG_KEY_{n}"].lower(): around[f"GIT_CONFIG_VALUE_{n}"] for n in range(count)}
     harmless = {"", ":", "cat", "false", "/dev/null"}

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handrail.contract.errors import ToolError
-from handrail.tools.files.patching import blocks_of_operations, check_operations, patched
+from handrail.tools.files.files import blocks_of_operations, check_operations, patched
 from handrail.tools.files.text import lines_of
 
 pytestmark = pytest.mark.proves("T-02a")

@@ -14,7 +14,7 @@ from tests.tools.githost import GitHost
 from tests.tools.repositories import made
 
 from handrail.agent.loop import Agent
-from handrail.contract.result import Result
+from handrail.contract.call import Result
 from handrail.contract.session import Session
 from handrail.contract.tool.decorator import tool
 from handrail.contract.tool.names import STATE_IDS, TERMINAL_IDS

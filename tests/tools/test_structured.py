@@ -13,7 +13,7 @@ from tests.tools.desk import Desk, refused
 
 from handrail.contract.errors import ToolError
 from handrail.testing.kernels import temporary_kernel
-from handrail.tools.files.json_text import put, removed, value_at
+from handrail.tools.files.structured import put, removed, value_at
 
 pytestmark = pytest.mark.proves("T-03a")
 

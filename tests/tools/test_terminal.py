@@ -17,9 +17,9 @@ from tests.tools.test_jobs import left_over
 
 from handrail import Kernel, Session
 from handrail.arbiter.jobs import outflow
-from handrail.contract.result import Result
-from handrail.runtime import terminals
-from handrail.runtime.terminals import MOST_TERMINALS
+from handrail.contract.call import Result
+from handrail.runtime import shell
+from handrail.runtime.shell import MOST_TERMINALS
 from handrail.testing.kernels import temporary_kernel
 
 PYTHON = "python3 -q"
@@ -220,7 +220,7 @@ async def test_there_is_a_bound_to_open_terminals_and_to_what_is_typed(
     assert "4,095" in str(too_long.error_text)
     await data(session, "send", id=cats[0], text="x" * 4094 + "\n")
     assert (await shown(session, cats[0], "x\n" + "x" * 4094)).count("x") == 2 * 4094
-    monkeypatch.setattr(terminals, "TAKEN_S", 0.02)
+    monkeypatch.setattr(shell, "TAKEN_S", 0.02)
     while "note" not in (told := await data(session, "send", id=blocked, text="x" * 16_384)):
         assert told["sent_bytes"] == 16_384
     assert told["sent_bytes"] < 16_384 and "were not typed" in told["note"]

@@ -12,10 +12,19 @@ from typing import Any, cast
 
 import pytest
 
-from handrail.upstream import listing as listings
-from handrail.upstream import pages
-from handrail.upstream.client.channel import Ears, Lost, Message
-from handrail.upstream.client.conversation import HANDSHAKE, MODERN, MOST_ASKS, MOST_REPLIES, Conversation, Hooks
+from handrail.upstream import definition as listings
+from handrail.upstream import owner
+from handrail.upstream.client.conversation import (
+    HANDSHAKE,
+    MODERN,
+    MOST_ASKS,
+    MOST_REPLIES,
+    Conversation,
+    Ears,
+    Hooks,
+    Lost,
+    Message,
+)
 
 Answers = Callable[[Message], dict[str, Any]]
 
@@ -126,7 +135,7 @@ async def test_what_is_too_large_to_be_kept_of_a_listing_is_not_held_while_more_
 
     conversation, _ = await begun(Wire(answers))
     conversation.capabilities = {"tools": {}}
-    listing = await pages.listed(conversation)
+    listing = await owner.listed(conversation)
     assert (listing.tools, listing.left_out) == ((), 20) and most < 5
     await conversation.aclose()
 

@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 
 from handrail.contract.errors import UsageError
-from handrail.upstream import installing
+from handrail.upstream import install as installing
 from handrail.upstream.definition import ServerDefinition
-from handrail.upstream.installed import Refused, resolve
-from handrail.upstream.installing import Package, install, package_of, recorded
+from handrail.upstream.install import Package, Refused, install, package_of, recorded, resolve
 
 
 def server(*words: str) -> ServerDefinition:

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 
 from handrail.contract.doors.offers import SourceRequest
 from handrail.contract.tool.offering import offered
-from handrail.registry.sources.uris import matching_of, shape_of
-from handrail.upstream.definition import ServerDefinition
-from handrail.upstream.listing import Listing
-from handrail.upstream.offering import McpOffering
+from handrail.registry.sources.offerings import matching_of, shape_of
+from handrail.upstream.definition import Listing, ServerDefinition
+from handrail.upstream.source import McpOffering
 
 READ = SourceRequest("resources/read", "uri")
 MEANS = {

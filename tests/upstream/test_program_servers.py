@@ -18,7 +18,7 @@ from handrail import Event, Result, ToolError, config
 from handrail.contract.session import Session
 from handrail.kernel.doctor import check_kernel
 from handrail.kernel.held import HeldKernel
-from handrail.kernel.sign_in import look_at
+from handrail.kernel.servers import look_at
 from handrail.sandbox.start.process import settled
 from handrail.store.folders import locate
 from handrail.testing.kernels import ScriptedPeer, temporary_kernel

@@ -12,7 +12,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from handrail import Result, ToolError, config
-from handrail.kernel.sign_in import sign_in, sign_out
+from handrail.kernel.servers import sign_in, sign_out
 from handrail.store.folders import locate
 from handrail.testing.kernels import temporary_kernel
 from handrail.testing.upstreams import Answering, Asked, approved, http_server

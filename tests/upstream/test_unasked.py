@@ -24,7 +24,7 @@ from starlette.routing import Mount, Route
 
 from handrail.contract.errors import ToolError
 from handrail.contract.session import Session
-from handrail.frontends.mcp.http.http import _Listener  # pyright: ignore[reportPrivateUsage]
+from handrail.frontends.mcp.http import _Listener  # pyright: ignore[reportPrivateUsage]
 from handrail.kernel.held import HeldKernel
 from handrail.testing.kernels import temporary_kernel
 from handrail.testing.upstreams import Answering, Asked, http_server, listed

@@ -15,7 +15,7 @@ from handrail.agent.model import (
     Usage,
     UserMessage,
 )
-from handrail.agent.streaming.stream import Reply
+from handrail.agent.stream import Reply
 from handrail.contract.agent import AgentBudgets, Compaction
 
 T = TypeVar("T")

@@ -6,14 +6,12 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from handrail.agent.conversation.conversation import Conversation
-from handrail.agent.streaming.stream import Reply, ReplyAssembly
-from handrail.contract.call import Answer, ProposedCall, call_id
+from handrail.agent.conversation import Conversation
+from handrail.agent.stream import Reply, ReplyAssembly
+from handrail.contract.call import Answer, ProposedCall, Result, call_id
 from handrail.contract.doors.agents import AgentType, Delegates, Delegation
-from handrail.contract.doors.history import History
-from handrail.contract.doors.notices import Notices
-from handrail.contract.doors.skills import Skill
-from handrail.contract.result import Result
+from handrail.contract.doors.channels import Notices
+from handrail.contract.doors.memory import History, Skill
 from handrail.contract.session import Child, StopReason
 from handrail.contract.tool.native import NativeOffer
 from handrail.contract.tool.spec import ToolSpec

@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 from handrail.agent.budget import BudgetKind
 from handrail.agent.model import TextDelta
-from handrail.agent.streaming.retry import Delayed
+from handrail.agent.pump import Delayed
 from handrail.contract.call import Answer, ProposedCall
-from handrail.contract.doors.notices import Notice
+from handrail.contract.doors.channels import Notice
 
 RunStatus = Literal[
     "answered",  # the model ended with text and no calls

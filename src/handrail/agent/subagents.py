@@ -11,11 +11,11 @@ from handrail.agent.budget import Budget, Spent
 from handrail.agent.dispatch import Session
 from handrail.agent.events import RunOutcome
 from handrail.agent.model import Model, ModelRequest, Usage
-from handrail.agent.streaming.stream import Reply
+from handrail.agent.stream import Reply
 from handrail.contract.agent import AgentManifest
+from handrail.contract.call import Result
 from handrail.contract.doors.agents import Delegation
 from handrail.contract.errors import ErrorKind, HandrailError, ToolError
-from handrail.contract.result import Result
 
 logger = logging.getLogger("handrail.agent")
 

@@ -1,7 +1,7 @@
 """How one call is carried out: nine steps, in one place, in this order.
 
 :meth:`Arbiter.carry_out` reads like the list in the README. Each step is one short method below it; a step
-says no by raising :class:`~handrail.arbiter.calls.call.Refusal`, and whatever happens the call is answered once. A step that
+says no by raising :class:`~handrail.arbiter.call.Refusal`, and whatever happens the call is answered once. A step that
 seldom has to wait gives back what there is to wait for, or None: a coroutine that never waits costs as much as the step.
 """
 
@@ -13,36 +13,142 @@ from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any
 
-from handrail.arbiter.ahead import look_ahead
+import orjson
+
 from handrail.arbiter.approvals.asking import Parked
-from handrail.arbiter.approvals.desk import Approvals
-from handrail.arbiter.approvals.requests import Lifetimes
+from handrail.arbiter.approvals.desk import Approvals, Lifetimes
+from handrail.arbiter.arguments import BoundedChecks, Repeats, arguments_of, for_the_record, unrun
 from handrail.arbiter.authorisation import Authorisation
-from handrail.arbiter.blind import near, read_first, unseen
-from handrail.arbiter.calls.arguments import arguments_of, for_the_record, unrun
-from handrail.arbiter.calls.bounded_checks import BoundedChecks
-from handrail.arbiter.calls.call import Call, Lane, LookedAhead, Refusal
-from handrail.arbiter.calls.repeats import Repeats
+from handrail.arbiter.call import Call, Lane, LookedAhead, Refusal
 from handrail.arbiter.delegating import check_handing
-from handrail.arbiter.execution import Execution, HandedOver, uninterrupted, until_known
-from handrail.arbiter.jobs.jobs import DetachedCalls, JobLimits
-from handrail.arbiter.jobs.restarts import Restarts
-from handrail.arbiter.locks.locking import Locking, choose_locks
-from handrail.arbiter.locks.resources import Resources
-from handrail.arbiter.locks.table import LockTable, Want, lock_names
+from handrail.arbiter.execution import Execution, HandedOver, begin_at_once, uninterrupted, until_known
+from handrail.arbiter.jobs.jobs import DetachedCalls, JobLimits, Restarts
+from handrail.arbiter.locking import Locking, choose_locks
+from handrail.arbiter.locks import LockTable, Resources, Want, lock_names
 from handrail.arbiter.output.shaper import Shaped, Shaper, said, told_at_the_end
 from handrail.arbiter.running import ToolRuns
-from handrail.arbiter.states.states import StateLimits, States
+from handrail.arbiter.states import StateLimits, States
+from handrail.catalog.interaction import READER
 from handrail.contract.call import Answer, ProposedCall
 from handrail.contract.errors import LogUnavailable, ToolError
 from handrail.contract.generation import Generation
 from handrail.contract.schema.schema import UnfinishedCheck
+from handrail.contract.tool.names import wire_name
 from handrail.contract.tool.spec import ToolSpec
 from handrail.record.log import CommitLog, Interrupted
 from handrail.store.lease import Lease
 from handrail.store.tables.approvals import ApprovalTable
-from handrail.store.tables.jobs import JobTable
-from handrail.store.tables.states import StateTable
+from handrail.store.tables.jobs import JobTable, StateTable
+
+# What a call asks for, worked out while its block is still open in the model's stream.
+#
+# A block is closed a moment after the last piece of its arguments has come, and from then on every step is one
+# that somebody waits for. Reading the arguments, checking them, finding the locks and judging by the rules
+# change nothing and tell nobody, so they are done in that moment. The call takes its steps as always, in their
+# order; it only finds these answers there, and the disk awake where it will have to be noted first.
+
+
+def look_ahead(call: Call, resources: Resources, authorisation: Authorisation) -> LookedAhead | None:
+    """What :attr:`Call.looked` of a call like this one will be, if its block closes as it stands. None where that takes more
+    than a look at it, and where it is not sound or cannot be looked at: whatever is to be said of it then is said when it is
+    proposed.
+
+    :param call: of no use afterwards
+    """
+    try:
+        looked = _looked_at(call, resources, authorisation)
+    except Exception:  # a fault of its arguments, or a defect of ours, which is nobody else's
+        return None
+    entry = call.entry
+    if looked is not None and looked.verdict.action == "allow" and entry and entry.spec.side_effect != "read":
+        call.log.rouse()
+    return looked
+
+
+def _looked_at(call: Call, resources: Resources, authorisation: Authorisation) -> LookedAhead | None:
+    entry, proposed = call.generation.resolve(call.proposed.name), call.proposed
+    if entry is None or entry.withheld is not None:
+        return None
+    if not isinstance(proposed.arguments, (str, bytes)):  # whoever made an object may still change it
+        return None
+    spec, tool = entry.spec, entry.tool
+    if spec.mode != "direct" or spec.background_argument is not None or tool.types:
+        return None
+    if tool.asks_source is not None or tool.goes_on is not None:
+        return None
+    given, compact, _ = arguments_of(proposed)
+    if given is None:
+        return None
+    lane, call.entry, call.arguments = call.lane, entry, entry.admitted(given, parsed=True)
+    wants, verdict = resources.wants(spec, call.arguments, lane.around.roots), authorisation.judged(call)
+    return LookedAhead(proposed, given, compact, call.arguments, wants, lane.authority.layer, lane.rules, verdict)
+
+
+# Calls to tools whose schema the model has not seen: what the refusal tells it when the arguments do not fit.
+#
+# Whether a tool is in view decides nothing about its calls. But arguments that were guessed are answered with
+# the schema that they were guessed of, and a tool that wants its manual read first is not run before.
+
+MAX_SCHEMA = 32 * 1024
+"""Bytes of JSON; of a larger schema only the way to it is told."""
+
+
+def near(call: Call) -> str:
+    """What a call to a tool that there is not may have meant."""
+    catalog, name = call.lane.catalog, call.proposed.name
+    if awaited := call.generation.awaited(name):
+        return awaited
+    close = call.generation.nearest(name) if catalog is None else catalog.near(call.generation, name)
+    if close:
+        return f"did you mean {' or '.join(close)}?"
+    return call.generation.awaited(name, else_any=True) or "no tool has a name like it."
+
+
+def unseen(call: Call) -> dict[str, Any]:
+    """What goes with the refusal of arguments to a tool that the model has not seen: its schema, once. From its next request
+    on the model has the tool in view. Nothing where it has seen it."""
+    entry, catalog = call.entry, call.lane.catalog
+    assert entry is not None
+    if catalog is None or call.parent is not None or call.proposed.fault is not None:
+        return {}
+    if catalog.was_shown(call.generation, entry.id):
+        return {}
+    catalog.bring(call.generation, (entry.id,))
+    told: dict[str, Any] = {"tool": entry.id, "description": entry.spec.description}
+    if len(orjson.dumps(entry.spec.parameters, default=str)) <= MAX_SCHEMA:
+        told["parameters"] = dict(entry.spec.parameters)
+    else:
+        told["manual"] = f"the schema is long: {_reading(entry.id)} shows it"
+    details: dict[str, Any] = {"data": call.redactor.value(told) if call.redactor.active else told}
+    if entry.untrusted:
+        details["untrusted"] = f"it comes from {entry.untrusted}"
+    return details
+
+
+async def read_first(call: Call) -> None:
+    """Go on only if the session has read the tool's manual. What a tool calls is its author's matter.
+
+    :raises Refusal: ``conflict``, with the call that reads it; or, where the agent cannot read it, with the manual
+    :raises LogUnavailable: when it cannot be told what was read
+    """
+    entry, catalog = call.entry, call.lane.catalog
+    assert entry is not None
+    if catalog is None or catalog.manuals is None or call.parent is not None or await catalog.manuals.has(entry):
+        return
+    reader = call.generation.resolve(READER)
+    if reader is not None and reader.withheld is None:
+        text = (
+            f"{entry.id} wants its manual read first: {_reading(entry.id)}, then make this call again. Nothing was run"
+        )
+        raise Refusal("validate", "conflict", text, manual_first=entry.id)
+    await catalog.manuals.note(entry)
+    text = f"{entry.id} wants its manual read first, and here it is: make this call again if it still is right"
+    raise Refusal("validate", "conflict", text, data={"manual": call.redactor.text(entry.spec.documentation)})
+
+
+def _reading(tool_id: str) -> str:
+    return f'call {wire_name(READER)} with {{"tool": "{tool_id}"}}'
+
 
 _LOOK_AGAIN_S = 0.02
 _tuple: Any = tuple
@@ -452,7 +558,7 @@ class Arbiter:
     # ── around the steps ─────────────────────────────────────────────────────────────────────────
 
     def look_ahead(self, call: Call) -> LookedAhead | None:
-        """See :func:`handrail.arbiter.ahead.look_ahead`."""
+        """See :func:`handrail.arbiter.arbiter.look_ahead`."""
         return look_ahead(call, self.resources, self.authorisation)
 
     def call(
@@ -477,3 +583,50 @@ class Arbiter:
 def _intent_to_hold(wants: tuple[Want, ...]) -> dict[str, Any]:
     """The record's body, made once for each set of locks and never changed."""
     return {"locks": lock_names(wants)}
+
+
+# The calls of one model reply: entered in its order, run side by side where locks allow, answered in order.
+
+
+class Reply:
+    """Takes calls as they are known, so that a stream may submit each one when its block closes.
+
+    A call with side effects takes its place in the lock queue only after all earlier ones have taken theirs or
+    were refused: an open question to a person holds later side effects back. A read waits for an earlier call
+    only where the two conflict.
+    """
+
+    __slots__ = ("_arbiter", "_calls", "_make", "_tasks")
+
+    def __init__(self, arbiter: Arbiter, make: Callable[[ProposedCall], Call]) -> None:
+        self._arbiter = arbiter
+        self._make = make
+        self._calls: list[Call] = []
+        self._tasks: list[asyncio.Task[Answer]] = []
+
+    def submit(self, proposed: ProposedCall) -> asyncio.Task[Answer]:
+        """Begin ``proposed`` as the next call of the reply: on return it has gone as far as it comes without a wait."""
+        call = self._make(proposed)
+        loop = asyncio.get_running_loop()
+        call.entered = loop.create_future()
+        predecessors = tuple(self._calls)
+        self._calls.append(call)
+        return begin_at_once(loop, self._arbiter.carry_out(call, predecessors), self._tasks.append)
+
+    async def answers(self) -> list[Answer]:
+        """All answers, in call order, once every call has one.
+
+        :raises asyncio.CancelledError: if cancelled, after every call was stopped and is on record
+        """
+        owed: asyncio.CancelledError | None = None
+        while pending := [task for task in self._tasks if not task.done()]:
+            try:
+                await asyncio.wait(pending)
+            except asyncio.CancelledError as cancellation:
+                owed = cancellation
+                for call in self._calls:
+                    if call.job is None:  # jobs outlive their turn
+                        call.execution.stop("user")
+        if owed is not None:
+            raise owed
+        return [task.result() for task in self._tasks]

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable
 
-from handrail.arbiter.approvals.asking import Asking
+from handrail.arbiter.approvals.asking import Asking, typed_into
 from handrail.arbiter.approvals.desk import Approvals
-from handrail.arbiter.calls.call import Call, Lane, Refusal
-from handrail.arbiter.locks.resources import Resources, shared
+from handrail.arbiter.call import Call, Lane, Refusal
+from handrail.arbiter.locks import Resources, shared
 from handrail.arbiter.offers import judged_as, reading
 from handrail.arbiter.output.shaper import Shaper
-from handrail.arbiter.typing import typed_into
 from handrail.contract.tool.requires import CapabilitySet
 from handrail.policy.questions import Verdict
 from handrail.policy.verdict import Step as PolicyStep

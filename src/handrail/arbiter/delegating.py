@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from handrail.arbiter.calls.call import Call, Refusal
+from handrail.arbiter.call import Call, Refusal
 from handrail.arbiter.peers import not_counted
+from handrail.contract.call import Result
 from handrail.contract.doors.agents import NO_MODEL, AgentType, Delegates, Delegation, Handed
 from handrail.contract.errors import ToolError
-from handrail.contract.result import Result
 from handrail.contract.tool.names import nearest
 
 

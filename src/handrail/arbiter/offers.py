@@ -9,16 +9,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from handrail.arbiter.subscriptions import Subscriptions
+from handrail.contract.call import Event
 from handrail.contract.doors.offers import Given, SourceRequest
 from handrail.contract.doors.runtime import Runtime
 from handrail.contract.errors import ToolError
-from handrail.contract.events import Event
 from handrail.contract.generation import Entry, Generation
 from handrail.contract.tool.offering import Offering, offered
 from handrail.contract.tool.spec import ToolSpec
 
 if TYPE_CHECKING:
-    from handrail.arbiter.calls.call import Call, Lane
+    from handrail.arbiter.call import Call, Lane
 
 _MOST_NAMED = 5
 _MOST_KEPT = 64

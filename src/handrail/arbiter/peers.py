@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import orjson
 
-from handrail.arbiter.calls.call import Call
+from handrail.arbiter.call import Call
 from handrail.arbiter.output.plain import Plain, TooLarge
 from handrail.contract.doors.peer import CAPABILITY_OF, NOT_ANSWERED, Ask, AskMethod, LogLevel, Peer
 from handrail.contract.errors import ToolError

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from handrail.arbiter.approvals.asking import Asking
-from handrail.arbiter.calls.call import Call
+from handrail.arbiter.call import Call
 from handrail.arbiter.delegating import CallAgents, naming
 from handrail.arbiter.execution import (
     STOPPED_TEXT,
@@ -27,25 +27,24 @@ from handrail.arbiter.execution import (
 from handrail.arbiter.jobs.jobs import DetachedCalls
 from handrail.arbiter.jobs.outflow import Outflow
 from handrail.arbiter.jobs.views import SessionJobs
-from handrail.arbiter.locks.table import LockTable
+from handrail.arbiter.locks import LockTable
 from handrail.arbiter.offers import CallOffers
 from handrail.arbiter.output.exposure import SEEN_AT_FACE, SEEN_BY_MODEL
+from handrail.arbiter.output.redaction import Redactor
 from handrail.arbiter.peers import CallPeer, far_along, not_counted, on_the_loop, said
-from handrail.arbiter.secrets.redaction import Redactor
-from handrail.arbiter.states.states import CallOpened, States
-from handrail.contract.call import Answer
+from handrail.arbiter.states import CallOpened, States
+from handrail.contract.call import Answer, Result
 from handrail.contract.doors.channels import Channels, Triggers
 from handrail.contract.doors.jobs import Catalog, Jobs
+from handrail.contract.doors.memory import Skills
 from handrail.contract.doors.peer import LogLevel
 from handrail.contract.doors.runtime import Question, Runtime
-from handrail.contract.doors.skills import Skills
 from handrail.contract.errors import LogUnavailable, ToolError
-from handrail.contract.result import Result
 from handrail.contract.sandbox import Attempt
 from handrail.contract.session import StopReason
 from handrail.contract.tool.decorator import FunctionTool
 from handrail.contract.tool.requires import Capability, May
-from handrail.policy.shell.plain import argv_of
+from handrail.policy.shell.parse import argv_of
 from handrail.runtime.surface import CallRuntime
 
 logger = logging.getLogger("handrail.arbiter")

@@ -19,13 +19,13 @@ from typing import Any, Literal
 
 from handrail.contract.doors.runtime import Runtime
 from handrail.contract.errors import LoadError, UsageError
+from handrail.contract.generation import Found, Loaded, Rank
 from handrail.contract.sandbox import Tier
 from handrail.contract.tool.names import fault_in_id
 from handrail.contract.tool.spec import ToolSpec
 from handrail.contract.tool.tool import Tool
 from handrail.registry.loading import load_generation
-from handrail.registry.sources.builtin import BuiltinSource
-from handrail.registry.sources.source import Found, Loaded, Rank
+from handrail.registry.sources.code import BuiltinSource
 
 ToolKind = Literal["function", "class", "program", "persistent", "source", "module"]
 KINDS: Mapping[ToolKind, str] = {

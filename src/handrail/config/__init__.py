@@ -5,7 +5,7 @@ What is configured is checked whole, with every fault of every layer at once.
 The layers, the weaker before the stronger: defaults, ``handrail.toml`` in the platform's configuration folder (or
 the file that is named), the workspace's own ``handrail.toml``, ``HANDRAIL_*`` variables, flags. Every value keeps its
 origin. Of the workspace's file, ``deny`` and ``ask`` rules always count; anything else only once a person has
-trusted exactly this content (:mod:`handrail.store.trust`). Tool folders lie beside the first file, never in a
+trusted exactly this content (:mod:`handrail.store.decisions`). Tool folders lie beside the first file, never in a
 workspace.
 """
 
@@ -15,6 +15,7 @@ from handrail.config.layers import Origin, Value
 from handrail.config.loading import (
     Configuration,
     ConfiguredRule,
+    WorkspaceFile,
     check_apart,
     default_folder,
     load,
@@ -27,7 +28,6 @@ from handrail.config.settings import (
     Settings,
     WatchdogSettings,
 )
-from handrail.config.workspace import WorkspaceFile
 
 __all__ = [
     "FILE_NAME",

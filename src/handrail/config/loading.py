@@ -2,23 +2,117 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
-from handrail.config import given, workspace
-from handrail.config.layers import Layer, Value, merged
+from handrail.config.layers import Kind, Layer, Value, merged, of_environment, of_flags
 from handrail.config.reading import content_of, parsed
-from handrail.config.settings import FILE_NAME, Settings, path_of
+from handrail.config.settings import FILE_NAME, OPERATORS, Settings, path_of
 from handrail.contract.errors import Fault, LoadError
-from handrail.contract.modes import Mode
-from handrail.contract.rules import RuleEntry, entry_of
+from handrail.contract.rules import Mode, RuleEntry, entry_of, text_of
+from handrail.contract.tool.names import nearest
 from handrail.contract.tool.settings import SettingsLayer, ToolSettings
+from handrail.policy.rules.rules import ACTIONS
 
 if TYPE_CHECKING:
     from handrail.store.folders import Folders
+
+
+# The workspace's own ``handrail.toml``: read safely, and what of it counts before a person has trusted it.
+
+UNTRUSTED = "its content is not trusted; look at it with handrail trust"
+NARROWING = ("deny", "ask")
+"""Rules that count whoever wrote them."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkspaceFile:
+    """The file as it was read once.
+
+    :param sha256: of ``content``, in hexadecimal: what a person trusts
+    :param trusted: whether a person has trusted exactly this
+    """
+
+    path: Path
+    content: bytes
+    sha256: str
+    trusted: bool
+
+
+def workspace_file(workspace: Path, trusted: str | None) -> WorkspaceFile | None:
+    """The workspace's file, or None where there is none.
+
+    :param workspace: canonical
+    :param trusted: the hash a person trusted last, if any
+    :raises LoadError: for anything but a regular file of one name and a sensible size
+    """
+    path = workspace / FILE_NAME
+    content = content_of(path, alone=True)
+    if content is None:
+        return None
+    digest = hashlib.sha256(content).hexdigest()
+    return WorkspaceFile(path, content, digest, digest == trusted)
+
+
+def layer_of(file: WorkspaceFile) -> tuple[Layer, list[Fault]]:
+    """What it says, and the faults that only a workspace's file can have.
+
+    :raises LoadError: when it is not TOML
+    """
+    table, lines = parsed(file.path, file.content)
+    layer = layer_of_file("workspace", file.path, table, lines)
+    if not file.trusted:
+        layer = Layer(layer.kind, layer.table, layer.place, _held_back)
+    faults: list[Fault] = []
+    for key, reason in OPERATORS.items():
+        if key in table:
+            text = f"a workspace's file {reason}; [{key}] belongs into the {FILE_NAME} of the configuration folder"
+            faults.append(Fault(layer.place(key), key, text))
+    rules: Any = table.get("rules")
+    for number, text in enumerate(cast("list[Any]", rules) if isinstance(rules, list) else []):
+        where = f"rules[{number}]"
+        if not isinstance(text, (str, dict)):
+            continue  # which is a fault of its own
+        written = text_of(cast("object", text))
+        if (action := action_of(written)) not in ACTIONS:
+            near = nearest(action.lower(), ACTIONS, 1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            faults.append(
+                Fault(
+                    layer.place(where),
+                    where,
+                    f"{written!r} does not begin with allow, ask or deny, as a rule does{hint}",
+                )
+            )
+    return layer, faults
+
+
+def layer_of_file(kind: Kind, path: Path, table: Mapping[str, Any], lines: Mapping[str, int]) -> Layer:
+    """The layer of one file, whose places are its lines."""
+
+    def place(where: str) -> str:
+        # The line of the value, or of what holds it.
+        if f"{where}[0]" in lines:  # an array of tables stands nowhere itself
+            where = f"{where}[0]"
+        while where and where not in lines:
+            where = where[: max(where.rfind("."), where.rfind("["), 0)]
+        return f"{path}:{lines[where]}" if where in lines else str(path)
+
+    return Layer(kind, table, place)
+
+
+def action_of(rule: str) -> str:
+    """The first word of a rule: by it alone, whatever follows, an untrusted rule is let in or not."""
+    return (rule.strip(" \t").split(None, 1) or [""])[0]
+
+
+def _held_back(key: str, value: Any) -> str:
+    return "" if key == "rules" and action_of(text_of(value)) in NARROWING else UNTRUSTED
+
 
 _T = TypeVar("_T")
 
@@ -59,7 +153,7 @@ class Configuration:
     folder: Path
     file: Path | None
     values: tuple[Value, ...] = ()
-    workspace: workspace.WorkspaceFile | None = None
+    workspace: WorkspaceFile | None = None
 
     def tool_folders(self, agent: str) -> tuple[tuple[str, Path], ...]:
         """``(name, folder)`` of the global and the agent's tool folder, in loading order."""
@@ -117,7 +211,7 @@ class Configuration:
     @property
     def held_back(self) -> tuple[Value, ...]:
         """What the workspace's file says and nobody has trusted."""
-        return tuple(value for value in self.values if value.not_in_force == workspace.UNTRUSTED)
+        return tuple(value for value in self.values if value.not_in_force == UNTRUSTED)
 
     @property
     def remark(self) -> str | None:
@@ -164,16 +258,16 @@ def load(
     layers: list[Layer] = []
     content = _attempt(faults, lambda: content_of(path))
     if content is not None and (read := _attempt(faults, lambda: parsed(path, content))) is not None:
-        layers.append(workspace.layer_of_file("configuration", path, *read))
+        layers.append(layer_of_file("configuration", path, *read))
     elif content is None and file is not None and not faults:
         faults.append(Fault(str(path), "", "cannot be read: there is no such file; handrail init --global writes one"))
     own = _attempt(faults, lambda: _own_file(folders)) if folders is not None else None
-    if own is not None and (got := _attempt(faults, lambda: workspace.layer_of(own))) is not None:
+    if own is not None and (got := _attempt(faults, lambda: layer_of(own))) is not None:
         layers.append(got[0])
         faults += got[1]
     for layer, problems in (
-        given.of_environment(os.environ if environment is None else environment),
-        given.of_flags(flags),
+        of_environment(os.environ if environment is None else environment),
+        of_flags(flags),
     ):
         layers.append(layer)
         faults += problems
@@ -200,11 +294,11 @@ def check_apart(settings: Configuration, workspace: Path) -> None:
             raise LoadError([Fault(str(settings.file), "", problem)])
 
 
-def _own_file(folders: Folders) -> workspace.WorkspaceFile | None:
-    from handrail.store import trust
+def _own_file(folders: Folders) -> WorkspaceFile | None:
+    from handrail.store import decisions
 
-    record = trust.of(folders)
-    return workspace.found(folders.workspace, record.sha256 if record is not None else None)
+    record = decisions.of(folders)
+    return workspace_file(folders.workspace, record.sha256 if record is not None else None)
 
 
 def _attempt(faults: list[Fault], work: Callable[[], _T]) -> _T | None:
@@ -216,7 +310,7 @@ def _attempt(faults: list[Fault], work: Callable[[], _T]) -> _T | None:
         return None
 
 
-def _rule(value: Value, own: workspace.WorkspaceFile | None) -> ConfiguredRule:
+def _rule(value: Value, own: WorkspaceFile | None) -> ConfiguredRule:
     of_file = value.origin.kind in ("configuration", "workspace")
     untrusted = value.origin.kind == "workspace" and not (own is not None and own.trusted)
     entry = entry_of(value.value)

@@ -18,7 +18,7 @@ from typing import Any, cast
 from handrail.config.settings import SecretReference
 from handrail.contract.schema.locked_shapes import LOCKED_SHAPES
 from handrail.contract.schema.schema import path_text
-from handrail.contract.tool.checked import faults_of
+from handrail.contract.tool.manifest import faults_of
 from handrail.contract.tool.settings import ToolSettings
 from handrail.origins.programs import ProgramRefused, find_command, program_environment
 from handrail.runtime.secrets import SecretStore, fault_in_name

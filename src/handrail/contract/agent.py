@@ -16,11 +16,10 @@ from typing import Annotated, Any, Literal, cast
 from pydantic import BaseModel, ConfigDict, Field
 
 from handrail.contract.errors import Fault
-from handrail.contract.modes import Mode
-from handrail.contract.rules import GivenRule
+from handrail.contract.rules import GivenRule, Mode
 from handrail.contract.schema.schema import path_text
 from handrail.contract.text.patterns import fault_in_pattern, text_regex
-from handrail.contract.tool.checked import faults_of, sound_part
+from handrail.contract.tool.manifest import faults_of, sound_part
 from handrail.contract.tool.names import LOCKED_IDS, fault_in_id
 from handrail.contract.tool.native import faults_in_native, native_id
 from handrail.contract.tool.requires import FsRequires, NetRequires, Requires, ShellRequires
@@ -354,3 +353,8 @@ def _fault_in_root(path: str) -> str | None:
     if ".." in path.split("/"):
         return f"{path[:80]!r} climbs with '..'; name the folder itself"
     return None
+
+
+# A project's instruction files: text for whoever works on it, which grants nothing.
+
+NAMES = ("AGENTS.md", "CLAUDE.md", "CONTEXT.md")

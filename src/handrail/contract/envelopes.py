@@ -1,6 +1,6 @@
 """Converting results between the envelope and the shapes of other systems.
 
-Inside there is only :class:`~handrail.contract.result.Result`. Five shapes meet it at the edges:
+Inside there is only :class:`~handrail.contract.call.Result`. Five shapes meet it at the edges:
 
 - the *envelope* on the wire: ``{type, data | error_text, metadata}``;
 - the *status* shape: ``{status, summary, artifact_ref}``;
@@ -21,8 +21,8 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, cast
 
+from handrail.contract.call import Blob, Result
 from handrail.contract.errors import ERROR_KINDS, ErrorKind
-from handrail.contract.result import Blob, Result
 
 _ENVELOPE_KEYS = frozenset({"type", "data", "error_text", "metadata"})
 _STATUS_KEYS = frozenset({"status", "summary", "artifact_ref"})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Literal, cast, get_args
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator
 
@@ -68,3 +68,12 @@ def entry_of(given: object) -> RuleEntry:
     if isinstance(given, RuleEntry):
         return given
     return RuleEntry.model_validate(given) if isinstance(given, Mapping) else RuleEntry(rule=str(given))
+
+
+# The names of the modes: how much a session does without asking. Their meanings are in
+# :mod:`handrail.policy.rules.rules`.
+
+Mode = Literal["plan", "ask", "accept-edits", "auto"]
+MODES: tuple[Mode, ...] = get_args(Mode)
+"""The narrowest first."""
+DEFAULT_MODE: Mode = "ask"

@@ -6,14 +6,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from typing import Any, Literal, NamedTuple, Protocol
 
 from handrail.contract.agent import AgentManifest
-from handrail.contract.call import Answer, ProposedCall
+from handrail.contract.call import Answer, Event, ProposedCall, Result
 from handrail.contract.doors.agents import AgentType, Delegates, Delegation
-from handrail.contract.doors.history import History
+from handrail.contract.doors.channels import Notices
 from handrail.contract.doors.jobs import Job, Jobs
-from handrail.contract.doors.notices import Notices
-from handrail.contract.doors.skills import Skill
-from handrail.contract.events import Event
-from handrail.contract.result import Result
+from handrail.contract.doors.memory import History, Skill
 from handrail.contract.tool.native import NativeOffer
 from handrail.contract.tool.spec import ToolSpec
 

@@ -6,15 +6,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from handrail.contract.call import Result
 from handrail.contract.doors.agents import NO_MODEL, Agents, AgentType, Delegates, Delegation
 from handrail.contract.doors.channels import Channels, Triggers
+from handrail.contract.doors.jobs import Terminals
+from handrail.contract.doors.memory import Skill, Skills, Transcript
 from handrail.contract.doors.offers import Offers
-from handrail.contract.doors.opened import Opened
-from handrail.contract.doors.skills import Skill, Skills
-from handrail.contract.doors.terminals import Terminals
-from handrail.contract.doors.transcript import Transcript
 from handrail.contract.errors import HandrailError, ToolError
-from handrail.contract.result import Result
+from handrail.contract.tool.spec import Opened
 from handrail.ipc.codec import mirror
 from handrail.ipc.codec.values import Malformed, Reader, a_list, an_object, fields, optional, text
 from handrail.ipc.wire.connection import Connection, ConnectionLost

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
 from typing import Any
 
-from handrail.contract.doors.history import Entry, History
+from handrail.contract.doors.memory import Entry, History
 from handrail.contract.errors import UsageError
 from handrail.ipc.codec.values import some_bytes
 from handrail.ipc.joiner.membership import Membership
@@ -15,7 +15,7 @@ from handrail.session.session import HeldSession
 
 
 class JoinedHistory:
-    """Implements :class:`~handrail.contract.doors.history.History` by asking the holder."""
+    """Implements :class:`~handrail.contract.doors.memory.History` by asking the holder."""
 
     def __init__(self, session_id: str, membership: Membership) -> None:
         self._session_id = session_id

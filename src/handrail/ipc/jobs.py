@@ -7,12 +7,12 @@ from dataclasses import asdict
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, get_args
 
-from handrail.arbiter.calls.call import Lane
+from handrail.arbiter.call import Lane
 from handrail.arbiter.jobs.jobs import DetachedCalls
 from handrail.arbiter.jobs.views import JobView, WorkspaceView
+from handrail.contract.call import Result
 from handrail.contract.doors.jobs import Job, JobOutput, Jobs, JobState, RunningCall
 from handrail.contract.errors import ToolError, UsageError
-from handrail.contract.result import Result
 from handrail.ipc.codec.values import Malformed, Reader, an_object, each, flag, one_of, optional, shape, text, whole
 from handrail.ipc.wire.operations import Asks
 

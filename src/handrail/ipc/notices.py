@@ -6,14 +6,14 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from handrail.contract.doors.notices import Notice
+from handrail.contract.doors.channels import Notice
 from handrail.ipc.joiner.membership import Membership
 from handrail.ipc.wire.connection import ConnectionLost
 from handrail.session.session import HeldSession
 
 
 class JoinedNotices:
-    """Implements :class:`~handrail.contract.doors.notices.Notices` by asking the holder."""
+    """Implements :class:`~handrail.contract.doors.channels.Notices` by asking the holder."""
 
     def __init__(self, session_id: str, membership: Membership) -> None:
         self._session_id = session_id

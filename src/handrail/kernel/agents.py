@@ -10,26 +10,23 @@ from typing import NoReturn
 from handrail.config import FILE_NAME, Configuration, default_folder
 from handrail.contract.agent import AGENT_TOOL, AgentManifest, CheckedAgent
 from handrail.contract.errors import Fault, UsageError
-from handrail.contract.generation import Generation
+from handrail.contract.generation import Generation, Source
 from handrail.contract.sandbox import Sandbox
 from handrail.contract.tool.native import native_id
 from handrail.contract.tool.offering import Offering
 from handrail.contract.tool.requires import Variables
 from handrail.contract.tool.settings import NamedSecret, ToolConfig, given_layer
 from handrail.contract.tool.tool import Tool
-from handrail.origins import places
-from handrail.policy.rules.agent import rules_of_agent
-from handrail.policy.rules.checking import specs_of
-from handrail.policy.rules.defaults import default_rules
-from handrail.policy.rules.rules import Rule
+from handrail.origins import programs
+from handrail.policy.rules.checking import rules_of_agent, specs_of
+from handrail.policy.rules.rules import Rule, default_rules
 from handrail.registry.agents import find_agent, find_agents
 from handrail.registry.pins import StoredPins
 from handrail.registry.sources.all import ToolSources
+from handrail.registry.sources.code import offered_sources
 from handrail.registry.sources.executables import Confinement
 from handrail.registry.sources.folders import FolderSource
-from handrail.registry.sources.offered import offered_sources
-from handrail.registry.sources.source import Source
-from handrail.runtime.files.further_roots import further_roots
+from handrail.runtime.files.beneath import further_roots
 from handrail.runtime.files.roots import FurtherRoots
 from handrail.runtime.secrets import SecretStore
 from handrail.store.folders import Folders
@@ -80,7 +77,7 @@ def appoint(config: Configuration, agent: str, folders: Folders) -> Appointed:
     :raises UsageError: when there is no such agent, naming those there are
     """
     found = _for_workspace(find_agent(config.folder, agent, (str(folders.workspace),)), config, folders)
-    places.add(found.further.writable)  # no program or module of the kernel's comes from there any more
+    programs.add(found.further.writable)  # no program or module of the kernel's comes from there any more
     return found
 
 

@@ -15,13 +15,12 @@ from functools import partial
 from importlib.metadata import version
 from typing import Any, NamedTuple
 
-from handrail.arbiter.approvals.requests import HOUR_NS, Lifetimes
+from handrail.arbiter.approvals.desk import HOUR_NS, Lifetimes
 from handrail.arbiter.arbiter import Arbiter, Limits
-from handrail.arbiter.locks.resources import Resources
-from handrail.arbiter.locks.table import LockTable
+from handrail.arbiter.locks import LockTable, Resources
+from handrail.arbiter.output.redaction import Redactor, redactor_of
 from handrail.arbiter.output.shaper import Shaper
-from handrail.arbiter.output.sidecar_room import SidecarRoom
-from handrail.arbiter.secrets.redaction import Redactor, redactor_of
+from handrail.arbiter.output.sidecar import SidecarRoom
 from handrail.catalog.embedders.choosing import ENDPOINT, NONE, Chosen, encoder_of
 from handrail.catalog.search.finding import AHEAD_S, Searches
 from handrail.config import Configuration, SearchSettings, Settings, WatchdogSettings
@@ -29,7 +28,7 @@ from handrail.config.secrets import resolve
 from handrail.config.settings import SHIPPED
 from handrail.contract.doors.runtime import Runtime
 from handrail.contract.errors import Fault, LoadError
-from handrail.contract.generation import Generation
+from handrail.contract.generation import Generation, Source
 from handrail.contract.rules import RuleEntry, entry_of
 from handrail.contract.sandbox import Profile, Sandbox
 from handrail.contract.tool.offering import Offering
@@ -40,21 +39,17 @@ from handrail.contract.tool.tool import Tool
 from handrail.kernel.agents import Appointed, appoint, equipped, named_secrets, sources_of
 from handrail.kernel.sandbox import sandbox_of
 from handrail.policy.authority import Authority
-from handrail.policy.capabilities import agent_layer, call_set, ceiling_layer
-from handrail.policy.hidden import hidden as hides
+from handrail.policy.authority import hidden as hides
 from handrail.policy.rules.checking import check_loaded, contradictions, specs_of
-from handrail.policy.rules.defaults import default_rules
-from handrail.policy.rules.modes import Mode, in_mode
-from handrail.policy.rules.rules import Rule, RuleBook, Scope, parse_rule
+from handrail.policy.rules.rules import Mode, Rule, RuleBook, Scope, default_rules, in_mode, parse_rule
+from handrail.policy.targets import agent_layer, call_set, ceiling_layer
 from handrail.policy.watchdogs import Exfiltration, OutgoingSecrets, RepeatedFailures
-from handrail.policy.watchdogs.external import ExternalWatchdog
-from handrail.policy.watchdogs.watchdog import Watchdog
+from handrail.policy.watchdogs.watchdog import ExternalWatchdog, Watchdog
 from handrail.record.artifacts import Artifacts
 from handrail.record.log import CommitLog, Interrupted, Record
 from handrail.registry.generations import OpenTools, Succession
 from handrail.registry.sources.all import ToolSources
 from handrail.registry.sources.executables import Confinement
-from handrail.registry.sources.source import Source
 from handrail.runtime.guard.guard import Guarded
 from handrail.runtime.secrets import SecretStore
 from handrail.runtime.surface import CallRuntime
@@ -62,7 +57,7 @@ from handrail.sandbox.operated import Operated
 from handrail.session.context import Context, Shelf
 from handrail.store.encoding import encode
 from handrail.store.opening import Store
-from handrail.upstream.configured.configured import configured
+from handrail.upstream.configured import configured
 from handrail.upstream.servers import Ground, Upstreams
 
 _Given = tuple[tuple[Tool, ...], tuple[Offering, ...]]

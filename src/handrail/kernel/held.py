@@ -17,7 +17,7 @@ from handrail import config as configuration
 from handrail.arbiter.approvals.desk import Approvals
 from handrail.arbiter.jobs.views import WorkspaceView
 from handrail.arbiter.offers import judged_as
-from handrail.arbiter.secrets.logs import redacted_logs
+from handrail.arbiter.output.redaction import redacted_logs
 from handrail.catalog.interaction import Interaction
 from handrail.config import Configuration
 from handrail.contract.agent import AgentManifest
@@ -40,20 +40,17 @@ from handrail.kernel.agents import all_agents
 from handrail.kernel.assembly import Rooms, assemble, given_rules, parse_rules
 from handrail.kernel.kernel import AnyRule, Brought, Folder, Kernel, rule_texts
 from handrail.kernel.sessions import HeldSessions
-from handrail.origins import places
+from handrail.origins import programs
 from handrail.policy.authority import Authority
-from handrail.policy.rules.modes import Mode
-from handrail.policy.rules.rules import RuleBook
+from handrail.policy.rules.rules import Mode, RuleBook
 from handrail.record.log import CommitLog, Interrupted
 from handrail.runtime.files.roots import Roots
-from handrail.session.arrivals.arrivals import Arrivals
-from handrail.session.context import Context
-from handrail.session.opening import Opening
-from handrail.session.parked import Heeding, project_rules
+from handrail.session.arrivals.triggers import Arrivals
+from handrail.session.context import Context, Opening
 from handrail.session.session import ENDED, HeldSession, Under, new_session_id
+from handrail.session.taking_up import Heeding, project_rules
 from handrail.store.folders import locate
-from handrail.store.holder import Holder, holder_of
-from handrail.store.lease import WorkspaceHeld
+from handrail.store.lease import Holder, WorkspaceHeld, holder_of
 from handrail.store.opening import Store
 
 if TYPE_CHECKING:
@@ -433,7 +430,7 @@ async def hold(
         mode=brought.mode or settings.given_mode,
     )
     for one in all_agents(settings, folders):  # also of agents that only a later session works as
-        places.add(one.further.writable)
+        programs.add(one.further.writable)
     joinable = sys.platform == "linux"
     # A name of its own for each holder: one that was paused still listens at its.
     socket = f"kernel-{randomness.token_hex(4)}.sock" if joinable else ""

@@ -12,8 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from handrail import config as configuration
-from handrail.arbiter.secrets.logs import redacted_logs
-from handrail.arbiter.secrets.redaction import redactor_of
+from handrail.arbiter.output.redaction import redacted_logs, redactor_of
 from handrail.config import Configuration
 from handrail.config.secrets import resolve
 from handrail.contract.agent import AgentManifest
@@ -44,8 +43,7 @@ from handrail.ipc.wire.framing import Message
 from handrail.ipc.wire.operations import Op, Operations, Refused
 from handrail.kernel.held import set_for_holding
 from handrail.kernel.kernel import AnyRule, Brought, Folder, Kernel, rule_texts
-from handrail.policy.rules.modes import given
-from handrail.policy.rules.rules import RuleBook
+from handrail.policy.rules.rules import RuleBook, given
 from handrail.record.log import Interrupted
 from handrail.record.reading import LogReader
 from handrail.runtime.secrets import SecretStore

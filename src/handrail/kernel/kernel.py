@@ -20,8 +20,7 @@ from handrail.contract.doors.peer import Peer
 from handrail.contract.doors.runtime import ClientContext
 from handrail.contract.errors import UsageError
 from handrail.contract.generation import Difference, Generation, ToolStatus
-from handrail.contract.modes import Mode
-from handrail.contract.rules import RuleEntry, entry_of
+from handrail.contract.rules import Mode, RuleEntry, entry_of
 from handrail.contract.sandbox import Tier
 from handrail.contract.session import Session
 from handrail.contract.tool.offering import Offering

@@ -14,9 +14,8 @@ from handrail.contract.tool.tool import Tool
 from handrail.kernel.held import hold
 from handrail.kernel.kernel import AnyRule, Brought, Folder, Kernel, rule_texts
 from handrail.origins.imports import opened
-from handrail.policy.rules.modes import given
-from handrail.policy.watchdogs.external import ExternalWatchdog
-from handrail.policy.watchdogs.watchdog import Watchdog
+from handrail.policy.rules.rules import given
+from handrail.policy.watchdogs.watchdog import ExternalWatchdog, Watchdog
 from handrail.store.folders import workspace_folder
 from handrail.store.lease import WorkspaceHeld
 

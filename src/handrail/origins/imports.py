@@ -19,8 +19,8 @@ from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from handrail.contract.errors import StartError
-from handrail.origins import places
-from handrail.origins.places import folder_around, is_beneath
+from handrail.origins import programs
+from handrail.origins.programs import folder_around, is_beneath
 
 if TYPE_CHECKING:
     from importlib import metadata
@@ -59,11 +59,11 @@ class WorkspaceImportGuard:
 
     def look_again(self) -> None:
         """Look at the search path again, where workspaces were opened or closed."""
-        if self._workspaces is places.workspaces():
+        if self._workspaces is programs.workspaces():
             return
-        self._workspaces = places.workspaces()
+        self._workspaces = programs.workspaces()
         self._inside = {}
-        within = [folder for folder in self._installed if folder_around(folder, places.workspaces()) is not None]
+        within = [folder for folder in self._installed if folder_around(folder, programs.workspaces()) is not None]
         self._there = {folder: self._there.get(folder) or _names_in(folder) for folder in within}
 
     def find_spec(
@@ -132,7 +132,7 @@ class WorkspaceImportGuard:
         if not place.startswith("/"):  # the current folder may change
             place = os.path.abspath(place)  # noqa: PTH100
         if (known := self._inside.get(place)) is None:
-            known = self._inside[place] = folder_around(place, places.workspaces()) is not None
+            known = self._inside[place] = folder_around(place, programs.workspaces()) is not None
         return known and not self._is_own(os.path.normpath(place), top)
 
     def _is_own(self, place: str, top: str) -> bool:
@@ -187,7 +187,7 @@ def opened(workspace: str | os.PathLike[str]) -> Generator[None]:
 def guarded(workspace: str | os.PathLike[str]) -> Generator[None]:
     """Keep the kernel's imports and programs out of ``workspace`` until the block ends."""
     global _guard, _uses
-    with places.opened(workspace):
+    with programs.opened(workspace):
         with _lock:
             if _guard is None:
                 _guard = WorkspaceImportGuard()
@@ -222,7 +222,7 @@ def entry_points(group: str) -> tuple[metadata.EntryPoint, ...]:
     """
     from importlib import metadata
 
-    folders = places.workspaces()
+    folders = programs.workspaces()
     return tuple(point for point in metadata.entry_points(group=group) if not lies_inside(point, folders))
 
 
@@ -236,7 +236,7 @@ def lies_inside(point: metadata.EntryPoint, folders: Sequence[str]) -> bool:
 
 def trusted_path() -> list[str]:
     """Return the search path for modules without what lies in an open workspace, but for Handrail's own installation."""
-    own, folders = _installation(), places.workspaces()
+    own, folders = _installation(), programs.workspaces()
     absolute = [os.path.abspath(entry) for entry in sys.path]  # noqa: PTH100
     return [one for one in absolute if any(is_beneath(one, o) for o in own) or folder_around(one, folders) is None]
 

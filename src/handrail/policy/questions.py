@@ -18,7 +18,6 @@ from handrail.contract.text.patterns import text_regex
 from handrail.contract.tool.names import is_session_internal
 from handrail.contract.tool.requires import CAPABILITIES, Capability, CapabilitySet
 from handrail.contract.tool.spec import ToolSpec
-from handrail.policy.capabilities import refusal, remedy
 from handrail.policy.rules.matching import (
     KINDS,
     Kind,
@@ -35,7 +34,7 @@ from handrail.policy.rules.rules import READ_ONLY, STRICTNESS, Action, Rule, Rul
 from handrail.policy.rules.words import standard_name
 from handrail.policy.shell import programs, read_only, runners, wrappers
 from handrail.policy.shell.parse import Command, Script
-from handrail.policy.targets import PathRoots, Target, TargetReader, kind_of, shown_argv
+from handrail.policy.targets import PathRoots, Target, TargetReader, kind_of, refusal, remedy, shown_argv
 from handrail.policy.verdict import Finding, Step, reason_of
 
 _UNNAMEABLE = ("\0",)

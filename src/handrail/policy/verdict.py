@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from handrail.policy.capabilities import VERBS
 from handrail.policy.rules.rules import Action, Rule
-from handrail.policy.targets import Target, shown_argv
+from handrail.policy.targets import VERBS, Target, shown_argv
 
 if TYPE_CHECKING:
     from handrail.policy.rules.matching import Ranked

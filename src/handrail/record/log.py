@@ -3,7 +3,7 @@
 What the bodies hold is the arbiter's business, except for the names that reading relies on:
 
 - ``proposed``: ``tool`` (id), ``arguments``; ``topic``, where its session has one
-- ``refused``, ``committed``: ``result``, the wire form of a :class:`~handrail.contract.result.Result`; a ``committed``
+- ``refused``, ``committed``: ``result``, the wire form of a :class:`~handrail.contract.call.Result`; a ``committed``
   with ``late`` only adds how work ended that its call was already answered for
 - ``detached``: ``job``; ``result``, what its proposer was answered
 - ``interrupted``: ``tool``, ``intended`` (sequence of the record that was left without an outcome)
@@ -17,17 +17,18 @@ import sqlite3
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from os import urandom
+from pathlib import Path
 from time import time_ns
 from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 from handrail.contract.errors import StartError, UsageError
 from handrail.record.chain import GENESIS, MAX_GROUP, SALT_BYTES, Header, hash_of, new_commitment
 from handrail.record.reading import LoggedRecord, LogReader
-from handrail.store.database.awaiting import Promised, Written
-from handrail.store.database.connection import readable
+from handrail.store.database.connection import journalled, readable
 from handrail.store.database.database import Database, Statement, Value, Work
 from handrail.store.database.head import written
-from handrail.store.database.sink import SinkUnavailable
+from handrail.store.database.journal import journals, outstanding, unreadable
+from handrail.store.database.writer import Promised, SinkUnavailable, Written
 from handrail.store.encoding import decode, encode
 
 T = TypeVar("T")
@@ -434,3 +435,25 @@ def runs_of(sequences: Iterable[int]) -> list[tuple[int, int]]:
 def _storable(text: str) -> str:
     """Half surrogate pairs, which no database stores, are written out readably."""
     return text.encode("utf-8", "backslashreplace").decode()
+
+
+# Records that only the journal has: of calls that had just begun when their process ended, or begin at this
+# moment.
+
+
+def noted(connection: sqlite3.Connection, folder: Path) -> list[Record]:
+    """Records that the log has not got and calls may rest on, in order. Whoever opens the workspace next puts them there.
+
+    :param folder: the workspace's private one
+    :raises sqlite3.Error: when the database cannot be read
+    :raises OSError: when the folder cannot be read
+    :raises StartError: when a journal cannot be read
+    """
+    before = journals(folder)  # looked at first: what the database gets meanwhile is no longer missing
+    records: list[Record] = []
+    for path, note in outstanding(before, journalled(connection)):
+        try:
+            records += records_noted(note)
+        except (LookupError, TypeError, ValueError):
+            raise StartError(unreadable(path)) from None
+    return records

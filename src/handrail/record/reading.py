@@ -15,7 +15,7 @@ from typing import Any, Literal, cast
 
 from handrail.record.chain import CLOSING_BYTES, GENESIS, MAX_GROUP, SALT_BYTES, Walk, hash_in
 from handrail.store.database.connection import open_reader, start_error
-from handrail.store.database.sink import SinkUnavailable
+from handrail.store.database.writer import SinkUnavailable
 from handrail.store.encoding import decode
 
 CallState = Literal[

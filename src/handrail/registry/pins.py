@@ -19,7 +19,7 @@ from typing import Any, Protocol, cast
 import orjson
 
 from handrail.contract.tool.spec import TOLD_BESIDE, ToolSpec
-from handrail.store import pins as stored
+from handrail.store import decisions as stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ class StoredPins:
     """By source, the digest of its file as it was read last, and what stood in it."""
 
     def approved(self, source: str) -> Mapping[str, Definition]:
-        content = stored.read(self.state, source)
+        content = stored.read_pins(self.state, source)
         if content is None:
             return _NOTHING
         digest = hashlib.sha256(content).digest()
@@ -150,7 +150,7 @@ class StoredPins:
         :raises StartError: when the state folder cannot be written
         """
         kept = {**self.approved(source), **{one.id: one for one in definitions}}
-        stored.write(self.state, source, {tool_id: one.as_data() for tool_id, one in kept.items()})
+        stored.write_pins(self.state, source, {tool_id: one.as_data() for tool_id, one in kept.items()})
 
     def forget(self, source: str, tool_ids: Iterable[str] | None = None) -> int:
         """Approve these no longer; None for all that was. Gives how many there were.
@@ -160,7 +160,7 @@ class StoredPins:
         before = self.approved(source)
         gone = set(before) if tool_ids is None else set(before) & set(tool_ids)
         if gone:
-            stored.write(self.state, source, {i: one.as_data() for i, one in before.items() if i not in gone})
+            stored.write_pins(self.state, source, {i: one.as_data() for i, one in before.items() if i not in gone})
         return len(gone)
 
 

@@ -2,7 +2,7 @@
 
 In a sandbox nothing but the roots is there to be read, and what rules hide is masked, except what this very call may
 read. ripgrep opens by name what it has listed before. So each result is verified afterwards
-(:mod:`handrail.runtime.verifying`): the file that was judged, opened without links, has to hold the line.
+(:mod:`handrail.runtime.ripgrep`): the file that was judged, opened without links, has to hold the line.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from handrail.runtime.files import beneath
 from handrail.runtime.files.roots import Located, Roots, is_beneath
 from handrail.runtime.guard.guard import GuardedProcess
 from handrail.runtime.ripgrep import (
+    HiddenFiles,
+    Hit,
     PathFilter,
     Records,
     failure,
@@ -32,8 +34,9 @@ from handrail.runtime.ripgrep import (
     grep_arguments,
     installed,
     names,
+    verified_hits,
+    verified_paths,
 )
-from handrail.runtime.verifying import HiddenFiles, Hit, verified_hits, verified_paths
 
 _PIECE = 64 * 1024
 _VERIFIED_AT_ONCE = 1_024

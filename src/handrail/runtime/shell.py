@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
+from handrail.contract.doors.jobs import KEYS, Typed
 from handrail.contract.errors import ToolError
-from handrail.contract.sandbox import SHELL_ARGV, Completed, Process, Profile, Program, Sandbox, TerminalSize
+from handrail.contract.sandbox import (
+    SHELL_ARGV,
+    Completed,
+    Process,
+    Profile,
+    Program,
+    Sandbox,
+    TerminalProcess,
+    TerminalSize,
+)
 from handrail.contract.text.neutral import visible
 from handrail.contract.tool.requires import CapabilitySet, May
-from handrail.origins.places import folder_around
-from handrail.origins.programs import ProgramRefused, find_program
+from handrail.origins.programs import ProgramRefused, find_program, folder_around
 from handrail.runtime.files.roots import Roots, is_beneath, lost_root
 from handrail.runtime.guard.guard import GuardedProcess, Vetoed, explained
 from handrail.sandbox.filters.limits import ended_by
@@ -220,3 +232,320 @@ async def ended(process: Process) -> None:
     ending.result()
     if cancelled is not None:
         raise cancelled
+
+
+# The terminals of one session: opened and typed into by its calls, shown as the output of their jobs.
+
+MOST_TERMINALS = 16
+"""Of one session at once."""
+LONGEST_LINE = 4095
+"""Bytes of one line that a terminal gives a program that reads lines; what is beyond it the kernel drops (n_tty)."""
+TAKEN_S = 5.0
+"""How long a program may take to take what is typed."""
+_HANG_UP_S = 0.5
+"""How long one whose line was cut has before it is killed."""
+_READ = 1 << 16
+_BURST, _PAUSE_S = 256 * 1024, 0.05
+"""After so many bytes a program that floods is held up for a moment, so that others get their turn."""
+_PASSED_ON_S = 0.1
+"""How long the system may take to pass on what was typed."""
+_TAKE_NOTHING = frozenset(("", "echo", "printf", "true", "false", ":", "pwd", "cd", "ls", "date", "sleep", "stty"))
+_MOST_REMEMBERED = 1_000
+ENTERS = frozenset(("enter", "ctrl-j", "ctrl-m"))
+_SUBMITS = ENTERS | {"ctrl-c"}
+_QUOTES = frozenset(("ctrl-v", "ctrl-q"))
+"""The key after one of these is put into the line as it is, whatever it does else."""
+_LEAVES = frozenset(("ctrl-d", "ctrl-l", "ctrl-z", "ctrl-backslash"))
+_EDITS = frozenset(
+    (
+        "tab",
+        "space",
+        "backspace",
+        "delete",
+        "insert",
+        "up",
+        "down",
+        "left",
+        "right",
+        "home",
+        "end",
+        "page-up",
+        "page-down",
+    )
+) | {f"ctrl-{letter}" for letter in "abefghknptuwy"}
+"""Change what stands in a shell's line, and run nothing."""
+
+
+@dataclass(eq=False, slots=True)
+class OpenTerminal:
+    """One that has not ended.
+
+    :param command: what it was started with
+    :ivar line_open: something was typed that nobody has entered
+    :ivar quoting: the next key is put into the line as it is
+    :ivar fed: a line was typed into its shell that may have started something which takes what is typed next
+    """
+
+    id: str
+    command: str
+    process: TerminalProcess
+    line_open: bool = False
+    quoting: bool = False
+    fed: bool = False
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @property
+    def taken(self) -> bool:
+        """Whether what is typed now may be taken by something else than its shell, or in part."""
+        return self.line_open or (self.fed and not self.process.at_prompt())
+
+    def note(self, text: str, keys: Sequence[str]) -> None:
+        """What has been typed, as far as it says whether something stands in the line."""
+        if text:
+            self.fed = takes_input(text) or (self.fed and self.taken)
+            self.line_open = self.quoting or not text.endswith("\n")
+            self.quoting = False
+        if runs_unseen(text, keys, self.line_open):
+            self.fed = True
+        for key in keys:
+            self.line_open = self.quoting or (self.line_open if key in _LEAVES else key not in _SUBMITS)
+            self.quoting = not self.quoting and key in _QUOTES
+
+
+class SessionTerminals:
+    """What the calls of one session share of its terminals."""
+
+    def __init__(self) -> None:
+        self.open: dict[str, OpenTerminal] = {}
+        self.starting: set[str] = set()
+        """Jobs that are to become one."""
+        self.no_shells: set[str] = set()
+        """Those that are known to run something else than a shell: what is typed into others is judged as a shell's text."""
+        self.changes = 0
+        """How often one was opened, has shown something, or has ended."""
+        self._changed = asyncio.Event()
+        self.read_up_to: dict[str, int] = {}
+
+    def find(self, terminal_id: str) -> OpenTerminal | None:
+        return self.open.get(terminal_id)
+
+    def ring(self) -> None:
+        """Something has changed: wake those who wait for that."""
+        self.changes += 1
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def changed(self, since: int) -> None:
+        """Wait until there was a change after the first ``since``."""
+        while self.changes == since:
+            await self._changed.wait()
+
+
+class CallTerminals:
+    """Implements :class:`handrail.contract.doors.jobs.Terminals` for one call.
+
+    :param shell: opens programs in the sandbox of this call; raises where its tool declared none, which then types nothing
+    :param may: judges what is typed
+    :param output: told of what a terminal shows
+    :param job_id: the call's own, where it is a job
+    """
+
+    def __init__(
+        self,
+        shared: SessionTerminals,
+        shell: Callable[[], SandboxedShell],
+        may: May,
+        output: Callable[[bytes], None],
+        job_id: str | None,
+    ) -> None:
+        self._shared = shared
+        self._shell = shell
+        self._may = may
+        self._output = output
+        self._job_id = job_id
+
+    async def run(self, command: str, *, cwd: str | None = None, columns: int, rows: int) -> Completed:
+        if self._job_id is None:
+            raise ToolError("a terminal is a job; open it by terminal.start", kind="unavailable")
+        shared, terminal_id = self._shared, self._job_id
+        if len(shared.open) + len(shared.starting) >= MOST_TERMINALS:
+            raise ToolError(
+                f"this session has {MOST_TERMINALS} terminals open; end one with terminal.stop first", kind="limit"
+            )
+        shared.starting.add(terminal_id)
+        try:
+            started = await self._shell().start(command, cwd=cwd, terminal=TerminalSize(columns, rows))
+        except BaseException:
+            shared.no_shells.discard(terminal_id)
+            raise
+        finally:
+            shared.starting.discard(terminal_id)
+            shared.ring()
+        process = cast("TerminalProcess", started)
+        terminal = shared.open[terminal_id] = OpenTerminal(terminal_id, command, process)
+        terminal.fed = any(sign in command for sign in ";&|\n$`(<")
+        self.read_up_to(terminal_id, 0)
+        shared.ring()
+        reading = asyncio.ensure_future(self._follow(terminal))
+        try:
+            code = await self._until_gone(terminal)
+        except asyncio.CancelledError:
+            await self._cut(process)
+            await ended(process)
+            if isinstance(process, GuardedProcess) and process.veto is not None:
+                self._output(f"\n[handrail: {process.veto.text}]\n".encode())
+            raise
+        finally:
+            reading.cancel()
+            await asyncio.wait({reading})
+            if rest := process.rest(_BURST):
+                self._output(rest)
+            del shared.open[terminal_id]
+            shared.no_shells.discard(terminal_id)
+            shared.ring()
+            await ended(process)
+        return Completed(code, b"", signal=-code if code < 0 else None)
+
+    async def _until_gone(self, terminal: OpenTerminal) -> int:
+        try:
+            return await terminal.process.wait()
+        except Vetoed as veto:
+            raise ToolError(veto.text, kind="denied", data={"exit_code": veto.exit_code}) from None
+
+    async def _follow(self, terminal: OpenTerminal) -> None:
+        """Have all that it shows told, as it comes."""
+        passed = 0
+        while piece := await terminal.process.read(_READ):
+            self._output(piece)
+            self._shared.ring()
+            passed += len(piece)
+            if passed >= _BURST:
+                passed = 0
+                await asyncio.sleep(_PAUSE_S)
+
+    @staticmethod
+    async def _cut(process: TerminalProcess) -> None:
+        """As the end of a connection: most programs end by that, some in good order."""
+        process.hang_up()
+        with contextlib.suppress(TimeoutError, ToolError):
+            async with asyncio.timeout(_HANG_UP_S):
+                await process.wait()
+
+    async def type(self, terminal_id: str, text: str, keys: tuple[str, ...]) -> Typed:
+        self._shell()
+        terminal = self._at(terminal_id)
+        async with terminal.turn:
+            if self._shared.find(terminal_id) is not terminal:
+                raise self._gone(terminal_id)
+            self._check(terminal, text, keys)
+            data = text.encode("utf-8", "replace") + "".join(KEYS[key] for key in keys).encode()
+            terminal.note(text, keys)
+            shell = terminal_id not in self._shared.no_shells
+            left, writing = 0, asyncio.ensure_future(terminal.process.write(data))
+            try:
+                await asyncio.wait({writing}, timeout=TAKEN_S)
+            finally:  # also of a call that is stopped: nothing is typed behind its back
+                if not writing.done():
+                    left = terminal.process.give_up()
+                await writing
+            if shell and terminal.fed:
+                await asyncio.sleep(_PASSED_ON_S)  # within its turn: the next text is to find its shell at work
+        return Typed(len(data) - left, left)
+
+    def _check(self, terminal: OpenTerminal, text: str, keys: Sequence[str]) -> None:
+        if terminal.process.reads_lines() and any(
+            len(line.encode("utf-8", "replace")) > LONGEST_LINE for line in text.split("\n")
+        ):
+            raise ToolError(
+                f"a line of the text is longer than {LONGEST_LINE:,} bytes, and the terminal would cut it there; put the data "
+                "into a file, and have the program read that",
+                kind="invalid_input",
+            )
+        if terminal.id in self._shared.no_shells:
+            return
+        hidden = runs_unseen(text, keys, terminal.line_open)
+        if not text and not hidden:
+            return
+        # The call was judged for this text on an empty line, or for it on one that was not: that must still be so.
+        refusal = self._may("shell.run", typed_value(text, open_line=terminal.taken or hidden))
+        if refusal is not None:
+            raise ToolError(
+                f"what stands in the terminal's line is not what it was when this was judged, so nothing was typed; look with "
+                f"terminal.read, and send it again. {refusal}",
+                kind="conflict",
+            )
+
+    async def resize(self, terminal_id: str, columns: int, rows: int) -> None:
+        self._at(terminal_id).process.resize(TerminalSize(columns, rows))
+
+    def is_open(self, terminal_id: str) -> bool:
+        return terminal_id in self._shared.open
+
+    def was_open(self, terminal_id: str) -> bool:
+        return terminal_id in self._shared.read_up_to
+
+    @property
+    def changes(self) -> int:
+        return self._shared.changes
+
+    async def changed(self, since: int, timeout_s: float) -> bool:
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._shared.changed(since)
+        except TimeoutError:
+            return False
+        return True
+
+    def read_up_to(self, terminal_id: str, cursor: int | None = None) -> int:
+        known = self._shared.read_up_to
+        if cursor is not None:
+            known.pop(terminal_id, None)
+            known[terminal_id] = cursor
+            while len(known) > _MOST_REMEMBERED:
+                del known[next(iter(known))]
+        return known.get(terminal_id, 0)
+
+    def _at(self, terminal_id: str) -> OpenTerminal:
+        terminal = self._shared.find(terminal_id)
+        if terminal is None:
+            raise self._gone(terminal_id)
+        return terminal
+
+    def _gone(self, terminal_id: str) -> ToolError:
+        there = ", ".join(self._shared.open) or "none"
+        return ToolError(
+            f"the terminal {terminal_id[:80]!r} is not open; open are {there}. terminal.read says how one has ended",
+            kind="conflict",
+        )
+
+
+def takes_input(text: str) -> bool:
+    """Whether a shell's text may run something that takes what is typed behind it: all but a few plain commands are taken
+    for that."""
+    commands = (part.split(maxsplit=1) for part in re.split(r"[;&|\n]", text))
+    return any(sign in text for sign in "$`(<") or any(c and c[0] not in _TAKE_NOTHING for c in commands)
+
+
+def runs_unseen(text: str, keys: Sequence[str], line_open: bool) -> bool:
+    """Whether ``keys`` have a shell run a line that they, or others before them, have made: nobody can read it here."""
+    if text:
+        line_open = not text.endswith("\n")
+        if line_open and keys[:1] and keys[0] in ENTERS:
+            line_open, keys = False, keys[1:]
+    for key in keys:
+        if key in ENTERS:
+            if line_open:
+                return True
+        elif key == "ctrl-c":
+            line_open = False
+        elif key in _EDITS:
+            line_open = True
+        elif key not in _LEAVES:
+            return True
+    return False
+
+
+def typed_value(text: str, *, open_line: bool) -> str:
+    """A shell's text as it is judged: what is added to a line that is not empty is no command by itself, and reads as
+    something that cannot be judged, so that no rule takes it for one."""
+    return f"$(…){text}" if open_line else text

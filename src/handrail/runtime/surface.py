@@ -7,12 +7,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, cast
 
 from handrail.contract.approvals import Attendant
+from handrail.contract.call import Result
 from handrail.contract.doors.agents import Agents
 from handrail.contract.doors.channels import Channels, Triggers
 from handrail.contract.doors.files import Files, Search
-from handrail.contract.doors.jobs import Catalog, Jobs
+from handrail.contract.doors.jobs import Catalog, Jobs, Terminals
+from handrail.contract.doors.memory import Skills, Transcript
 from handrail.contract.doors.offers import Offers
-from handrail.contract.doors.opened import Opened
 from handrail.contract.doors.peer import LOG_LEVELS, Buffers, LogLevel, Peer, PeerDoor
 from handrail.contract.doors.runtime import (
     Cancellation,
@@ -25,22 +26,17 @@ from handrail.contract.doors.runtime import (
     Shell,
     State,
 )
-from handrail.contract.doors.skills import Skills
-from handrail.contract.doors.terminals import Terminals
-from handrail.contract.doors.transcript import Transcript
 from handrail.contract.errors import ToolError
 from handrail.contract.protected.protected import VCS_CONFIG
-from handrail.contract.result import Result
 from handrail.contract.sandbox import Attempt, Denials, Profile, Sandbox
 from handrail.contract.tool.requires import CapabilitySet, May
-from handrail.contract.tool.spec import ToolSpec
+from handrail.contract.tool.spec import Opened, ToolSpec
 from handrail.runtime.files.files import RootedFiles, SeenFiles
 from handrail.runtime.files.roots import Roots
+from handrail.runtime.ripgrep import HiddenFiles
 from handrail.runtime.search import RipgrepSearch
 from handrail.runtime.secrets import NO_SECRETS, DeclaredSecrets, SecretStore, secret_settings
-from handrail.runtime.shell import SandboxedShell
-from handrail.runtime.terminals import CallTerminals, SessionTerminals
-from handrail.runtime.verifying import HiddenFiles
+from handrail.runtime.shell import CallTerminals, SandboxedShell, SessionTerminals
 
 NOBODY_TO_ASK = "question is unavailable: no user is attached to this session"
 """The one fixed text of a headless session's ``question``."""

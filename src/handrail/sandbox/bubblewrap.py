@@ -14,16 +14,17 @@ from pathlib import Path
 from handrail.contract.errors import ToolError
 from handrail.contract.sandbox import Process, Profile, Program, Tier
 from handrail.contract.tool.requires import CapabilitySet
-from handrail.origins.places import workspaces
-from handrail.sandbox.filters import cgroups, landlock, memory
-from handrail.sandbox.filters.limits import memory_of_all, memory_of_call, rlimits, user_counts
+from handrail.origins.programs import workspaces
+from handrail.sandbox.filters import landlock, memory
+from handrail.sandbox.filters.limits import groups_for, memory_of_all, memory_of_call, rlimits, started, user_counts
 from handrail.sandbox.network import network
-from handrail.sandbox.start import launcher, terminal
+from handrail.sandbox.start import launcher
+from handrail.sandbox.start import process as terminal
 from handrail.sandbox.start.launcher import Launcher, Mode
 from handrail.sandbox.start.process import Confined, Ends
 from handrail.sandbox.start.spawn import is_inside, spawn
 from handrail.sandbox.view import identity, mounts, toolchains
-from handrail.sandbox.view.looks import Looks
+from handrail.sandbox.view.identity import Looks
 from handrail.sandbox.view.mount_table import MountTable
 from handrail.sandbox.view.plans import Plan, Planning, after, start_of
 from handrail.sandbox.view.tree import PASSING
@@ -196,7 +197,7 @@ class Bubblewrap:
                 program, command = identity.command(made.person, made.staged, program, command)
                 processes = None  # theirs the kernel counts
             bound = None if made.limits.call_memory_bytes is None else memory_of_all()
-            pid = _spawned(cgroups.groups_for(processes, bound), program, command, {**theirs, **given})
+            pid = _spawned(groups_for(processes, bound), program, command, {**theirs, **given})
             if held_back is not None:
                 memory.taken_first(pid)  # root's launcher cannot: its /proc is read-only
             try:
@@ -276,7 +277,7 @@ def _spawned(groups: tuple[Path, ...], binary: str, command: Sequence[str], desc
         return spawn(program, argv, {}, descriptors)
 
     try:
-        return cgroups.started(groups, binary, command, start)
+        return started(groups, binary, command, start)
     except OSError as error:
         why = "too long a command line" if error.errno == errno.E2BIG else error.strerror
         kind = "unavailable" if error.errno in PASSING else "backend"

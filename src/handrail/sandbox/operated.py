@@ -2,13 +2,148 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import json
+import os
+import signal
 from collections.abc import Iterable
 from dataclasses import replace
 
+from handrail.contract.errors import ToolError
 from handrail.contract.sandbox import Limits, Process, Profile, Program, Sandbox, Tier
 from handrail.contract.tool.requires import CapabilitySet
+from handrail.origins.programs import clean_path
+from handrail.sandbox.start.pipes import Piped
 from handrail.sandbox.start.pool import Pooled
-from handrail.sandbox.unconfined import Unconfined
+from handrail.sandbox.start.spawn import spawn
+from handrail.sandbox.view import toolchains
+
+# Programs without any sandbox: only for tools that their operator has named for it, and never instead of one
+# that fails.
+#
+# What such a program may do is what the operator may do. It is a process group of its own, which ends with its
+# call; what leaves the group does not.
+
+NAME = "nothing"
+"""What results say that a program was confined by."""
+SECRETS_VARIABLE = "HANDRAIL_SECRETS_FD"
+_IN_FOLDER = ("/bin/sh", "-c", 'cd -- "$1" && shift && exec "$@"', "sh")
+_KEPT = ("HOME",)
+
+
+class Unconfined:
+    """Implements :class:`handrail.contract.sandbox.Sandbox` by confining nothing."""
+
+    @property
+    def tier(self) -> Tier:
+        return Tier(NAME, "the operator has named its tool in [sandbox] unconfined")
+
+    async def start(self, capabilities: CapabilitySet, profile: Profile, program: Program) -> Process:
+        argv = program.argv
+        if not argv:
+            raise ToolError("there is no program to run: the argv is empty", kind="invalid_input")
+        if program.terminal is not None:
+            raise ToolError(
+                f"{profile.tool} is set to run without a sandbox, and a terminal is only opened in one",
+                kind="unavailable",
+            )
+        environment = {name: os.environ[name] for name in _KEPT if name in os.environ}
+        environment["PATH"] = clean_path(outside=(profile.workspace,))
+        environment |= {**toolchains.passed_on(os.environ), "TERM": "dumb", **profile.environment}
+        given = dict(program.descriptors)
+        ours: list[int] = []
+        theirs: dict[int, int] = {}
+        try:
+            theirs[0], stdin = os.pipe()
+            ours.append(stdin)
+            stdout, theirs[1] = os.pipe()
+            ours.append(stdout)
+            stderr = None
+            if program.merge_stderr:
+                theirs[2] = os.dup(theirs[1])
+            else:
+                stderr, theirs[2] = os.pipe()
+                ours.append(stderr)
+            if profile.secrets:
+                number = max((2, *given)) + 1
+                theirs[number] = _memory_file(json.dumps(dict(profile.secrets)).encode())
+                environment[SECRETS_VARIABLE] = str(number)
+            for descriptor in ours:
+                os.set_blocking(descriptor, False)
+            command = [*_IN_FOLDER, profile.cwd or profile.workspace, *argv]
+            pid = spawn(command[0], command, environment, {**theirs, **given})
+            free = _Free(pid, stdin, stdout, stderr)
+            ours.clear()
+            return free
+        except ValueError as error:
+            raise ToolError(f"{error}, which no program can be given", kind="invalid_input") from None
+        except OSError as error:
+            raise ToolError(f"{argv[0]} could not be started: {error.strerror}", kind="backend") from error
+        finally:
+            for descriptor in (*ours, *theirs.values()):
+                os.close(descriptor)
+
+
+class _Free(Piped):
+    """Implements :class:`handrail.contract.sandbox.Process` on a process group.
+
+    :raises ToolError: where the program cannot be held on to; it has been ended then, and the ends are still the caller's
+    """
+
+    def __init__(self, pid: int, stdin: int, stdout: int, stderr: int | None) -> None:
+        self._pid = pid
+        self._pidfd = self._held()  # first: where that fails, nothing else has been made
+        super().__init__(asyncio.get_running_loop(), stdin, stdout, stderr)
+        self._loop.add_reader(self._pidfd, self._exited)
+
+    def _held(self) -> int:
+        try:
+            return os.pidfd_open(self._pid)
+        except OSError as error:  # nobody would learn of its end, and nothing would bound it
+            self._end_group()
+            with contextlib.suppress(ChildProcessError):  # an embedding program reaps all children itself
+                os.waitpid(self._pid, 0)
+            text = f"the program had begun and was ended at once, as nothing could wait for it: {error.strerror}"
+            raise ToolError(text, kind="backend") from error
+
+    @property
+    def pid(self) -> int:
+        return self._pid
+
+    async def wait(self) -> int:
+        return await self._until_gone()
+
+    async def kill(self) -> None:
+        if not self._gone.done():
+            self._end_group()
+            await self._until_gone()
+        self._close()
+
+    def _end_group(self) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._pid, signal.SIGKILL)
+
+    def _exited(self) -> None:
+        """The program has ended; now what is left of its group, while its number is still taken."""
+        self._loop.remove_reader(self._pidfd)
+        self._end_group()
+        try:
+            _, status = os.waitpid(self._pid, 0)
+            code = os.waitstatus_to_exitcode(status)
+        except ChildProcessError:  # an embedding program reaps all children itself
+            code = 255
+        os.close(self._pidfd)
+        self._input.close()
+        self._drain()
+        self._tell(code)
+
+
+def _memory_file(content: bytes) -> int:
+    descriptor = os.memfd_create("handrail-secrets", os.MFD_CLOEXEC)
+    os.write(descriptor, content)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return descriptor
 
 
 class Operated:

@@ -24,8 +24,8 @@ from handrail.contract.errors import ToolError
 from handrail.contract.sandbox import Limits, Mechanism, Process, Profile, Program, Sandbox, Tier
 from handrail.contract.tool.requires import CapabilitySet, Layer
 from handrail.sandbox.bubblewrap import Bubblewrap
-from handrail.sandbox.filters import cgroups, landlock, seccomp
-from handrail.sandbox.filters.limits import memory_of_all, memory_of_call, rlimits, user_counts
+from handrail.sandbox.filters import landlock, seccomp
+from handrail.sandbox.filters.limits import groups_for, memory_of_all, memory_of_call, own_bound, rlimits, user_counts
 from handrail.sandbox.start.spawn import SYSTEM_BWRAP, binaries
 from handrail.sandbox.view import identity
 
@@ -340,7 +340,7 @@ def _limits(seen: _Seen) -> list[Mechanism]:
 def _processes(limits: Limits) -> Mechanism:
     if os.geteuid() != 0:
         return Mechanism("processes", True, f"at most {limits.processes} in a sandbox")
-    if cgroups.groups_for(limits.processes, None):
+    if groups_for(limits.processes, None):
         about = "in all sandboxes of one Handrail together where root is who runs them, else in each"
         return Mechanism("processes", True, f"at most {limits.processes} {about}")
     return Mechanism("processes", False, "the kernel counts none of root's", identity.AS_SOMEBODY)
@@ -360,10 +360,10 @@ def _watches(seen: _Seen) -> Mechanism:
 
 def _memory(limits: Limits) -> Mechanism:
     looked = f"a call that is seen to hold more than {_gib(memory_of_call(limits) or 0)} is ended"
-    if cgroups.groups_for(None, memory_of_all()):
+    if groups_for(None, memory_of_all()):
         about = f"{looked}; a control group bounds all sandboxes of one Handrail at {_gib(memory_of_all())}"
         return Mechanism("memory", True, about)
-    if (bound := cgroups.own_bound()) is not None:
+    if (bound := own_bound()) is not None:
         return Mechanism(
             "memory", True, f"{looked}; a control group bounds Handrail with all it starts at {_gib(bound)}"
         )

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from typing import Protocol
+from typing import Any, Protocol
 
+from handrail.arbiter.call import Lane
+from handrail.arbiter.offers import tell
+from handrail.contract.call import Event
 from handrail.contract.errors import UsageError
-from handrail.contract.events import Event
+from handrail.contract.generation import Generation
 
 PASSING = frozenset({"progress", "log"})
 """Kinds of which a program may say without end, and that a reader can do without."""
@@ -72,3 +75,65 @@ async def events_of(session: Watched, readers: list[EventQueue]) -> AsyncIterato
     finally:
         stop()
         readers.remove(queue)
+
+
+# News for a session's watchers beside its calls: changes of the tools, resources and prompts that it has or
+# shows.
+
+Watchers = list[Callable[[Generation], None]]
+
+
+class News:
+    """Of one session. What changes in one go is told once, and after everybody else has heard of it."""
+
+    def __init__(self, lane: Lane) -> None:
+        self._lane = lane
+        self._told: dict[str, Any] | None = None
+        self._looking: set[asyncio.Task[None]] = set()
+        self._watchers: list[Watchers] = []
+        self.when_brought: Callable[[tuple[str, ...]], None] | None = None
+        """Told at once how the active set has changed, by its steps."""
+        if lane.catalog is not None:
+            lane.catalog.changed = self._brought
+
+    def follow(self, watchers: Watchers) -> None:
+        """Hear of each new generation of the session's tools."""
+        watchers.append(self._published)
+        self._watchers.append(watchers)
+
+    def view_changed(self) -> None:
+        """Another interaction has begun."""
+        self._soon({})
+
+    def end(self) -> None:
+        for watchers in self._watchers:
+            if self._published in watchers:
+                watchers.remove(self._published)
+        self._watchers.clear()
+        self._told = None
+        for task in self._looking:
+            task.cancel()
+
+    def _published(self, generation: Generation) -> None:
+        self._soon({"generation": generation.number})
+        if (subscribed := self._lane.subscribed) is not None:
+            task = asyncio.get_running_loop().create_task(subscribed.look_again(generation.offerings))
+            self._looking.add(task)
+            task.add_done_callback(self._looking.discard)
+
+    def _brought(self, steps: tuple[str, ...], seen: bool) -> None:
+        if self.when_brought is not None:
+            self.when_brought(steps)
+        if seen:
+            self._soon({})
+
+    def _soon(self, what: dict[str, Any]) -> None:
+        if self._told is None:
+            asyncio.get_running_loop().call_soon(self._tell)
+            self._told = {}
+        self._told |= what
+
+    def _tell(self) -> None:
+        told, self._told = self._told, None
+        if told is not None and self._lane.closed is None:
+            tell(self._lane, "offers-changed", told)

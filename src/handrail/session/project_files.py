@@ -10,19 +10,41 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from handrail.contract.instructions import NAMES
+from handrail.contract.agent import NAMES
 from handrail.contract.tool.requires import CapabilitySet, Layer
 from handrail.contract.tool.spec import ToolSpec
 from handrail.policy.questions import Prepared
 from handrail.policy.rules.matching import PathSubject
 from handrail.policy.rules.rules import RuleBook
 from handrail.policy.targets import Target
-from handrail.session.repository import upwards
+from handrail.registry.sources.folders import loose
+
+# The folders from a workspace up to the top of its repository.
+
+_MAX_UP = 32
+
+
+def upwards(workspace: Path) -> Iterator[Path]:
+    """The workspace, and the folders above it up to the top of its repository. Those above it have to be the user's own:
+    in a folder that others may write, somebody else's words would be found."""
+    top = next((f for f in (workspace, *workspace.parents[:_MAX_UP]) if os.path.lexists(f / ".git")), workspace)
+    folder = workspace
+    while True:
+        yield folder
+        if folder == top or folder == folder.parent:
+            return
+        folder = folder.parent
+        try:
+            if loose(folder) is not None:
+                return
+        except OSError:
+            return
+
 
 MAX_BYTES = 128 * 1024
 """Of one file; more of it would have no room among what is shown."""

@@ -14,37 +14,54 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from handrail.arbiter.arbiter import Arbiter
-from handrail.arbiter.calls.call import Call, Lane
+from handrail.arbiter.call import Call, Lane
 from handrail.arbiter.jobs.views import JobView
 from handrail.arbiter.peers import far_along
 from handrail.catalog.interaction import Interaction
 from handrail.catalog.view import CatalogOptions
 from handrail.contract.agent import AgentManifest
 from handrail.contract.approvals import Attendant
-from handrail.contract.call import Answer, ProposedCall
+from handrail.contract.call import Answer, Event, ProposedCall, Result
 from handrail.contract.doors.agents import MAX_DEPTH, AgentType, Delegates, Delegation, Handed, usable
-from handrail.contract.doors.history import History
+from handrail.contract.doors.channels import Notices
 from handrail.contract.doors.jobs import Job, Jobs
-from handrail.contract.doors.notices import Notices
+from handrail.contract.doors.memory import History, Skill
 from handrail.contract.doors.peer import Buffers, Peer
-from handrail.contract.doors.skills import Skill
 from handrail.contract.errors import LogUnavailable, ToolError, UsageError
-from handrail.contract.events import Event
 from handrail.contract.generation import Generation
-from handrail.contract.result import Result
 from handrail.contract.session import Child, Proposal, Session, StopReason, Turn
 from handrail.contract.tool.native import NativeOffer
 from handrail.contract.tool.spec import ToolSpec
-from handrail.policy.native import ruled
-from handrail.policy.rules.modes import given, in_mode
-from handrail.policy.rules.rules import RuleBook
+from handrail.policy.authority import ruled
+from handrail.policy.rules.checking import check_loaded, specs_of
+from handrail.policy.rules.rules import Rule, RuleBook, given, in_mode, parse_rule
 from handrail.record.log import Record
-from handrail.session.events import EventQueue, events_of
-from handrail.session.news import News
+from handrail.session.events import EventQueue, News, events_of
 from handrail.session.project_files import files_above, permitting
-from handrail.session.reach import GIVEN, check_reach, rules_of
 from handrail.session.taking_up import TakingUp
 from handrail.session.turn import HeldTurn
+
+# Rules that are given to a session while it is open: parsed, and checked for any that can match nothing.
+
+GIVEN = "session"
+"""The source of the rules that a program gives a session, when it opens it and later."""
+
+
+def rules_of(texts: Iterable[str]) -> list[Rule]:
+    """Rules of the session scope.
+
+    :raises ValueError: for a text that is no rule
+    """
+    return [parse_rule(text, scope="session", source=GIVEN) for text in texts]
+
+
+def check_reach(rules: Iterable[Rule], tools: Generation) -> None:
+    """:raises ValueError: for a rule that can match no call of these tools"""
+    known, specs = {*tools.entries, *tools.beyond}, specs_of(tools.entries)
+    for rule in rules:
+        parse_rule(rule.text, scope="session", known=known)
+        check_loaded(rule, (), (), specs)
+
 
 CLOSED = "is closed; open another with kernel.session()"
 SUSPENDED = "is suspended; open it again by its id"

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 
-from handrail.arbiter.arbiter import Arbiter
-from handrail.arbiter.calls.call import Call, Lane, LookedAhead
-from handrail.arbiter.calls.reply import Reply
+from handrail.arbiter.arbiter import Arbiter, Reply
+from handrail.arbiter.call import Call, Lane, LookedAhead
 from handrail.catalog.interaction import Interaction
 from handrail.contract.call import Answer, ProposedCall, call_id
 from handrail.contract.doors.agents import usable
@@ -16,7 +15,7 @@ from handrail.contract.generation import Generation
 from handrail.contract.session import Proposal
 from handrail.contract.tool.native import NativeOffer
 from handrail.contract.tool.spec import ToolSpec
-from handrail.policy.native import ruled
+from handrail.policy.authority import ruled
 
 
 class HeldTurn:

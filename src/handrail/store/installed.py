@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from importlib import metadata
 
 from handrail.origins.imports import lies_inside
-from handrail.origins.places import workspaces
+from handrail.origins.programs import workspaces
 
 
 @dataclass(frozen=True, slots=True)

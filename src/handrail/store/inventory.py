@@ -17,7 +17,7 @@ from pathlib import Path
 
 from handrail.contract.errors import StartError
 from handrail.store.folders import Folders, key_of, remove_tree
-from handrail.store.holder import holder_of
+from handrail.store.lease import holder_of
 
 _KEY = re.compile(r"[0-9a-f]{24}")
 _REMOVED = ".removed-"

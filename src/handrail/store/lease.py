@@ -15,19 +15,335 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import json
 import os
+import re
 import sqlite3
+import stat
+import struct
+import sys
 import threading
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+from pathlib import Path
 from time import monotonic_ns
 from types import TracebackType
+from typing import Any, Literal, cast
 
 from handrail.contract.errors import StartError
 from handrail.store.database.connection import abandon, connect, is_busy, migrate, start_error, token_of
 from handrail.store.database.journal import set_aside
-from handrail.store.folders import Folders
-from handrail.store.holder import STALE_NS, Holder, HolderFile, clear_former, holder_of, look
+from handrail.store.folders import Folders, unwritable
+
+# Who holds a workspace: one locked file for each acquisition, with a beat that tells a live holder from a
+# paused one.
+#
+# The file ``holder-<token>`` lies in the workspace's private folder. Its lock is taken back by the operating
+# system when its process dies, by whatever means. The beat at its beginning is the time of the last renewal on
+# the machine's monotonic clock, which all processes share, which nobody can set, and which stands still while
+# the machine sleeps, so that a closed lid makes no holder look paused. Behind it stands a note for people and
+# for those who join.
+
+STALE_NS = 2_000_000_000
+"""A holder that has not renewed for so long may be replaced."""
+
+_NAME = re.compile(r"holder-([0-9]{1,19})")
+_BEAT = struct.Struct("<QQQ")
+"""The token, the time in nanoseconds, and both in one as a check."""
+_NOTE_AT = 64
+_MAX_BYTES = 4096
+_FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK if sys.platform != "win32" else 0
+
+State = Literal["alive", "paused", "hung"]
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Who holds a workspace, as its file says; fields are None where the file does not tell.
+
+    :param since_ns: wall-clock time of the acquisition
+    :param protocol: version of what it speaks to those who join; 0: nobody can
+    :param socket: name of the socket in the workspace's private folder where it is joined, or ``""``
+    :param state: ``alive`` renews its lease; ``paused`` was stopped (Ctrl-Z, SIGSTOP) and ``hung`` does not get to
+        renewing: both may be replaced
+    """
+
+    pid: int | None = None
+    face: str | None = None
+    since_ns: int | None = None
+    token: int | None = None
+    protocol: int = 0
+    socket: str = ""
+    state: State = "alive"
+
+    def __str__(self) -> str:
+        who = f"handrail {self.face}" if self.face else "another handrail process"
+        if self.pid is not None:
+            who += f", pid {self.pid}" + (" (this process)" if self.pid == os.getpid() else "")
+        if self.since_ns is not None:
+            began = datetime.fromtimestamp(self.since_ns / 1e9).astimezone()
+            who += f", since {began.isoformat(sep=' ', timespec='seconds')}"
+        return who
+
+
+def holder_of(folders: Folders, clock: Callable[[], int] = monotonic_ns) -> Holder | None:
+    """Who holds the workspace now, or None. Reads small files only: no database, and no wait.
+
+    :param clock: the machine's monotonic time in nanoseconds
+    :raises StartError: when what should be a holder's file is something else, or somebody else's
+    """
+    found = (look(folders, token, clock) for token in sorted(_tokens(folders), reverse=True))
+    return next((holder for holder in found if holder is not None), None)
+
+
+def look(folders: Folders, token: int, clock: Callable[[], int] = monotonic_ns) -> Holder | None:
+    """The living process that acquired ``token``, or None; see :func:`holder_of`."""
+    path = _path(folders, token)
+    try:
+        descriptor = os.open(path, os.O_RDONLY | _FLAGS)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise _unfit(path, _reason(error)) from None
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise _unfit(path, "it is no plain file")
+        if sys.platform != "win32" and status.st_uid != os.geteuid():
+            raise _unfit(path, f"it belongs to user {status.st_uid}, not to you (user {os.geteuid()})")
+        # The clock first: a beat that is written meanwhile can only make the holder look younger.
+        now = clock()
+        if not _is_locked(descriptor):
+            return None
+        content = os.read(descriptor, _MAX_BYTES)
+    except OSError as error:
+        raise _unfit(path, _reason(error)) from None
+    finally:
+        os.close(descriptor)
+    holder = replace(_noted(content[_NOTE_AT:]), token=token)
+    beat = _beat(content, token)
+    # What cannot be read is no reason to take over from somebody who lives.
+    if beat is None or now - beat < STALE_NS:
+        return holder
+    return replace(holder, state="paused" if _is_stopped(holder.pid) else "hung")
+
+
+def clear_former(folders: Folders, token: int) -> None:
+    """Remove what earlier acquisitions left. Its own process sees in this that it was replaced."""
+    for former in _tokens(folders):
+        if former != token:
+            try:
+                _path(folders, former).unlink()
+            except OSError:  # it tells nobody anything any more, the database's token does
+                pass
+
+
+class HolderFile:
+    """This process's own file, locked until :meth:`remove` or the end of the process."""
+
+    def __init__(self, path: Path, descriptor: int, token: int) -> None:
+        self._path = path
+        self._descriptor = descriptor
+        self._token = token
+
+    @staticmethod
+    def create(folders: Folders, holder: Holder, now_ns: int) -> HolderFile:
+        """Make and lock the file of ``holder.token``, with its first beat.
+
+        The caller has the database to itself and that token is not counted yet: a file of that name is the rest of
+        an attempt that failed.
+
+        :raises StartError: when it cannot be made
+        """
+        token = holder.token or 0
+        path = _path(folders, token)
+        # Complete and locked before it gets its name: whoever sees it knows where its process is joined.
+        made = path if sys.platform == "win32" else path.with_name(f"new-{path.name}")
+        try:
+            path.unlink(missing_ok=True)
+            made.unlink(missing_ok=True)
+            descriptor = os.open(made, os.O_RDWR | os.O_CREAT | os.O_EXCL | _FLAGS, 0o600)
+        except OSError as error:
+            unfit = made if made.is_dir() else path
+            if error.errno in (errno.EISDIR, errno.EEXIST) or unfit.is_dir():
+                raise _unfit(unfit, _reason(error)) from None
+            raise unwritable(folders.own, error) from None
+        file = HolderFile(made, descriptor, token)
+        try:
+            if not _try_lock(descriptor):
+                raise _unfit(made, "another process has locked it")
+            file.beat(now_ns)
+            fields = {name: value for name, value in asdict(holder).items() if name != "state"}
+            _write_at(descriptor, json.dumps(fields).encode() + b"\n", _NOTE_AT)
+            if made != path:
+                made.rename(path)
+                file._path = path
+        except OSError as error:
+            file.remove()
+            raise unwritable(folders.own, error) from None
+        except StartError:
+            file.remove()
+            raise
+        return file
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether others who look for it find this very file."""
+        try:
+            return os.path.samestat(os.fstat(self._descriptor), self._path.lstat())
+        except FileNotFoundError:
+            return False
+
+    def beat(self, now_ns: int) -> None:
+        """Write the time of a renewal. Not synced: it means nothing after a restart of the machine.
+
+        :raises OSError: when it cannot be written
+        """
+        _write_at(self._descriptor, _BEAT.pack(self._token, now_ns, self._token ^ now_ns), 0)
+
+    def remove(self) -> None:
+        """Take it out of its place and unlock it. Twice is once."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor < 0:
+            return
+        try:
+            if os.path.samestat(os.fstat(descriptor), self._path.lstat()):
+                if sys.platform == "win32":  # no open file is removed there
+                    os.close(descriptor)
+                    descriptor = -1
+                self._path.unlink()
+        except OSError:  # an unlocked file holds nothing, and the next holder removes it
+            pass
+        finally:
+            if descriptor >= 0:
+                os.close(descriptor)
+
+    def let_go(self) -> None:
+        """In a copy of the process that holds it: close, and leave it in place."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+def _path(folders: Folders, token: int) -> Path:
+    return folders.own / f"holder-{token}"
+
+
+def _tokens(folders: Folders) -> Iterator[int]:
+    try:
+        names = [path.name for path in folders.own.iterdir()]
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise unwritable(folders.own, error) from None
+    for name in names:
+        if found := _NAME.fullmatch(name):
+            yield int(found[1])
+
+
+def _beat(content: bytes, token: int) -> int | None:
+    if len(content) < _BEAT.size:
+        return None
+    noted, now_ns, check = _BEAT.unpack_from(content)
+    return now_ns if noted == token and check == noted ^ now_ns else None
+
+
+def _noted(content: bytes) -> Holder:
+    """The note. Its holder may be about to write it, so anything missing is simply unknown."""
+    try:
+        note: Any = json.loads(content)
+    except ValueError:
+        return Holder()
+    if not isinstance(note, dict):
+        return Holder()
+    fields = cast("dict[str, Any]", note)
+
+    def number(key: str) -> int | None:
+        value = fields.get(key)
+        return value if type(value) is int and 0 <= value < 2**62 else None
+
+    def text(key: str) -> str | None:
+        value = fields.get(key)
+        return value[:40] if isinstance(value, str) and value.isprintable() else None
+
+    return Holder(
+        pid=number("pid"),
+        face=text("face"),
+        since_ns=number("since_ns"),
+        protocol=number("protocol") or 0,
+        socket=text("socket") or "",
+    )
+
+
+def _is_stopped(pid: int | None) -> bool:
+    """Whether the system shows that process as stopped; False where it does not tell."""
+    try:
+        # The program's name comes before, in brackets, and may hold anything.
+        state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2][:1]
+    except OSError:
+        return False
+    return state in (b"T", b"t")
+
+
+def _write_at(descriptor: int, content: bytes, offset: int) -> None:
+    if sys.platform == "win32":  # pragma: no cover - exercised on Windows only
+        os.lseek(descriptor, offset, os.SEEK_SET)
+        written = os.write(descriptor, content)
+    else:
+        written = os.pwrite(descriptor, content, offset)
+    if written != len(content):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _reason(error: OSError) -> str:
+    return "it is a symbolic link" if error.errno == errno.ELOOP else error.strerror or str(error)
+
+
+def _unfit(path: Path, reason: str) -> StartError:
+    return StartError(
+        f"{path} should be the file of the process that holds this workspace, but cannot be used: {reason}. "
+        "See who put it there, remove it, and start again"
+    )
+
+
+if sys.platform == "win32":  # pragma: no cover - exercised on Windows only
+    import msvcrt
+
+    _LOCKED_BYTE = 2**30  # past the note, which others must be able to read
+
+    def _try_lock(descriptor: int) -> bool:
+        os.lseek(descriptor, _LOCKED_BYTE, os.SEEK_SET)
+        try:
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+        except PermissionError:
+            return False
+        return True
+
+    def _is_locked(descriptor: int) -> bool:
+        locked = not _try_lock(descriptor)
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        return locked
+
+else:
+    import fcntl
+
+    def _try_lock(descriptor: int) -> bool:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def _is_locked(descriptor: int) -> bool:
+        """Asked with a shared lock, so that those who ask at once do not take each other for the holder."""
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        return False
+
 
 RENEW_S = 0.5
 VALID_NS = STALE_NS * 3 // 4
@@ -120,7 +436,7 @@ class Lease:
 
     @staticmethod
     def holder_of(folders: Folders) -> Holder | None:
-        """Who holds the workspace now, and whether it answers; see :func:`handrail.store.holder.holder_of`."""
+        """Who holds the workspace now, and whether it answers; see :func:`handrail.store.lease.holder_of`."""
         return holder_of(folders)
 
     @staticmethod
@@ -129,7 +445,7 @@ class Lease:
         renewal when it is paused. Who comes first with :meth:`acquire` then has it.
 
         :param interval_s: how often to look
-        :raises StartError: see :func:`handrail.store.holder.holder_of`
+        :raises StartError: see :func:`handrail.store.lease.holder_of`
         """
         while (holder := holder_of(folders)) is not None and holder.state == "alive":  # noqa: ASYNC110 - another's pause is no event here
             await asyncio.sleep(interval_s)

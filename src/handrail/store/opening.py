@@ -8,17 +8,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from handrail.store.database.connection import settle
 from handrail.store.database.database import Database
-from handrail.store.database.engines import settle
 from handrail.store.folders import Folders, prepare
 from handrail.store.lease import Lease
-from handrail.store.tables.channels import ChannelTable
+from handrail.store.tables.arrivals import ChannelTable, NoticeTable, TriggerTable
 from handrail.store.tables.jobs import JobTable
 from handrail.store.tables.messages import Messages
-from handrail.store.tables.notices import NoticeTable
-from handrail.store.tables.remembered import SeenHashes, SessionRules
-from handrail.store.tables.sessions import Sessions, SessionState
-from handrail.store.tables.triggers import TriggerTable
+from handrail.store.tables.sessions import SeenHashes, SessionRules, Sessions, SessionState
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +51,7 @@ class Store:
 
         :param protocol: version of what is spoken to those who join; 0: nobody can
         :param socket: name of the socket in the workspace's private folder where this process is joined
-        :param engine: what is to open its database (:mod:`handrail.store.database.engines`); None for whatever has made it
+        :param engine: what is to open its database (:mod:`handrail.store.database.connection`); None for whatever has made it
         :raises WorkspaceHeld: when another process holds the workspace
         :raises StartError: with what is wrong and the next step
         """

@@ -4,5 +4,5 @@ What users of the library need to test their own tools and agents; nothing here 
 
 - :mod:`handrail.testing.models`: models in process, without a server
 - :mod:`handrail.testing.servers`: loopback servers that speak the providers' protocols and check the history
-- :mod:`handrail.testing.names`: a resolver that leads where it is told, also elsewhere the second time
+- :mod:`handrail.testing.kernels`: a resolver that leads where it is told, also elsewhere the second time
 """

@@ -18,7 +18,7 @@ from handrail.agent.model import (
     ProviderError,
     TextDelta,
 )
-from handrail.catalog.forms.dialects import MCP, Dialect
+from handrail.catalog.dialects import MCP, Dialect
 
 
 @dataclass(slots=True)

@@ -6,23 +6,16 @@ from __future__ import annotations
 
 from handrail.contract.tool.tool import Tool
 from handrail.tools.agents import Compact, Task
-from handrail.tools.channels import CHANNEL_TOOLS
 from handrail.tools.discovery import BrowseTools, FindTools, Info, LoadTools, ToolSearch
 from handrail.tools.files.files import Edit, FilePatch, MultiEdit, Read, Write
-from handrail.tools.files.find import Glob, Grep, Tree
+from handrail.tools.files.reading import Glob, Grep, Tree
 from handrail.tools.files.structured import JsonRead, JsonWrite
 from handrail.tools.git import GIT_TOOLS
 from handrail.tools.jobs import JOB_TOOLS
 from handrail.tools.offers import OFFER_TOOLS
-from handrail.tools.session.ask import Ask
-from handrail.tools.session.plan import Todo
-from handrail.tools.session.scratchpad import Scratchpad
-from handrail.tools.session.skill import SkillTool
-from handrail.tools.session.stateful import STATE_TOOLS
-from handrail.tools.session.transcript import ReadArtifact, SearchMemory
-from handrail.tools.shell import Bash, Python
-from handrail.tools.terminal import TERMINAL_TOOLS
-from handrail.tools.triggers import TRIGGER_TOOLS
+from handrail.tools.session import STATE_TOOLS, Ask, ReadArtifact, Scratchpad, SearchMemory, SkillTool, Todo
+from handrail.tools.shell import TERMINAL_TOOLS, Bash, Python
+from handrail.tools.triggers import CHANNEL_TOOLS, TRIGGER_TOOLS
 
 BUILTINS: tuple[Tool, ...] = (
     *(Read(), Write(), Edit(), FilePatch(), Glob(), Grep(), Bash(), Todo(), Ask(), Task(), SkillTool()),

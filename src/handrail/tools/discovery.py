@@ -9,10 +9,10 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
+from handrail.contract.call import Result
 from handrail.contract.doors.jobs import NOT_HEARD, BroughtIn, Findings, Hit, Manual
 from handrail.contract.doors.runtime import Runtime
 from handrail.contract.errors import ToolError
-from handrail.contract.result import Result
 from handrail.contract.tool.requires import Requires
 from handrail.contract.tool.spec import ToolSpec
 from handrail.contract.tool.tool import Tool

@@ -12,6 +12,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
+from handrail.contract.call import Result
 from handrail.contract.doors.offers import (
     AT_SOURCE,
     Given,
@@ -23,7 +24,6 @@ from handrail.contract.doors.offers import (
 )
 from handrail.contract.doors.runtime import Runtime
 from handrail.contract.errors import ToolError
-from handrail.contract.result import Result
 from handrail.contract.tool.requires import Requires
 from handrail.contract.tool.spec import ToolSpec
 from handrail.contract.tool.tool import Tool

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
+from handrail.contract.doors.jobs import DEFAULT_COMMAND, KEYS, MOST_KEYS, START, Job
 from handrail.contract.doors.runtime import Runtime
+from handrail.contract.errors import ToolError
 from handrail.contract.tool.requires import Requires, ShellRequires
 from handrail.contract.tool.spec import LockSpec, ToolSpec
 from handrail.contract.tool.tool import Tool
 from handrail.tools.declaring import MAX_OUTPUT, WORKSPACE, object_schema
+from handrail.tools.jobs import state_after_stopping
 
 LONGEST_MS = 600_000
 _TIMEOUT = {
@@ -138,3 +143,275 @@ class _Heard:
     @property
     def text(self) -> str:
         return self._kept.decode("utf-8", "replace")
+
+
+# terminal.start, send, read, resize and stop: programs that are typed to, each a job of its session.
+
+LONGEST_TERMINAL_MS = 24 * 3_600_000
+LONGEST_WAIT_MS = 60_000
+USUAL_WAIT_MS = 2_000
+MOST_TEXT = 16 * 1024
+MOST_BYTES = 100_000
+MOST_LINES = 1_000
+_QUIET_S = 0.15
+"""A terminal that has shown nothing for so long is taken to have said what it had to say."""
+_ENDING_MS = 10_000
+_COLUMNS = {"type": "integer", "minimum": 20, "maximum": 500, "description": "160 if left out"}
+_ROWS = {"type": "integer", "minimum": 5, "maximum": 200, "description": "40 if left out"}
+_ID = {"type": "string", "minLength": 1, "maxLength": 200, "description": "The job_id that terminal.start gave"}
+_ONE_KEY = f"(?:{'|'.join(KEYS)})"
+_SHELL = (ShellRequires(cmd="*"),)
+_spec = partial(ToolSpec, requires=Requires(capabilities=("jobs", "terminals")), locks=(), category="system")
+"""The declaration of a tool that looks after a terminal which is there already."""
+
+
+class TerminalStart(Tool):
+    spec = ToolSpec(
+        id=START,
+        description=(
+            "Start a program that is typed to, such as a shell, a debugger or an interpreter, in a terminal of its own in the "
+            "sandbox without network. Answers at once with its job_id, which is the terminal's id: look with terminal.read "
+            "whether it started, type with terminal.send, end it with terminal.stop. For a single command use bash."
+        ),
+        parameters=object_schema(
+            {
+                "command": {
+                    "type": "string",
+                    "format": "command",
+                    "minLength": 1,
+                    "maxLength": 100_000,
+                    "default": DEFAULT_COMMAND,
+                    "description": "The program; an interactive bash if left out",
+                },
+                "cwd": {
+                    "type": "string",
+                    "minLength": 1,
+                    "maxLength": 4096,
+                    "description": "A folder of the workspace",
+                },
+                "columns": _COLUMNS,
+                "rows": _ROWS,
+                "name": {"type": "string", "maxLength": 80, "description": "What it is for, as lists of jobs show it"},
+            }
+        ),
+        requires=Requires(fs=WORKSPACE, shell=_SHELL, capabilities=("terminals",)),
+        side_effect="external",
+        locks=(LockSpec("workspace", "X"),),
+        targets={"shell.run": "{command}"},
+        mode="background",
+        open_ended=True,
+        timeout_ms=LONGEST_TERMINAL_MS,
+        category="system",
+        kind="execute",
+    )
+    types = True
+
+    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
+        command = args.get("command", DEFAULT_COMMAND)
+        columns, rows = args.get("columns", 160), args.get("rows", 40)
+        done = await runtime.terminals.run(command, cwd=args.get("cwd"), columns=columns, rows=rows)
+        answer: dict[str, object] = {"exit_code": done.exit_code}
+        if done.signal is not None:
+            answer["signal"] = done.signal
+        return answer
+
+
+class TerminalSend(Tool):
+    spec = _spec(
+        id="terminal.send",
+        description=(
+            "Type into a terminal: text, then keys. A line is entered by a newline at its end, or by the key enter. "
+            "Keys are names with spaces between them, such as 'ctrl-c' or 'up enter'. terminal.read shows what came of it."
+        ),
+        parameters={
+            **object_schema(
+                {
+                    "id": _ID,
+                    "text": {
+                        "type": "string",
+                        "minLength": 1,
+                        "maxLength": MOST_TEXT,
+                        "pattern": "^[^\\u0000-\\u0008\\u000b-\\u001f\\u007f-\\u009f]*$",
+                        "description": "Typed as it is; without control characters, which are keys",
+                    },
+                    "keys": {
+                        "type": "string",
+                        "pattern": f"^{_ONE_KEY}(?: {_ONE_KEY}){{0,{MOST_KEYS - 1}}}$",
+                        "description": "enter, tab, space, escape, backspace, delete, insert, up, down, left, right, home, end, "
+                        "page-up, page-down, ctrl-a to ctrl-z, ctrl-backslash",
+                    },
+                },
+                ["id"],
+            ),
+            "anyOf": [{"required": ["text"]}, {"required": ["keys"]}],
+        },
+        requires=Requires(fs=WORKSPACE, shell=_SHELL, capabilities=("jobs", "terminals")),
+        side_effect="external",
+        kind="execute",
+    )
+    types = True
+
+    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
+        job = await _job(runtime, args["id"])
+        if not await _is_up(runtime, job):
+            raise await _over(runtime, job)
+        typed = await runtime.terminals.type(job.id, args.get("text", ""), tuple(args.get("keys", "").split()))
+        answer: dict[str, object] = {"id": job.id, "sent_bytes": typed.sent}
+        if typed.left:
+            answer["note"] = (
+                f"the program reads nothing now: the last {typed.left} bytes were not typed. See with terminal.read what it does"
+            )
+        return answer
+
+
+class TerminalRead(Tool):
+    spec = _spec(
+        id="terminal.read",
+        description=(
+            "Read what a terminal has shown: what came since the last look, or from a cursor on, or the last lines. Waits "
+            "until there is something and it pauses, or has ended. Programs are told that the terminal is a plain one (TERM=dumb)."
+        ),
+        parameters={
+            **object_schema(
+                {
+                    "id": _ID,
+                    "cursor": {"type": "integer", "minimum": 0, "description": "Bytes, as an earlier look gave it"},
+                    "wait_ms": {
+                        "type": "integer",
+                        "minimum": 0,
+                        "description": f"For at most so long; {USUAL_WAIT_MS} if left out, {LONGEST_WAIT_MS} at most",
+                    },
+                    "lines": {
+                        "type": "integer",
+                        "minimum": 1,
+                        "maximum": MOST_LINES,
+                        "description": "Only the last so many",
+                    },
+                },
+                ["id"],
+            ),
+            "not": {"required": ["cursor", "lines"]},
+        },
+        side_effect="read",
+        timeout_ms=LONGEST_WAIT_MS + 30_000,
+        max_output=2 * MOST_BYTES,
+        kind="read",
+    )
+
+    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
+        job = await _job(runtime, args["id"])
+        start = args.get("cursor", runtime.terminals.read_up_to(job.id))
+        await _until_quiet(runtime, job, start, min(args.get("wait_ms", USUAL_WAIT_MS), LONGEST_WAIT_MS) / 1000)
+        if (lines := args.get("lines")) is not None:
+            found = await runtime.jobs.lines(job.id, offset=-lines, count=lines)
+        else:
+            found = await runtime.jobs.read(job.id, cursor=start, max_bytes=MOST_BYTES)
+        runtime.terminals.read_up_to(job.id, found.cursor)
+        answer: dict[str, object] = {"id": job.id, "text": found.text, "cursor": found.cursor}
+        if found.skipped:
+            answer["dropped_bytes"] = found.skipped
+        job = await runtime.jobs.get(job.id)
+        answer["state"] = job.state
+        answer["more"] = found.cursor < job.output_bytes
+        if job.ended:
+            answer |= await _end(runtime, job)
+        return answer
+
+
+class TerminalResize(Tool):
+    spec = _spec(
+        id="terminal.resize",
+        description="Give a terminal another size; the program in it is told.",
+        parameters=object_schema({"id": _ID, "columns": _COLUMNS, "rows": _ROWS}, ["id", "columns", "rows"]),
+        side_effect="write",
+        idempotent=True,
+    )
+
+    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
+        job = await _job(runtime, args["id"])
+        if not await _is_up(runtime, job):
+            raise await _over(runtime, job)
+        await runtime.terminals.resize(job.id, args["columns"], args["rows"])
+        return {"id": job.id, "columns": args["columns"], "rows": args["rows"]}
+
+
+class TerminalStop(Tool):
+    spec = _spec(
+        id="terminal.stop",
+        description="End a terminal and all that runs in it. Returns its state afterwards; one that had ended stays as it was.",
+        parameters=object_schema({"id": _ID}, ["id"]),
+        side_effect="write",
+        idempotent=True,
+    )
+
+    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
+        before = await _job(runtime, args["id"])
+        job = await runtime.jobs.stop(before.id)
+        answer = {"id": job.id, **state_after_stopping(before, job)}
+        return answer | await _end(runtime, job) if before.ended else answer
+
+
+async def _job(runtime: Runtime, terminal_id: str) -> Job:
+    """
+    :raises ToolError: ``invalid_input`` for what is no terminal of the session
+    """
+    job = await runtime.jobs.get(terminal_id)
+    if job.tool_id != START:
+        text = f"{job.id} is a job of {job.tool_id}, which is no terminal; read_job and stop_task look after it"
+        raise ToolError(text, kind="invalid_input")
+    return job
+
+
+async def _is_up(runtime: Runtime, job: Job) -> bool:
+    """Whether it is open; one that is about to be is waited for."""
+    terminals = runtime.terminals
+    while not terminals.is_open(job.id):
+        changes = terminals.changes
+        job = await runtime.jobs.get(job.id)
+        if job.ended or job.rests or terminals.was_open(job.id):
+            return False
+        await terminals.changed(changes, 0.05)  # its job may also end before there is any terminal
+    return True
+
+
+async def _until_quiet(runtime: Runtime, job: Job, start: int, seconds: float) -> None:
+    """Wait until it has shown something beyond ``start`` and then nothing for a moment, or has ended; no longer than
+    ``seconds``."""
+    until, terminals = time.monotonic() + seconds, runtime.terminals
+    while True:
+        changes = terminals.changes
+        job = await runtime.jobs.get(job.id)
+        if job.ended:
+            return
+        if terminals.was_open(job.id) and not terminals.is_open(job.id):
+            await runtime.jobs.wait(job.id, timeout_ms=_ENDING_MS)  # what it came to is being recorded
+            return
+        left = until - time.monotonic()
+        if left <= 0:
+            return
+        if job.output_bytes <= start:
+            await terminals.changed(changes, left if terminals.is_open(job.id) else min(left, 0.05))
+        elif not await terminals.changed(changes, min(left, _QUIET_S)):
+            return
+
+
+async def _over(runtime: Runtime, job: Job) -> ToolError:
+    job = await runtime.jobs.get(job.id)
+    end = await _end(runtime, job)
+    how = end.get("error") or f"exit code {end.get('exit_code')}"
+    text = f"the terminal {job.id} has ended ({job.state}: {how}); start another with {START}"
+    return ToolError(text, kind="conflict")
+
+
+async def _end(runtime: Runtime, job: Job) -> dict[str, object]:
+    """How one has ended."""
+    result = await runtime.jobs.wait(job.id, timeout_ms=_ENDING_MS)
+    if result is None:
+        return {}
+    if not result.ok:
+        return {"error": result.error_text}
+    given: Any = result.data
+    return cast("dict[str, object]", given) if isinstance(given, dict) else {}
+
+
+TERMINAL_TOOLS: tuple[Tool, ...] = (TerminalStart(), TerminalSend(), TerminalRead(), TerminalResize(), TerminalStop())

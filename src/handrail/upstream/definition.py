@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal, cast
 
+import orjson
+
+from handrail.contract.errors import StartError
 from handrail.contract.text.hosts import read_url
+from handrail.contract.text.json import check_depth
 from handrail.contract.tool.requires import FsRequires, NetRequires, Requires
 from handrail.contract.tool.spec import SideEffect
+from handrail.store import decisions
 
 Transport = Literal["stdio", "http", "sse"]
 
@@ -101,3 +108,127 @@ class ServerDefinition:
             sorted(self.headers),
         ]
         return hashlib.sha256(json.dumps(what).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+# A server's last listing, kept between starts, so that its tools are known without connecting it.
+#
+# The file lies in the state root for all workspaces of this user; what cannot be read as a listing of just this
+# server counts as none. Everything in it is the server's words: it is judged anew at each load.
+
+VERSION = 1
+MAX_BYTES = 64 * 1024 * 1024
+MOST_ITEMS = 5_000
+"""Tools, resources, templates or prompts of one server."""
+MAX_ITEM_BYTES = 1024 * 1024
+MAX_ITEM_DEPTH = 400
+MAX_LIST_BYTES = 12 * 1024 * 1024
+"""Of all of them together, so that what is kept can be read again."""
+Item = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """As the server writes it, each item a JSON object.
+
+    :param protocol: the version that was spoken
+    :param left_out: how many items were too many or too large
+    """
+
+    tools: tuple[Item, ...] = ()
+    resources: tuple[Item, ...] = ()
+    templates: tuple[Item, ...] = ()
+    prompts: tuple[Item, ...] = ()
+    capabilities: Item = field(default_factory=dict[str, Any])
+    server: Item = field(default_factory=dict[str, Any])
+    protocol: str = ""
+    left_out: int = 0
+
+    def tool(self, name: str) -> Item | None:
+        return next((one for one in self.tools if one.get("name") == name), None)
+
+
+class Kept:
+    """Of what a server lists, what is an object within bounds."""
+
+    def __init__(self) -> None:
+        self.items: list[Item] = []
+        self.left_out = 0
+        self._bytes = 0
+
+    def add(self, given: Iterable[object]) -> None:
+        for one in given:
+            size = _size(one) if len(self.items) < MOST_ITEMS else None
+            if size is not None and self._bytes + size <= MAX_LIST_BYTES:
+                self.items.append(cast("Item", one))
+                self._bytes += size
+            else:
+                self.left_out += 1
+
+
+def _size(one: object) -> int | None:
+    """None for what is no object, too large, or nested so deep that what goes through it could not."""
+    if not isinstance(one, dict):
+        return None
+    try:
+        text = json.dumps(one)
+        check_depth(text, MAX_ITEM_DEPTH)
+    except (ValueError, RecursionError):
+        return None
+    return len(text) if len(text) <= MAX_ITEM_BYTES else None
+
+
+def read(state: Path, name: str, definition: str) -> Listing | None:
+    """The listing of the server ``name``, where it is of the same definition.
+
+    :param state: the root of all state
+    :param definition: the hash of the server's definition
+    """
+    content = decisions.read_private(_path(state, name), MAX_BYTES)
+    if content is None:
+        return None
+    try:
+        data: Any = orjson.loads(content)
+        if data["version"] != VERSION or data["name"] != name or data["definition"] != definition:
+            return None
+        found: Any = data["listing"]
+        lists = {
+            key: tuple(cast("Item", one) for one in found[key] if isinstance(one, dict))
+            for key in ("tools", "resources", "templates", "prompts")
+        }
+        return Listing(
+            **lists,
+            capabilities=_object(found["capabilities"]),
+            server=_object(found["server"]),
+            protocol=str(found["protocol"]),
+            left_out=int(found["left_out"]),
+        )
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+def write(state: Path, name: str, definition: str, listing: Listing) -> None:
+    """Keep it. A state folder that cannot be written keeps nobody from working: the server is asked again next time."""
+    path = _path(state, name)
+    whole = {
+        "version": VERSION,
+        "name": name,
+        "definition": definition,
+        "listing": {one.name: getattr(listing, one.name) for one in fields(listing)},
+    }
+    with contextlib.suppress(OSError, StartError):
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        decisions.write_private(path, json.dumps(whole, ensure_ascii=True, sort_keys=True).encode())
+
+
+def forget(state: Path, name: str) -> None:
+    """Know nothing of the server any more."""
+    with contextlib.suppress(OSError):
+        _path(state, name).unlink()
+
+
+def _object(value: object) -> Item:
+    return cast("Item", value) if isinstance(value, dict) else {}
+
+
+def _path(state: Path, name: str) -> Path:
+    return state / "mcp" / "listings" / f"{hashlib.sha256(name.encode()).hexdigest()[:24]}.json"

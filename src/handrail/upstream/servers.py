@@ -18,20 +18,20 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from handrail.config import Configuration
 from handrail.contract.errors import UsageError
+from handrail.contract.generation import Source
 from handrail.contract.sandbox import Process, Profile, Program, Sandbox
 from handrail.contract.text.hosts import bracketed, read_url
 from handrail.contract.tool.requires import CapabilitySet, Layer, Variables, expand
-from handrail.policy.hidden import hidden as hides
+from handrail.policy.authority import hidden as hides
 from handrail.policy.rules.matching import Ranking
 from handrail.policy.rules.rules import Rule, RuleBook
-from handrail.registry.sources.source import Source
 from handrail.runtime.secrets import SecretStore
 from handrail.store.folders import Folders
-from handrail.upstream.configured.configured import configured, is_beneath
+from handrail.upstream.configured import configured, is_beneath
 
 if TYPE_CHECKING:
     from handrail.sandbox.network.egress import Gate
-    from handrail.upstream.client.channel import Channel
+    from handrail.upstream.client.conversation import Channel
     from handrail.upstream.definition import ServerDefinition
     from handrail.upstream.oauth import Prompt
     from handrail.upstream.owner import Upstream
@@ -224,8 +224,8 @@ class Upstreams:
 
         :raises Lost: where it cannot be started
         """
-        from handrail.upstream.client.channel import Lost
-        from handrail.upstream.installed import Refused, resolve
+        from handrail.upstream.client.conversation import Lost
+        from handrail.upstream.install import Refused, resolve
 
         ground = self._ground
         workspace = str(ground.folders.workspace)

@@ -2,24 +2,201 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
-from handrail.contract.errors import Fault
-from handrail.registry.sources.source import Found, Loaded, Rank
-from handrail.upstream import listing as listings
-from handrail.upstream.definition import ServerDefinition
-from handrail.upstream.installed import Refused, resolve
-from handrail.upstream.listing import Item, Listing
-from handrail.upstream.offering import McpOffering
-from handrail.upstream.tools import McpTool
+from handrail.contract.call import Blob
+from handrail.contract.doors.offers import PromptArgument, PromptSpec, ResourceSpec, ResourceTemplate
+from handrail.contract.errors import Fault, ToolError
+from handrail.contract.generation import Found, Loaded, Rank
+from handrail.registry.sources.offerings import MAX_URI, shape_of
+from handrail.upstream import definition as listings
+from handrail.upstream.client.conversation import Lost, RpcError
+from handrail.upstream.definition import Item, Listing, ServerDefinition
+from handrail.upstream.install import Refused, resolve
+from handrail.upstream.tools import McpTool, failed
 
 if TYPE_CHECKING:
+    from handrail.contract.doors.runtime import Runtime
     from handrail.upstream.owner import Upstream
 
 
+# What an upstream server has beside tools, as it listed it: each request goes to the server on behalf of one
+# call.
+
+_SAID = ("annotations", "icons", "_meta")
+
+
+class McpOffering:
+    """Implements :class:`~handrail.contract.tool.offering.Offering` for one listing."""
+
+    foreign = True
+
+    def __init__(self, listing: Listing, definition: ServerDefinition, upstream: Upstream | None) -> None:
+        self._definition = definition
+        self._upstream = upstream
+        self._subscribes = _object(listing.capabilities.get("resources")).get("subscribe") is True
+        self.resources = tuple(found for found in map(_resource, listing.resources) if found is not None)
+        self.templates = tuple(found for found in map(_template, listing.templates) if found is not None)
+        prefix = definition.name if definition.prefix is None else definition.prefix
+        prompts = [found for item in listing.prompts if (found := _prompt(item, prefix)) is not None]
+        self.prompts = tuple(spec for spec, _ in prompts)
+        self._own_names = {spec.name: own for spec, own in prompts}
+        self._uris = frozenset(one.uri for one in self.resources)
+        shapes = [shape_of(template.uri_template) for template in self.templates]
+        self._shapes = [shape for shape in shapes if shape is not None]
+
+    @property
+    def source(self) -> str:
+        return self._definition.name
+
+    def has(self, uri: str) -> bool:
+        if uri in self._uris:
+            return True
+        return len(uri) <= MAX_URI and any(shape.makes(uri) for shape in self._shapes)
+
+    async def read(self, uri: str, runtime: Runtime) -> Mapping[str, Any]:
+        found = await self._ask("resources/read", {"uri": uri}, runtime)
+        given: Any = found.get("contents")
+        contents = cast("list[Any]", given) if isinstance(given, list) else []
+        return {"contents": [_with_bytes(_object(one), "blob") for one in contents]}
+
+    async def prompt(self, name: str, arguments: Mapping[str, str], runtime: Runtime) -> Mapping[str, Any]:
+        own = self._own_names.get(name)
+        if own is None:
+            raise ToolError(f"mcp server {self.source} has no prompt {name[:100]!r}", kind="invalid_input")
+        params: dict[str, Any] = {"name": own}
+        if arguments:
+            params["arguments"] = dict(arguments)
+        found = await self._ask("prompts/get", params, runtime)
+        given: Any = found.get("messages")
+        messages = cast("list[Any]", given) if isinstance(given, list) else []
+        answer: dict[str, Any] = {"messages": [_message(_object(one)) for one in messages]}
+        if isinstance(about := found.get("description"), str):
+            answer["description"] = about
+        return answer
+
+    async def complete(
+        self, ref: Mapping[str, Any], argument: Mapping[str, str], context: Mapping[str, str], runtime: Runtime
+    ) -> Mapping[str, Any]:
+        about = dict(ref)
+        if about.get("type") == "ref/prompt":
+            about["name"] = self._own_names.get(str(about.get("name")), about.get("name"))
+        params: dict[str, Any] = {"ref": about, "argument": dict(argument)}
+        if context:
+            params["context"] = {"arguments": dict(context)}
+        found = _object((await self._ask("completion/complete", params, runtime)).get("completion"))
+        values: Any = found.get("values")
+        answer: dict[str, Any] = {
+            "values": [one for one in cast("list[Any]", values) if isinstance(one, str)][:100]
+            if isinstance(values, list)
+            else []
+        }
+        if isinstance(total := found.get("total"), int):
+            answer["total"] = total
+        if isinstance(more := found.get("hasMore"), bool):
+            answer["hasMore"] = more
+        return answer
+
+    async def subscribe(self, uri: str, updated: Callable[[str], None]) -> Callable[[], Awaitable[None]]:
+        upstream = self._upstream
+        if upstream is None or not self._subscribes:
+            raise ToolError(f"mcp server {self.source} does not tell when a resource changes", kind="unavailable")
+        await upstream.connected()
+        try:
+            await upstream.subscriptions.add(uri, updated)
+        except RpcError as error:
+            raise failed(self.source, error) from None
+        except Lost as lost:
+            raise ToolError(f"mcp server {self.source} is unavailable: {lost.why}", kind="unavailable") from None
+        return lambda: upstream.subscriptions.remove(uri, updated)
+
+    async def _ask(self, method: str, params: Mapping[str, Any], runtime: Runtime) -> dict[str, Any]:
+        if self._upstream is None:
+            raise ToolError(f"mcp server {self.source} is only looked at here", kind="unavailable")
+        try:
+            return await self._upstream.call(method, params, runtime)
+        except RpcError as error:
+            raise failed(self.source, error) from None
+
+
+def _resource(item: Item) -> ResourceSpec | None:
+    uri, size = item.get("uri"), item.get("size")
+    if not isinstance(uri, str) or not 0 < len(uri) <= MAX_URI:
+        return None
+    whole = size if isinstance(size, int) and not isinstance(size, bool) else None
+    return ResourceSpec(uri, _text(item, "name") or uri, *_about(item), whole, _more(item))
+
+
+def _template(item: Item) -> ResourceTemplate | None:
+    uri = item.get("uriTemplate")
+    if not isinstance(uri, str) or not 0 < len(uri) <= MAX_URI:
+        return None
+    return ResourceTemplate(uri, _text(item, "name") or uri, *_about(item), _more(item))
+
+
+def _prompt(item: Item, prefix: str) -> tuple[PromptSpec, str] | None:
+    """As it is known here, and the server's own name of it."""
+    own = _text(item, "name")
+    if not own:
+        return None
+    given: Any = item.get("arguments")
+    arguments = [
+        PromptArgument(_text(one, "name"), _text(one, "description"), one.get("required") is True, _text(one, "title"))
+        for one in map(_object, cast("list[Any]", given) if isinstance(given, list) else [])
+        if _text(one, "name")
+    ]
+    name = f"{prefix}_{own}" if prefix else own
+    spec = PromptSpec(name, _text(item, "description"), _text(item, "title"), tuple(arguments), _more(item))
+    return spec, own
+
+
+def _about(item: Item) -> tuple[str, str, str]:
+    return _text(item, "description"), _text(item, "title"), _text(item, "mimeType")
+
+
+def _more(item: Item) -> dict[str, Any]:
+    return {key: item[key] for key in _SAID if key in item}
+
+
+def _message(message: dict[str, Any]) -> dict[str, Any]:
+    content = message.get("content")
+    if not isinstance(content, dict):
+        return message
+    block = cast("dict[str, Any]", content)
+    if block.get("type") in ("image", "audio"):
+        return {**message, "content": _with_bytes(block, "data")}
+    if block.get("type") == "resource" and isinstance(block.get("resource"), dict):
+        return {**message, "content": {**block, "resource": _with_bytes(block["resource"], "blob")}}
+    return message
+
+
+def _with_bytes(part: dict[str, Any], key: str) -> dict[str, Any]:
+    """With the bytes that stand under ``key`` as base64 taken out of it, to be kept as every binary output is."""
+    data = part.get(key)
+    if not isinstance(data, str):
+        return part
+    try:
+        body = base64.b64decode(data, validate=True)
+    except (binascii.Error, ValueError):
+        return {name: value for name, value in part.items() if name != key} | {"problem": "its data are not base64"}
+    return {**part, key: Blob(body, _text(part, "mimeType") or "application/octet-stream")}
+
+
+def _text(item: Mapping[str, Any], key: str) -> str:
+    value = item.get(key)
+    return value if isinstance(value, str) else ""
+
+
+def _object(value: object) -> dict[str, Any]:
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+
+
 class McpSource:
-    """Implements :class:`~handrail.registry.sources.source.Source`. Loading looks at what is known and connects nobody.
+    """Implements :class:`~handrail.contract.generation.Source`. Loading looks at what is known and connects nobody.
 
     :param upstream: None for who only looks
     """

@@ -13,11 +13,9 @@ from handrail.contract.errors import ToolError
 from handrail.contract.tool.requires import Requires
 from handrail.contract.tool.spec import LockSpec, SideEffect, ToolSpec
 from handrail.contract.tool.tool import Tool
-from handrail.upstream.client.channel import RpcError
-from handrail.upstream.client.conversation import ASKED_BY
+from handrail.upstream.client.conversation import ASKED_BY, RpcError
 from handrail.upstream.client.tasks import needs_task
-from handrail.upstream.definition import ServerDefinition
-from handrail.upstream.listing import Item
+from handrail.upstream.definition import Item, ServerDefinition
 
 if TYPE_CHECKING:
     from handrail.upstream.owner import Upstream

@@ -12,7 +12,7 @@ from tests.attacks.victim import SECRET, Agreeing, Home, put
 from handrail import tool
 from handrail.contract.approvals import ApprovalAnswer, ApprovalRequest
 from handrail.contract.errors import HandrailError
-from handrail.policy.watchdogs.opinions import WatchdogCall
+from handrail.policy.watchdogs.watchdog import WatchdogCall
 
 
 class Answering(Agreeing):

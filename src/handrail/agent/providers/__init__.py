@@ -10,7 +10,7 @@ from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from handrail.agent.model import Model
-from handrail.agent.streaming.text_calls import TextForm
+from handrail.agent.text_calls import TextForm
 from handrail.contract.errors import StartError, UsageError
 
 SERVICES: Mapping[str, tuple[str, str]] = {
@@ -62,7 +62,7 @@ def open_model(spec: str, *, base_url: str | None = None, text_calls: TextForm |
     - ``openai-responses:NAME``: responses; the same key
     - ``anthropic:NAME``: messages; the key comes from ``ANTHROPIC_API_KEY``
     - ``gemini:NAME``: the Gemini API; the key comes from ``GEMINI_API_KEY``
-    - ``script:FILE``: plays a file of turns, see :mod:`handrail.agent.providers.script_file`
+    - ``script:FILE``: plays a file of turns, see :mod:`handrail.agent.providers.script`
 
     :param base_url: another server that speaks the same API. Such a server gets the key of the environment if
         there is one, and is asked without a key otherwise

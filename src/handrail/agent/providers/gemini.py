@@ -38,10 +38,9 @@ from handrail.agent.model import (
     Usage,
     UserMessage,
 )
-from handrail.agent.providers.failures import failure, late, unreachable, unreadable
-from handrail.agent.providers.fields import count, get, text
-from handrail.catalog.forms.dialects import GEMINI, Dialect
-from handrail.catalog.forms.fitting import offered
+from handrail.agent.providers.failures import count, failure, get, late, text, unreachable, unreadable
+from handrail.catalog.dialects import GEMINI, Dialect
+from handrail.catalog.fitting import offered
 
 PROVIDER = "gemini"
 _REASONS: dict[str, FinishReason] = {"STOP": "end", "MAX_TOKENS": "length", "TOO_MANY_TOOL_CALLS": "calls"}

@@ -8,7 +8,8 @@ their calls before any arguments come: a call that had none when the next began 
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -31,10 +32,9 @@ from handrail.agent.model import (
     Usage,
     UserMessage,
 )
-from handrail.agent.providers.fields import count, get, plain, text, written
-from handrail.agent.providers.openai_failures import explained
-from handrail.catalog.forms.dialects import OPENAI_CHAT, Dialect
-from handrail.catalog.forms.fitting import offered
+from handrail.agent.providers.failures import count, failure, get, late, plain, text, unreachable, unreadable, written
+from handrail.catalog.dialects import OPENAI_CHAT, Dialect
+from handrail.catalog.fitting import offered
 
 if TYPE_CHECKING:
     from openai.types.chat import (
@@ -45,6 +45,34 @@ if TYPE_CHECKING:
         ChatCompletionToolUnionParam,
     )
     from openai.types.chat.completion_create_params import WebSearchOptions
+
+
+# What the OpenAI SDK raises, in the words of :mod:`handrail.agent.providers.failures`; for both of its APIs.
+
+KEY = "OPENAI_API_KEY"
+
+
+@contextmanager
+def explained(name: str, address: object) -> Generator[None]:
+    """Around one request and the reading of its stream.
+
+    :param name: the model, as the operator wrote it
+    :param address: of the server
+    :raises ProviderError: for what the SDK raises
+    """
+    try:
+        yield
+    except openai.APIStatusError as error:
+        raise failure(name, KEY, error.status_code, error.code, error.message, error.response.headers) from error
+    except openai.APITimeoutError as error:
+        raise late(name, address) from error
+    except openai.APIConnectionError as error:
+        raise unreachable(name, address, error) from error
+    except openai.APIError as error:
+        raise failure(name, KEY, None, error.code or error.type, error.message, {}) from error
+    except ValueError as error:
+        raise unreadable(name, error) from error
+
 
 MAX_CITED = 1_000
 _WHOLE: dict[str, FinishReason] = {

@@ -34,11 +34,10 @@ from handrail.agent.model import (
     Usage,
     UserMessage,
 )
-from handrail.agent.providers.failures import failure
-from handrail.agent.providers.fields import count, get, plain, text, written
-from handrail.agent.providers.openai_failures import KEY, explained
-from handrail.catalog.forms.dialects import OPENAI_RESPONSES, Dialect
-from handrail.catalog.forms.fitting import offered
+from handrail.agent.providers.failures import count, failure, get, plain, text, written
+from handrail.agent.providers.openai import KEY, explained
+from handrail.catalog.dialects import OPENAI_RESPONSES, Dialect
+from handrail.catalog.fitting import offered
 
 if TYPE_CHECKING:
     from openai.types.responses import ResponseInputItemParam, ResponseStreamEvent, ToolParam

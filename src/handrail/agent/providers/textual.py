@@ -20,16 +20,16 @@ from handrail.agent.model import (
     TextDelta,
     TextPart,
     UserMessage,
+    takes_pictures,
 )
-from handrail.agent.pictures import takes_pictures
 from handrail.agent.prompt import STRUCTURED_ONLY
-from handrail.agent.streaming.text_calls import GRAMMARS, Grammar, TextCalls, TextForm, tools_told
-from handrail.catalog.forms.dialects import TEXT, Dialect
-from handrail.catalog.forms.fitting import offered
+from handrail.agent.text_calls import GRAMMARS, Grammar, TextCalls, TextForm, tools_told
+from handrail.catalog.dialects import TEXT, Dialect
+from handrail.catalog.fitting import offered
 
 
 class TextualModel:
-    """``model``, with its calls written as text in one of the forms of :mod:`handrail.agent.streaming.text_calls`.
+    """``model``, with its calls written as text in one of the forms of :mod:`handrail.agent.text_calls`.
 
     The provider is offered no tools. What a call gave goes back as what the user says, one line of JSON for each call.
     """

@@ -12,35 +12,126 @@ import asyncio
 import contextlib
 import secrets as randomness
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from handrail.arbiter.calls.call import Call, Lane, LiveJob, Refusal
-from handrail.arbiter.calls.repeats import recorded_result
+import orjson
+
+from handrail.arbiter.approvals.desk import Approvals
+from handrail.arbiter.arguments import recorded_result
+from handrail.arbiter.call import Call, Lane, LiveJob, Refusal
 from handrail.arbiter.delegating import naming
 from handrail.arbiter.execution import uninterrupted
 from handrail.arbiter.jobs.outflow import OutputFile, stored
-from handrail.arbiter.jobs.texts import MOST_ATTEMPTS, about, as_text, cut_short, notice_of, state_of
-from handrail.arbiter.locks.resources import Resources, shared
-from handrail.arbiter.locks.table import lock_names
-from handrail.arbiter.output.exposure import views
-from handrail.arbiter.output.neutral import for_model
-from handrail.arbiter.output.room import JOB_ENDING, OutputRoom, unlink
+from handrail.arbiter.locks import Resources, lock_names, shared
+from handrail.arbiter.output.exposure import for_model, views
 from handrail.arbiter.output.shaper import Shaper
-from handrail.arbiter.output.sidecar import file_name
-from handrail.contract.call import Answer
+from handrail.arbiter.output.sidecar import JOB_ENDING, OutputRoom, file_name, unlink
+from handrail.contract.call import Answer, ProposedCall, Result
 from handrail.contract.doors.agents import Tree
+from handrail.contract.doors.channels import Notice
 from handrail.contract.doors.jobs import Job, JobState
 from handrail.contract.errors import HandrailError, LogUnavailable, ToolError
-from handrail.contract.result import Result
+from handrail.contract.generation import Generation
 from handrail.contract.session import StopReason
 from handrail.contract.tool.names import JOB_IDS, TERMINAL_IDS, wire_name
 from handrail.contract.tool.spec import ToolSpec
-from handrail.record.log import CommitLog, Record
+from handrail.record.log import CommitLog, Interrupted, Record
+from handrail.record.reading import LoggedRecord
+from handrail.store.tables.arrivals import NoticeTable
 from handrail.store.tables.jobs import JobRow, JobTable, Retention
-from handrail.store.tables.notices import NoticeTable
+
+# How a job is described: the state and the notice of its end, and its arguments in one line.
+
+MAX_ABOUT = 160
+MAX_IN_NOTICE = 2_000
+"""Characters of a result that its session is told when the job ends; the rest is asked for."""
+
+
+MOST_ATTEMPTS = 5
+"""How often a job is started in all when each attempt ends with its process: the job may be what ends it."""
+NOT_BEGUN = "Handrail ended before this job began, so it had no effect; call again if that is still wanted"
+_UNKNOWN = (
+    "Handrail ended while this job ran, and nobody knows how far it came; it is not run again. Look at what it did"
+)
+_GIVEN_UP = (
+    "Handrail ended while this job ran, and nobody knows how far it came; a further attempt was stopped by the user. "
+    "Look at what it did"
+)
+_TOO_OFTEN = (
+    f"this job was begun {MOST_ATTEMPTS} times and Handrail ended each time while it ran; it is not begun again"
+)
+
+
+def cut_short(row: JobRow, *, begun: bool) -> Result:
+    """The result of a job that has ended with its process."""
+    if row.given_up:
+        return Result.error("interrupted", _GIVEN_UP, job=row.id, stopped_by="user")
+    text = NOT_BEGUN if not begun else _TOO_OFTEN if row.job.attempt >= MOST_ATTEMPTS else _UNKNOWN
+    return Result.error("interrupted", text, job=row.id)
+
+
+def state_of(result: Result) -> JobState:
+    """The end that a result is."""
+    if result.ok:
+        return "done"
+    return (
+        "cancelled"
+        if result.error_kind == "cancelled"
+        else "interrupted"
+        if result.error_kind == "interrupted"
+        else "failed"
+    )
+
+
+def notice_id(job_id: str) -> str:
+    """Of the notice that a job leaves when it ends."""
+    return f"job/{job_id}"
+
+
+def notice_of(row: JobRow, model: Result, now_ns: int) -> Notice:
+    """What the session is told when a job ends."""
+    text = as_text(model).strip()
+    if len(text) > MAX_IN_NOTICE:
+        text = f"{text[:MAX_IN_NOTICE]}\n[…] read_job has the rest"
+    said = f"The job {row.id} ({row.job.tool_id}) is {row.job.state}."
+    return Notice(
+        notice_id(row.id),
+        row.job.session_id,
+        "job",
+        row.id,
+        f"{said}\n{text}" if text else said,
+        now_ns,
+        data={"job_id": row.id, "state": row.job.state},
+        untrusted=f"the output of {row.untrusted}" if row.untrusted else f"the output of {row.job.tool_id}",
+    )
+
+
+def as_text(result: Result) -> str:
+    parts = [result.error_text] if result.error_text else []
+    if isinstance(result.data, str):
+        parts.append(result.data)
+    elif result.data is not None:
+        parts.append(orjson.dumps(result.data, option=orjson.OPT_INDENT_2).decode())
+    return "\n".join(parts) + "\n" if parts else ""
+
+
+def about(shown: object, spec: ToolSpec) -> str:
+    """Its arguments in one line."""
+    if not isinstance(shown, dict):
+        return ""
+    arguments = cast("dict[str, Any]", shown)
+    given = {name: value for name, value in arguments.items() if name != spec.background_argument}
+    if len(given) == 1:
+        (only,) = given.values()
+        text = only if isinstance(only, str) else orjson.dumps(only).decode()
+    else:
+        text = orjson.dumps(given).decode() if given else ""
+    line = " ".join(text.split())
+    return line if len(line) <= MAX_ABOUT else f"{line[: MAX_ABOUT - 1]}…"
+
 
 _RETIRED_EVERY = 32
 
@@ -443,3 +534,130 @@ class DetachedCalls:
             return for_model(recorded)
         spec = ToolSpec(id=row.job.tool_id, description="-", exposure=row.exposure, prompt_mask=row.prompt_mask)
         return views(spec, recorded)[1]
+
+
+# Recovering jobs whose process has ended: found at the next start, resumed when their session is opened again.
+
+
+class Restarts:
+    """For one workspace.
+
+    :param make: a call at the start of its way, by id, proposal, lane and generation
+    """
+
+    def __init__(
+        self, jobs: DetachedCalls, approvals: Approvals, make: Callable[[str, ProposedCall, Lane, Generation], Call]
+    ) -> None:
+        self._jobs = jobs
+        self._approvals = approvals
+        self._make = make
+
+    async def recover(self, interrupted: Iterable[Interrupted]) -> None:
+        """At start, when the log has been recovered: what became of those that a former process left, and of what it asked.
+        Those that may be run again are, once their session is opened; a sub-agent's never is.
+
+        :param interrupted: the calls that had begun
+        :raises LogUnavailable: when the log cannot tell, or cannot take the records
+        """
+        await self._approvals.recover(interrupted)
+        for row in self._jobs.table.open():
+            if (ended := await self._end_of(row)) is not None:
+                await self._jobs.table.commit(self._jobs.table.end(ended))
+                self._jobs.leave_untold(ended)
+            elif row.job.state != "pending":
+                self._jobs.table.append(self._jobs.table.move(row.moved("pending")))
+        await self._jobs.retire()
+        await self._jobs.count_outputs()
+
+    async def _end_of(self, row: JobRow) -> JobRow | None:
+        """How a job that nobody carries has ended, by what is on record; None where it is to be run again."""
+        outcome = await self._jobs.log.outcome_of(row.job.call_id)
+        ended = outcome is not None and outcome.kind != "interrupted"
+        result = None if outcome is None or not ended else recorded_result(outcome)
+        below = self._jobs.tree is not None and self._jobs.tree.is_below(row.job.session_id)
+        if result is not None and (below or not self._jobs.may_go_on(row, result)):
+            return row.moved(state_of(result), self._jobs.clock())
+        oldest = self._jobs.clock() - self._jobs.limits.keep.age_ns
+        again = (
+            not below and row.arguments is not None and row.job.attempt < MOST_ATTEMPTS and row.job.created_ns > oldest
+        )
+        if again and (result is not None or not ended):
+            return None
+        return await self._interrupt(row, outcome)
+
+    async def _interrupt(self, row: JobRow, outcome: LoggedRecord | None) -> JobRow:
+        """It did not end and is not run again: that is on record, too."""
+        if outcome is None:
+            body = {"tool": row.job.tool_id, "job": row.id, "outcome": "not-begun", "reason": NOT_BEGUN}
+            await self._jobs.log.commit([Record("interrupted", row.job.session_id, row.job.call_id, body)])
+        return row.moved("interrupted", self._jobs.clock())
+
+    async def take_up(self, lane: Lane) -> None:
+        """A session was opened: its jobs are its own again, those that are to be run again are, and it is told of those that
+        ended without its knowing.
+
+        :raises LogUnavailable: when the database cannot tell
+        """
+        rows = self._jobs.table.waiting(lane.session_id)
+        for row in rows:
+            if (live := self._jobs.live.get(row.id)) is not None:
+                self._adopt(live, lane)
+        for known in [row for row in rows if row.id not in self._jobs.live]:
+            row = self._jobs.table.get(known.id)  # it may have ended while others were seen to
+            if row is None or row.told or row.id in self._jobs.live:
+                continue
+            if not row.job.ended:
+                if (ended := await self._end_of(row)) is None:
+                    await self._again(row, lane)
+                    continue
+                await self._jobs.table.commit(self._jobs.table.end(ended))
+                self._jobs.output(ended).ended()
+                row = ended
+            await self._jobs.tell(lane, row, await self._jobs.result_of(row))
+
+    @staticmethod
+    def _adopt(live: LiveJob, lane: Lane) -> None:
+        call, before = live.call, live.call.lane
+        lane.around.terminals = before.around.terminals
+        lane.delegating = before.delegating
+        call.delegates = call.delegates or before.delegates
+        call.lane, call.watched = lane, lane.listeners
+        if not live.ended.is_set():
+            lane.running[call.id] = call
+        if lane.notices is not None:
+            lane.notices.expect(live.row.id)
+
+    async def _again(self, row: JobRow, lane: Lane) -> None:
+        """Run it again, as another attempt that is recorded: all nine steps, by the rules of now."""
+        assert row.arguments is not None and lane.current is not None
+        generation = lane.current()
+        proposed = ProposedCall(row.job.tool_id, row.arguments)
+        entry = generation.resolve(row.job.tool_id)
+        if entry is None or entry.definition_hash != row.definition:
+            fault = f"{row.job.tool_id} is no longer defined as it was when the job {row.id} began; call it anew"
+            proposed = ProposedCall(row.job.tool_id, row.arguments, fault=fault, fault_kind="conflict")
+        row = row.moved("pending", attempt=row.job.attempt + 1)
+        call = self._make(row.job.call_id, proposed, lane, generation)
+        call.resumed = True
+        live = LiveJob(row, call, self._jobs.output(row), Result.output(None), ())
+        call.job = live
+        self._jobs.live[row.id] = live  # first: whoever stops it from here on stops this attempt
+        try:
+            await self._jobs.table.commit(self._jobs.table.move(row))
+            known = self._jobs.table.get(row.id)
+        except BaseException:
+            self._let_go(live)
+            raise
+        if known is None or known.job.ended:  # somebody has stopped it before
+            self._let_go(live)
+            if known is not None:
+                await self._jobs.tell(lane, known, await self._jobs.result_of(known))
+            return
+        live.output.write(f"[the process ended; attempt {row.job.attempt}]\n")
+        lane.running[call.id] = call
+        self._jobs.start(live, ())
+
+    def _let_go(self, live: LiveJob) -> None:
+        """It does not begin after all."""
+        del self._jobs.live[live.row.id]
+        live.ended.set()

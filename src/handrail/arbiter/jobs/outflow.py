@@ -16,9 +16,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from handrail.arbiter.output.room import OutputRoom, removal_of
-from handrail.arbiter.output.sidecar import MAX_SIDECAR
-from handrail.arbiter.secrets.redaction import Redactor
+from handrail.arbiter.output.redaction import Redactor
+from handrail.arbiter.output.sidecar import MAX_SIDECAR, OutputRoom, removal_of
 from handrail.contract.doors.jobs import JobOutput
 
 MAX_TOLD = 256 * 1024

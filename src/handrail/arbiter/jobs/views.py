@@ -7,14 +7,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from handrail.arbiter.calls.call import Call, Lane, LiveJob
+from handrail.arbiter.call import Call, Lane, LiveJob
 from handrail.arbiter.jobs import outflow
-from handrail.arbiter.jobs.jobs import DetachedCalls
-from handrail.arbiter.jobs.texts import about, notice_id
+from handrail.arbiter.jobs.jobs import DetachedCalls, about, notice_id
 from handrail.arbiter.output.shaper import Shaper
+from handrail.contract.call import Result
 from handrail.contract.doors.jobs import Job, JobOutput, RunningCall
 from handrail.contract.errors import ToolError
-from handrail.contract.result import Result
 from handrail.contract.session import StopReason
 from handrail.store.tables.jobs import JobRow
 

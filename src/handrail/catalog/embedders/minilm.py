@@ -10,18 +10,127 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import threading
-from collections.abc import Sequence
+import unicodedata
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from handrail.catalog.embedders.embedder import EmbedderError, disable_telemetry
-from handrail.catalog.embedders.wordpiece import WordPiece
 from handrail.origins.imports import is_installed
 
 if TYPE_CHECKING:
     from handrail.catalog.embedders.embedder import Vectors
-    from handrail.catalog.search.turning import Turn
+    from handrail.catalog.search.vectors import Turn
+
+
+# BERT's uncased WordPiece tokenizer, in plain Python: text to the ids that a MiniLM or BERT model reads.
+#
+# Follows the reference implementation of BERT (``BasicTokenizer`` and ``WordpieceTokenizer``): clean, set CJK
+# characters apart, strip accents (NFD, without marks), lower, split at blanks and punctuation, then the longest
+# known piece first. ``uncased.txt`` beside this file is the vocabulary of bert-base-uncased (Apache-2.0), one
+# piece a line, the line's number its id.
+
+PAD, UNKNOWN, START, END = "[PAD]", "[UNK]", "[CLS]", "[SEP]"
+
+_LONGEST_WORD = 100
+"""A longer run without a blank is one unknown piece, as in the reference."""
+
+_CJK = (
+    (0x4E00, 0x9FFF),
+    (0x3400, 0x4DBF),
+    (0x20000, 0x2A6DF),
+    (0x2A700, 0x2B73F),
+    (0x2B740, 0x2B81F),
+    (0x2B820, 0x2CEAF),
+    (0xF900, 0xFAFF),
+    (0x2F800, 0x2FA1F),
+)
+
+_KEPT, _DROPPED, _BLANK, _APART = range(4)
+
+
+@lru_cache(maxsize=65_536)
+def _kind(char: str) -> int:
+    """What becomes of one character: kept, dropped, a blank, or a word of its own."""
+    if char.isspace() and not "\x1c" <= char <= "\x1f":  # blanks to Python, control characters to Unicode
+        return _BLANK
+    code = ord(char)
+    category = unicodedata.category(char)
+    if code in (0, 0xFFFD) or category in ("Cc", "Cf", "Co", "Cs"):
+        return _DROPPED
+    if category.startswith("P") or (code < 128 and not char.isalnum()):
+        return _APART
+    return _APART if any(low <= code <= high for low, high in _CJK) else _KEPT
+
+
+def basic_words(text: str) -> list[str]:
+    """``text`` cut into lower-case words and single punctuation marks, without accents."""
+    if not text.isascii():
+        cleaned = "".join(" " if (kind := _kind(c)) == _BLANK else "" if kind == _DROPPED else c for c in text)
+        spaced = "".join(f" {c} " if any(low <= ord(c) <= high for low, high in _CJK) else c for c in cleaned)
+        bare = (c for c in unicodedata.normalize("NFD", spaced) if unicodedata.category(c) != "Mn")
+        text = "".join(bare)
+    return "".join(map(_spaced, text.lower())).split()
+
+
+@lru_cache(maxsize=65_536)
+def _spaced(char: str) -> str:
+    kind = _kind(char)
+    return char if kind == _KEPT else f" {char} " if kind == _APART else " " if kind == _BLANK else ""
+
+
+class WordPiece:
+    """Text to piece ids.
+
+    :param pieces: the vocabulary in order of id; it must know the four special pieces
+    :raises ValueError: when a special piece is missing
+    """
+
+    def __init__(self, pieces: Iterable[str]) -> None:
+        self._ids = {piece: number for number, piece in enumerate(pieces)}
+        missing = [piece for piece in (PAD, UNKNOWN, START, END) if piece not in self._ids]
+        if missing:
+            raise ValueError(f"the vocabulary lacks {', '.join(missing)}: it is not one of BERT's kind")
+        self.pad, self.unknown, self.start, self.end = (self._ids[p] for p in (PAD, UNKNOWN, START, END))
+        self._cut = lru_cache(maxsize=32_768)(self._pieces_of)
+
+    @classmethod
+    def uncased(cls) -> WordPiece:
+        """The tokenizer of bert-base-uncased, from the vocabulary shipped beside this file."""
+        text = Path(__file__).with_name("uncased.txt").read_text(encoding="utf-8")
+        return cls(text.split("\n")[:-1])
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def ids(self, text: str, longest: int) -> list[int]:
+        """The ids of ``text`` between start and end piece, at most ``longest`` in all; the rest is cut off."""
+        out = [self.start]
+        for word in basic_words(text):
+            out.extend(self._cut(word))
+            if len(out) >= longest:
+                break
+        return [*out[: longest - 1], self.end]
+
+    def _pieces_of(self, word: str) -> tuple[int, ...]:
+        if len(word) > _LONGEST_WORD:
+            return (self.unknown,)
+        out: list[int] = []
+        begin = 0
+        while begin < len(word):
+            prefix = "##" if begin else ""
+            for stop in range(len(word), begin, -1):
+                found = self._ids.get(prefix + word[begin:stop])
+                if found is not None:
+                    out.append(found)
+                    begin = stop
+                    break
+            else:
+                return (self.unknown,)
+        return tuple(out)
+
 
 INSTALL = "pip install 'handrail[search]'"
 """What makes a search by meaning possible where it is not."""
@@ -76,7 +185,7 @@ class MiniLM:
             return self._encode(texts)
 
     def turned(self, requests: Vectors) -> Vectors:
-        """``requests`` by what was learned on public requests with known tools: see :mod:`handrail.catalog.search.turning`."""
+        """``requests`` by what was learned on public requests with known tools: see :mod:`handrail.catalog.search.vectors`."""
         return self._learned()(requests)
 
     def drawn(self, tools: Vectors) -> Vectors:
@@ -86,14 +195,14 @@ class MiniLM:
     def elsewhere(self) -> Vectors:
         """The tools of ``bench/finding/elsewhere.txt`` and their like, as this model has them."""
         if self._elsewhere is None:
-            from handrail.catalog.search.usual import elsewhere
+            from handrail.catalog.search.vectors import elsewhere
 
             self._elsewhere = elsewhere()
         return self._elsewhere
 
     def _learned(self) -> Turn:
         if self._turn is None:
-            from handrail.catalog.search.turning import Turn
+            from handrail.catalog.search.vectors import Turn
 
             self._turn = Turn.shipped()
         return self._turn

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from handrail.catalog.embedders.embedder import Embedder, EmbedderError, Reading, TextsRefused, Turning, sound
 from handrail.catalog.search.cache import Cache, key_of
-from handrail.catalog.search.usual import REQUESTS, TOOLS
-from handrail.catalog.words.words import telling
+from handrail.catalog.search.vectors import REQUESTS, TOOLS
+from handrail.catalog.search.words import telling
 
 if TYPE_CHECKING:
     from handrail.catalog.embedders.embedder import Vectors

@@ -17,9 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from handrail.catalog.categories import category_of
 from handrail.catalog.embedders.choosing import Chosen, encoder_of
-from handrail.catalog.view import idle_in, is_extension
+from handrail.catalog.view import category_of, idle_in, is_extension
 from handrail.contract.doors.jobs import Findings, Hit
 from handrail.contract.errors import ToolError
 from handrail.contract.generation import BUILT_IN, Entry, Generation
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from handrail.catalog.search.cache import Cache
     from handrail.catalog.search.encoding import Encoder
     from handrail.catalog.search.index import Found
-    from handrail.catalog.search.texts import Document
+    from handrail.catalog.search.lexical import Document
 
     Made = tuple[dict[str, str], searching.Index]
     """The definitions that an index has, by id, and the index."""
@@ -229,7 +228,7 @@ def _seen(task: asyncio.Task[searching.Index]) -> None:
 
 def _documents(generation: Generation) -> dict[str, Document]:
     """The documents that are searched: the tools that can be called."""
-    from handrail.catalog.search.texts import Document
+    from handrail.catalog.search.lexical import Document
 
     idle = idle_in(generation)
     aliases: dict[str, list[str]] = {}

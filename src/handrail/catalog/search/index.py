@@ -6,25 +6,299 @@ joins in when the embedder's thread has what it needs, and :attr:`Found.means` s
 
 from __future__ import annotations
 
+import math
 import threading
 import time
+import unicodedata
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
 from handrail.catalog.search.cache import Cache, key_of
-from handrail.catalog.search.confidence import LEAST, LEAST_BY_WORDS, Evidence, confidences, fitting, tail, together
 from handrail.catalog.search.encoding import Encoder
-from handrail.catalog.search.fusion import POOL, Ranked, Row, ranked
-from handrail.catalog.search.lexical import Bag, Lexical, bag, says_whole_name
-from handrail.catalog.search.reading import STEMS, unread
-from handrail.catalog.search.texts import Document, fields, passage
-from handrail.catalog.words.splitting import parts
-from handrail.catalog.words.words import filler, hollow, names_in, spelled, term_of, terms, words
+from handrail.catalog.search.lexical import Bag, Document, Lexical, Scores, bag, fields, passage, says_whole_name
+from handrail.catalog.search.words import filler, hollow, names_in, parts, spelled, term_of, terms, words
 
 if TYPE_CHECKING:
     from handrail.catalog.search.vectors import Vicinity
+
+
+# Two ways of scoring, one order: words and meaning weighed together, and hits that between them serve every
+# part.
+#
+# Meaning counts by how far a tool stands out among all tools, in standard deviations. Words count as BM25 has
+# them: it weighs by how rare a word is already, and in standard deviations one chance word would count for more
+# the fewer tools have any. For a request in parts, each next hit is the one that adds most: to a part that no
+# earlier hit serves as well, and to the request as a whole. A second tool for the same part adds little there,
+# so five places hold the tools for five needs rather than five near-copies of one; when all have theirs, the
+# next best tools of single parts come before those that are a little like several. A part that no tool is near
+# to ("could you help me with two things?") counts less.
+
+MEANING, WORDS = 0.75, 0.12
+"""What a standard deviation of meaning counts, and what a point of BM25 does: the best mean over corpora, each left out once."""
+
+NAMED = 8.0
+"""Standard deviations that a tool stands out further whose very name a text has, written as names are (``get_time``)."""
+
+_COVERED, _OWN, _WEIGHED = 0.9, 3.0, 0.5
+"""What a tool counts for that serves a part as its best one before it did; what it counts to be a part's best, beside the
+standard deviations that it adds; the power by which a part counts of how near its nearest tool is, beside other parts'."""
+
+POOL = 40
+"""The best documents by words, and by meaning, that are looked at for each text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One text (the request, or a part of it), scored both ways.
+
+    :param meaning: None where only words are at hand
+    :param named: the documents that the text calls by name
+    :param unknown: those without a vector, which stand by their words alone
+    """
+
+    words: Scores
+    meaning: Scores | None
+    named: Collection[int] = ()
+    unknown: Collection[int] = ()
+
+    def standing(self, number: int) -> float:
+        """How far the document stands out for this text."""
+        out = NAMED if number in self.named else 0.0
+        if self.meaning is None or number in self.unknown:
+            return out + self.words.standing(number)
+        return out + WORDS * self.words.score(number) + MEANING * self.meaning.standing(number)
+
+    @property
+    def nearest(self) -> float:
+        """How near the nearest document is to this text; 0 where that cannot be said."""
+        if self.meaning is None or not self.meaning.best:
+            return 0.0
+        return max(0.0, self.meaning.score(self.meaning.best[0]))
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """One document in the order of hits; ``row`` is the text it serves best."""
+
+    number: int
+    score: float
+    row: int
+
+
+def ranked(rows: Sequence[Row], limit: int, permitted: Callable[[int], bool] | None = None) -> list[Ranked]:
+    """The best documents, best first.
+
+    :param rows: of the request as a whole, then of its parts where it has several
+    :param permitted: which documents may be among them; all where it is not given
+    """
+    whole, parts = rows[0], rows[1:]
+    pools = [scores.best for row in rows for scores in (row.words, row.meaning) if scores is not None]
+    pools += [sorted(row.named) for row in rows if row.named]
+    candidates = sorted({number for best in pools for number in _first(best, permitted)})
+    stands = {number: whole.standing(number) for number in candidates}
+    if not parts:
+        best = sorted(candidates, key=lambda number: (-stands[number], number))[:limit]
+        return [Ranked(number, stands[number], 0) for number in best]
+    serves = {number: [row.standing(number) for row in parts] for number in candidates}
+    heavy = _weights(parts)
+    tops = [max((held[at] for held in serves.values()), default=0.0) for at in range(len(parts))]
+    own = {
+        number: max(w * s / top if top > 0 else 0.0 for w, s, top in zip(heavy, held, tops, strict=True))
+        for number, held in serves.items()
+    }
+    covered = [0.0] * len(parts)
+    out: list[Ranked] = []
+    left = {number: stands[number] + _OWN * own[number] for number in candidates}
+    while left and len(out) < limit:
+        worth = {number: stood + _added(serves[number], covered, heavy) for number, stood in left.items()}
+        best_number = max(sorted(worth), key=worth.__getitem__)
+        del left[best_number]
+        held = serves[best_number]
+        gains = [max(0.0, s - c) for s, c in zip(held, covered, strict=True)]
+        part = max(range(len(parts)), key=lambda at: (gains[at], held[at], -at))
+        out.append(Ranked(best_number, stands[best_number], part + 1))
+        covered = [max(s, c) for s, c in zip(held, covered, strict=True)]
+    return out
+
+
+def _weights(parts: Sequence[Row]) -> list[float]:
+    """What each part counts."""
+    near = [row.nearest for row in parts]
+    most = max(near)
+    return [(each / most) ** _WEIGHED if most > 0 else 1.0 for each in near]
+
+
+def _first(best: Sequence[int], permitted: Callable[[int], bool] | None) -> list[int]:
+    return list(islice((number for number in best if permitted is None or permitted(number)), POOL))
+
+
+def _added(serves: Sequence[float], covered: Sequence[float], heavy: Sequence[float]) -> float:
+    """How much better the parts are served with one more hit."""
+    return sum(w * max(0.0, s - _COVERED * c) for s, c, w in zip(serves, covered, heavy, strict=True))
+
+
+# How likely a hit serves the request, when to say that nothing does, and which hits are not worth a place in
+# view.
+#
+# All are logistic in a few measures, fitted by ``bench/finding/calibrate.py`` on requests with known tools of
+# three public corpora, put to catalogues of 10 to 10,000 tools drawn from them: some with their tools, some
+# without and without all that resembles those, and on requests of the other corpora. What was fitted without a
+# corpus holds on it nearly as well where its requests are of a kind with the others (the same command prints
+# that, by size). What a tool's name counts for that the request says in full is fitted beside the rest.
+
+_CONSIDERED = 5
+"""Hits by which a request is judged."""
+
+FEWEST, MOST = 5, 10_000
+"""Sizes of a catalogue between which more tools mean better chance hits. Larger ones than were measured count as the largest
+that was; continued beyond, the line tells too often that nothing fits."""
+
+LEAST, LEAST_BY_WORDS = 0.08, 0.1
+"""The likelihood that something fits, of two equally likely cases, below which the answer is that nothing does: on the
+three corpora, each searched with what was learned without it, 0 to 4 % of the tools that were found get lost by it (of
+requests as people chat 2 to 11 %, 14 % among 10,000 tools) and of the requests without one two to six in ten are told.
+By words alone it is up to 3 % (of chat up to 16 %) and one in ten in small catalogues to four in ten in large ones: words tell
+less about what is not there."""
+
+NAMED_SURE = 0.02
+"""The confidence from which a hit is worth being named, and so a place in view; where no hit comes to it, nothing fits. That
+loses 0.2 % at most of the tools that were found on the three corpora and tells 1 to 3 % more of the requests without one; 0.03
+would lose 0.8 % of requests as people chat, and tell 3 to 6 %."""
+
+_BESIDE = 0.1
+"""What a hit's confidence must come to beside that of the best hit for the same need, too, to be worth a place in view:
+one or two of five hits are then, and 2 % of the tools that were found are not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What is known of one hit, each by the part of the request that it serves best.
+
+    :param near: similarity of meaning, -1 to 1, or None where only words were searched
+    :param shared: the part of what words could score at most, 0 to 1
+    :param standing: how far it stands out among all tools, as :mod:`~handrail.catalog.search.index` weighs words and meaning
+    :param part: the number of that part
+    :param named: that part says every word of the tool's name, which has two or more
+    :param elsewhere: how near tools that others have lie to the part to which this one is nearest
+    """
+
+    near: float | None
+    shared: float
+    standing: float
+    part: int = 0
+    named: bool = False
+    elsewhere: float = 0.0
+
+
+def confidences(hits: Sequence[Evidence], tools: int) -> list[float]:
+    """For each hit the share of hits with such evidence that serve their request, where half of all requests have a tool.
+
+    :param tools: in the catalogue
+    """
+    out: list[float] = []
+    for at, each in enumerate(hits):
+        others = [other.standing for number, other in enumerate(hits[:_CONSIDERED]) if number != at]
+        ahead = each.standing - (sum(others) / len(others) if others else 0.0)
+        words = math.sqrt(max(0.0, each.shared))
+        if each.near is None:
+            told = -2.99 + 9.55 * words + 0.24 * ahead - 0.56 * _extent(tools) + 2.55 * each.named
+        else:
+            told = -4.67 + 9.45 * each.near + 2.66 * words + 0.79 * ahead - 0.44 * _extent(tools) + 1.23 * each.named
+        out.append(_logistic(told))
+    return out
+
+
+def together(sure: Sequence[float], alike: Sequence[Sequence[bool]]) -> list[float]:
+    """The confidence of each hit where those that do the same share theirs: any of them serves.
+
+    What was measured on requests with one known tool each says of a tool among its near copies how likely it is the one
+    that was known.
+
+    :param alike: for each hit, which hits do the same as it, itself among them
+    """
+    return [
+        max(own, 1 - math.prod(1 - one for one, same in zip(sure, row, strict=True) if same))
+        for own, row in zip(sure, alike, strict=True)
+    ]
+
+
+def tail(hits: Sequence[Evidence], sure: Sequence[float]) -> list[bool]:
+    """For each hit whether so little speaks for it, at all or beside the others, that it is not worth a place in view.
+
+    :param sure: their confidences
+    """
+    best: dict[int, float] = {}
+    for each, value in zip(hits, sure, strict=True):
+        best[each.part] = max(value, best.get(each.part, 0.0))
+    return [value < max(NAMED_SURE, _BESIDE * best[each.part]) for each, value in zip(hits, sure, strict=True)]
+
+
+def fitting(hits: Sequence[Evidence], tools: int) -> float:
+    """How likely any tool serves the request, where as many requests have one as have none.
+
+    :param hits: the best ones, best first
+    :param tools: in the catalogue: the more there are, the better is the best of those that do not fit
+    """
+    best = hits[:_CONSIDERED]
+    if not best:
+        return 0.0
+    stands, extent = best[0].standing, _extent(tools)
+    nears = [each.near for each in best if each.near is not None]
+    named = any(each.named for each in best)
+    if not nears:  # how far the best is ahead of the others says no more: several may do the same
+        words = math.sqrt(max(0.0, best[0].shared))
+        return _logistic(-2.21 + 9.61 * words + 0.08 * stands - 0.51 * extent + 2.22 * named)
+    # words are in what the best stands out by already; beside it they say more on some corpora and less on others
+    elsewhere = max(best, key=lambda each: -1.0 if each.near is None else each.near).elsewhere
+    return _logistic(-2.76 + 11.75 * max(nears) + 0.53 * stands - 12.55 * elsewhere - 0.70 * extent + 1.10 * named)
+
+
+def _extent(tools: int) -> float:
+    return math.log(min(max(tools, FEWEST), MOST))
+
+
+def _logistic(value: float) -> float:
+    return 1 / (1 + math.exp(-max(-30.0, min(30.0, value))))
+
+
+# Whether a request was in a language that the search reads at all, where nothing was found for it.
+
+STEMS = "English"
+"""What a search by words reads: its stems and its filler are of that."""
+
+_HARDLY = 1 / 4
+"""The part of a request's telling words up to which hardly any of them is known."""
+
+_LAST_LATIN = "\u024f"
+
+
+def unread(request: str, reads: str, known: Callable[[str], bool]) -> str:
+    """Why ``request`` may not have been understood, and what to do, as half a sentence; empty where it was.
+
+    :param reads: the one language that the search reads; empty where it reads several, or it is not known which
+    :param known: whether any tool has a term
+    """
+    if not reads:
+        return ""
+    if _mostly_foreign(request):
+        return f"most of the request is not in Latin letters, and this search reads {reads}: ask again in {reads}"
+    empty = hollow(request)
+    said = {term_of(word) for word in words(request) if not filler(word) and word not in empty}
+    if said and sum(map(known, said)) <= _HARDLY * len(said):
+        return (
+            f"hardly a word of the request is known here, and this search reads {reads}: if it is in another language, "
+            f"ask again in {reads}"
+        )
+    return ""
+
+
+def _mostly_foreign(text: str) -> bool:
+    letters = [char for char in unicodedata.normalize("NFKD", text) if char.isalpha()]
+    return 2 * sum(char > _LAST_LATIN for char in letters) > len(letters)
+
 
 Means = Literal["lexical", "lexical and meaning"]
 
@@ -48,7 +322,7 @@ _WEAK = 0.5
 class Hit:
     """One tool that was found.
 
-    :param score: how far it stands out among all tools, as :mod:`~handrail.catalog.search.fusion` weighs words and meaning
+    :param score: how far it stands out among all tools, as :mod:`~handrail.catalog.search.index` weighs words and meaning
     :param confidence: how likely it is that it serves the request, 0 to 1, as measured on requests with known answers
     :param reasons: what speaks for it, each in a few words
     :param weak: whether it is more likely than not that it does not serve the request
@@ -72,7 +346,7 @@ class Found:
     :param fitting: how likely it is that one does, of two equally likely cases
     :param means: what the search went by
     :param note: why it went by words alone where it did, for all tools or some; else empty
-    :param unread: where nothing fits, why the request may not have been understood: see :func:`~handrail.catalog.search.reading.unread`
+    :param unread: where nothing fits, why the request may not have been understood: see :func:`~handrail.catalog.search.index.unread`
     """
 
     hits: tuple[Hit, ...]

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy
@@ -17,6 +20,7 @@ from handrail.catalog.search.lexical import Scores, highest
 
 if TYPE_CHECKING:
     from handrail.catalog.embedders.embedder import Vectors
+
 
 EXACT_UP_TO = 5_000
 """Documents that are compared one by one."""
@@ -199,3 +203,246 @@ class _BySigns:
         bits = numpy.packbits(rows > 0, axis=1)
         packed[:, : bits.shape[1]] = bits
         return packed.view(numpy.uint64)
+
+
+# Which words requests and tools commonly use: the background against which a particular word is telling.
+#
+# A model's vectors of requests all share the direction "somebody asks for something", those of tools "this does
+# something". Subtracted, what is left tells one from another, and a tool that is a little like every request
+# (one that praises itself as good for everything) loses that advantage. Any embedder's background is made of
+# these texts.
+#
+# What other catalogues have says when nothing here fits: a request that lies nearer to a tool that is not here
+# than to any that is, asks for that one. For the local model a thousand such are kept as vectors, made by
+# ``bench/finding/elsewhere.py``.
+
+
+def elsewhere() -> Vectors:
+    """The local model's vectors of tools as there are everywhere, one a row, each of length 1."""
+    import numpy
+
+    with Path(__file__).with_name("elsewhere.npy").open("rb") as file:
+        rows: Any = numpy.load(file, allow_pickle=False).astype(numpy.float32)
+    return rows / numpy.linalg.norm(rows, axis=1, keepdims=True)
+
+
+REQUESTS = (
+    "What's the weather going to be like tomorrow?",
+    "Can you find me a good place to eat nearby?",
+    "I need to send an email to my colleague.",
+    "Calculate the result for these numbers.",
+    "Please book a room for two nights.",
+    "Show me the latest news about the economy.",
+    "How much is this stock worth today?",
+    "Create a new file and write the report into it.",
+    "Remind me to call my sister at five.",
+    "Translate this sentence into another language.",
+    "I want to buy a new phone within my budget.",
+    "Get the details of the order with this ID.",
+    "Could you recommend a movie for tonight?",
+    "List all open tasks of the project.",
+    "Search the web for information about this topic.",
+    "What is the fastest way to get there?",
+    "Turn on the lights in the living room.",
+    "Delete the old records from the database.",
+    "Summarize this document for me.",
+    "Help me plan a trip for next weekend.",
+    "Analyze the data and draw a chart.",
+    "Check whether the server is running.",
+    "Who won the game last night?",
+    "I'd like to learn more about a healthy diet.",
+    "Convert this amount to another currency.",
+    "Update the customer's address and phone number.",
+    "Run the tests and tell me what fails.",
+    "Play some relaxing music, please.",
+    "I'm looking for a job in marketing.",
+    "Generate an image of a cat on a beach.",
+    "Evaluate the effect of the new policy on the population.",
+    "Retrieve the patient's medical history.",
+    "Write a short story about a dragon.",
+    "Compare the prices of these two products.",
+    "What are the opening hours of the museum?",
+    "Schedule a meeting with the team on Monday.",
+)
+
+TOOLS = (
+    "get weather: Returns the current weather for a location.",
+    "search restaurants: Find restaurants near a place by cuisine and rating.",
+    "send email: Sends an e-mail to one or more recipients.",
+    "calculate sum: Adds numbers and returns the result.",
+    "book hotel: Reserve a hotel room for given dates.",
+    "get news: Retrieve recent news articles about a topic.",
+    "stock price: Get the latest price of a stock by its symbol.",
+    "write file: Create a file or overwrite its content.",
+    "create reminder: Set a reminder for a given time.",
+    "translate text: Translate text from one language to another.",
+    "search products: Search a shop for products within a price range.",
+    "get order: Retrieve an order by its identifier.",
+    "recommend movies: Suggest films by genre and year.",
+    "list issues: List the issues of a repository.",
+    "web search: Search the internet and return the results.",
+    "get directions: Get a route between two places.",
+    "control device: Switch a smart home device on or off.",
+    "delete record: Delete a row from a table.",
+    "summarize document: Produce a summary of a document.",
+    "plan trip: Create an itinerary for a destination.",
+    "plot data: Draw a chart from a data set.",
+    "server status: Check the status of a server.",
+    "sports results: Get the results of recent matches.",
+    "nutrition facts: Look up the calories and nutrients of a food.",
+    "convert currency: Convert an amount between currencies.",
+    "update customer: Change the details of a customer.",
+    "run tests: Run a project's tests and report failures.",
+    "play music: Play a song or playlist.",
+    "job search: Find job openings by title and place.",
+    "generate image: Generate a picture from a description.",
+    "evaluate policy: Evaluate the effectiveness of a policy by an indicator.",
+    "get patient history: Retrieve the medical records of a patient.",
+    "generate story: Write a story from a prompt.",
+    "compare products: Compare features and prices of products.",
+    "opening hours: Get the opening hours of a place.",
+    "create event: Add an event to a calendar.",
+)
+
+
+# The learned map from a request's vector to the vectors of tools that serve it, fitted on requests with known
+# tools.
+#
+# Two things are learned. The adapter turns every request the same way: a scale and a few directions. Then the
+# requests that are most like it and were served before say where the tools for such are: "do I need an
+# umbrella" has nothing in common with "forecast for a place", but much with other requests for which that was
+# right. The other way round, tools are drawn a little to what was asked of tools most like them. All of it was
+# made by ``bench/finding/adapter.py``, and all of it helps on tools and requests that it was not made of.
+
+ALIKE = 32
+"""Served requests by which one is judged: those most like it."""
+
+_NARROW = 0.05
+"""Cosines by how much of which the likeness of two requests differs for one to count e times the other."""
+
+_PART = 0.6
+"""What the tools of like requests count, beside the request itself, where a like one is the same."""
+
+_DRAWN, _KNOWN = 0.3, 8
+"""What the requests for like tools count beside the tool itself, where a like one is the same; tools by which one is judged."""
+
+_TURNED_CHUNK = 512
+
+
+@dataclass(frozen=True)
+class Served:
+    """Requests with known tools.
+
+    :param requests: their directions, turned by the adapter, one a row
+    :param tools: directions of tools
+    :param whose: of each request, its tool
+    """
+
+    requests: Vectors
+    tools: Vectors
+    whose: Any
+
+    def tools_for(self, requests: Vectors) -> Vectors:
+        """Where the tools of the requests most like each of ``requests`` lie, as long as the likeness is great."""
+        near: Any = numpy.einsum("ij,kj->ik", requests, self.requests)
+        best, counts = _most_alike(near, ALIKE)
+        return numpy.einsum("ik,ikj->ij", counts, self.tools[self.whose[best]])
+
+    def requests_for(self, tools: Vectors) -> Vectors:
+        """Where the requests for the tools most like each of ``tools`` lie, as long as the likeness is great."""
+        best, counts = _most_alike(tools @ self.tools.T, _KNOWN)
+        return numpy.einsum("ik,ikj->ij", counts, self._asked[best])
+
+    @cached_property
+    def _asked(self) -> Any:
+        """Of each tool where its requests lie."""
+        out = numpy.zeros_like(self.tools)
+        numpy.add.at(out, self.whose, self.requests)
+        return _unit(out)
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What turns the directions of requests.
+
+    :param rows: the adapter: a row that begins with the scale, then each direction's two sides
+    :param served: groups of served requests; each counts the same, however many it has
+    """
+
+    rows: Vectors
+    served: Sequence[Served] = ()
+
+    @classmethod
+    def shipped(cls) -> Turn:
+        """The one beside this file, for the local model."""
+        return cls.read(Path(__file__).with_name("turn.npz"))
+
+    @classmethod
+    def read(cls, path: Path) -> Turn:
+        """One that was kept."""
+        with path.open("rb") as file:
+            held: Any = numpy.load(file, allow_pickle=False)
+            groups = len([name for name in held.files if name.startswith("whose")])
+            served = [
+                Served(_directions(held[f"requests{at}"]), _directions(held[f"tools{at}"]), held[f"whose{at}"])
+                for at in range(groups)
+            ]
+            return cls(held["rows"].astype(numpy.float32), served)
+
+    def keep(self, path: Path) -> None:
+        """Write it as :meth:`read` reads it: a component of a direction is one byte."""
+        out: dict[str, Any] = {"rows": self.rows.astype(numpy.float16)}
+        for at, group in enumerate(self.served):
+            out |= {f"requests{at}": _bytes(group.requests), f"tools{at}": _bytes(group.tools)}
+            out[f"whose{at}"] = group.whose.astype(numpy.uint16)
+        with path.open("wb") as file:
+            numpy.savez_compressed(file, **out)
+
+    def adapted(self, requests: Vectors) -> Vectors:
+        """``requests`` by the adapter alone."""
+        rank = len(self.rows) // 2
+        first = numpy.einsum("ij,rj->ir", requests, self.rows[1 : rank + 1])
+        return _unit(self.rows[0, 0] * requests + numpy.einsum("ir,rj->ij", first, self.rows[rank + 1 :]))
+
+    def __call__(self, requests: Vectors) -> Vectors:
+        """Directions of requests, each turned to where the tools for it are more likely to be."""
+        adapted = self.adapted(requests)
+        out = adapted
+        for group in self.served:
+            out = out + _PART * group.tools_for(adapted)
+        return _unit(out)
+
+    def drawn(self, tools: Vectors) -> Vectors:
+        """Directions of tools, each drawn to what is asked of tools like it; a row of zeros (no vector yet) stays zeros."""
+        if not self.served:
+            return tools
+        out = numpy.empty_like(tools)
+        for begin in range(0, len(tools), _TURNED_CHUNK):
+            some = tools[begin : begin + _TURNED_CHUNK]
+            out[begin : begin + _TURNED_CHUNK] = _unit(
+                some + _DRAWN * sum(group.requests_for(some) for group in self.served)
+            )
+        return out
+
+
+def _most_alike(near: Any, several: int) -> tuple[Any, Any]:
+    """The ``several`` nearest of each row, and what each of them counts."""
+    several = min(several, near.shape[1])
+    best = numpy.argpartition(-near, several - 1, axis=1)[:, :several]
+    likeness: Any = numpy.take_along_axis(near, best, axis=1)
+    most = likeness.max(axis=1, keepdims=True)
+    counts: Any = numpy.exp((likeness - most) / _NARROW)
+    counts *= numpy.maximum(most, 0) / counts.sum(axis=1, keepdims=True)
+    return best, counts
+
+
+def _unit(rows: Any) -> Vectors:
+    return (rows / numpy.maximum(numpy.linalg.norm(rows, axis=1, keepdims=True), 1e-9)).astype(numpy.float32)
+
+
+def _bytes(rows: Vectors) -> Any:
+    return numpy.rint(rows * (127 / numpy.abs(rows).max(axis=1, keepdims=True))).astype(numpy.int8)
+
+
+def _directions(rows: Any) -> Vectors:
+    return _unit(rows.astype(numpy.float32))

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from handrail.contract.result import Result
+from handrail.contract.call import Result
 from handrail.contract.tool.spec import ToolSpec
 
 if TYPE_CHECKING:

@@ -12,19 +12,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from handrail.contract.call import Result
 from handrail.contract.doors.agents import Agents
 from handrail.contract.doors.channels import Channels, Triggers
 from handrail.contract.doors.files import Files, Search
-from handrail.contract.doors.jobs import Catalog, Jobs
+from handrail.contract.doors.jobs import Catalog, Jobs, Terminals
+from handrail.contract.doors.memory import Skills, Transcript
 from handrail.contract.doors.offers import Offers
-from handrail.contract.doors.opened import Opened
 from handrail.contract.doors.peer import LogLevel, PeerDoor
-from handrail.contract.doors.skills import Skills
-from handrail.contract.doors.terminals import Terminals
-from handrail.contract.doors.transcript import Transcript
-from handrail.contract.result import Result
 from handrail.contract.sandbox import Completed
 from handrail.contract.tool.requires import CapabilitySet
+from handrail.contract.tool.spec import Opened
 
 
 class Shell(Protocol):

@@ -7,7 +7,7 @@ were considered and left to the rules, with the reason in the place of a source.
 
 from __future__ import annotations
 
-from handrail.contract.protected.rows import Row
+from handrail.contract.protected.never import Row
 
 ASK: tuple[Row, ...] = (
     # ── what other agents read as instructions ───────────────────────────────────────────────────

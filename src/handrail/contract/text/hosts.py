@@ -16,7 +16,7 @@ from functools import lru_cache
 from ipaddress import AddressValueError, IPv4Address, IPv6Address
 from typing import Literal, NamedTuple, cast
 
-from handrail.contract.text.excerpts import excerpt
+from handrail.contract.errors import excerpt
 
 Address = IPv4Address | IPv6Address
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import orjson
 
-from handrail.contract.text.excerpts import excerpt
+from handrail.contract.errors import excerpt
 
 MAX_ARGUMENT_BYTES = 512 * 1024
 MAX_ARGUMENT_VALUES = 20_000

@@ -10,26 +10,314 @@ call's runtime and is no argument.
 from __future__ import annotations
 
 import asyncio
+import enum
 import functools
 import inspect
 import json
+import re
+import types
+import typing
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
-from typing import Any, Generic, ParamSpec, TypedDict, TypeVar, Unpack, cast, overload
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, ParamSpec, TypedDict, TypeVar, Union, Unpack, cast, overload
 
 import pydantic
 import pydantic_core
+from pydantic.fields import FieldInfo
+from pydantic.json_schema import GenerateJsonSchema
 
+from handrail.contract.call import Blob, Result
 from handrail.contract.doors.runtime import Runtime
 from handrail.contract.errors import ToolError, UsageError
-from handrail.contract.result import Blob, Result
 from handrail.contract.schema.schema import path_text
-from handrail.contract.tool.checked import faults_of
-from handrail.contract.tool.docstring import read_docstring
+from handrail.contract.tool.manifest import faults_of
 from handrail.contract.tool.names import nearest
 from handrail.contract.tool.requires import NOTHING, Requires
-from handrail.contract.tool.signature import Parameters, parameters_of, underlying
 from handrail.contract.tool.spec import Bucket, ConfigKey, Exposure, Kind, LockSpec, Mode, SideEffect, ToolSpec
 from handrail.contract.tool.tool import Tool
+
+# A function's signature as a JSON Schema, and how its arguments are built from JSON.
+
+_SCALARS = frozenset({str, int, float, bool, type(None), object, Any})
+_CONTAINERS = frozenset({list, dict, Sequence, Mapping})
+_PLACES_OF_MANY = ("properties", "$defs", "patternProperties")
+_PLACES_OF_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """What ``@tool`` needs to know of a signature.
+
+    :param adapters: the arguments that are not plain JSON in Python, and what builds them
+    """
+
+    schema: Mapping[str, Any]
+    runtime_name: str | None
+    adapters: Mapping[str, pydantic.TypeAdapter[Any]]
+
+
+class _WithoutTitles(GenerateJsonSchema):
+    """A title that repeats a field's name costs tokens and says nothing."""
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        return False
+
+
+def parameters_of(
+    function: Callable[..., Any],
+    shown: str,
+    descriptions: Mapping[str, str],
+    declared: Mapping[str, Any] | None,
+    names: Mapping[str, Any],
+) -> Parameters:
+    """Read ``function``'s signature.
+
+    :param shown: the function's name for messages
+    :param descriptions: parameter name to text
+    :param declared: a schema that the author wrote by hand; the signature must then take what it describes
+    :param names: what the annotations may refer to beside the function's own globals
+    :raises UsageError: when a parameter cannot come from a JSON object; the text says what to write
+    """
+    taken: dict[str, inspect.Parameter] = {}
+    annotations: dict[str, Any] = {}
+    runtime_name: str | None = None
+    for name, parameter in inspect.signature(function).parameters.items():
+        _check_kind(parameter, shown)
+        annotation = _resolved(function, parameter, shown, names)
+        if annotation is Runtime or name == "runtime":
+            if runtime_name is not None:
+                raise UsageError(f"@tool on {shown}: {runtime_name!r} and {name!r} both take the runtime; keep one")
+            runtime_name = name
+            continue
+        if annotation is inspect.Parameter.empty:
+            if declared is None:
+                raise UsageError(
+                    f"@tool on {shown}: parameter {name!r} has no type annotation; annotate it or give parameters={{…}}"
+                )
+            annotation = Any
+        taken[name], annotations[name] = parameter, annotation
+    adapters = {name: _adapter(annotation, name, shown) for name, annotation in annotations.items()}
+    if declared is None:
+        schema = _schema(taken, adapters, descriptions, shown)
+    else:
+        _check_declared(declared, taken, shown)
+        schema = declared
+    return Parameters(
+        schema,
+        runtime_name,
+        {name: adapter for name, adapter in adapters.items() if not _is_plain(annotations[name])},
+    )
+
+
+def underlying(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function as it was written, beneath ``functools.partial``, methods and ``functools.wraps``."""
+    while isinstance(function, functools.partial):
+        function = cast("functools.partial[Any]", function).func
+    return inspect.unwrap(getattr(function, "__func__", function))
+
+
+def _check_kind(parameter: inspect.Parameter, shown: str) -> None:
+    name = parameter.name
+    match parameter.kind:
+        case inspect.Parameter.POSITIONAL_ONLY:
+            raise UsageError(
+                f"@tool on {shown}: {name!r} is positional-only, and arguments come by name; remove the '/'"
+            )
+        case inspect.Parameter.VAR_POSITIONAL:
+            raise UsageError(
+                f"@tool on {shown}: *{name} cannot come from a JSON object; take a list: {name}: list[str]"
+            )
+        case inspect.Parameter.VAR_KEYWORD:
+            raise UsageError(
+                f"@tool on {shown}: **{name} hides what the tool takes; name each parameter, or take {name}: dict[str, str]"
+            )
+        case _:
+            if isinstance(parameter.default, FieldInfo):
+                raise UsageError(
+                    f"@tool on {shown}: {name!r} has Field(…) as its default; "
+                    f"write {name}: Annotated[…, Field(…)], and '= default' after it"
+                )
+
+
+def _resolved(function: Callable[..., Any], parameter: inspect.Parameter, shown: str, names: Mapping[str, Any]) -> Any:
+    annotation: Any = parameter.annotation
+    if not isinstance(annotation, str):
+        return annotation
+    holder = types.SimpleNamespace(__annotations__={parameter.name: annotation})
+    owner = underlying(function)
+    namespace: dict[str, Any] = getattr(owner, "__globals__", None) or getattr(owner.__call__, "__globals__", {})
+    try:
+        return typing.get_type_hints(holder, namespace, {**names}, include_extras=True)[parameter.name]
+    except Exception as error:
+        if annotation.rpartition(".")[2] == "Runtime":  # imported for type checkers only
+            return Runtime
+        raise UsageError(
+            f"@tool on {shown}: the annotation {annotation!r} of {parameter.name!r} cannot be resolved ({error}); "
+            "import or define what it names before the function, not only under TYPE_CHECKING"
+        ) from None
+
+
+def _adapter(annotation: Any, name: str, shown: str) -> pydantic.TypeAdapter[Any]:
+    try:
+        return pydantic.TypeAdapter(annotation)
+    except (pydantic.errors.PydanticUserError, TypeError) as error:
+        reason = str(error).splitlines()[0]
+        raise UsageError(
+            f"@tool on {shown}: parameter {name!r} has a type that cannot come from JSON ({reason}); "
+            "use JSON types, a pydantic model or a dataclass"
+        ) from None
+
+
+def _schema(
+    taken: Mapping[str, inspect.Parameter],
+    adapters: Mapping[str, pydantic.TypeAdapter[Any]],
+    descriptions: Mapping[str, str],
+    shown: str,
+) -> dict[str, Any]:
+    try:
+        generated, shared = pydantic.TypeAdapter.json_schemas(
+            [(name, "validation", adapter) for name, adapter in adapters.items()], schema_generator=_WithoutTitles
+        )
+    except pydantic.errors.PydanticUserError as error:
+        raise UsageError(
+            f"@tool on {shown}: a parameter has no JSON form ({str(error).splitlines()[0]}); give parameters={{…}}"
+        ) from None
+    properties: dict[str, Any] = {}
+    for name, parameter in taken.items():
+        schema = dict(generated[name, "validation"])
+        if name in descriptions:
+            schema.setdefault("description", descriptions[name])
+        default: Any = parameter.default
+        if default is not inspect.Parameter.empty and default is not None:
+            try:
+                schema.setdefault("default", adapters[name].dump_python(default, mode="json", warnings="error"))
+            except ValueError:  # a default that has no JSON form works all the same; it is not shown
+                schema.pop("default", None)
+        properties[name] = schema
+    whole: dict[str, Any] = {
+        "type": "object",
+        "properties": properties,
+        "required": [name for name, p in taken.items() if p.default is inspect.Parameter.empty],
+        "additionalProperties": False,
+    }
+    if shared.get("$defs"):
+        whole["$defs"] = shared["$defs"]
+    _close(whole)
+    return whole
+
+
+def _close(schema: object) -> None:
+    """Forbid unknown keys in every model and dataclass that does not allow them: none is silently ignored."""
+    if not isinstance(schema, dict):
+        return
+    node = cast("dict[str, Any]", schema)
+    if "properties" in node:
+        node.setdefault("additionalProperties", False)
+    for place in _PLACES_OF_MANY:
+        for inner in cast("dict[str, object]", node.get(place, {})).values():
+            _close(inner)
+    for place in _PLACES_OF_LISTS:
+        for inner in cast("list[object]", node.get(place, [])):
+            _close(inner)
+    _close(node.get("items"))
+    _close(node.get("additionalProperties"))
+
+
+def _check_declared(declared: Mapping[str, Any], taken: Mapping[str, inspect.Parameter], shown: str) -> None:
+    described: Any = declared.get("properties", {})
+    described = set(cast("Mapping[str, Any]", described)) if isinstance(described, Mapping) else set[str]()
+    required: Any = declared.get("required", ())
+    for name in described - set(taken):
+        raise UsageError(f"@tool on {shown}: parameters describes {name!r}, which the function does not take")
+    for name, parameter in taken.items():
+        if parameter.default is inspect.Parameter.empty and (name not in described or name not in required):
+            raise UsageError(
+                f"@tool on {shown}: the function needs {name!r}; list it under required in parameters, or give it a default"
+            )
+    if declared.get("additionalProperties"):
+        raise UsageError(
+            f"@tool on {shown}: parameters allows further arguments, which a function cannot take; derive from Tool instead"
+        )
+
+
+def _is_plain(annotation: Any) -> bool:
+    """Whether JSON's own Python values are already what the annotation asks for."""
+    try:
+        if annotation in _SCALARS or annotation in _CONTAINERS:
+            return True
+    except TypeError:  # not hashable
+        return False
+    origin = typing.get_origin(annotation)
+    inner = typing.get_args(annotation)
+    if origin is typing.Annotated:
+        return _is_plain(inner[0]) and all(isinstance(m, (str, FieldInfo)) for m in inner[1:])
+    if origin is Literal:
+        return not any(isinstance(value, (enum.Enum, bytes)) for value in inner)
+    if origin is Union or origin is types.UnionType or origin in _CONTAINERS:
+        return all(_is_plain(part) for part in inner)
+    return False
+
+
+# What a docstring says of a function and of its parameters, in Google or reST form.
+
+_SECTION = re.compile(
+    r"(Args|Arguments|Parameters|Params|Returns?|Yields?|Raises|Examples?|Notes?|Attributes|See Also|Warnings?):\s*\Z"
+)
+_ARGUMENT_SECTIONS = frozenset({"Args", "Arguments", "Parameters", "Params"})
+_GOOGLE = re.compile(r"\*{0,2}(\w+)\s*(?:\([^)]*\))?\s*:\s*(.*)\Z")
+_REST = re.compile(r":(\w+)\b([^:]*):\s*(.*)\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Documented:
+    """``summary`` is the first paragraph in one line, ``body`` the prose after it, ``parameters`` name to text."""
+
+    summary: str
+    body: str
+    parameters: Mapping[str, str]
+
+
+def read_docstring(text: str | None) -> Documented:
+    """Split a docstring. Sections and fields other than those of parameters are left out."""
+    lines = inspect.cleandoc(text or "").splitlines()
+    prose: list[str] = []
+    found: dict[str, list[str]] = {}
+    section: str | None = None  # inside "Args:" and the like, whose lines are indented
+    entry: list[str] | None = None  # what a further-indented line continues
+    entry_indent = 0
+    for line in lines:
+        indent = len(line) - len(line.lstrip())
+        bare = line.strip()
+        if not bare:
+            if section is None:
+                entry = None
+                prose.append("")
+            continue
+        if entry is not None and indent > entry_indent:
+            entry.append(bare)
+            continue
+        if match := _SECTION.match(bare) if indent == 0 else None:
+            section, entry = match.group(1), None
+            continue
+        if match := _REST.match(bare):
+            section, entry, entry_indent = None, [], indent
+            if match.group(1) in ("param", "parameter", "arg", "argument") and match.group(2).strip():
+                entry = found.setdefault(match.group(2).split()[-1], [])
+            entry.append(match.group(3))
+            continue
+        if section is not None and indent > 0:
+            match = _GOOGLE.match(bare)
+            if match and section in _ARGUMENT_SECTIONS:
+                entry, entry_indent = found.setdefault(match.group(1), []), indent
+                entry.append(match.group(2))
+            continue
+        section, entry = None, None
+        prose.append(line.rstrip())
+    summary, _, body = "\n".join(prose).strip().partition("\n\n")
+    return Documented(
+        " ".join(summary.split()), body.strip(), {name: " ".join(text).strip() for name, text in found.items()}
+    )
+
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -56,7 +56,7 @@ class Support:
 class Native:
     """One tool of providers.
 
-    :param support: by the name of a provider's API (:data:`handrail.catalog.forms.dialects.DIALECTS`)
+    :param support: by the name of a provider's API (:data:`handrail.catalog.dialects.DIALECTS`)
     """
 
     description: str

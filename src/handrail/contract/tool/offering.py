@@ -13,7 +13,7 @@ class Offering(Listing, Protocol):
     """The resources and prompts of one source, and the way to get them.
 
     The names and URIs that it takes are those that it lists. What it gives are MCP's results as plain data; binary parts
-    are :class:`~handrail.contract.result.Blob`.
+    are :class:`~handrail.contract.call.Blob`.
     """
 
     async def read(self, uri: str, runtime: Runtime) -> Mapping[str, Any]:

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from handrail.contract.errors import Fault
 from handrail.contract.schema.schema import path_text
-from handrail.contract.tool.checked import unknown_key
+from handrail.contract.tool.manifest import unknown_key
 from handrail.contract.tool.names import LOCKED_IDS, fault_in_id
 from handrail.contract.tool.spec import ToolSpec
 

@@ -5,15 +5,54 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, Protocol, cast, get_args
 
 from pydantic_core import to_json
 
-from handrail.contract.doors.opened import STEP_INPUT
 from handrail.contract.tool.names import fault_in_id, wire_name
 from handrail.contract.tool.requires import CAPABILITIES, NOTHING, Requires
+
+# Stateful tools: one call opens a state, later calls take steps of it, and one closes it.
+#
+# A tool of ``mode="stateful"`` is an async generator. A call of it opens a *state* and is answered with the
+# first step. Only the shapes are here, so that tools, the runtime and the arbiter agree on them.
+
+STEP_INPUT = "step_input"
+"""The name under which what a step is sent is judged, beside the arguments that the state was opened with."""
+
+StateEnd = Literal["done", "closed", "expired", "failed", "timeout", "cancelled", "suspended", "changed", "interrupted"]
+"""How a state ended: it gave its last step; ``tool.close``; no step came in time; a step raised, took too long or was stopped;
+its session or kernel ended; its tool is no longer the same; nobody knows, since its process ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class GoesOn:
+    """Says that a tool goes on with a state that another call opened. Only built-in tools do.
+
+    :param argument: which of its arguments is the state's id
+    :param input: which one the tool is sent; None for one that ends the state
+    """
+
+    argument: str
+    input: str | None = None
+
+
+class Opened(Protocol):
+    """What the call of a tool that goes on with a state goes on with. It was judged as a call of the tool that is open."""
+
+    async def step(self) -> object:
+        """Send the call's input, and give what its caller is answered.
+
+        :raises ToolError: as the tool raised it; ``conflict`` for a state that has ended
+        """
+        ...
+
+    async def close(self) -> object:
+        """End the state, and give what the caller is answered."""
+        ...
+
 
 SideEffect = Literal["read", "write", "external"]
 Mode = Literal["direct", "background", "stateful"]
@@ -392,3 +431,110 @@ def _unseen_in(value: object) -> str | None:
                 if piece.kind in ("control", "invisible", "direction"):
                     return f"holds {piece.shown}, which people do not see and a model reads; write it without"
     return None
+
+
+# Whether the fields of a spec hold what they are declared to hold: in Python nobody is held to an annotation.
+
+
+def _texts(value: object) -> bool:
+    return isinstance(value, tuple) and all(isinstance(one, str) for one in cast("tuple[Any, ...]", value))
+
+
+def _locks(value: object) -> bool:
+    return isinstance(value, tuple) and all(isinstance(one, LockSpec) for one in cast("tuple[Any, ...]", value))
+
+
+def _number(value: object) -> bool:
+    return type(value) is int
+
+
+def _flag(value: object) -> bool:
+    return value is True or value is False
+
+
+def _text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _object(value: object) -> bool:
+    return isinstance(value, Mapping)
+
+
+def _settings(value: object) -> bool:
+    return isinstance(value, Mapping) and all(
+        isinstance(one, ConfigKey) for one in cast("Mapping[Any, Any]", value).values()
+    )
+
+
+def _templates(value: object) -> bool:
+    return isinstance(value, Mapping) and all(isinstance(one, str) for one in cast("Mapping[Any, Any]", value).values())
+
+
+_LOCKS = 'a tuple of LockSpec, as in (LockSpec.parse("file:{path}:S"),)'
+_NUMBER, _FLAG, _TEXT, _OBJECT = "a whole number", "True or False", "text", "a mapping"
+
+EXPECTED: Mapping[str, tuple[Callable[[object], bool], str]] = {
+    "id": (_text, _TEXT),
+    "description": (_text, _TEXT),
+    "parameters": (_object, "a mapping: the JSON Schema of one object"),
+    "requires": (lambda value: isinstance(value, Requires), "Requires, as in Requires.model_validate({…})"),
+    "locks": (_locks, _LOCKS),
+    "targets": (_templates, 'a mapping of texts, as in {"fs.read": "{path}"}'),
+    "timeout_ms": (_number, _NUMBER),
+    "timeout_argument": (_text, _TEXT),
+    "idempotent": (_flag, _FLAG),
+    "step_parameters": (_object, _OBJECT),
+    "background_argument": (_text, _TEXT),
+    "concurrency_safe": (_flag, _FLAG),
+    "promotable": (_flag, _FLAG),
+    "locks_background": (_locks, _LOCKS),
+    "persistent": (_flag, _FLAG),
+    "open_ended": (_flag, _FLAG),
+    "only_its_command": (_flag, _FLAG),
+    "secrets": (_texts, 'a tuple of names, as in ("API_KEY",)'),
+    "config": (_settings, 'a mapping of ConfigKey, as in {"units": ConfigKey("metric or imperial")}'),
+    "exec_path": (_text, _TEXT),
+    "build": (_texts, 'a tuple of words, as in ("make", "run")'),
+    "build_timeout_ms": (_number, _NUMBER),
+    "output_schema": (_object, _OBJECT),
+    "provider_support": (_object, _OBJECT),
+    "max_output": (_number, _NUMBER),
+    "max_entries": (_number, _NUMBER),
+    "prompt_mask": (_flag, _FLAG),
+    "version": (_text, _TEXT),
+    "category": (_text, _TEXT),
+    "tier": (_text, _TEXT),
+    "guidance": (_text, _TEXT),
+    "documentation": (_text, _TEXT),
+    "manual_first": (_flag, _FLAG),
+}
+"""By field: the test of a value that is not None, and what to say was expected. Fields of fixed words are judged by these."""
+
+MAY_BE_NONE = frozenset(
+    {
+        "locks",
+        "timeout_argument",
+        "step_parameters",
+        "background_argument",
+        "exec_path",
+        "output_schema",
+        "max_entries",
+        "category",
+        "tier",
+    }
+)
+_OF_A_MODEL = {"id": "llm.name", "description": "llm.description", "parameters": "llm.parameters"}
+
+
+def of_wrong_type(spec: ToolSpec) -> Iterator[tuple[str, str]]:
+    """``(place, problem)`` for each field whose value is none that it can have. With any, the rest cannot be judged."""
+    for name, (fits, expected) in EXPECTED.items():
+        value: object = getattr(spec, name)
+        if not (name in MAY_BE_NONE if value is None else fits(value)):
+            place = _OF_A_MODEL.get(name) or f"runtime.{name}"
+            yield place, f"is {_shown(value)}; expected {expected}"
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}…"

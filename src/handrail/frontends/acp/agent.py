@@ -22,12 +22,11 @@ from acp.exceptions import RequestError
 
 from handrail.contract.errors import HandrailError, LogUnavailable, StartError
 from handrail.frontends.acp.conversation import INTERNAL_ERROR, INVALID_PARAMS, Block, Conversation, asked_of
-from handrail.frontends.acp.opening import Serving, converse
-from handrail.frontends.acp.places import McpServer, Places, remarks_on
+from handrail.frontends.acp.opening import McpServer, Places, Serving, converse, remarks_on
 from handrail.frontends.acp.transport import INVALID_REQUEST, Checked, Messages
 
 if TYPE_CHECKING:
-    from handrail.session.past.facts import SessionFacts
+    from handrail.session.past import SessionFacts
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -14,18 +14,108 @@ from typing import Any, cast
 from acp import schema
 from acp.exceptions import RequestError
 
-from handrail.agent.conversation.history import Exchange, restored
+from handrail.agent.conversation import Exchange, restored
 from handrail.agent.events import CallAnswered, NoticesHeard, ReplyCut, RunFinished, RunOutcome, TextDelta
 from handrail.agent.loop import Agent
-from handrail.agent.model import AssistantMessage, CallPart, Model, ResultsMessage, TextPart, UserMessage
-from handrail.agent.pictures import checked, shown, takes_pictures, with_their_content
+from handrail.agent.model import (
+    AssistantMessage,
+    CallPart,
+    Model,
+    ResultsMessage,
+    TextPart,
+    UserMessage,
+    checked,
+    shown,
+    takes_pictures,
+    with_their_content,
+)
+from handrail.contract.call import Blob, Result
+from handrail.contract.doors.memory import Skill
 from handrail.contract.errors import HandrailError, UsageError
-from handrail.contract.modes import Mode
-from handrail.contract.result import Blob, Result
+from handrail.contract.rules import Mode
 from handrail.contract.session import Session
-from handrail.frontends.acp import choosing, showing
+from handrail.frontends.acp import showing
 from handrail.frontends.acp.telling import Telling
-from handrail.policy.rules.modes import MEANINGS, MODES, read_mode
+from handrail.policy.rules.rules import MEANINGS, MODES, read_mode
+
+# What an editor's user can choose: the mode, the model, and a skill by a slash command.
+
+COMPACT = "compact"
+"""The slash command by which a user asks for compaction."""
+MODE, MODEL = "mode", "model"
+"""The ids of the options."""
+_COMMAND = re.compile(r"\s*/([^\s/]+)(?:\s+(.*))?", re.DOTALL)
+Option = schema.SessionConfigOptionSelect | schema.SessionConfigOptionBoolean
+
+
+def config_options(mode: Mode, model: str, models: Sequence[str]) -> list[Option]:
+    """What can be chosen now, whole, as the protocol has it.
+
+    :param models: those that there are; with fewer than two there is nothing to choose
+    """
+    modes = [schema.SessionConfigSelectOption(value=one, name=one, description=MEANINGS[one]) for one in MODES]
+    found: list[Option] = [_select(MODE, "Mode", "How much is done without asking", mode, modes)]
+    if len(models) > 1:
+        known = [schema.SessionConfigSelectOption(value=one, name=one) for one in models]
+        found.append(_select(MODEL, "Model", "Which model answers from the next prompt on", model, known))
+    return found
+
+
+def _select(
+    id: str, name: str, about: str, now: str, values: list[schema.SessionConfigSelectOption]
+) -> schema.SessionConfigOptionSelect:
+    return schema.SessionConfigOptionSelect(
+        type="select",
+        id=id,
+        name=name,
+        description=about,
+        category="mode" if id == MODE else "model",
+        current_value=now,
+        options=values,
+    )
+
+
+def commands(skills: Sequence[Skill]) -> schema.AvailableCommandsUpdate:
+    """The slash commands: compaction, and the skills with whose words they are. A skill by the name of a command is left out."""
+    about = "Make room in the context: an outline or a summary takes the place of older messages"
+    found = [schema.AvailableCommand(name=COMPACT, description=about)]
+    for skill in skills:
+        if skill.name == COMPACT:
+            continue
+        brought = skill.layer == "workspace"
+        found.append(
+            schema.AvailableCommand(
+                name=skill.name,
+                description=f"{skill.description} (a skill {'of the workspace' if brought else 'of ' + _OF[skill.layer]})",
+                input=schema.AvailableCommandInput(schema.UnstructuredCommandInput(hint="what is to be done by it")),
+                field_meta={
+                    "handrail/skill": skill.layer,
+                    **({"handrail/untrusted": "it comes from the workspace"} if brought else {}),
+                },
+            )
+        )
+    return schema.AvailableCommandsUpdate(session_update="available_commands_update", available_commands=found)
+
+
+_OF = {"user": "this installation", "shipped": "Handrail"}
+
+
+def asks_to_compact(task: str) -> bool:
+    """Return whether a prompt is the command for compaction, and nothing else."""
+    return task.strip() == f"/{COMPACT}"
+
+
+def picked(task: str, session: Session) -> str:
+    """A task as the model is given it: one that begins with a skill's command names the skill.
+
+    The model reads it by its tool, judged and labelled as ever: what a workspace wrote never becomes the user's words.
+    """
+    match = _COMMAND.fullmatch(task)
+    if match is None or match[1] not in {skill.name for skill in session.skills}:
+        return task  # a path, say
+    rest = (match[2] or "").strip() or "Do what it is for."
+    return f"[The user picked the skill {match[1]!r}: read it with the tool skill before anything else.]\n\n{rest}"
+
 
 INTERNAL_ERROR, INVALID_PARAMS = -32603, -32602
 MOST_PROMPT = 4 * 1024 * 1024
@@ -82,8 +172,8 @@ class Conversation:
     # ── what is chosen ───────────────────────────────────────────────────────────────────────────
 
     @property
-    def options(self) -> list[choosing.Option]:
-        return choosing.options(self.mode, self.named, self.models)
+    def options(self) -> list[Option]:
+        return config_options(self.mode, self.named, self.models)
 
     async def choose(self, option: str, value: str | bool) -> None:
         """
@@ -92,7 +182,7 @@ class Conversation:
         known = {one.id: one for one in self.options}
         if option not in known or not isinstance(value, str):
             raise RequestError(INVALID_PARAMS, f"{option[:80]!r} takes one of its values; there are {', '.join(known)}")
-        if option == choosing.MODE:
+        if option == MODE:
             self.set_mode(value)
         elif value not in self.models or self.working is None:
             raise RequestError(INVALID_PARAMS, f"no model {value[:80]!r} is offered here: {', '.join(self.models)}")
@@ -114,7 +204,7 @@ class Conversation:
 
     def announce(self) -> None:
         """Send the slash commands that the user can pick."""
-        self.telling.tell(choosing.commands(self.session.skills if self.telling.has("skill") else ()))
+        self.telling.tell(commands(self.session.skills if self.telling.has("skill") else ()))
 
     # ── prompts ──────────────────────────────────────────────────────────────────────────────────
 
@@ -132,8 +222,8 @@ class Conversation:
                 f"the model {self.named or self.model.name} takes no images; say what is in them, or choose another model",
             )
         self._cancelled = False
-        compacts = choosing.asks_to_compact(task) and not pictures
-        work = self._compact() if compacts else self._work(choosing.picked(task, self.session), pictures)
+        compacts = asks_to_compact(task) and not pictures
+        work = self._compact() if compacts else self._work(picked(task, self.session), pictures)
         running = self._running = asyncio.create_task(work)
         running.add_done_callback(self._over)
         return await asyncio.shield(running)  # the SDK cancels its handlers when the client goes: that is no abort

@@ -2,31 +2,317 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from acp import schema
 from acp.agent.connection import AgentSideConnection
+from acp.exceptions import RequestError
 
 from handrail.agent.loop import Agent
+from handrail.contract.approvals import APPROVING, ApprovalAnswer, ApprovalRequest, Choice
+from handrail.contract.doors.peer import NOT_ANSWERED, Ask, AskMethod
+from handrail.contract.doors.runtime import Question
+from handrail.contract.errors import ToolError
 from handrail.contract.session import Session
 from handrail.contract.tool.spec import ToolSpec
-from handrail.frontends.acp.asking import Person
-from handrail.frontends.acp.buffers import Editor
+from handrail.frontends.acp import showing
 from handrail.frontends.acp.conversation import Conversation
-from handrail.frontends.acp.places import Opening
 from handrail.frontends.acp.screens import Screens, how_shown
 from handrail.frontends.acp.telling import Telling, Update
-from handrail.policy.rules.modes import read_mode
+from handrail.frontends.cli.show import one_line
+from handrail.frontends.cli.terminal import file_lines, preview, request_lines
+from handrail.frontends.mcp.forms import TITLED_SINCE, question_answers, question_form
+from handrail.policy.rules.rules import read_mode
+from handrail.runtime.surface import NOBODY_TO_ASK
 
 if TYPE_CHECKING:
     from handrail.agent.budget import Budget
     from handrail.agent.model import Model
     from handrail.contract.agent import AgentManifest
     from handrail.kernel.kernel import Kernel
-    from handrail.session.past.facts import SessionReader
+    from handrail.session.past import SessionReader
+
+
+# The person at an editor: what they are asked about a call, and what a tool asks them.
+#
+# Every request is put by itself, so several can be open and be answered in any order. An editor that goes away
+# while it is asked has answered nothing: the call is parked, and asked about again when its session is taken
+# up.
+
+OptionKind = schema.PermissionOptionKind
+
+
+class AskingClient(Protocol):
+    """What is needed of the connection here."""
+
+    async def request_permission(
+        self, session_id: str, tool_call: schema.ToolCallUpdate, options: list[schema.PermissionOption]
+    ) -> schema.RequestPermissionResponse: ...
+
+    def create_elicitation(self, message: str, mode: Any) -> Awaitable[Any]: ...
+
+
+def options_of(request: ApprovalRequest) -> list[tuple[Choice, OptionKind, str]]:
+    """What may be answered, each with the rule that it would store, whole."""
+    found: list[tuple[Choice, OptionKind, str]] = [("once", "allow_once", "Allow once")]
+    for rule, session, project in (
+        (request.always, "session", "project"),
+        (request.wider, "session-wider", "project-wider"),
+    ):
+        if rule is not None:
+            shown = one_line(rule)
+            if not request.shared:
+                found.append((cast("Choice", session), "allow_always", f"Always in this session: {shown}"))
+            found.append((cast("Choice", project), "allow_always", f"Always in this project: {shown}"))
+    found.append(("reject", "reject_once", "Reject"))
+    if request.never is not None:
+        found.append(("reject-always", "reject_always", f"Never in this project: {one_line(request.never)}"))
+    return found
+
+
+class Person:
+    """An :class:`~handrail.contract.approvals.Attendant`: whoever sits at the client of one session.
+
+    :param session_id: the client's session; calls of its sub-agents are asked about in it too
+    :param forms: whether the client fills in forms
+    :param introduce: tells of a call before it is asked about, where the client has not heard of it
+    :param decided: hears what became of it
+    :ivar there: set once the client knows its session, of which calls may be asked about from before; till then they wait
+    """
+
+    def __init__(
+        self,
+        client: AskingClient,
+        workdir: str,
+        spec_of: Callable[[str], ToolSpec | None],
+        *,
+        forms: bool,
+        introduce: Callable[[ApprovalRequest], None],
+        decided: Callable[[ApprovalRequest, bool], None],
+    ) -> None:
+        self.session_id = ""
+        self._client = client
+        self._workdir = workdir
+        self._spec_of = spec_of
+        self._forms = forms
+        self._introduce = introduce
+        self._decided = decided
+        self.there = asyncio.Event()
+
+    async def approve(self, request: ApprovalRequest) -> ApprovalAnswer:
+        await self.there.wait()
+        options = options_of(request)
+        self._introduce(request)
+        answer = await self._answered(request, options)
+        self._decided(request, answer.choice in APPROVING)
+        return answer
+
+    async def _answered(
+        self, request: ApprovalRequest, options: list[tuple[Choice, OptionKind, str]]
+    ) -> ApprovalAnswer:
+        call = await self._call(request)
+        try:
+            answer = await self._client.request_permission(
+                self.session_id,
+                call,
+                [schema.PermissionOption(option_id=choice, kind=kind, name=name) for choice, kind, name in options],
+            )
+        except OSError:  # it has gone
+            return ApprovalAnswer("later")
+        except RequestError as error:
+            raise ToolError(f"the client did not answer: {str(error)[:300]}", kind="unavailable") from None
+        except ValueError:  # pydantic's, of an answer that is none
+            return ApprovalAnswer("reject", "the client gave an answer that is none")
+        chosen = answer.outcome.option_id if isinstance(answer.outcome, schema.AllowedOutcome) else None
+        for choice, _, _ in options:
+            if choice == chosen:
+                return ApprovalAnswer(choice)
+        return ApprovalAnswer("reject", "" if chosen is None else "the client chose what was not offered")
+
+    async def _call(self, request: ApprovalRequest) -> schema.ToolCallUpdate:
+        """The call, whole: its reason, every argument, and what it would change."""
+        spec, workdir = self._spec_of(request.tool_id), self._workdir
+        found: list[showing.Content] = []
+        changes = await preview(request, workdir)
+        path = request.arguments.get("path")
+        drawn = False
+        if changes is not None and isinstance(path, str):
+            read = showing.differences(changes, showing.absolute(path, workdir))
+            drawn = bool(read.parts) and read.whole
+            found += read.parts if drawn else []
+        origin = f"Asked by {one_line(request.origin)}.\n" if request.origin else ""
+        lines = (
+            [f"{request.id}  {one_line(request.reason)}", *file_lines(request)]
+            if drawn
+            else request_lines(request, changes)
+        )
+        found.insert(0, showing.text(origin + lines[0]))
+        if len(lines) > 1:
+            found.insert(1, showing.fenced_whole("\n".join(lines[1:])))
+        return schema.ToolCallUpdate(
+            tool_call_id=request.call_id,
+            title=showing.title_of(request.tool_id, request.arguments, request.origin.partition(" of ")[0]),
+            kind=spec.kind if spec is not None else "other",
+            status="pending",
+            content=list(found),
+            locations=showing.places_of(spec, request.arguments, workdir),
+            raw_input=dict(request.arguments),
+        )
+
+    async def answer(self, session_id: str, questions: Sequence[Question]) -> list[list[str]] | None:
+        if not self._forms:
+            raise ToolError(NOBODY_TO_ASK, kind="unavailable")
+        await self.there.wait()
+        form = question_form(questions, TITLED_SINCE).params
+        mode = schema.ElicitationFormSessionMode(
+            session_id=self.session_id,
+            requested_schema=schema.ElicitationSchema.model_validate(form["requestedSchema"]),
+        )
+        try:
+            answer = await self._client.create_elicitation(str(form["message"]), mode)
+        except OSError:
+            return None
+        except RequestError as error:
+            raise ToolError(f"the client did not answer: {str(error)[:300]}", kind="unavailable") from None
+        except ValueError:
+            raise ToolError("the client gave an answer that is none", kind="unavailable") from None
+        filled = {"action": answer.action, "content": getattr(answer, "content", None)}
+        answers = question_answers(questions, filled, TITLED_SINCE)
+        if answers is None or isinstance(answers, str):
+            raise ToolError(answers or "the user did not answer", kind="denied")
+        return answers
+
+
+# The editor's own view of files: what its user has not saved yet, for tools that read.
+
+
+class BufferClient(Protocol):
+    """What is needed of the connection here."""
+
+    async def read_text_file(self, session_id: str, path: str) -> schema.ReadTextFileResponse: ...
+
+
+class Editor:
+    """A :class:`~handrail.contract.doors.peer.Peer` with :class:`~handrail.contract.doors.peer.Buffers`. The rest of what MCP clients
+    answer it does not."""
+
+    def __init__(self, client: BufferClient) -> None:
+        self.session_id = ""
+        self._client = client
+
+    async def unsaved(self, path: str) -> str | None:
+        try:
+            return (await self._client.read_text_file(self.session_id, path)).content
+        except (OSError, RequestError, ValueError):  # it has gone, knows no such file, or said nothing sensible
+            return None
+
+    def offers(self, call_id: str, method: AskMethod, params: Mapping[str, Any]) -> bool:
+        return False
+
+    async def ask(self, call_id: str, asks: Mapping[str, Ask]) -> Mapping[str, Mapping[str, Any]]:
+        raise ToolError(f"{NOT_ANSWERED} {', '.join(ask.method for ask in asks.values())}", kind="unavailable")
+
+    def let_go(self, call_id: str) -> None:
+        pass
+
+
+# The workspaces that an editor works in: each has one kernel, opened by the first session in it and closed with
+# the last.
+
+McpServer = schema.HttpMcpServer | schema.SseMcpServer | schema.AcpMcpServer | schema.McpServerStdio
+Opening = Callable[[str], "AbstractAsyncContextManager[Kernel]"]
+
+
+@dataclass(eq=False, slots=True)
+class _Place:
+    """One open workspace. Its kernel is opened and closed in a task of its own: whoever asks first may be cancelled."""
+
+    ready: asyncio.Future[Kernel]
+    leave: asyncio.Event = field(default_factory=asyncio.Event)
+    users: int = 0
+    task: asyncio.Task[None] | None = None
+
+
+class Places:
+    """
+    :param opening: how a workspace is opened
+    """
+
+    def __init__(self, opening: Opening) -> None:
+        self._opening = opening
+        self._places: dict[str, _Place] = {}
+
+    async def enter(self, folder: str) -> Kernel:
+        """The kernel of a workspace; whoever has got it calls :meth:`leave` once.
+
+        :param folder: canonical
+        :raises HandrailError: where it cannot be opened
+        """
+        while (place := self._places.get(folder)) is not None and place.leave.is_set():
+            assert place.task is not None
+            await asyncio.wait((place.task,))
+        if place is None:
+            place = _Place(asyncio.get_running_loop().create_future())
+            self._places[folder] = place
+            place.task = asyncio.create_task(self._keep(folder, place))
+        place.users += 1
+        try:
+            return await asyncio.shield(place.ready)
+        except BaseException:
+            self._left(place)
+            raise
+
+    async def leave(self, folder: str) -> None:
+        """Close it where this was its last user."""
+        if (place := self._places.get(folder)) is None:  # all were closed meanwhile
+            return
+        self._left(place)
+        if place.leave.is_set() and place.task is not None:
+            await asyncio.wait((place.task,))
+
+    @staticmethod
+    def _left(place: _Place) -> None:
+        place.users -= 1
+        if not place.users:
+            place.leave.set()
+
+    async def _keep(self, folder: str, place: _Place) -> None:
+        try:
+            async with self._opening(folder) as kernel:
+                place.ready.set_result(kernel)
+                await place.leave.wait()
+        except Exception as error:
+            if place.ready.done():
+                raise
+            place.ready.set_exception(error)
+        finally:
+            del self._places[folder]
+
+    async def aclose(self) -> None:
+        """Close all of them."""
+        tasks = [place.task for place in self._places.values() if place.task is not None]
+        for place in self._places.values():
+            place.leave.set()
+        if tasks:
+            await asyncio.wait(tasks)
+
+
+def remarks_on(kernel: Kernel, servers: Sequence[McpServer]) -> list[str]:
+    """What is said of the MCP servers that a client names: those that the operator has configured under the same name are
+    there already; another one is not started because a client says so."""
+    own = {status.name for status in kernel.mcp.servers}
+    others = sorted({server.name[:80] for server in servers} - own)
+    if not others:
+        return []
+    names = ", ".join(repr(name) for name in others)
+    return [
+        f"[These MCP servers of the editor are not used: {names}. Handrail starts none that nobody has installed, enabled "
+        "and given its hosts here: put them under [mcp.servers] of handrail.toml, or see handrail mcp import --help.]"
+    ]
 
 
 @dataclass(frozen=True, slots=True)

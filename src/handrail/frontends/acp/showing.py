@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, cast
 
 from acp import schema
 
-from handrail.contract.result import Result
+from handrail.contract.call import Result
 from handrail.contract.tool.spec import ToolSpec
 from handrail.frontends.cli.show import one_line, spelled_out
 

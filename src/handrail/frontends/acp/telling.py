@@ -12,9 +12,7 @@ from acp import schema
 
 from handrail.agent.model import Picture
 from handrail.contract.approvals import ApprovalRequest
-from handrail.contract.call import Answer
-from handrail.contract.events import Event
-from handrail.contract.result import Result
+from handrail.contract.call import Answer, Event, Result
 from handrail.contract.tool.spec import ToolSpec
 from handrail.frontends.acp import showing
 from handrail.frontends.acp.screens import Screen, Screens

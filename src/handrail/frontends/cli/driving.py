@@ -6,18 +6,25 @@ import asyncio
 import logging
 import signal
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
+
+import click
 
 from handrail.frontends.cli.app import INTERRUPTED
 from handrail.frontends.cli.options import Setting
 from handrail.frontends.cli.show import note, one_line
 
 if TYPE_CHECKING:
-    from handrail.contract.approvals import ApprovalAnswer, ApprovalRequest, Attendant
+    from handrail.contract.approvals import Approval, ApprovalAnswer, ApprovalRequest, Attendant
     from handrail.contract.doors.runtime import Question
     from handrail.kernel.kernel import Kernel
+    from handrail.record.reading import LogReader
+    from handrail.session.past import SessionFacts, SessionReader
+    from handrail.store.folders import Folders
+
 
 Stop = Callable[[Literal["user", "shutdown"]], object]
 
@@ -160,3 +167,131 @@ class Elsewhere:
 async def _never() -> Exception:
     await asyncio.Event().wait()
     raise AssertionError("nobody sets it")
+
+
+# Taking a session up again: which one is meant, and the agent that it is one of.
+
+
+@contextmanager
+def reading(setting: Setting) -> Generator[tuple[SessionReader, LogReader]]:
+    """What is kept of the workspace, whoever holds it.
+
+    :raises NotMadeYet: where nothing was ever kept of it
+    :raises StartError: where it cannot be read
+    """
+    from handrail.record.reading import LogReader
+    from handrail.session.past import SessionReader
+    from handrail.store.folders import locate
+    from handrail.store.lease import Lease
+
+    folders = locate(setting.workspace, setting.state, allow_home=setting.allow_home)
+    with LogReader.at(folders.database) as log:
+        holder = Lease.holder_of(folders)
+        yield SessionReader(log.connection, None if holder is None else holder.token), log
+
+
+def to_resume(setting: Setting, session_id: str) -> SessionFacts:
+    """The session to go on with.
+
+    :param session_id: ``""`` for the last one that nobody has open and in which something was said
+    :raises UsageError: when there is none, or it cannot go on
+    """
+    from handrail.store.database.connection import NotMadeYet
+
+    try:
+        with reading(setting) as (reader, _):
+            found = reader.get(session_id) if session_id else reader.latest()
+            if found is None and session_id:
+                raise unknown(reader, session_id)
+    except NotMadeYet:
+        found = None
+    if found is None:
+        raise click.UsageError("there is no session to go on with; handrail sessions lists those there are")
+    if found.state == "closed":
+        raise click.UsageError(f"session {session_id} was closed for good: nothing that was said in it is kept")
+    if found.under:
+        raise click.UsageError(
+            f"session {session_id} is a sub-agent's and does not go on by itself; begin another with what was said in it: "
+            f"handrail run --fork {session_id}"
+        )
+    if found.state == "open":
+        raise click.UsageError(
+            f"session {session_id} is open elsewhere; it goes on where it is, or when that has ended"
+        )
+    return found
+
+
+def as_its_agent(setting: Setting, session_id: str) -> Setting:
+    """The same options as the agent that a session is one of, which is known and need not be named once more.
+
+    :raises UsageError: where another agent was named
+    """
+    from handrail.store.database.connection import NotMadeYet
+
+    try:
+        with reading(setting) as (reader, _):
+            found = reader.get(session_id)
+    except NotMadeYet:
+        found = None
+    if found is None:  # whoever opens it says so
+        return setting
+    if setting.agent not in (None, found.agent):
+        raise click.UsageError(
+            f"session {session_id} is one of the agent {found.agent!r}, not of {setting.agent!r}; leave --agent out"
+        )
+    return replace(setting, agent=found.agent)
+
+
+def as_its_caller(setting: Setting, approval_id: str) -> Setting:
+    """The same options as the agent whose call waits, or waited, under an id.
+
+    :raises UsageError: where another agent was named
+    """
+    row = asked_as(setting, approval_id)
+    return setting if row is None else as_its_agent(setting, row.request.session_id)
+
+
+def asked_as(setting: Setting, approval_id: str) -> Approval | None:
+    """What a person is or was asked under an id; None where nothing is known by it."""
+    from handrail.store.database.connection import NotMadeYet
+    from handrail.store.tables.approvals import ApprovalReader
+
+    try:
+        with reading(setting) as (_, log):
+            return ApprovalReader(log.connection).get(approval_id)
+    except NotMadeYet:
+        return None
+
+
+def unknown(reader: SessionReader, session_id: str) -> click.UsageError:
+    from handrail.contract.tool.names import nearest
+
+    near = nearest(session_id, [facts.id for facts in reader.all(limit=200)], 1)
+    hint = f"did you mean {near[0]}?" if near else "handrail sessions lists those there are"
+    return click.UsageError(f"there is no session {session_id[:80]!r}; {hint}")
+
+
+# What a reader of the log may miss after a crash: records that are noted, and on their way into it.
+
+
+def say_what_is_missing(command: str, folders: Folders, reader: LogReader) -> None:
+    """After a crash, what had just begun may not be in the log yet."""
+    from sqlite3 import DatabaseError
+
+    from handrail.contract.errors import StartError
+    from handrail.record.log import noted
+    from handrail.store.lease import holder_of
+
+    if holder_of(folders) is not None:
+        return
+    try:
+        missing = noted(reader.connection, folders.own)
+    except (DatabaseError, OSError, StartError) as error:
+        note(f"handrail {command}: {error}")
+        return
+    if missing:
+        calls = ", ".join(dict.fromkeys(record.call_id for record in missing if record.call_id))
+        note(
+            f"handrail {command}: {len(missing)} records are noted and not in the log yet ({calls}); the process that made them was "
+            "killed, and the next one to open the workspace writes them"
+        )

@@ -19,7 +19,7 @@ from unicodedata import category
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from handrail.contract.result import Result
+    from handrail.contract.call import Result
 
 # Control characters but newline and tab, and what is invisible or reorders text: soft hyphen, zero-width, bidi, tags.
 _HIDDEN = (

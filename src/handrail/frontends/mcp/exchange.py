@@ -20,10 +20,9 @@ from mcp.shared.message import ServerMessageMetadata
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import ValidationError
 
-from handrail.contract.call import Answer
+from handrail.contract.call import Answer, Event
 from handrail.contract.doors.peer import Ask, AskMethod
 from handrail.contract.errors import ToolError
-from handrail.contract.events import Event
 from handrail.contract.schema.schema import InvalidSchema, compile_schema
 
 if TYPE_CHECKING:

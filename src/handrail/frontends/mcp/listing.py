@@ -12,14 +12,14 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import INVALID_PARAMS
 
 from handrail.catalog.view import FINDERS
+from handrail.contract.call import Result
 from handrail.contract.envelopes import to_content
-from handrail.contract.result import Result
-from handrail.frontends.mcp.offers import placed
+from handrail.frontends.mcp.resources import placed
 from handrail.frontends.mcp.tools import DOOR, PAGE, page_from, promise_of
 
 if TYPE_CHECKING:
     from handrail.contract.tool.spec import ToolSpec
-    from handrail.frontends.mcp.clients.visit import Visit
+    from handrail.frontends.mcp.clients import Visit
     from handrail.kernel.kernel import Kernel
 
 

@@ -6,7 +6,11 @@ side by side where their locks allow. A client's cancellation stops the call as 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Awaitable, Callable, Mapping, Sequence
+import asyncio
+import logging
+import sqlite3
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, cast
 
@@ -16,34 +20,130 @@ from mcp.server.lowlevel import NotificationOptions, Server
 from mcp.server.request_state import RequestStateBoundary, RequestStateSecurity
 from mcp.server.stdio import stdio_server
 from mcp.shared.exceptions import MCPError
+from mcp.shared.subscriptions import SUBSCRIPTION_ID_META_KEY
+from mcp_types import INTERNAL_ERROR
 from pydantic import BaseModel
 
-from handrail.arbiter.output.neutral import for_model
-from handrail.contract.call import Answer, ProposedCall
+from handrail.arbiter.output.exposure import for_model
+from handrail.contract.call import Answer, ProposedCall, Result
 from handrail.contract.doors.peer import NOT_ANSWERED
-from handrail.contract.result import Result
-from handrail.frontends.mcp.clients.house import House
+from handrail.contract.envelopes import to_content
+from handrail.contract.errors import ErrorKind, HandrailError, ToolError
+from handrail.frontends.mcp.clients import House
 from handrail.frontends.mcp.exchange import LEVELS, Exchange, Line, as_request
-from handrail.frontends.mcp.greeting import EXTENSIONS, instructions
 from handrail.frontends.mcp.listing import page_of, rendered, unwrapped, with_schemas
-from handrail.frontends.mcp.offers import TooLong, offered_by, placed, with_bytes
-from handrail.frontends.mcp.pushing import listened
-from handrail.frontends.mcp.skills import TOOL as SKILL
+from handrail.frontends.mcp.resources import TOOL as SKILL
+from handrail.frontends.mcp.resources import TooLong, offered_by, placed, with_bytes
 from handrail.frontends.mcp.tasks import Tasks
-from handrail.frontends.mcp.told import told
-from handrail.frontends.mcp.tools import DOOR, DOOR_TOOL, as_tool, specs_of
+from handrail.frontends.mcp.tools import DOOR, DOOR_TOOL, EXTENSIONS, as_tool, instructions, specs_of
 
 if TYPE_CHECKING:
     from mcp.server.context import ServerRequestContext
     from mcp.server.models import InitializationOptions
+    from mcp.server.session import ServerSession
+    from mcp.server.subscriptions import ListenHandler
 
     from handrail.contract.tool.spec import ToolSpec
-    from handrail.frontends.mcp.clients.visit import Visit
-    from handrail.frontends.mcp.reception import Output
-    from handrail.frontends.mcp.serving import Serving
+    from handrail.frontends.mcp.clients import Visit
+    from handrail.frontends.mcp.stdio import LineWriter
+    from handrail.frontends.mcp.tools import Serving
     from handrail.kernel.kernel import Kernel
 
     Context = ServerRequestContext[dict[str, Any]]
+
+
+# JSON-RPC errors for requests that the kernel itself cannot serve: its log is damaged, its disk full.
+#
+# The SDK would say "Internal server error". A call is answered with a result, which a model reads; any other
+# request with an error that has the same words.
+
+Handler = Callable[[Any, Any], Awaitable[Any]]
+
+
+def told(method: str, answer: Handler) -> Handler:
+    """The same, with what the kernel refuses in its own words.
+
+    :param method: of the protocol
+    """
+
+    async def said(context: Any, params: Any) -> Any:
+        try:
+            return await answer(context, params)
+        except HandrailError as error:
+            kind: ErrorKind = error.kind if isinstance(error, ToolError) else "unavailable"
+            text = str(error)
+        except sqlite3.Error as error:
+            kind, text = "unavailable", f"the log cannot be read: {error}. Its operator would run handrail doctor"
+        if method != "tools/call":
+            raise MCPError(INTERNAL_ERROR, text, {"handrail/error_kind": kind})
+        result = Result.error(kind, text)
+        about = {f"handrail/{key}": value for key, value in result.metadata.items()}
+        return {**to_content(result, {}), "resultType": "complete", "_meta": about}
+
+    return said
+
+
+# A stream of what changes that tells of tasks too: the SDK's own knows of lists and resources alone.
+#
+# Source: https://modelcontextprotocol.io/seps/2663-tasks-extension
+
+logger = logging.getLogger("handrail.mcp")
+
+TASK_TOLD = "notifications/tasks"
+
+
+async def listened(
+    listen: ListenHandler,
+    context: Context,
+    params: types.SubscriptionsListenRequestParams,
+    tasks: Mapping[str, AsyncIterator[Mapping[str, Any]]],
+) -> types.SubscriptionsListenResult:
+    """Tell of everything that was asked for, until the client goes or the server ends it.
+
+    :param listen: tells of everything but tasks
+    :param tasks: by its id what there is to tell of each, from now on
+    """
+    if not tasks:
+        return await listen(context, params)
+    line = _Acknowledging(context.session, tuple(tasks))
+    telling = [asyncio.create_task(_tell(context, line, states)) for states in tasks.values()]
+    try:
+        session: Any = line
+        return await listen(replace(context, session=session), params)
+    finally:
+        for one in telling:
+            one.cancel()
+
+
+async def _tell(context: Context, line: _Acknowledging, states: AsyncIterator[Mapping[str, Any]]) -> None:
+    await line.acknowledged.wait()
+    meta = {SUBSCRIPTION_ID_META_KEY: context.request_id}
+    try:
+        async for state in states:
+            told: Any = types.Notification[dict[str, Any], str](method=TASK_TOLD, params={**state, "_meta": meta})
+            await context.session.send_notification(told, related_request_id=context.request_id)
+    except Exception as error:  # mostly that the client has gone; the stream itself sees to that
+        logger.info("a task is told of no more: %s", type(error).__name__)
+
+
+class _Acknowledging:
+    """A stream on which it is said first which tasks will be told of."""
+
+    def __init__(self, session: ServerSession, task_ids: Sequence[str]) -> None:
+        self.acknowledged = asyncio.Event()
+        self._session = session
+        self._task_ids = list(task_ids)
+
+    async def send_notification(
+        self, notification: types.ServerNotification, related_request_id: types.RequestId | None = None
+    ) -> None:
+        if isinstance(notification, types.SubscriptionsAcknowledgedNotification):
+            agreed = notification.params.notifications.model_copy(update={"taskIds": self._task_ids})
+            params = notification.params.model_copy(update={"notifications": agreed})
+            notification = notification.model_copy(update={"params": params})
+        await self._session.send_notification(notification, related_request_id)
+        self.acknowledged.set()
+
 
 NO_SUCH_RESOURCE = -32002
 """What the older era says where the newer one says that parameters are invalid."""
@@ -51,7 +151,7 @@ _GIVE_UP_S = 30.0
 """How much longer a state is good than the call that it names is held."""
 
 
-async def serve_on(kernel: Kernel, serving: Serving, ends: tuple[AsyncIterable[str], Output] | None) -> None:
+async def serve_on(kernel: Kernel, serving: Serving, ends: tuple[AsyncIterable[str], LineWriter] | None) -> None:
     """Serve one client until it hangs up.
 
     :param ends: the lines that it sends, and what takes those for it; None for this process's stdin and stdout

@@ -32,22 +32,21 @@ from pydantic import BaseModel, Field
 
 from handrail.contract.doors.peer import CAPABILITY_OF, NOT_ANSWERED
 from handrail.contract.errors import HandrailError, ToolError
-from handrail.frontends.mcp.clients.house import House, principal
+from handrail.frontends.mcp.clients import House, principal
 from handrail.frontends.mcp.exchange import TASKS, Line, as_request, lacking
 from handrail.frontends.mcp.listing import rendered
-from handrail.store import private
+from handrail.store import decisions
 from handrail.store.tables.jobs import Retention
 
 if TYPE_CHECKING:
     from mcp.server.context import ServerRequestContext
 
-    from handrail.contract.call import Answer
+    from handrail.contract.call import Answer, Result
     from handrail.contract.doors.jobs import Job
-    from handrail.contract.result import Result
     from handrail.contract.tool.spec import ToolSpec
-    from handrail.frontends.mcp.clients.guest import Guest
-    from handrail.frontends.mcp.clients.visit import Visit
+    from handrail.frontends.mcp.clients import Visit
     from handrail.frontends.mcp.exchange import Exchange
+    from handrail.frontends.mcp.guest import Guest
 
     Context = ServerRequestContext[dict[str, Any]]
 
@@ -326,7 +325,7 @@ class Tasks:
         if not self._key:
             path, made = Path(self._kernel.state_folder) / KEY_FILE, secrets.token_bytes(_KEY_BYTES)
             # Where none can be kept, ids are good for as long as this process.
-            self._key = self._key or await asyncio.to_thread(private.once, path, made) or made
+            self._key = self._key or await asyncio.to_thread(decisions.once, path, made) or made
         whose = orjson.dumps([job_id.encode("utf-8", "replace").decode(), principal()])
         seal = hmac.digest(self._key, whose, hashlib.sha256)[:_SEAL_BYTES]
         return f"{job_id}.{base64.urlsafe_b64encode(seal).decode()}"

@@ -5,20 +5,25 @@ from __future__ import annotations
 import base64
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any, Literal
 
 from handrail.catalog.interaction import Interaction
+from handrail.catalog.prompt import index_of
 from handrail.catalog.view import CatalogOptions, view_of
 from handrail.contract.doors.agents import usable
 from handrail.contract.schema.schema import InvalidSchema, Schema, compile_schema
 from handrail.contract.tool.names import FACE_IDS, wire_name
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from handrail.contract.generation import Generation
     from handrail.contract.session import Session
     from handrail.contract.tool.spec import ToolSpec
-    from handrail.frontends.mcp.serving import Discovery
     from handrail.kernel.kernel import Kernel
+
 
 PAGE = 500
 """Of whatever is listed, so many at once."""
@@ -99,3 +104,65 @@ def page_from(key: str, items: Sequence[Any], start: int) -> dict[str, Any]:
     if start + PAGE < len(items):
         page["nextCursor"] = base64.urlsafe_b64encode(str(start + PAGE).encode()).decode()
     return page
+
+
+# What the server says of itself when a client connects: its name, capabilities and instructions.
+
+INSTRUCTIONS = (
+    "Every call is checked against its operator's rules before it runs. An error says what was wrong and what to do "
+    "instead; what was denied stays denied. Where a result says that it is the beginning only, the whole is in the file "
+    "that it names."
+)
+CAPABILITIES: Mapping[str, Any] = {
+    "completions": {},
+    "logging": {},
+    "prompts": {"listChanged": True},
+    "resources": {"listChanged": True, "subscribe": True},
+    "tools": {"listChanged": True},
+}
+"""As the SDK says them of the server."""
+EXTENSIONS: Mapping[str, dict[str, Any]] = {"io.modelcontextprotocol/tasks": {}}
+"""What it says beside them in the stateless era; the older one has no word for it."""
+
+
+def instructions(kernel: Kernel) -> str:
+    """What there is beside the tools in view, as a model reads it."""
+    options = kernel.config.settings.catalog.options(kernel.agent.core)
+    index = index_of(view_of(kernel.generation, options), options.index_tokens)
+    return "\n\n".join(filter(None, (INSTRUCTIONS, index)))
+
+
+def greeting(kernel: Kernel) -> dict[str, Any]:
+    """What both eras say in one way or the other."""
+    about = {"name": "handrail", "version": version("handrail")}
+    return {"capabilities": CAPABILITIES, "serverInfo": about, "instructions": instructions(kernel)}
+
+
+# The operator's settings for serving MCP clients.
+
+Discovery = Literal["core", "all"]
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """How clients are served.
+
+    :param discovery: which tools are listed: the core and the ways to the rest, or all
+    :param wait_s: how long an approval or a question may keep a request of the older era open: it is parked then, before
+        the client gives the request up and so the call, which most do after a minute
+    :param hold_s: how long a call of the stateless era is held for its client to come back
+    :param task_after_s: after which a running call of a promotable tool is answered with a task, where its client takes one
+    :param headless: nobody is asked, whatever clients say that they can
+    :param most_guests: sessions of the stateless era at once
+    :param most_held: calls over all clients that wait for these to come back
+    :param idle_s: after which a session of the stateless era is closed that nobody has used
+    """
+
+    discovery: Discovery = "core"
+    wait_s: float = 50.0
+    hold_s: float = 600.0
+    task_after_s: float = 10.0
+    headless: bool = False
+    most_guests: int = 1_000
+    most_held: int = 1_000
+    idle_s: float = 1_800.0

@@ -9,6 +9,7 @@ from typing import Any, cast
 import pydantic
 
 from handrail.contract.errors import Fault, LoadError
+from handrail.contract.generation import Found
 from handrail.contract.schema.schema import path_text
 from handrail.contract.tool.decorator import FunctionTool
 from handrail.contract.tool.requires import CapabilitySet
@@ -18,8 +19,7 @@ from handrail.ipc.codec.adapters import adapter
 from handrail.ipc.codec.values import Malformed, an_object, flag, text
 from handrail.ipc.triggering import TriggerKind, a_kind, kind_of
 from handrail.ipc.wire.framing import Message
-from handrail.registry.sources.python import tools_among
-from handrail.registry.sources.source import Found
+from handrail.registry.sources.code import tools_among
 
 _SPEC_FIELDS = frozenset(field.name for field in fields(ToolSpec))
 _MAX_SOURCE = 300

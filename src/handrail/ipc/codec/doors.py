@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
+from handrail.contract.call import Result
 from handrail.contract.doors.files import FileBytes, FileLines, FileStat, Found, Match, Written
 from handrail.contract.doors.jobs import BroughtIn, Category, Findings, Hit, Manual
 from handrail.contract.doors.runtime import Option, Question, Response, Runtime
-from handrail.contract.result import Result
 from handrail.contract.sandbox import Completed
 from handrail.ipc import jobs
 from handrail.ipc.codec.values import (

@@ -9,17 +9,14 @@ from typing import Any
 
 from handrail.catalog.view import CatalogOptions
 from handrail.contract.approvals import ApprovalAnswer, ApprovalRequest
-from handrail.contract.call import Answer, ProposedCall
+from handrail.contract.call import Answer, Event, ProposedCall, Result
 from handrail.contract.doors.runtime import Question, Runtime
 from handrail.contract.errors import Fault, HandrailError, LoadError, LogUnavailable, StartError, ToolError, UsageError
-from handrail.contract.events import Event
 from handrail.contract.generation import Difference, Entry, Foreign, Generation, ToolStatus
-from handrail.contract.result import Result
 from handrail.contract.sandbox import Tier
 from handrail.contract.schema.schema import compile_schema
-from handrail.contract.tool.checking import OfSpecs
 from handrail.contract.tool.spec import ToolSpec
-from handrail.contract.tool.tool import Tool
+from handrail.contract.tool.tool import OfSpecs, Tool
 from handrail.ipc.codec.adapters import adapter
 from handrail.ipc.offerings import of_offerings, offerings_of
 from handrail.ipc.wire.operations import Refused

@@ -15,8 +15,8 @@ from typing import Any, TypeVar, cast, get_args
 import orjson
 
 from handrail.arbiter.output.plain import MAX_PARTS, Binary, Plain, TooLarge, encoded_as_it_is
+from handrail.contract.call import Blob, Result
 from handrail.contract.errors import ERROR_KINDS, LogUnavailable, ToolError
-from handrail.contract.result import Blob, Result
 from handrail.contract.session import StopReason
 from handrail.ipc.wire.framing import Message
 

@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 import orjson
 
 from handrail.arbiter.execution import Execution
+from handrail.arbiter.generators import OVER
 from handrail.arbiter.peers import MAX_MESSAGE
-from handrail.arbiter.states.generators import OVER
 from handrail.contract.doors.peer import CAPABILITY_OF, LOG_LEVELS
 from handrail.contract.doors.runtime import Question, Runtime
 from handrail.contract.errors import ToolError

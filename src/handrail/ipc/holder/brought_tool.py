@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from handrail.arbiter.states.generators import OVER, running
+from handrail.arbiter.generators import OVER, running
 from handrail.contract.doors.runtime import Question, Runtime
 from handrail.contract.errors import ToolError
 from handrail.contract.tool.tool import Tool

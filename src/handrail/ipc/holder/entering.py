@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-from handrail.arbiter.calls.call import Call
+from handrail.arbiter.call import Call
 from handrail.contract.doors.agents import Delegation
 from handrail.contract.session import Child
 from handrail.ipc.codec import mirror

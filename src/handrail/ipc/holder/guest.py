@@ -9,14 +9,11 @@ from functools import partial
 from typing import Any, Protocol
 
 from handrail.catalog.interaction import Interaction
-from handrail.contract.call import Answer, ProposedCall
+from handrail.contract.call import Answer, Event, ProposedCall, Result
 from handrail.contract.doors.runtime import ClientContext
 from handrail.contract.errors import HandrailError, UsageError
-from handrail.contract.events import Event
 from handrail.contract.generation import Difference, Generation
-from handrail.contract.modes import Mode
-from handrail.contract.result import Result
-from handrail.contract.rules import RuleEntry
+from handrail.contract.rules import Mode, RuleEntry
 from handrail.contract.session import StopReason
 from handrail.contract.tool.settings import ToolConfig
 from handrail.ipc import notices
@@ -42,9 +39,8 @@ from handrail.ipc.peers import RemotePeer
 from handrail.ipc.wire.connection import Connection
 from handrail.ipc.wire.framing import Message
 from handrail.ipc.wire.operations import LEAVING, Op, Operations, Refused
-from handrail.session.context import Context
+from handrail.session.context import Context, Opening
 from handrail.session.events import PASSING
-from handrail.session.opening import Opening
 from handrail.session.session import HeldSession
 from handrail.session.turn import HeldTurn
 

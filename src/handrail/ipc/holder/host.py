@@ -7,15 +7,13 @@ from typing import Any, Protocol
 
 from handrail.contract.doors.jobs import Findings
 from handrail.contract.generation import ToolStatus
-from handrail.contract.modes import Mode
-from handrail.contract.rules import RuleEntry
+from handrail.contract.rules import Mode, RuleEntry
 from handrail.contract.tool.settings import ToolConfig
 from handrail.contract.tool.tool import Tool
 from handrail.ipc.wire.framing import Message
 from handrail.policy.explain import Explanation
 from handrail.record.log import CommitLog
-from handrail.session.context import Context
-from handrail.session.opening import Opening
+from handrail.session.context import Context, Opening
 from handrail.session.session import HeldSession, Under
 
 Handler = Callable[..., Awaitable[Any]]

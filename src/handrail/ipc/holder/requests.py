@@ -10,11 +10,10 @@ from pydantic import ValidationError
 
 from handrail.contract.approvals import ApprovalAnswer, Choice
 from handrail.contract.call import DEFAULT_FAULT_KIND, ProposedCall
-from handrail.contract.doors.history import Entry
+from handrail.contract.doors.memory import Entry
 from handrail.contract.doors.runtime import ClientContext
 from handrail.contract.errors import ERROR_KINDS, ErrorKind, HandrailError
-from handrail.contract.modes import MODES, Mode
-from handrail.contract.rules import RuleEntry, entry_of
+from handrail.contract.rules import MODES, Mode, RuleEntry, entry_of
 from handrail.ipc import jobs
 from handrail.ipc.codec import mirror
 from handrail.ipc.codec.values import (

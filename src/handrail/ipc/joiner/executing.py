@@ -8,9 +8,9 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
+from handrail.arbiter.generators import OVER
 from handrail.arbiter.output.plain import TooLarge
 from handrail.arbiter.running import in_a_thread_of_its_own
-from handrail.arbiter.states.generators import OVER
 from handrail.contract.errors import ToolError
 from handrail.contract.session import StopReason
 from handrail.contract.tool.decorator import FunctionTool

@@ -19,7 +19,7 @@ from handrail.ipc.wire.handshake import NoAnswer, NotLetIn
 from handrail.ipc.wire.meeting import NoHolder, connect
 from handrail.ipc.wire.operations import LEAVING, Operations, Refused
 from handrail.store.folders import Folders
-from handrail.store.holder import Holder, holder_of
+from handrail.store.lease import Holder, holder_of
 
 logger = logging.getLogger("handrail.ipc")
 

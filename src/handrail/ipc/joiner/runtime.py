@@ -16,11 +16,11 @@ from typing import Any, Literal
 from handrail.arbiter.execution import STOPPED_TEXT, kind_of_stop
 from handrail.arbiter.output.plain import TooLarge
 from handrail.arbiter.peers import said
+from handrail.contract.call import Result
 from handrail.contract.doors.files import FileBytes, FileLines, FileStat, Found, Written
 from handrail.contract.doors.peer import LOG_LEVELS, LogLevel
 from handrail.contract.doors.runtime import ClientContext, Question, Response, Secrets
 from handrail.contract.errors import ToolError
-from handrail.contract.result import Result
 from handrail.contract.sandbox import Completed
 from handrail.contract.session import StopReason
 from handrail.contract.tool.requires import CapabilitySet

@@ -12,13 +12,11 @@ from handrail.catalog.interaction import Interaction
 from handrail.catalog.view import CatalogOptions
 from handrail.contract.agent import AgentManifest
 from handrail.contract.approvals import Attendant
-from handrail.contract.call import Answer, ProposedCall, call_id
+from handrail.contract.call import Answer, Event, ProposedCall, Result, call_id
 from handrail.contract.doors.agents import Delegation, usable
 from handrail.contract.doors.peer import Peer
 from handrail.contract.errors import ErrorKind, HandrailError, StartError, UsageError
-from handrail.contract.events import Event
 from handrail.contract.generation import Generation
-from handrail.contract.result import Result
 from handrail.contract.session import Child, Proposal, StopReason
 from handrail.contract.tool.spec import ToolSpec
 from handrail.ipc.codec import mirror
@@ -35,10 +33,9 @@ from handrail.ipc.peers import kinds_offered
 from handrail.ipc.wire.connection import Connection, ConnectionLost
 from handrail.ipc.wire.framing import Message
 from handrail.ipc.wire.operations import LEAVING, Refused
-from handrail.policy.rules.modes import given
+from handrail.policy.rules.rules import given
 from handrail.session.events import EventQueue, events_of
-from handrail.session.reach import check_reach, rules_of
-from handrail.session.session import CLOSED, ENDED, SUSPENDED, new_session_id
+from handrail.session.session import CLOSED, ENDED, SUSPENDED, check_reach, new_session_id, rules_of
 
 LEAVING_S = 20.0
 """How long a process that ends waits for a holder that is alive and does not answer: longer than any call takes to stop."""

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Mapping
 from typing import Any
 
-from handrail.arbiter.states.generators import OVER, NotEnding, Steps
+from handrail.arbiter.generators import OVER, NotEnding, Steps
 from handrail.contract.doors.runtime import Runtime
 from handrail.contract.errors import ToolError
 from handrail.contract.tool.decorator import FunctionTool, steps_of

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from handrail.contract.doors.runtime import ClientContext
-from handrail.contract.modes import Mode
+from handrail.contract.rules import Mode
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,7 @@ and where nothing can start. Each check stands alone, and says what it could not
 
 from __future__ import annotations
 
-from handrail.kernel.doctor.check import Check
 from handrail.kernel.doctor.kernel import check_kernel, check_up, of_kernel
-from handrail.kernel.doctor.machine import of_machine
+from handrail.kernel.doctor.machine import Check, of_machine
 
 __all__ = ["Check", "check_kernel", "check_up", "of_kernel", "of_machine"]

@@ -7,19 +7,96 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 from handrail.agent.providers import is_there
+from handrail.catalog.prompt import Costs, costs_of
+from handrail.catalog.view import view_of
+from handrail.config import Configuration
+from handrail.contract.agent import AgentManifest
 from handrail.contract.errors import HandrailError
-from handrail.contract.sandbox import Sandbox
-from handrail.kernel.doctor.check import Check, alone
-from handrail.kernel.doctor.confinement import of_sandbox
-from handrail.runtime.files.openat2 import openat2_works
+from handrail.contract.generation import Generation
+from handrail.contract.sandbox import Mechanism, Sandbox, Tier
+from handrail.runtime.files.roots import openat2_works
 from handrail.runtime.ripgrep import installed
 from handrail.sandbox import tiers
 from handrail.sandbox.start.spawn import binaries
+from handrail.sandbox.view import identity
+
+if TYPE_CHECKING:
+    from handrail.config import Configuration
+
+
+# One line of a check-up, and a way to make it that never fails.
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """What was found about one thing. A ``warning`` may be as it should be; a ``problem`` keeps something from working."""
+
+    name: str
+    state: Literal["ok", "warning", "problem"]
+    detail: str
+    remedy: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def alone(name: str, look: Callable[[], Iterable[Check]]) -> Iterator[Check]:
+    """The checks that ``look`` makes; where it fails, one that says how. The others go on."""
+    try:
+        yield from look()
+    except HandrailError as error:
+        yield Check(name, "problem", str(error))
+    except Exception as error:  # a check-up is read by somebody to whom much is broken already
+        said = getattr(error, "strerror", None) or error
+        yield Check(name, "problem", f"could not be checked: {type(error).__name__}: {said}")
+
+
+# What confines programs here: each layer with its state, its reason and its remedy, and what runs without any.
+
+
+def of_sandbox(tier: Tier, workspace: str) -> Iterator[Check]:
+    """The tier, and each mechanism that it is made of.
+
+    :param workspace: whose owner programs may run as
+    """
+    yield Check("sandbox", "ok" if tier.confines else "problem", f"{tier.name}: {tier.detail}", tier.remedy)
+    if not tier.mechanisms:
+        return
+    person = identity.person_for(workspace)
+    for one in tier.mechanisms:
+        if one.name == "processes" and one.held is False and person is not None:
+            held = f"counted, since programs run as user {person.uid} and not as root"
+            one = Mechanism("processes", True, held)  # noqa: PLW2901
+        yield Check(f"sandbox {one.name}", _state(one, tier), one.detail, one.remedy)
+    if tier.confines:
+        who = identity.mechanism(workspace)
+        yield Check("sandbox identity", _state(who, tier), who.detail, who.remedy)
+
+
+def of_opt_outs(found: Configuration) -> Iterator[Check]:
+    """What an operator does without, by name."""
+    settings = found.settings.sandbox
+    remedy = "take it out of [sandbox] in handrail.toml to have it confined"
+    if settings.unconfined:
+        named = ", ".join(settings.unconfined)
+        yield Check("unconfined tools", "warning", f"{named}: their programs run without any sandbox", remedy)
+    if settings.unix_sockets:
+        about = "programs may make Unix sockets, and reach every server that listens in the workspace"
+        yield Check("unix sockets", "warning", about, "set sandbox.unix_sockets to false to close it")
+
+
+def _state(one: Mechanism, tier: Tier) -> Literal["ok", "warning", "problem"]:
+    if one.held:
+        return "ok"
+    return "problem" if one.held is False and not tier.confines else "warning"
+
 
 _EXTRAS = {
     "mcp": ("mcp", "handrail mcp"),
@@ -157,3 +234,19 @@ def _installed_in(workspace: str) -> str | None:
     # An empty entry stands for the working directory, as with python -m.
     places = (str(Path(__file__).parent), sys.prefix, *sys.path)
     return next((place for place in places if Path(place).resolve().is_relative_to(root)), None)
+
+
+# About how many tokens the tools take in a model's context.
+
+
+def costs_for(generation: Generation, found: Configuration, agent: AgentManifest) -> Costs:
+    """What an agent's tools cost at the start of a turn, and in all."""
+    given = found.settings.catalog
+    return costs_of(view_of(generation, given.options(agent.core)), given.index_tokens)
+
+
+def of_tokens(generation: Generation, found: Configuration, agent: AgentManifest) -> Iterator[Check]:
+    """The same as one line."""
+    costs = costs_for(generation, found, agent)
+    about = f"about {costs.in_view:,} tokens in view at the start of a turn, {costs.whole:,} with every tool in view"
+    yield Check("tokens of tools", "ok", about)

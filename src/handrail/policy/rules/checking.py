@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, cast
 
-from handrail.contract.doors.opened import STEP_INPUT
+from handrail.contract.agent import AgentManifest
 from handrail.contract.errors import ToolError
-from handrail.contract.rules import Example
+from handrail.contract.rules import Example, entry_of
 from handrail.contract.text.hosts import fault_in_host
 from handrail.contract.text.patterns import has_wildcard, text_regex
 from handrail.contract.tool.names import nearest
 from handrail.contract.tool.requires import CAPABILITIES
-from handrail.contract.tool.spec import ToolSpec, properties_of
+from handrail.contract.tool.spec import STEP_INPUT, ToolSpec, properties_of
 from handrail.policy.rules.matching import KINDS, Kind, PathSubject, Ranked, normal_path, ranked
 from handrail.policy.rules.rules import (
     READ_ONLY,
@@ -26,6 +26,7 @@ from handrail.policy.rules.rules import (
     fault_in_path,
     is_capability_glob,
     is_glob,
+    parse_rule,
 )
 from handrail.policy.rules.words import WordFault, pattern_words
 from handrail.policy.shell import programs, read_only, runners, wrappers
@@ -348,3 +349,61 @@ def _shown(example: Example) -> str:
 def specs_of(entries: Mapping[str, Any]) -> dict[str, ToolSpec]:
     """The specs of a generation's entries, by id."""
     return {tool_id: entry.spec for tool_id, entry in entries.items()}
+
+
+# The rules of an agent manifest: scope *manifest*, so that a deny among them is final.
+
+
+def rules_of_agent(
+    agent: AgentManifest,
+    source: str,
+    known: Collection[str] | None,
+    others: Collection[str] = (),
+    specs: Mapping[str, ToolSpec] | None = None,
+) -> tuple[list[Rule], list[tuple[str, str]]]:
+    """The rules that are some, and ``(place, problem)`` for each text that is none or can never match.
+
+    :param source: the manifest's file
+    :param known: the ids of the agent's tools; None where nobody knows them
+    :param others: the ids of tools that other agents may have and this one has not
+    :param specs: the agent's tools; None where nobody knows them
+    """
+    rules: list[Rule] = []
+    faults: list[tuple[str, str]] = []
+    places: list[int] = []
+    for index, given in enumerate(agent.rules):
+        entry = entry_of(given)
+        text = entry.rule
+        try:
+            rule = parse_rule(text, scope="manifest", source=source, known=known)
+            if known is not None:
+                _check_matches_some(rule, known)
+            check_loaded(rule, entry.match, entry.not_match, specs)
+        except ValueError as error:
+            faults.append((f"rules[{index}]", _explained(text, agent, others, str(error))))
+        else:
+            rules.append(rule)
+            places.append(index)
+    for at, problem in (*contradictions(rules), *shadowed(rules)):
+        faults.append((f"rules[{places[at]}]", problem))
+    return rules, faults
+
+
+def _check_matches_some(rule: Rule, known: Collection[str]) -> None:
+    """:raises ValueError: for a glob over ids that none of the agent's tools has"""
+    permission = rule.permission
+    if permission == "*" or permission.startswith("mcp:") or not is_glob(permission) or is_capability_glob(permission):
+        return
+    pattern = text_regex(permission)
+    if not any(pattern.match(tool_id) for tool_id in known):
+        raise ValueError(f"in the rule {rule.text!r}, {permission!r} matches none of this agent's tools")
+
+
+def _explained(text: str, agent: AgentManifest, others: Collection[str], problem: str) -> str:
+    words = text.split(None, 2)
+    permission = words[1] if len(words) > 1 else ""
+    if permission in agent.aliases:
+        return f"in the rule {text!r}, {permission!r} is an alias; a rule names the tool: {agent.aliases[permission]!r}"
+    if permission in others:
+        return f"in the rule {text!r}, {permission!r} is not among this agent's tools, so it would never match"
+    return problem

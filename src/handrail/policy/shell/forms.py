@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from handrail.contract.protected.git_serving import SERVING
+from handrail.contract.protected.protected import SERVING
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,9 @@ from dataclasses import dataclass
 from handrail.policy.shell import forms as program_forms
 from handrail.policy.shell import runners, wrappers
 from handrail.policy.shell.forms import Concern, all_words, options
-from handrail.policy.shell.parse import Command
-from handrail.policy.shell.plain import OF_THE_SHELL
-from handrail.policy.shell.runner_tables import MANAGERS, RUNNERS
+from handrail.policy.shell.parse import OF_THE_SHELL, Command
 from handrail.policy.shell.runners import program_name
+from handrail.policy.shell.wrappers import MANAGERS, RUNNERS
 
 LONGEST_WAIT_S = 10
 _MAX_DEPTH = 3

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 
-from handrail.contract.text.excerpts import excerpt
+from handrail.contract.errors import excerpt
 from handrail.policy.shell import programs, wrappers
 from handrail.policy.shell.parse import Script
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
-from handrail.policy.shell import runner_tables, wrappers
+from handrail.policy.shell import wrappers
 from handrail.policy.shell.forms import SHELLS
 from handrail.policy.shell.parse import parse
 
@@ -124,10 +124,10 @@ def _form_of(text: str, *, first: bool = False) -> Form:
 
 
 _FORMS: Mapping[str, Form] = {
-    **{name: Form(anywhere=True, first=name in runner_tables.PROGRAM_FIRST) for name in runner_tables.RUNNERS},
+    **{name: Form(anywhere=True, first=name in wrappers.PROGRAM_FIRST) for name in wrappers.RUNNERS},
     **{
-        name: _form_of(text, first=name in runner_tables.PROGRAM_FIRST)
-        for names, text in runner_tables.PLACES.items()
+        name: _form_of(text, first=name in wrappers.PROGRAM_FIRST)
+        for names, text in wrappers.PLACES.items()
         for name in names.split()
     },
 }
@@ -144,9 +144,9 @@ def form_of(program: str) -> Form | None:
         return form
     if program.startswith(FAMILIES):
         return _ANYWHERE
-    if program in runner_tables.CODE:
+    if program in wrappers.CODE:
         return _CODE
-    if (match := _VERSIONED.fullmatch(program)) is not None and match.group("name") in runner_tables.CODE:
+    if (match := _VERSIONED.fullmatch(program)) is not None and match.group("name") in wrappers.CODE:
         return _CODE
     return None
 
@@ -189,7 +189,7 @@ class Watched:
 def _all_names(program: str) -> Iterator[str]:
     bare = posixpath.basename(program.rstrip("/")).lower()
     yield bare
-    for one, other in runner_tables.SAME_PROGRAM:
+    for one, other in wrappers.SAME_PROGRAM:
         if bare in (one[0], other[0]):
             yield from (one[0], other[0])
 
@@ -241,9 +241,9 @@ def is_fed(argv: Sequence[str]) -> bool:
         return True
     if runs_code and (len(argv) == 1 or any(word in ("-", "-s", "/dev/stdin") for word in argv[1:])):
         return True
-    if program in runner_tables.REMOTE and len(argv) == 2:
+    if program in wrappers.REMOTE and len(argv) == 2:
         return True
-    if program in runner_tables.FED and not any(_GIVES_WORK.fullmatch(word) or " " in word for word in argv):
+    if program in wrappers.FED and not any(_GIVES_WORK.fullmatch(word) or " " in word for word in argv):
         return True
     if ("-f", "-") in pairwise(argv) or ("-f", "/dev/stdin") in pairwise(argv):
         return True
@@ -321,7 +321,7 @@ class _Search:
                     return  # a module of Python's is the program
         if program == "nix" and "run" in words:
             yield from ((inner, left, True) for inner in _of_flake(words))
-        if (form is None or form is _CODE or form.partly_known) and program not in runner_tables.DATA:
+        if (form is None or form is _CODE or form.partly_known) and program not in wrappers.DATA:
             yield from self._guesses(words, left)
         elif form is not None and form.built:
             behind = next((at for at, word in enumerate(words) if at and word in form.built), len(words))
@@ -430,7 +430,7 @@ def _without_options(program: str, words: tuple[str, ...]) -> Iterator[tuple[str
 
 def _behind_options(program: str, words: tuple[str, ...], start: int) -> Iterator[int]:
     """Where the words after the options that begin at ``start`` may begin."""
-    with_value = runner_tables.OPTIONS_WITH_VALUE.get(program)
+    with_value = wrappers.OPTIONS_WITH_VALUE.get(program)
     places = {start}
     for index in range(start, min(len(words), _MAX_OPTIONS)):
         if index not in places:
@@ -448,11 +448,11 @@ def _behind_options(program: str, words: tuple[str, ...], start: int) -> Iterato
 
 def _other_names(program: str, rest: Sequence[str]) -> Iterator[tuple[str, ...]]:
     """The same sub-command by its other names."""
-    for one, other in runner_tables.SAME.get(program, ()):
+    for one, other in wrappers.SAME.get(program, ()):
         for have, instead in ((one, other), (other, one)):
             if tuple(rest[: len(have)]) == have:
                 yield (program, *instead, *rest[len(have) :])
-    for one, other in runner_tables.SAME_PROGRAM:
+    for one, other in wrappers.SAME_PROGRAM:
         for have, instead in ((one, other), (other, one)):
             if (program, *rest)[: len(have)] == have:
                 yield (*instead, *(program, *rest)[len(have) :])
@@ -478,10 +478,10 @@ def _git_aliases(words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
 
 
 def _is_interpreter(program: str) -> bool:
-    if program in SHELLS or program in runner_tables.INTERPRETERS:
+    if program in SHELLS or program in wrappers.INTERPRETERS:
         return True
     match = _VERSIONED.fullmatch(program)
-    return match is not None and match.group("name") in runner_tables.INTERPRETERS
+    return match is not None and match.group("name") in wrappers.INTERPRETERS
 
 
 def _starts(form: Form, words: tuple[str, ...]) -> Iterator[int]:
@@ -516,7 +516,7 @@ def _behind_program_options(words: tuple[str, ...], start: int) -> Iterator[int]
         elif word in ("-m", "--module"):
             yield from range(index + 1, min(index + 2, len(words)))
         elif word[:1] in ("-", "+"):
-            places |= {index + 1} if "=" in word or word in runner_tables.FLAGS else {index + 1, index + 2}
+            places |= {index + 1} if "=" in word or word in wrappers.FLAGS else {index + 1, index + 2}
         else:
             yield index
             if _NAMED_VALUE.match(word):
@@ -614,7 +614,7 @@ def unread(argv: Sequence[str]) -> str | None:
     """
     program = program_name(argv)
     form = form_of(program)
-    if form is None or (form.anywhere and program not in runner_tables.REMOTE) or form.code:
+    if form is None or (form.anywhere and program not in wrappers.REMOTE) or form.code:
         return None
     texts = [*(texts_of(form, argv) if form.anywhere else _option_values(form, argv))]
     for start in _starts(form, tuple(argv)):

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 MAX_DEPTH = 8
 """How many wrappers around one command are unwrapped."""
 
-_DURATION = re.compile(r"(?:\d+(?:\.\d*)?|\.\d+)[smhd]?")
+_TIMEOUT_DURATION = re.compile(r"(?:\d+(?:\.\d*)?|\.\d+)[smhd]?")
 _NUMBER = re.compile(r"[+-]?\d{1,9}")
 _SIGNAL = re.compile(r"[A-Z]{2,10}\d?|\d{1,2}")
 _MODE = re.compile(r"[0L]|\d{1,9}[KM]?")
@@ -73,13 +73,13 @@ def _form(flags: str = "", **values: re.Pattern[str]) -> Callable[[Sequence[str]
     return lambda argv: _options(argv, known, by_option)
 
 
-_timeout_options = _form("--foreground --preserve-status -v --verbose -f -p", k=_DURATION, kill_after=_DURATION,
+_timeout_options = _form("--foreground --preserve-status -v --verbose -f -p", k=_TIMEOUT_DURATION, kill_after=_TIMEOUT_DURATION,
                          s=_SIGNAL, signal=_SIGNAL)  # fmt: skip
 
 
 def _timeout(argv: Sequence[str]) -> int | None:
     at = _timeout_options(argv)
-    return None if at is None or at >= len(argv) or _DURATION.fullmatch(argv[at]) is None else at + 1
+    return None if at is None or at >= len(argv) or _TIMEOUT_DURATION.fullmatch(argv[at]) is None else at + 1
 
 
 _nice_options = _form(n=_NUMBER, adjustment=_NUMBER)
@@ -110,7 +110,7 @@ def _env(argv: Sequence[str]) -> int | None:
     return None if index < len(argv) and argv[index][:1] == "-" else index
 
 
-_FORMS: Mapping[str, Callable[[Sequence[str]], int | None]] = {
+_WRAPPERS: Mapping[str, Callable[[Sequence[str]], int | None]] = {
     "timeout": _timeout,
     "nice": _nice,
     "nohup": _form(),
@@ -121,7 +121,7 @@ _FORMS: Mapping[str, Callable[[Sequence[str]], int | None]] = {
     "command": _command,
     "env": _env,
 }
-NAMES = frozenset(_FORMS)
+NAMES = frozenset(_WRAPPERS)
 _BUILTINS = frozenset({"command", "time"})
 """The shell's own: any other program of that name, called by its path, is another one."""
 _FOLDERS = ("/bin/", "/usr/bin/")
@@ -132,11 +132,11 @@ def inner(argv: Sequence[str]) -> int | None:
     if not argv:
         return None
     name = argv[0]
-    form = _FORMS.get(name)
+    form = _WRAPPERS.get(name)
     if form is None:
         for folder in _FOLDERS:
             if name.startswith(folder) and (bare := name[len(folder) :]) not in _BUILTINS:
-                form = _FORMS.get(bare)
+                form = _WRAPPERS.get(bare)
     if form is None:
         return None
     at = form(argv)
@@ -155,3 +155,338 @@ def layers(argv: Sequence[str]) -> tuple[tuple[str, ...], ...]:
         found.append(tuple(argv[:at]))
         argv = argv[at:]
     return (*found, tuple(argv))
+
+
+# The tables of :mod:`handrail.policy.shell.runners`: programs that run a command given in their words, and
+# those that do not.
+#
+# A program in no table is unknown: any of its words may be a command, which is asked about if a rule denies it.
+
+
+def _names(*lines: str) -> frozenset[str]:
+    return frozenset(name for line in lines for name in line.split())
+
+
+RUNNERS = _names(
+    # users, limits, priorities, namespaces
+    "env sudo sudo-rs doas please calife super su runuser pkexec sg newgrp newrole run0 gosu su-exec setpriv capsh",
+    "gksu gksudo kdesu kdesudo nice ionice chrt taskset setsid setarch linux32 linux64 i386 x86_64 uname26",
+    "prlimit numactl cpulimit cgexec softlimit chpst setuidgid envuidgid envdir setlock pgrphack runcon chroot",
+    "unshare nsenter firejail bwrap proot fakeroot fakeroot-ng fakechroot pseudo schroot dchroot arch-chroot",
+    "minijail0 nsjail sandbox-exec dzdo sux distrobox-enter logsave rootlesskit pasta systemd-run systemd-inhibit systemd-nspawn systemd-cat",
+    "systemd-socket-activate machinectl homectl start-stop-daemon daemonize daemon dumb-init tini catatonit runsv",
+    "caffeinate pbuilder cowbuilder sbuild flatpak-spawn host-spawn lxc-attach",
+    "lxc-execute singularity apptainer ch-run udocker distrobox toolbox wsl cmd steam-run appimage-run",
+    "nix-shell",
+    # time, output, repetition
+    "time gtime timeout gtimeout genv gnice gnohup gstdbuf gxargs gtime nohup stdbuf unbuffer watch viddy hwatch",
+    "script xargs parallel sem rush flock lckdo lockfile-create setlock entr watchexec reflex nodemon chokidar onchange",
+    "watchmedo watchman-make inotify-hookable when-changed modd hyperfine multitime chronic ifne mispipe",
+    "pee vipe zrun ts-run retry run-one run-this-one run-parts at batch crontab cronitor cronic",
+    "concurrently cross-env cross-env-shell dotenv env-cmd dotenvx shdotenv envchain",
+    "aws-vault doppler infisical chamber teller envconsul",
+    "sshpass expect autoexpect rlwrap rlfe faketime eatmydata catchsegv gum",
+    # terminals and displays
+    "tmux tmate screen byobu zellij dtach abduco xterm uxterm konsole gnome-terminal xfce4-terminal lxterminal",
+    "x-terminal-emulator alacritty kitty wezterm foot urxvt rxvt terminator tilix xdg-terminal asciinema ttyrec",
+    "termtosvg ttyd gotty xvfb-run xwfb-run startx xinit vglrun optirun primusrun prime-run gamemoderun mangohud",
+    "dbus-run-session dbus-launch ssh-agent keychain",
+    # debuggers, tracers, compilers' helpers
+    "strace ltrace gdb gdbserver cgdb lldb rr perf valgrind heaptrack uftrace bpftrace sysdig dtruss ddd r2 radare2",
+    "scan-build intercept-build compiledb bear ccache sccache distcc icecc",
+    # the shell's own
+    "coproc command builtin exec eval",
+    # packages
+    "npx pnpx bunx uvx pipx",
+    # network
+    "nq tsp task-spooler pueue py-spy samply austin wgo ghostty esy",
+    "proxychains proxychains4 torsocks torify tsocks trickle graftcp socat nc ncat netcat tcpserver tcpsvd udpsvd",
+    "websocketd",
+    # many programs in one, and the loader
+    "busybox toybox ld.so",
+)  # fmt: skip
+"""Run the command that their own words hold, wherever in them it begins."""
+
+MANAGERS = frozenset(
+    {"uv", "poetry", "pipenv", "pdm", "hatch", "rye", "pixi", "conda", "mamba", "micromamba", "mise", "asdf", "bundle"}
+    | {"rbenv", "pyenv", "nodenv", "direnv", "opam", "rtx", "jenv", "plenv", "phpenv", "goenv", "luaenv", "devbox"}
+)
+"""Managers of environments, whose ``run`` and ``exec`` start any program there is (``uv run rm``)."""
+
+REMOTE = _names(
+    "ssh slogin autossh mosh rsh remsh rlogin dbclient plink et pssh parallel-ssh pdsh clush dsh cssh mussh",
+    "ansible ansible-console salt salt-ssh salt-call knife bolt mco fab pyinfra",
+)
+"""Hand their words to a shell on other machines."""
+
+PLACES: Mapping[str, str] = {
+    " ".join(sorted(REMOTE)): "* -o",
+    "coverage kernprof scalene memray viztracer torchrun accelerate mpirun mpiexec orterun srun salloc sbatch qsub bsub": "*",
+    "mono wine wine64 box64 box86 pm2 forever foreman honcho overmind hivemind goreman air bench mock monit supervisord": "*",
+    "supervise npm-run-all run-p run-s empty st op": "*",
+    " ".join(sorted(MANAGERS)): "run exec x r watch shell tool activate -- --config-setting --config-settings",
+    "scp sftp sshfs": "-o -S -D -b",
+    "rsync": "-e -M --rsh --rsync-path --remote-option",
+    "ssh-copy-id": "-o",
+    "alias export declare typeset readonly local": "=",
+    "jobs complete compgen mapfile readarray bind hash fc enable": "-x -C -p -e -f",
+    "vagrant": "ssh winrm -c --command",
+    "multipass colima limactl": "exec shell ssh",
+    "lima orb orbctl enroot condor_run jsrun aprun summon dagger": "*",
+    "flux": "run submit batch alloc exec ?",
+    "docker podman nerdctl buildah finch": "run exec create debug ssh unshare -- --entrypoint --health-cmd --init-path --args",
+    "docker-compose podman-compose": "run exec -- --entrypoint",
+    "kubectl oc k3s microk8s minikube kubecolor kubectl.exe": "exec run debug rsh ssh -- --command",
+    "crictl ctr runc crun youki nomad cf dokku heroku fly flyctl railway kamal lxc incus": "exec run run:detached ssh task console -- -C -c --command",
+    "gcloud aws az doctl eb tsh gh glab": "ssh alias extension exec command -- --command --ssh-command --scripts -c --parameters",
+    "consul etcdctl": "exec lock watch -- -shell",
+    "devspace okteto garden mirrord telepresence tilt skaffold": "exec enter run -- --command -c ?",
+    "flox": "activate run -- -c --command ?",
+    "pulumi sst sops berglas vault teleport tailscale netlify": "run shell exec exec-env exec-file dev:exec ssh -- -c --command ?",
+    "boundary cloudflared": "-- -exec --exec ?",
+    "consul-template": "-- -exec -template ?",
+    "tv television": "--source-command -s --preview-command -p ?",
+    "peco": "--exec ?",
+    "terragrunt": "exec -- --tf-path --terragrunt-tfpath --auth-provider-cmd ?",
+    "proto bundler moon vfox": "exec run e x activate -- -c ?",
+    "ansible-playbook": "--ssh-common-args --ssh-extra-args --become-exe",
+    "flatpak snap": "run enter --command",
+    "nix guix nix-env nix-build nix-store nix-instantiate nixos-rebuild home-manager lorri devenv": "run eval shell develop "
+           "environment -- -c --command --run --phase --build-hook --post-build-hook --diff-hook --pre-build-hook 2:--option "
+           "2:--argstr",
+    "gem rustup rvm nvm fnm volta n chruby-exec dune spack tox nox lerna nx": "exec v1-exec v2-exec new-exec run do -- --exec --override -x",
+    "composer": "exec config --",
+    "repo west mr gita dvc lando ddev sail drush symfony": "run add shell super exec ssh ev -- -c ?",
+    "yarn bun": "run exec x dlx set -- -c -e --call --eval --script-shell",
+    "npm pnpm": "exec x dlx explore set run? run-script? start? restart? -c -e --call --eval --shell-mode --script-shell --shell --editor --viewer --git",
+    "deno": "exec x dlx eval run? task? serve? -- -c -e --call --eval",
+    "cargo": "watch run? r? -x -s --exec --shell --config",
+    "go": "run? tool? -exec -toolexec -vettool",
+    "stack cabal": "exec v1-exec v2-exec new-exec run? v1-run? v2-run? new-run? do --exec -x",
+    "dotnet swift zig dub nim crystal v dart mix lein gradle gradlew sbt": "exec run? r? build? build-exe? app.start? "
+           "--exec -e --args =",
+    "pip pip3": "-C --config-settings --config-setting --global-option --build-option --install-option --editor",
+    "gcc g++ cc c++ clang clang++ gfortran": "-wrapper",
+    "rustc": "-C --codegen",
+    "helm": "--post-renderer --post-renderer-args",
+    "configure config.status": "= ?",
+    "sysctl": "= ?",
+    "mount": "-o",
+    "cvs": "-e ?",
+    "dnsmasq": "--dhcp-script ?",
+    "wpa_cli": "-a -i",
+    "pandoc": "-F -L --filter --lua-filter --pdf-engine ?",
+    "latexmk": "-e -pdflatex -latex -lualatex -xelatex -pdf -dvips ?",
+    "make gmake bmake": "= --eval -E",
+    "cmake ctest": "chdir env time -E -P --test-command --build-run-dir",
+    "meson": "devenv --wrapper --ninja-args --vs-args",
+    "ip": "exec",
+    "task": "--",
+    "corepack": "*",
+    "vboxmanage": "-- --exe",
+    "tcpdump": "-z",
+    "openvpn pppd dhclient": "pty connect -sf --up --down --route-up --route-pre-down --ipchange --client-connect --tls-verify",
+    "java": "= ?",
+    "systemctl": "=",
+    "just": "-c --command --shell --shell-arg --chooser = 2:--set",
+    "bazel bazelisk buck buck2": "run? --run_under",
+    "git": "run foreach config -c -x -O -u --exec --extcmd --upload-pack --receive-pack --tree-filter --msg-filter "
+           "--index-filter --env-filter --parent-filter --commit-filter --tag-name-filter --setup --authors-prog --access-hook --httpd --open-files-in-pager "
+           "--sendmail-cmd --to-cmd --cc-cmd --smtp-server --config remote-ext shell",
+    "hg svn svnadmin bzr brz jj fossil darcs": "exec -- -c --command --config --config-toml --config-option --diff-cmd --diff3-cmd --editor-cmd "
+           "-O set settings --merge-cmd --posthook --prehook --ssh --remotecmd",
+    "tar gtar bsdtar star dar": "-I -F -E --checkpoint-action --to-command --use-compress-program --rmt-command --rsh-command "
+           "--info-script --new-volume-script --compress-program",
+    "zip": "-TT --unzip-command",
+    "cpio": "--rsh-command",
+    "rg": "--pre --hostname-bin",
+    "fd fdfind": "-x -X --exec --exec-batch",
+    "find gfind bfs": "-exec -execdir -ok -okdir",
+    "sort gsort": "--compress-program",
+    "split gsplit": "--filter",
+    "install ginstall": "--strip-program",
+    "fzf sk skim fzy": "--preview --bind --execute --cmd --with-shell -c",
+    "man": "-P -H --pager --html",
+    "bat batcat ag ack delta": "--pager --paging",
+    "less more most": "code",
+    "wget": "-e --execute --use-askpass",
+    "aria2c": "--on-*",
+    "yt-dlp youtube-dl": "--exec --exec-before-download --downloader --external-downloader --downloader-args "
+           "--external-downloader-args --postprocessor-args --ppa --netrc-cmd",
+    "feh sxiv nsxiv": "-A --action",
+    "gpg gpg2 gpgsm gpgconf": "--agent-program --dirmngr-program --photo-viewer --pinentry-program",
+    "borg restic rclone duplicity unison rdiff-backup": "-o --rsh --remote-path --password-command --sftp-ssh --ssh-options --rsync-options "
+           "--remote-schema -sshcmd -rshcmd",
+    "dpkg": "--pre-invoke --post-invoke --status-logger",
+    "apt apt-get aptitude": "-o --option",
+    "rpm rpmbuild rpmspec": "code --pipe",
+    "brew": "sh ruby -c -e",
+    "sdiff diff3": "--diff-program",
+    "openssl": "-engine",
+    "logrotate incrontab fswatch": "-c -m --mail",
+    "mvn mvnw ant": "=",
+    "psql mysql mariadb sqlite3 duckdb sqlplus usql mongosh mongo cqlsh mycli pgcli litecli sqlcmd snowsql beeline hive redis-cli lftp ftp clickhouse-client": "code --pager",
+    "rake debugfs awk gawk mawk nawk original-awk sed gsed m4 dc exiftool rename prename xmlstarlet": "code",
+    "vi vim nvim view vimdiff ex ed emacs emacsclient kak gnuplot gs tex latex pdflatex xelatex lualatex convert magick": "code",
+    "nano joe": "code -s --speller",
+    "gvim mvim neovide rvim vifm ranger lf zathura weechat mutt neomutt mail mailx nmh tig": "code ?",
+}  # fmt: skip
+"""Programs that run a command only in some places: ``*`` is every word, a word is a sub-command behind which it may begin,
+an option is one whose value is a command or is followed by one, ``2:`` stands in front of an option with a name and a value, ``=`` is the
+value of ``NAME=VALUE``, ``code`` says that the words are code of a language, ``run?`` that behind this sub-command stand the arguments
+of a program of the workspace, and ``?`` that any other word may be a command, too."""
+
+PROGRAM_FIRST = (MANAGERS - {"direnv", "mise", "rtx", "hatch"}) | _names(
+    "env sudo doas nice nohup setsid stdbuf unbuffer time gtime chronic npx pnpx bunx uvx xvfb-run strace ltrace valgrind",
+    "eatmydata catchsegv fakeroot dbus-run-session dumb-init tini caffeinate",
+)
+"""Of those, the programs whose command is their first word that is no option, no value of one and no ``NAME=VALUE``. What
+comes behind it are that command's words: ``uv run pytest -k curl`` runs no ``curl``."""
+
+FLAGS = _names(
+    "--no-sync --no-project --no-dev --no-default-groups --no-cache --no-config --no-progress --locked --frozen --offline --isolated",
+    "--exact --verbose --quiet --yes --active --all-extras --all-groups --no-capture-output --live-stream",
+)
+"""Options of those programs that take no value."""
+
+FED = _names(
+    "psql mysql mariadb sqlite3 duckdb usql sqlplus mongosh gdb lldb r2 rizin ed ex dc ftp lftp sftp expect debugfs crontab mail mailx",
+    "m4 gnuplot bpftrace clickhouse-client beeline litecli pgcli mycli",
+)
+"""Programs without a shell's name that carry out what they are fed, unless an option gives them what to do."""
+
+INTERPRETERS = frozenset(
+    {
+        "python",
+        "python2",
+        "python3",
+        "pypy",
+        "pypy3",
+        "node",
+        "nodejs",
+        "perl",
+        "ruby",
+        "php",
+        "lua",
+        "tclsh",
+        "source",
+        ".",
+    }
+)
+"""Run the file that they are given."""
+
+CODE = INTERPRETERS | _names(
+    "luajit rscript r julia guile racket octave ocaml elixir erl clojure clj scala raku sbcl groovy jshell ghc ghci",
+    "runghc swift crystal nim v dart kotlinc janet fennel wish osascript irb ipython ipython3 jupyter bpython",
+    "iex swipl gprolog bb sage maxima gp gap matlab wolframscript scala-cli rizin",
+    "tsx ts-node babel-node coffee esbuild-runner",
+)  # fmt: skip
+"""Interpreters of code that their words may hold."""
+
+OPTIONS_WITH_VALUE: Mapping[str, frozenset[str]] = {
+    "git": frozenset(
+        {"-c", "-C", "--git-dir", "--work-tree", "--exec-path", "--namespace", "--config-env", "--super-prefix"}
+        | {"--attr-source", "--list-cmds"}
+    ),
+}
+"""Options in front of the sub-command that take the next word as their value, where all of them are known."""
+
+_Words = tuple[str, ...]
+SAME: Mapping[str, tuple[tuple[_Words, _Words], ...]] = {
+    "git": (
+        (("push",), ("send-pack",)), (("push",), ("http-push",)), (("push",), ("subtree", "push")), (("push",), ("lfs", "push")),
+        (("add",), ("stage",)), (("blame",), ("annotate",)), (("init",), ("init-db",)), (("log",), ("whatchanged",)),
+        (("clone",), ("lfs", "clone")), (("pull",), ("subtree", "pull")),
+    ),
+    "npm": (
+        (("install",), ("i",)), (("install",), ("add",)), (("install",), ("in",)), (("install",), ("ins",)), (("install",), ("inst",)),
+        (("install",), ("insta",)), (("install",), ("instal",)), (("install",), ("isnt",)), (("install",), ("isntall",)),
+        (("run",), ("run-script",)), (("run",), ("rum",)), (("run",), ("urn",)), (("exec",), ("x",)), (("test",), ("t",)),
+        (("test",), ("tst",)), (("uninstall",), ("un",)), (("uninstall",), ("remove",)), (("uninstall",), ("rm",)),
+        (("uninstall",), ("r",)), (("uninstall",), ("unlink",)), (("ci",), ("clean-install",)), (("update",), ("up",)),
+        (("update",), ("upgrade",)), (("link",), ("ln",)), (("config",), ("c",)), (("init",), ("create",)),
+        (("login",), ("adduser",)), (("login",), ("add-user",)),
+    ),
+    "pnpm": (
+        (("install",), ("i",)), (("remove",), ("rm",)), (("remove",), ("uninstall",)), (("remove",), ("un",)), (("run",), ("run-script",)),
+        (("update",), ("up",)), (("test",), ("t",)),
+    ),
+    "bun": ((("install",), ("i",)), (("add",), ("a",)), (("remove",), ("rm",)), (("run",), ("r",))),
+    "cargo": ((("build",), ("b",)), (("run",), ("r",)), (("test",), ("t",)), (("check",), ("c",)), (("remove",), ("rm",)), (("doc",), ("d",))),
+    "docker": (
+        (("run",), ("container", "run")), (("exec",), ("container", "exec")), (("rm",), ("container", "rm")), (("ps",), ("container", "ls")),
+        (("kill",), ("container", "kill")), (("stop",), ("container", "stop")), (("start",), ("container", "start")),
+        (("cp",), ("container", "cp")), (("create",), ("container", "create")), (("commit",), ("container", "commit")),
+        (("logs",), ("container", "logs")), (("attach",), ("container", "attach")), (("build",), ("image", "build")),
+        (("build",), ("buildx", "build")), (("push",), ("image", "push")), (("pull",), ("image", "pull")), (("rmi",), ("image", "rm")),
+        (("load",), ("image", "load")), (("save",), ("image", "save")), (("tag",), ("image", "tag")), (("rm",), ("container", "remove")),
+        (("rm",), ("remove",)), (("rmi",), ("image", "remove")),
+    ),
+    "podman": (
+        (("run",), ("container", "run")), (("exec",), ("container", "exec")), (("rm",), ("container", "rm")), (("build",), ("image", "build")),
+        (("push",), ("image", "push")), (("pull",), ("image", "pull")), (("rmi",), ("image", "rm")),
+    ),
+    "apt-get": ((("remove",), ("purge",)),),
+    "gh": ((("pr", "create"), ("pr", "new")), (("release", "create"), ("release", "new")), (("codespace",), ("cs",)),
+           (("extension",), ("ext",)), (("extension",), ("extensions",))),
+    "terraform": ((("destroy",), ("apply", "-destroy")),),
+    "systemctl": ((("reboot",), ("start", "reboot.target")), (("poweroff",), ("start", "poweroff.target"))),
+}  # fmt: skip
+"""Sub-commands with more than one name, or that do the same."""
+
+SAME_PROGRAM: tuple[tuple[_Words, _Words], ...] = (
+    (("npx",), ("npm", "exec")),
+    (("pnpx",), ("pnpm", "dlx")),
+    (("bunx",), ("bun", "x")),
+    (("uvx",), ("uv", "tool", "run")),
+    (("docker-compose",), ("docker", "compose")),
+    (("podman-compose",), ("podman", "compose")),
+    (("pip",), ("python", "-m", "pip")),
+    (("pip",), ("python3", "-m", "pip")),
+    (("pip3",), ("python3", "-m", "pip")),
+    (("pip",), ("pip3",)),
+    (("pip",), ("uv", "pip")),
+    (("python",), ("python3",)),
+    (("pytest",), ("python", "-m", "pytest")),
+    (("pytest",), ("python3", "-m", "pytest")),
+    (("pytest",), ("py.test",)),
+    (("twine",), ("python", "-m", "twine")),
+    (("twine",), ("python3", "-m", "twine")),
+    (("apt",), ("apt-get",)),
+    (("apt-get",), ("aptitude",)),
+    (("apt",), ("aptitude",)),
+    (("dnf",), ("yum",)),
+    (("reboot",), ("systemctl", "reboot")),
+    (("poweroff",), ("systemctl", "poweroff")),
+    (("halt",), ("systemctl", "halt")),
+    (("shutdown",), ("systemctl", "poweroff")),
+    (("nc",), ("netcat",)),
+    (("nc",), ("ncat",)),
+    (("vi",), ("vim",)),
+    (("node",), ("nodejs",)),
+    (("gpg",), ("gpg2",)),
+)  # fmt: skip
+"""Programs that are the same under another name."""
+
+DATA = _names(
+    # print, compare, count
+    "echo printf cat tac head tail wc nl od hexdump xxd strings cut paste tr rev fold fmt expand unexpand column comm",
+    "join seq cmp diff diff3 sdiff colordiff difft grep egrep fgrep zgrep ugrep pcregrep look which whereis whatis type",
+    "apropos man info tldr help ls dir vdir exa eza lsd tree stat file du df free ps top pgrep pidof id whoami groups",
+    "basename dirname realpath readlink pwd date cal uname hostname nproc arch printenv locale getconf sum cksum md5sum",
+    "sha1sum sha224sum sha256sum sha384sum sha512sum b2sum shasum base64 base32 jq yq xq tomlq uniq numfmt factor test [",
+    "true false : expr let figlet cowsay lolcat banner logger notify-send zcat bzcat xzcat zstdcat jless glow mdcat",
+    # files
+    "cp mv rm ln mkdir rmdir touch chmod chown chgrp chattr mktemp truncate tee dd sync cd pushd popd rsync shred",
+    "gzip gunzip bzip2 bunzip2 xz unxz zstd unzstd lz4 unzip 7z 7za unrar ar cpio patch dos2unix unix2dos install",
+    "basenc csplit shuf tsort iconv lsof fuser mount umount kill pkill killall unset wait sleep",
+    # packages, whose words are names of packages
+    "pip pip3 apt-cache dnf yum apk pacman zypper port choco scoop winget dpkg-query snap apt-mark apt-file",
+    "go rustc luarocks cpan nuget helm",
+    # compilers, checkers, tests: their words are files, names and options
+    "gcc g++ cc c++ clang clang++ gfortran ld as nm objdump readelf ninja pytest py.test mypy pyright ruff black isort",
+    "flake8 pylint bandit eslint prettier tsc jest vitest mocha stylelint biome rustfmt gofmt golangci-lint clippy",
+    "shellcheck shfmt hadolint yamllint markdownlint cspell codespell typos tokei cloc scc ctags javac kotlinc",
+    "journalctl service rc-service terraform tofu dig nslookup host ping traceroute curl http",
+)  # fmt: skip
+"""Programs that run none of their words: what looks like a command among them is data."""

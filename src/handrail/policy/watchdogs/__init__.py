@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from handrail.policy.watchdogs.exfiltration import Exfiltration
-from handrail.policy.watchdogs.outgoing import OutgoingSecrets
-from handrail.policy.watchdogs.repeats import RepeatedFailures
+from handrail.policy.watchdogs.shipped import Exfiltration, OutgoingSecrets, RepeatedFailures
 
 __all__ = ["Exfiltration", "OutgoingSecrets", "RepeatedFailures"]

@@ -8,24 +8,25 @@ from pathlib import Path
 
 from handrail.contract.agent import AgentManifest, CheckedAgent
 from handrail.contract.errors import Fault, LoadError
-from handrail.contract.generation import Generation
+from handrail.contract.generation import Generation, Source
 from handrail.contract.tool.names import nearest
 from handrail.contract.tool.offering import Offering
 from handrail.contract.tool.settings import SettingsLayer
 from handrail.contract.tool.tool import Tool
-from handrail.registry.agents import faults_in_names, generation_of
-from handrail.registry.bundles import BundleSource
+from handrail.registry.agents import BundleSource, faults_in_names, generation_of
 from handrail.registry.loading import Memory, load_generation
 from handrail.registry.pins import NO_PINS, Pins
-from handrail.registry.sources.agents import AgentSource
-from handrail.registry.sources.builtin import BuiltinSource
+from handrail.registry.sources.code import (
+    AgentSource,
+    BuiltinSource,
+    GivenOffering,
+    NativeSource,
+    PluginSource,
+    PythonSource,
+    offered_sources,
+)
 from handrail.registry.sources.executables import Confinement
 from handrail.registry.sources.folders import FolderSource
-from handrail.registry.sources.native import NativeSource
-from handrail.registry.sources.offered import offered_sources
-from handrail.registry.sources.plugins import PluginSource
-from handrail.registry.sources.python import GivenOffering, PythonSource
-from handrail.registry.sources.source import Source
 from handrail.runtime.secrets import NO_SECRETS, SecretStore
 
 

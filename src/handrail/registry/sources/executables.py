@@ -149,7 +149,7 @@ def answer_of(
     """What a finished program said.
 
     :param recognised: reads the shape of its answer
-    :return: data, or a :class:`~handrail.contract.result.Result` where it answered in a known shape
+    :return: data, or a :class:`~handrail.contract.call.Result` where it answered in a known shape
     :raises ToolError: ``failed`` for an exit code, ``limit`` for too much output, ``backend`` where the
         protocol was not kept; what it wrote to stderr is in ``data``
     """

@@ -12,21 +12,384 @@ import contextlib
 import errno
 import hashlib
 import os
+import re
 import stat
-from collections.abc import Callable, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from threading import Lock
 from typing import Literal, TypeVar
 
 from handrail.contract.doors.files import FileBytes, FileKind, FileLines, FileStat, Written
 from handrail.contract.errors import ToolError
-from handrail.contract.protected.protected import is_key, key_refusal, tool_protection
+from handrail.contract.protected.protected import (
+    GIT,
+    GIT_NAMES,
+    Protection,
+    is_key,
+    key_refusal,
+    plain,
+    protection,
+    tool_protection,
+)
 from handrail.contract.tool.requires import Capability, May
-from handrail.runtime.files import beneath, lines, replace, repositories
-from handrail.runtime.files.openat2 import CACHED, HANDLE, openat2_works
+from handrail.runtime.files import beneath, replace
 from handrail.runtime.files.replace import MAX_EDIT_BYTES
-from handrail.runtime.files.roots import Located, Roots
-from handrail.runtime.files.seen import SeenFiles
+from handrail.runtime.files.roots import CACHED, HANDLE, Located, Roots, is_beneath, openat2_works
+from handrail.runtime.guard import git as vcs
 from handrail.runtime.guard.running import running_programs
-from handrail.runtime.verifying import HiddenFiles
+from handrail.runtime.ripgrep import HiddenFiles
+from handrail.sandbox.view.tree import check_passing
+
+# What one session has read: the content hash of each file, so that nothing unseen is written over.
+
+
+class SeenFiles:
+    """Canonical path → sha256 (hex) of the content last read or written in this session. Safe from any thread.
+
+    Content, not the time of change: two writes within one second that keep the size are still told apart.
+
+    :param max_files: beyond it the file longest unused is forgotten, and has to be read again before an edit
+    :param known: pairs of path and hash to begin with, the longest unused first
+    :param keep: told each path and its new hash, None for one that is forgotten; it must not wait
+    """
+
+    def __init__(
+        self,
+        max_files: int = 65_536,
+        *,
+        known: Iterable[tuple[str, str]] = (),
+        keep: Callable[[str, str | None], None] | None = None,
+    ) -> None:
+        self._max_files = max_files
+        self._digests: OrderedDict[str, str] = OrderedDict(known)
+        self._keep = keep
+        self._lock = Lock()
+
+    def note(self, path: str, sha256: str) -> None:
+        with self._lock:
+            if self._keep is not None and self._digests.get(path) != sha256:
+                self._keep(path, sha256)
+            self._digests[path] = sha256
+            self._digests.move_to_end(path)
+            while len(self._digests) > self._max_files:
+                self._digests.popitem(last=False)
+
+    def digest(self, path: str) -> str | None:
+        """The hash noted for a canonical path, or None if this session never saw it."""
+        with self._lock:
+            return self._digests.get(path)
+
+    def forget(self, path: str) -> None:
+        with self._lock:
+            if self._digests.pop(path, None) is not None and self._keep is not None:
+                self._keep(path, None)
+
+
+# Git directories that do not carry the name ``.git``: any folder with a HEAD, ``objects`` and ``refs`` is one.
+#
+# A person who stands in such a folder and types ``git status`` runs what its ``config`` says. By its name such
+# a path is an ordinary one, so a write is looked at together with what lies beside it: nothing in a git
+# directory is written, nor the piece that would make one of a folder. Nor is what the settings of git name
+# under other names: hooks, included files, scripts that a command of the settings runs.
+
+_HEAD = "head"
+_REFERENCE = re.compile(rb"\s*(?:ref:|[0-9a-fA-F]{40})")
+_CONTENTS = frozenset(("objects", "refs"))
+_MOST_ENTRIES = 5_000
+"""Entries of a folder that are looked at for links."""
+_TELLING = ("config", "head", "hooks", "commondir", "objects", "refs")
+
+
+def check_write(located: Located, data: bytes) -> None:
+    """
+    :raises ToolError: ``denied`` where writing ``data`` there changes what git runs, or makes a git directory
+    """
+    assert located.root is not None
+    for path in vcs.pointed_around(located.root, located.absolute):
+        if is_beneath(located.absolute, path):
+            raise ToolError(Protection("hook").refusal(located.shown), kind="denied")
+    if (found := _linked_to(located)) is not None:
+        raise ToolError(found.refusal(located.shown), kind="denied")
+    parts = beneath.relative(located).split("/")
+    for count in range(1, len(parts)):
+        if _is_git_directory(located, parts[:count]):
+            raise ToolError(Protection("state").refusal(located.shown), kind="denied")
+    relative = beneath.relative(located)
+    low = relative.lower() if relative.isascii() else "".join(map(plain, relative))
+    if not any(name in low for name in _TELLING):
+        return
+    names = [plain(part) for part in parts]
+    if names[-1] == _HEAD and _REFERENCE.match(data):
+        raise ToolError(
+            f"{located.shown} with this content marks its folder as a git repository, which git then takes its "
+            "configuration from: no tool writes it. Give the file another name; repositories are made by git",
+            kind="denied",
+        )
+    for index, name in enumerate(names):
+        found = GIT_NAMES.get(name)
+        if found is None and name not in _CONTENTS:
+            continue
+        folder = parts[:index]
+        if not _there(located, [*folder, "HEAD"]):
+            continue
+        raise ToolError((found or Protection("vcs")).refusal(located.shown), kind="denied")
+
+
+def _linked_to(located: Located) -> Protection | None:
+    """Return what a path is protected as for being behind a link that a person made with a protected name, or in a protected
+    folder. Looked at are the root, the path's own folder and the protected folders in both. Writing the file behind the
+    link writes what the name stands for."""
+    assert located.root is not None
+    own = located.absolute.rpartition("/")[0] or "/"
+    for folder in dict.fromkeys((located.root, own)):
+        for link, found in _protected_links(located.root, folder):
+            if is_beneath(located.absolute, os.path.realpath(link)):
+                return found
+    return None
+
+
+def _protected_links(root: str, folder: str, *, inner: bool = True) -> Iterator[tuple[str, Protection]]:
+    """Yield the links in a folder that are never written, with why.
+
+    :param inner: those in the protected folders in it, too
+    """
+    below = folder[len(root.rstrip("/")) + 1 :]
+    try:
+        with os.scandir(folder) as entries:
+            looked_at = list(islice(entries, _MOST_ENTRIES))
+    except OSError as error:
+        check_passing(error, folder)
+        return
+    for entry in looked_at:
+        link = entry.is_symlink()
+        if not link and not (inner and entry.is_dir(follow_symlinks=False)):
+            continue
+        found = protection(f"{below}/{entry.name}" if below else entry.name)
+        if found is None or found.asks:
+            continue
+        if link:
+            yield entry.path, found
+        elif plain(entry.name) != GIT:
+            yield from _protected_links(root, entry.path, inner=False)
+
+
+def _is_git_directory(located: Located, folder: list[str]) -> bool:
+    """Whether git takes a folder for a git directory. Where that cannot be seen, the write fails by itself."""
+    if not _there(located, [*folder, "HEAD"], unseen=False):
+        return False
+    contents = all(_there(located, [*folder, part], unseen=False) for part in _CONTENTS)
+    return contents or _there(located, [*folder, "commondir"], unseen=False)
+
+
+def _there(located: Located, parts: list[str], *, unseen: bool = True) -> bool:
+    """Whether there is such an entry, of whatever kind.
+
+    :param unseen: the answer where that cannot be seen
+    """
+    assert located.root is not None
+    place = Located("/".join((located.root.rstrip("/"), *parts)), "", True, located.root)
+    try:
+        os.close(beneath.open_beneath(place, HANDLE | os.O_NOFOLLOW))
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return unseen
+    return True
+
+
+# Whole lines out of a file of any size, from either end, without loading it.
+#
+# A sparse index remembers how many line ends come before each mebibyte, so a file is counted once and not once
+# a call. Lines end at ``\n`` (with a ``\r`` before it dropped); bytes that are no UTF-8 are shown as U+FFFD.
+
+STEP = 1 << 20
+"""One mark of the index per so many bytes."""
+MAX_SCAN = 4 << 30
+"""How many bytes one call looks through for line ends; a sparse file of a tebibyte must not hold a thread."""
+_CHUNK = 1 << 18
+
+Read = Callable[[int, int], bytes]
+"""``read(offset, count)``: bytes of the file, fewer only at its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Lines ``first …``; ``next`` where to go on or None at the end; ``total`` where the end was seen."""
+
+    lines: tuple[str, ...]
+    first: int
+    next: int | None
+    total: int | None
+    cut: tuple[int, ...]
+
+
+class LineIndex:
+    """Counts of line ends before each :data:`STEP` of one file's content, built as far as it was needed."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._marks = [0]
+        self._lock = Lock()
+
+    @property
+    def _steps(self) -> int:
+        return -(-self.size // STEP)
+
+    def _count_to(self, read: Read, done: Callable[[int], bool]) -> None:
+        with self._lock:
+            scanned = 0
+            while len(self._marks) <= self._steps and not done(self._marks[-1]):
+                chunk = read((len(self._marks) - 1) * STEP, STEP)
+                scanned += STEP
+                if scanned > MAX_SCAN:
+                    raise ToolError(
+                        f"the line is more than {MAX_SCAN >> 30} GiB into the file; read it by bytes", kind="limit"
+                    )
+                self._marks.append(self._marks[-1] + chunk.count(b"\n"))
+
+    def total(self, read: Read) -> int:
+        """The number of lines; a last one without an end counts."""
+        self._count_to(read, lambda _: False)
+        open_end = self.size > 0 and read(self.size - 1, 1) != b"\n"
+        return self._marks[-1] + open_end
+
+    def known_total(self, read: Read) -> int | None:
+        """:meth:`total` if the file has been counted to its end before."""
+        return self.total(read) if len(self._marks) > self._steps else None
+
+    def start_of(self, line: int, read: Read) -> int | None:
+        """The offset where ``line`` (1-based) starts; None past the last."""
+        if line <= 1:
+            return 0
+        ends = line - 1
+        self._count_to(read, lambda before: before >= ends)
+        marks = self._marks
+        if marks[-1] < ends:
+            return None
+        low, high = 0, len(marks) - 1
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if marks[middle] < ends else (low, middle)
+        chunk = read(low * STEP, STEP)
+        place = _nth(chunk, ends - marks[low])
+        start = low * STEP + place + 1
+        return start if start < self.size else None
+
+
+def _nth(chunk: bytes, n: int) -> int:
+    """Where the ``n``-th line end of ``chunk`` is, by halving: counting is far quicker than finding one by one."""
+    low, high = 0, len(chunk)
+    while high - low > 4096:
+        middle = (low + high) // 2
+        before = chunk.count(b"\n", low, middle)
+        if before >= n:
+            high = middle
+        else:
+            n -= before
+            low = middle
+    place = low - 1
+    for _ in range(n):
+        place = chunk.find(b"\n", place + 1)
+        if place < 0:  # the file shrank since it was counted
+            return len(chunk)
+    return place
+
+
+class LineIndexes:
+    """The indexes of the files last read by line, each valid for one state of one inode."""
+
+    def __init__(self, max_files: int = 64) -> None:
+        self._max_files = max_files
+        self._kept: OrderedDict[tuple[int, int], tuple[tuple[int, int, int], LineIndex]] = OrderedDict()
+        self._lock = Lock()
+
+    def of(self, found: os.stat_result) -> LineIndex:
+        key, state = (found.st_dev, found.st_ino), (found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+        with self._lock:
+            kept = self._kept.get(key)
+            if kept is None or kept[0] != state:
+                kept = (state, LineIndex(found.st_size))
+                self._kept[key] = kept
+            self._kept.move_to_end(key)
+            while len(self._kept) > self._max_files:
+                self._kept.popitem(last=False)
+            return kept[1]
+
+
+def window(read: Read, index: LineIndex, first: int, count: int | None, max_bytes: int, max_line: int) -> Window:
+    """The lines from ``first`` on, at most ``count`` and ``max_bytes`` of text, each at most ``max_line`` characters.
+
+    :param first: 1-based, or below 0 from the end
+    :raises ToolError: ``invalid_input`` for line 0 or an empty window, ``limit`` where a line lies too deep
+    """
+    if first == 0:
+        raise ToolError("lines are numbered from 1; -1 is the last", kind="invalid_input")
+    if (count is not None and count < 1) or max_bytes < 1 or max_line < 1:
+        raise ToolError("ask for at least one line and one byte", kind="invalid_input")
+    if first < 0:
+        first = max(1, index.total(read) + first + 1)
+    start = index.start_of(first, read)
+    if start is None or index.size == 0:
+        return Window((), first, None, index.total(read), ())
+    lines: list[str] = []
+    cut: list[int] = []
+    used = 0
+    for raw, whole in _raw_lines(read, start, index.size, keep=4 * max_line + 4):
+        number = first + len(lines)
+        if count is not None and len(lines) >= count:
+            return Window(tuple(lines), first, number, index.known_total(read), tuple(cut))
+        text = raw.decode("utf-8", "replace")
+        shortened = not whole or len(text) > max_line
+        if shortened:
+            text = text[:max_line]
+        cost = 1 + (len(text) if text.isascii() else len(text.encode()))
+        if used + cost > max_bytes:
+            if lines:
+                return Window(tuple(lines), first, number, index.known_total(read), tuple(cut))
+            text = text.encode()[: max_bytes - 1].decode("utf-8", "ignore")
+            shortened = True
+        if shortened:
+            cut.append(number)
+        lines.append(text)
+        used += cost
+    return Window(tuple(lines), first, None, first + len(lines) - 1, tuple(cut))
+
+
+def _raw_lines(read: Read, start: int, size: int, keep: int) -> Iterator[tuple[bytes, bool]]:
+    """Each line's first ``keep`` bytes, and whether that is all of it."""
+    head = bytearray()
+    whole = True
+    offset = start
+    while offset < size:
+        if offset - start > MAX_SCAN:
+            raise ToolError(f"no line ends within {MAX_SCAN >> 30} GiB; read the file by bytes", kind="limit")
+        chunk = read(offset, min(_CHUNK, size - offset))
+        if not chunk:
+            break
+        offset += len(chunk)
+        place = 0
+        while True:
+            end = chunk.find(b"\n", place)
+            if end >= 0 and not head and end - place <= keep:  # most lines, without a copy in between
+                yield chunk[place:end].removesuffix(b"\r"), True
+                place = end + 1
+                continue
+            stop = end if end >= 0 else len(chunk)
+            room = keep - len(head)
+            if stop - place > room:
+                whole = False
+            head += chunk[place : min(stop, place + room)]
+            if end < 0:
+                break
+            yield (bytes(head).removesuffix(b"\r") if whole else bytes(head)), whole
+            head.clear()
+            whole = True
+            place = end + 1
+    if head:
+        yield bytes(head), whole
+
 
 __all__ = ["MAX_EDIT_BYTES", "MAX_LIST", "RootedFiles", "SeenFiles", "openat2_works"]
 
@@ -36,7 +399,7 @@ INLINE_BYTES = 64 * 1024
 """Files up to this size that lie in the page cache are read at once: a thread would cost five times the read."""
 
 _NOWAIT = getattr(os, "RWF_NOWAIT", 0)
-_indexes = lines.LineIndexes()
+_indexes = LineIndexes()
 _T = TypeVar("_T")
 
 
@@ -107,8 +470,8 @@ class RootedFiles:
         located = self._judged("fs.read", path)
 
         def take(content: Content) -> FileLines:
-            index = lines.LineIndex(content.size) if content.data is not None else _indexes.of(content.stat)
-            got = lines.window(content.read, index, first, count, max_bytes, max_line)
+            index = LineIndex(content.size) if content.data is not None else _indexes.of(content.stat)
+            got = window(content.read, index, first, count, max_bytes, max_line)
             return FileLines(located.shown, got.lines, got.first, got.next, got.total, content.size, got.cut)
 
         return await self._with_content(located, take)
@@ -157,7 +520,7 @@ class RootedFiles:
             raise ToolError(f"{located.shown} lies in a read-only folder; write inside the workspace", kind="denied")
 
         def put() -> Written:
-            repositories.check_write(located, data)
+            check_write(located, data)
             try:
                 done = replace.replace(located, data, over, self._seen.digest(located.absolute))
             except OSError as error:

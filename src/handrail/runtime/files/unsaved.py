@@ -23,11 +23,10 @@ from handrail.contract.doors.files import Written
 from handrail.contract.doors.peer import Buffers
 from handrail.contract.errors import ToolError
 from handrail.contract.tool.requires import May
-from handrail.runtime.files.files import Content, RootedFiles
+from handrail.runtime.files.files import Content, RootedFiles, SeenFiles
 from handrail.runtime.files.replace import MAX_EDIT_BYTES
 from handrail.runtime.files.roots import Located, Roots
-from handrail.runtime.files.seen import SeenFiles
-from handrail.runtime.verifying import HiddenFiles
+from handrail.runtime.ripgrep import HiddenFiles
 
 SETTLED_NS = 200_000_000
 """How long ago a folder must have changed for a further change to show: the clock of file systems ticks up to every 10 ms."""

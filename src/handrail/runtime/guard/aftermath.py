@@ -17,10 +17,9 @@ from handrail.contract.errors import ToolError
 from handrail.contract.protected.protected import GIT, Protection, plain
 from handrail.contract.sandbox import Denials, Profile
 from handrail.contract.text.neutral import visible
-from handrail.runtime.files import private_copies
+from handrail.runtime.files import replace
 from handrail.runtime.guard import git as vcs
-from handrail.runtime.guard.kept import Kept, Original, Originals, restore
-from handrail.runtime.guard.quarantine import Quarantine, make_readable, open_parent
+from handrail.runtime.guard.quarantine import Kept, Original, Originals, Quarantine, make_readable, open_parent, restore
 from handrail.runtime.guard.running import running_programs
 from handrail.sandbox.view import protected
 from handrail.sandbox.view.tree import DEEPEST, LONGEST, Protected, Tree, check_passing
@@ -94,7 +93,7 @@ class Place:
         trees = [place.tree for place in (self, *others)]
         versions = tuple((tree.root, tree.version) for tree in trees)
         if self._shared[0] != versions:
-            self._shared = versions, private_copies.shared(trees)
+            self._shared = versions, replace.shared(trees)
         return self._shared[1]
 
     def mounted_over(

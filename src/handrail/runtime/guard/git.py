@@ -17,9 +17,9 @@ from typing import NamedTuple
 
 from handrail.contract.protected.protected import plain
 from handrail.runtime.files.beneath import READ
-from handrail.runtime.guard import git_settings
+from handrail.runtime.guard import gitconfig
 from handrail.runtime.guard.gitconfig import Unreadable, beyond_the_list, read
-from handrail.runtime.guard.kept import Kept, read_plain
+from handrail.runtime.guard.quarantine import Kept, read_plain
 from handrail.sandbox.view.protected import links_on_the_way
 from handrail.sandbox.view.tree import Protected, Tree, check_passing
 
@@ -64,11 +64,11 @@ def pointed_at(tree: Tree) -> Pointed:
     command may be a script of the work tree.
     """
     places = [*((folder, None) for folder in tree.repositories()), *_above(tree.root)]
-    person = git_settings.of_person()
+    person = gitconfig.of_person()
     key = (
         tree.version,
         person,
-        tuple(git_settings.of_file(path)[0] for folder, _ in places for path in _configs(folder)),
+        tuple(gitconfig.of_file(path)[0] for folder, _ in places for path in _configs(folder)),
     )
     known = _pointed.get(tree.root)
     if known is not None and known[0] == key:
@@ -90,7 +90,7 @@ def pointed_around(root: str, path: str) -> Iterator[str]:
     found when a program was last started there."""
     if root in _pointed:
         yield from _pointed[root][1].targets
-    person = git_settings.of_person()
+    person = gitconfig.of_person()
     yield from _resolved(root, person, root, {})
     folder = path.rpartition("/")[0]
     while folder:
@@ -148,17 +148,17 @@ def _configs(folder: str) -> tuple[str, ...]:
 
 
 def _pointed_by(
-    root: str, folder: str, person: Iterable[git_settings.Named], work_tree: str | None, links: dict[str, None]
+    root: str, folder: str, person: Iterable[gitconfig.Named], work_tree: str | None, links: dict[str, None]
 ) -> Iterator[str]:
     """Yield what the settings of one git directory, and of the person who uses it, name beneath a root.
 
     :param work_tree: one that is known to be its own
     :param links: gets the links on the way
     """
-    named: dict[git_settings.Named, None] = dict.fromkeys(person)
+    named: dict[gitconfig.Named, None] = dict.fromkeys(person)
     trees = [folder.rpartition("/")[0] if plain(folder.rpartition("/")[2]) == ".git" else folder]
     for path in _configs(folder):
-        found, entries = git_settings.of_file(path)
+        found, entries = gitconfig.of_file(path)
         named.update(dict.fromkeys(found))
         trees += [str(Path(folder, entry.value)) for entry in entries if entry.key == "core.worktree" and entry.value]
     if linked := _short_text(f"{folder}/gitdir") if os.path.lexists(f"{folder}/gitdir") else "":
@@ -189,7 +189,7 @@ def _linked_from(root: str, hooks: str, links: dict[str, None]) -> Iterator[str]
             yield target
 
 
-def _resolved(root: str, named: Iterable[git_settings.Named], work_tree: str, links: dict[str, None]) -> Iterator[str]:
+def _resolved(root: str, named: Iterable[gitconfig.Named], work_tree: str, links: dict[str, None]) -> Iterator[str]:
     top = root.rstrip("/") + "/"
     for value, base, of_command in named:
         path = Path(work_tree if base is None else base, value)

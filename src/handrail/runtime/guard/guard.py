@@ -21,10 +21,10 @@ from handrail.contract.protected.protected import VCS_CONFIG, protection
 from handrail.contract.sandbox import Process, Profile, Program, Sandbox, Tier
 from handrail.contract.text.neutral import visible
 from handrail.contract.tool.requires import CapabilitySet
-from handrail.runtime.files import private_copies
+from handrail.runtime.files.replace import make_private
 from handrail.runtime.guard.aftermath import Aftermath, Place, Vetoed
 from handrail.runtime.guard.running import running_programs
-from handrail.sandbox.start.delegating import Delegating
+from handrail.sandbox.start.spawn import Delegating
 from handrail.sandbox.view import protected
 
 __all__ = ["Guarded", "GuardedProcess", "Vetoed", "explained"]
@@ -282,7 +282,7 @@ def _made_private(places: Sequence[Place], closed: Collection[str]) -> tuple[str
     for place in places:
         top = place.root.rstrip("/") + "/"
         mine = ((path, file) for path, file in wanted.items() if path.startswith(top) and path not in in_use)
-        done |= private_copies.make_private(place.root, mine)
+        done |= make_private(place.root, mine)
         place.look()
     return tuple(path for path in wanted if path not in done)
 

@@ -12,7 +12,7 @@ those of the sandbox once it is given a short one.
 
 A look has gaps: what is allocated between two of them, and what no process has in its descriptors or its address space
 at that moment (on its way through a socket, or handed from one short-lived process to the next). Where a control group
-can be made (:mod:`handrail.sandbox.filters.cgroups`), the kernel itself bounds those; elsewhere a machine that runs out of
+can be made (:mod:`handrail.sandbox.filters.limits`), the kernel itself bounds those; elsewhere a machine that runs out of
 memory takes it from sandboxes first.
 """
 

@@ -28,8 +28,7 @@ from handrail.contract.tool.requires import CapabilitySet
 from handrail.origins.programs import ProgramRefused, own_interpreter
 from handrail.sandbox.network.egress import Egress, Resolver
 from handrail.sandbox.network.proxy import Proxy, ProxyLimits
-from handrail.sandbox.start.delegating import Delegating
-from handrail.sandbox.start.spawn import spawn
+from handrail.sandbox.start.spawn import Delegating, spawn
 from handrail.sandbox.view.tree import PASSING
 
 PROXY_PORT = 3128

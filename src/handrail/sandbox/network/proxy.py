@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from handrail.contract.errors import ToolError
 from handrail.contract.sandbox import Attempt
 from handrail.contract.text.hosts import Host, bracketed, read_host, read_url
-from handrail.sandbox.network import heads, hello
+from handrail.sandbox.network import heads
 from handrail.sandbox.network.egress import Egress
 from handrail.sandbox.network.heads import Malformed, RequestHead
 
@@ -188,9 +188,9 @@ class Proxy:
             await self._send(here, b"HTTP/1.1 200 Connection established\r\n\r\n")
             try:
                 await self._opened(host, here, there)
-            except hello.NotTLS as error:
+            except heads.NotTLS as error:
                 self._tell("CONNECT", host, str(error))
-                await self._send(here, hello.UNRECOGNIZED_NAME)
+                await self._send(here, heads.UNRECOGNIZED_NAME)
                 return
             await self._relay(host, here, there)
         finally:
@@ -206,21 +206,21 @@ class Proxy:
             first, spoken = await self._who_speaks_first(here, there)
             if spoken:
                 await self._send(here, spoken)
-            if not first or first[0] != hello.HANDSHAKE:
+            if not first or first[0] != heads.HANDSHAKE:
                 await self._send(there, first, outwards=True)
                 return
-        said = await self._handshake(hello.Handshake(hello.CLIENT_HELLO), here, first)
+        said = await self._handshake(heads.Handshake(heads.CLIENT_HELLO), here, first)
         self._judge_hello(host, said)
         await self._send(there, said.records, outwards=True)
-        answered = hello.Handshake(hello.SERVER_HELLO)
+        answered = heads.Handshake(heads.SERVER_HELLO)
         try:
             answer = (await self._handshake(answered, there)).body
-        except hello.NotTLS:  # an alert, which ends it
+        except heads.NotTLS:  # an alert, which ends it
             answer = b""
         await self._send(here, answered.records + answered.rest)
         rest = said.rest
-        if hello.asks_again(answer):
-            again = await self._handshake(hello.Handshake(hello.CLIENT_HELLO, again=True), here, rest)
+        if heads.asks_again(answer):
+            again = await self._handshake(heads.Handshake(heads.CLIENT_HELLO, again=True), here, rest)
             self._judge_hello(host, again)
             rest = again.records + again.rest
         await self._send(there, rest, outwards=True)
@@ -239,7 +239,7 @@ class Proxy:
             raise _Over
         return said[0], said[1]
 
-    async def _handshake(self, handshake: hello.Handshake, ends: Ends, first: bytes = b"") -> hello.Handshake:
+    async def _handshake(self, handshake: heads.Handshake, ends: Ends, first: bytes = b"") -> heads.Handshake:
         """Read until the message is there.
 
         :raises NotTLS: when it cannot become one
@@ -250,15 +250,15 @@ class Proxy:
                 async with asyncio.timeout(self._limits.head_s):
                     piece = await ends.reader.read(_PIECE)
             except TimeoutError:
-                raise hello.NotTLS("the TLS hello did not come in time") from None
+                raise heads.NotTLS("the TLS hello did not come in time") from None
             if not piece:
                 raise _Over
         return handshake
 
-    def _judge_hello(self, host: Host, said: hello.Handshake) -> None:
-        refused = hello.refusal(hello.read_hello(said.body), host.name, is_address=host.address is not None)
+    def _judge_hello(self, host: Host, said: heads.Handshake) -> None:
+        refused = heads.refusal(heads.read_hello(said.body), host.name, is_address=host.address is not None)
         if refused is not None:
-            raise hello.NotTLS(refused)
+            raise heads.NotTLS(refused)
 
     async def _relay(self, host: Host, here: Ends, there: Ends) -> None:
         last = _Activity(asyncio.get_running_loop().time())

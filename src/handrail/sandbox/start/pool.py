@@ -18,7 +18,7 @@ from handrail.contract.errors import ToolError
 from handrail.contract.sandbox import SHELL_ARGV, Process, Profile, Program, Sandbox, Tier
 from handrail.contract.tool.requires import CapabilitySet
 from handrail.sandbox.bubblewrap import Bubblewrap
-from handrail.sandbox.filters import cgroups
+from handrail.sandbox.filters import limits
 from handrail.sandbox.network.network import Ahead
 from handrail.sandbox.start.process import Confined, settled
 from handrail.sandbox.view.mount_table import host_mounts
@@ -124,7 +124,7 @@ class Pooled:
         await self._end(list(self._ready))
         await asyncio.gather(*self._tasks)
         await settled()
-        cgroups.rest()
+        limits.rest()
         host_mounts.forget()
 
     def _taken(self, key: object) -> tuple[Confined | None, Ahead | None]:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from handrail.contract.errors import ToolError
-from handrail.sandbox.view.looks import Looks
+from handrail.sandbox.view.identity import Looks
 from handrail.sandbox.view.tree import check_passing
 
 TABLE = "/proc/self/mountinfo"

@@ -22,7 +22,7 @@ from handrail.contract.sandbox import Profile
 from handrail.contract.tool.requires import CapabilitySet, Layer
 from handrail.sandbox.filters.limits import user_counts
 from handrail.sandbox.view import mount_table, protected
-from handrail.sandbox.view.looks import Looks, What
+from handrail.sandbox.view.identity import Looks, What
 from handrail.sandbox.view.mount_table import MountTable
 from handrail.sandbox.view.public_copy import PublicCopy
 from handrail.sandbox.view.toolchains import SYSTEM, Toolchains

@@ -1,7 +1,7 @@
 """What a sandbox is started with, put together from what a call may touch and from what is on the machine.
 
 What a sandbox is made of is the same for most calls of a kind. So it is remembered with everything that was looked at to
-find it out (:mod:`handrail.sandbox.view.looks`), and put together anew where that, looked at again, is not as it was.
+find it out (:mod:`handrail.sandbox.view.identity`), and put together anew where that, looked at again, is not as it was.
 """
 
 from __future__ import annotations
@@ -16,14 +16,13 @@ import orjson
 from handrail.contract.errors import ToolError
 from handrail.contract.sandbox import Limits, Profile, Program, TerminalSize
 from handrail.contract.tool.requires import CapabilitySet
-from handrail.origins.places import folder_around
+from handrail.origins.programs import folder_around
 from handrail.sandbox.filters import seccomp
 from handrail.sandbox.network import network
 from handrail.sandbox.start import launcher
 from handrail.sandbox.start.launcher import Mode
-from handrail.sandbox.view import identity, locale_names, mount_table, mounts, protected, toolchains
-from handrail.sandbox.view.identity import Person
-from handrail.sandbox.view.looks import Looks
+from handrail.sandbox.view import identity, mount_table, mounts, protected, toolchains
+from handrail.sandbox.view.identity import Looks, Person
 from handrail.sandbox.view.mount_table import MountTable
 
 SECRETS_VARIABLE = "HANDRAIL_SECRETS_FD"
@@ -234,10 +233,10 @@ def after(descriptors: Mapping[int, int] | None) -> int:
 def _environment(profile: Profile, found: toolchains.Toolchains, git: Mapping[str, str], look: Looks) -> dict[str, str]:
     """The environment but for what the call itself says: a list of what is let in, never the kernel's own with things
     taken out."""
-    ours = {name: value for name in locale_names.NAMES if (value := look.variable(name)) is not None}
+    ours = {name: value for name in toolchains.NAMES if (value := look.variable(name)) is not None}
     return {
-        "LANG": locale_names.PLAIN,
-        **locale_names.passed_on(ours),
+        "LANG": toolchains.PLAIN,
+        **toolchains.passed_on(ours),
         "PATH": ":".join(found.path),
         "HOME": profile.scratch,
         "TMPDIR": "/tmp",  # noqa: S108 - the sandbox's own

@@ -16,7 +16,7 @@ from typing import Literal
 from handrail.contract.errors import ToolError
 from handrail.contract.protected.protected import WORKSPACE_FILE, Protection, protection
 from handrail.contract.sandbox import Denials, Profile
-from handrail.sandbox.view.looks import Looks, What
+from handrail.sandbox.view.identity import Looks, What
 from handrail.sandbox.view.tree import Folder, Protected, Tree
 
 EASY_MOUNTS = 400

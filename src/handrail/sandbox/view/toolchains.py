@@ -9,6 +9,7 @@ installed interpreters and add nothing else.
 from __future__ import annotations
 
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -17,9 +18,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
-from handrail.origins.places import SYSTEM, home_folders
-from handrail.origins.programs import ProgramRefused, find_program, program_environment
-from handrail.sandbox.view.looks import Looks
+from handrail.origins.programs import SYSTEM, ProgramRefused, find_program, home_folders, program_environment
+from handrail.sandbox.view.identity import Looks
 from handrail.sandbox.view.tree import check_passing
 
 _SYSTEM_PATH = ("/usr/local/bin", "/usr/bin", "/bin", "/usr/local/sbin", "/usr/sbin", "/sbin")
@@ -252,3 +252,25 @@ def _outermost(paths: Iterable[str]) -> tuple[str, ...]:
         if not any(_beneath(path, other) for other in kept):
             kept.append(path)
     return tuple(kept)
+
+
+# Which of the kernel's own locale a program is given: a character set in which every reader finds the same
+# backslashes.
+#
+# In GBK, Big5 and Shift-JIS the second byte of a character may be that of a backslash. A shell in such a locale
+# reads a text otherwise than the parser that judged it.
+
+PLAIN = "C.UTF-8"
+"""What stands in the place of any other."""
+_KEPT = ("LANG", "LC_ALL", "LC_CTYPE")
+NAMES = (*_KEPT, "TZ")
+"""What :func:`passed_on` looks at."""
+_READ_ALIKE = re.compile(r"C|POSIX|[A-Za-z0-9_]+\.UTF-?8(?:@[A-Za-z0-9_]+)?", re.IGNORECASE)
+
+
+def passed_on(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables of the locale and the time zone, as far as they are set: UTF-8, ``C`` and ``POSIX`` as they are."""
+    found = {
+        name: value if _READ_ALIKE.fullmatch(value) else PLAIN for name in _KEPT if (value := environment.get(name))
+    }
+    return found | ({"TZ": environment["TZ"]} if "TZ" in environment else {})

@@ -8,21 +8,149 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any, Protocol, cast
 
-from handrail.arbiter.secrets.redaction import Redactor
-from handrail.contract.doors.channels import Trigger, TriggerClass
-from handrail.contract.doors.notices import Notice
+from handrail.arbiter.call import Lane
+from handrail.arbiter.output.redaction import Redactor
+from handrail.contract.doors.channels import ChannelMessage, Notice, Trigger, TriggerClass
 from handrail.contract.errors import LogUnavailable, ToolError, UsageError
-from handrail.contract.text.cron import plain_cron
 from handrail.contract.text.neutral import neutralised
-from handrail.session.arrivals.channels import SessionChannels, Switchboard
-from handrail.session.arrivals.notices import Noticeboard
-from handrail.session.arrivals.schedules import SECOND_NS, next_after, when
+from handrail.contract.tool.triggers import TriggerTool, plain_cron
+from handrail.record.reading import LogReader
+from handrail.session.arrivals.channels import Noticeboard, SessionChannels, Switchboard
 from handrail.session.arrivals.waits import Happened, Id, Waits, time_of
-from handrail.session.arrivals.watches import Watch
-from handrail.store.database.database import Work
-from handrail.store.tables.triggers import TriggerTable
+from handrail.session.past import SessionTranscript
+from handrail.session.session import HeldSession
+from handrail.store.database.connection import readable
+from handrail.store.database.database import Database, Work
+from handrail.store.opening import Store
+from handrail.store.tables.arrivals import Kept, TriggerTable
+
+# When a trigger that goes by the clock fires: by its interval, or by its cron expression in the machine's local
+# time.
+#
+# Where the clocks change, a schedule of every hour (its hour is ``*``) comes each time that the clock shows
+# what it names: twice where they are put back, not at all for what they pass over as they are put forward. Any
+# other comes once for each time that it names: at the first of two, and for one that is passed over as late as
+# if the clocks had not been put forward yet.
+
+SECOND_NS = 1_000_000_000
+_EPOCH = datetime(1970, 1, 1)
+_NEAR_S = 26 * 3600
+"""So many seconds before and after a clock in UTC shows something, any zone's time is that before and after a change which is
+near where its own clocks show it: they are 14 hours ahead at most, and changes lie days apart."""
+_EVERY_HOUR = set(range(24))
+Zone = Callable[[int], int]
+"""How many seconds clocks are ahead of UTC, at a time in seconds."""
+
+
+def local(at_s: int) -> int:
+    """The machine's."""
+    return time.localtime(at_s).tm_gmtoff
+
+
+def next_after(trigger: Trigger, now_ns: int, zone: Zone = local) -> int | None:
+    """When it fires after ``now_ns``; None for never again."""
+    if trigger.every_ns is not None:
+        if trigger.once and (trigger.next_ns is None or trigger.next_ns <= now_ns):
+            return None
+        begun = trigger.next_ns if trigger.next_ns is not None else trigger.created_ns
+        return begun + max((now_ns - begun) // trigger.every_ns + 1, 1) * trigger.every_ns
+    if trigger.cron is not None:
+        return _next_of(trigger.cron, now_ns, trigger.created_ns, zone)
+    return None
+
+
+def _next_of(cron: str, now_ns: int, created_ns: int, zone: Zone) -> int | None:
+    from cronsim import CronSim, CronSimError
+
+    now, found = now_ns // SECOND_NS, None
+    try:
+        begin = now + min(zone(now - _NEAR_S), zone(now), zone(now + _NEAR_S))
+        times = CronSim(cron, _EPOCH + timedelta(seconds=begin))
+        hourly = times.hours == _EVERY_HOUR
+        for shown in times:
+            wall = int((shown - _EPOCH).total_seconds())
+            before, after = zone(wall - _NEAR_S), zone(wall + _NEAR_S)
+            if found is not None and wall - max(before, after) >= found:
+                break
+            for at in _fires(wall, before, after, zone, created_ns // SECOND_NS, hourly=hourly):
+                if at > now and (found is None or at < found):
+                    found = at
+            if found is not None and before == after:
+                break
+    except (CronSimError, OverflowError, ValueError, OSError):
+        return None
+    return None if found is None else found * SECOND_NS
+
+
+def _fires(wall: int, before: int, after: int, zone: Zone, created: int, *, hourly: bool) -> list[int]:
+    """When a schedule fires for what a clock shows, all in seconds.
+
+    :param before: how far clocks are ahead of UTC before a change that is near, and ``after`` it
+    :param created: since when there is the schedule: the second of two times counts where the first was before that
+    """
+    if before == after:
+        return [wall - before]
+    shown = sorted({wall - ahead for ahead in (before, after) if zone(wall - ahead) == ahead})
+    if hourly:
+        return shown
+    if not shown:
+        return [wall - before]
+    return shown[1:] if len(shown) > 1 and shown[0] <= created else shown[:1]
+
+
+def when(trigger: Trigger) -> str:
+    """How it comes that it fires, for whoever is told."""
+    if trigger.tool is not None:
+        how = trigger.tool
+    elif trigger.every_ns is not None:
+        how = "once" if trigger.once else f"every {trigger.every_ns / SECOND_NS:g} s"
+    else:
+        how = f"at {trigger.cron}"
+    return f"The trigger {trigger.name} ({how}) fired"
+
+
+# Triggers that watch a channel: each message of it is told to their session.
+
+
+class Teller(Protocol):
+    """Who tells a session that one of its triggers has fired."""
+
+    clock: Callable[[], int]
+
+    async def tell(self, trigger: Trigger, delivery: str, now: int, *, about: str, **more: Any) -> bool: ...
+
+
+class Watch:
+    """A trigger that takes the messages of a channel; see :class:`~handrail.session.arrivals.channels.Watcher`."""
+
+    def __init__(self, teller: Teller, trigger: Trigger, channels: SessionChannels) -> None:
+        assert trigger.channel is not None
+        self._teller = teller
+        self._trigger = trigger
+        self.key = channels.key(trigger.channel)
+
+    @property
+    def reader(self) -> str:
+        return f"trigger/{self._trigger.session_id}/{self._trigger.name}"
+
+    def wants(self, message: ChannelMessage) -> bool:
+        return self._trigger.sender in (None, message.sender)
+
+    async def take(self, kept: Kept) -> bool:
+        message = kept.message
+        return await self._teller.tell(
+            self._trigger,
+            f"message/{kept.number}",
+            self._teller.clock(),
+            about=f"A message came over {message.channel}, which the trigger {self._trigger.name} watches",
+            message=f"{neutralised(message.sender)}: {neutralised(message.text)}",
+            untrusted=f"a message of the agent {message.sender}",
+        )
+
 
 logger = logging.getLogger("handrail.session")
 
@@ -443,3 +571,74 @@ def _prompt(text: str) -> str:
     if len(text) > MAX_PROMPT:
         raise ToolError(f"the prompt has {len(text):,} characters; up to {MAX_PROMPT:,} are kept", kind="invalid_input")
     return text
+
+
+# All that reaches a workspace's sessions from outside of their turns: notices, channels, triggers.
+
+
+class Arrivals:
+    """In the process that holds the workspace."""
+
+    def __init__(self, store: Store, redactor: Redactor, clock: Callable[[], int] = time.time_ns) -> None:
+        self.notices = Noticeboard(store.notices, redactor)
+        self.channels = Switchboard(store.channels, redactor, clock, partial(_went_well, store.database))
+        self.triggers = Clockwork(store.triggers, self.notices, self.channels, redactor, clock)
+        self._database = store.database
+        self._begun = False
+        self._beginning = asyncio.Lock()
+
+    async def enter(self, session: HeldSession, lane: Lane, top: str) -> None:
+        """A session is open. With the first one the triggers of all go on.
+
+        :param top: the session at the top of its tree
+        """
+        session.notices = lane.notices = self.notices.of(session.id)
+        lane.around.transcript = SessionTranscript(session.id, self._database)
+        channels = lane.channels = SessionChannels(self.channels, session.id, top, lane.around.agent)
+        triggers = lane.triggers = SessionTriggers(
+            self.triggers, session.id, channels, session.workdir, partial(_class_of, session)
+        )
+        await self._begin()
+        await triggers.take_up()
+
+    async def _begin(self) -> None:
+        """Have the triggers of all go on. Whoever is cut off in it leaves it to the next, and who comes meanwhile waits."""
+        async with self._beginning:
+            if not self._begun:
+                await self.triggers.begin()
+                self._begun = True
+
+    def leave(self, session_id: str) -> None:
+        """It is not open any more. What waits for it stays."""
+        self.notices.forget(session_id)
+
+    async def end(self, session_id: str) -> None:
+        """A sub-agent has ended: nobody would hear what its triggers tell, and what they would take is others' to read."""
+        for trigger in self.triggers.of(session_id):
+            await self.triggers.remove(session_id, trigger.name)
+        await self.triggers.remove_all(session_id)  # what a call that was cut off was adding meanwhile
+
+    async def discard(self, session_id: str) -> None:
+        """It is closed for good."""
+        await self.triggers.remove_all(session_id)
+        await self.channels.remove(session_id)
+
+    async def aclose(self) -> None:
+        await self.triggers.aclose()
+        await self.channels.aclose()
+
+
+def _class_of(session: HeldSession, tool_id: str) -> TriggerTool | None:
+    """The class of triggers that a tool of a session is, where it may run here."""
+    entry = session.generation.entries.get(tool_id)
+    return entry.tool if entry is not None and entry.withheld is None and isinstance(entry.tool, TriggerTool) else None
+
+
+def _went_well(database: Database, call_id: str) -> bool | None:
+    """Whether a call did, by the log; None where that does not say."""
+    with readable(database.path):
+        outcome = LogReader(database.reading).outcome_of(call_id)
+    if outcome is None:
+        return None
+    result: Any = (outcome.body or {}).get("result")
+    return outcome.kind == "committed" and not (isinstance(result, dict) and cast("Any", result).get("type") == "error")

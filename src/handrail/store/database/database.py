@@ -11,21 +11,20 @@ from typing import Any, NamedTuple, Protocol, cast
 
 from handrail.contract.errors import StartError
 from handrail.store.database import journal
-from handrail.store.database.awaiting import Taken
 from handrail.store.database.connection import (
+    OWN,
     abandon,
     connect,
     explained,
     journalled,
+    name_of,
     open_reader,
     start_error,
     token_of,
 )
-from handrail.store.database.engines import OWN, name_of
 from handrail.store.database.head import HeadFile
 from handrail.store.database.journal import Journal
-from handrail.store.database.sink import SinkLost, SinkUnavailable
-from handrail.store.database.writer import Writer
+from handrail.store.database.writer import SinkLost, SinkUnavailable, Taken, Writer
 from handrail.store.encoding import decode, encode
 from handrail.store.folders import Folders
 

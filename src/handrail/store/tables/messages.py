@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
-from handrail.contract.doors.history import Entry
-from handrail.store.database.awaiting import Taken
+from handrail.contract.doors.memory import Entry
 from handrail.store.database.connection import not_as_written, open_reader, readable
 from handrail.store.database.database import Database, Statement
+from handrail.store.database.writer import Taken
 from handrail.store.encoding import decode, encode
 
 _UNBOUNDED = 2**62
@@ -18,7 +18,7 @@ _POSITIONS = 2**63
 
 
 class Messages:
-    """The table of messages. What a message is made of is the business of :mod:`handrail.agent.conversation.history`."""
+    """The table of messages. What a message is made of is the business of :mod:`handrail.agent.conversation`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -120,3 +120,54 @@ class _Statements:
 
 
 _STATEMENTS = _Statements()
+
+
+# A session's latest messages, for whoever looks something up in them.
+
+
+class Said(NamedTuple):
+    """A message as it is kept."""
+
+    position: int
+    at_ns: int
+    data: Mapping[str, Any]
+
+
+def messages_with(connection: sqlite3.Connection, session_id: str, text: str) -> Iterator[Mapping[str, Any]]:
+    """The messages of a session in which ``text`` occurs, without those that are damaged.
+
+    :raises sqlite3.Error: when the database cannot be read
+    """
+    sql = "SELECT body FROM message WHERE session = ? AND instr(body, ?) > 0 ORDER BY position"
+    for (body,) in connection.execute(sql, (session_id, text.encode())):
+        try:
+            data: object = decode(body) if isinstance(body, bytes) else None
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(data, dict):
+            yield cast("dict[str, Any]", data)
+
+
+def latest_messages(
+    connection: sqlite3.Connection, session_id: str, *, most: int, max_bytes: int
+) -> tuple[list[Said], bool]:
+    """The last messages of a session, in order, without those that are damaged; and whether there are older ones.
+
+    :param most: at most so many, and at most ``max_bytes`` of them; the last one always
+    :raises sqlite3.Error: when the database cannot be read
+    """
+    sql = "SELECT position, at_ns, body FROM message WHERE session = ? ORDER BY position DESC LIMIT ?"
+    found: list[Said] = []
+    rows = size = 0
+    for position, at_ns, body in connection.execute(sql, (session_id, most + 1)):
+        size += len(body) if isinstance(body, bytes) else 0
+        rows += 1
+        if rows > most or (rows > 1 and size > max_bytes):
+            return found[::-1], True
+        try:
+            data: object = decode(body) if isinstance(body, bytes) else None
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(data, dict) and isinstance(position, int) and isinstance(at_ns, int):
+            found.append(Said(position, at_ns, cast("dict[str, Any]", data)))
+    return found[::-1], False

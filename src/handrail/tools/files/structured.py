@@ -4,15 +4,276 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, NamedTuple, cast
 
 from handrail.contract.doors.runtime import Runtime
-from handrail.contract.errors import ToolError
+from handrail.contract.errors import ToolError, excerpt
 from handrail.contract.text.json import json_type
 from handrail.contract.tool.tool import Tool
 from handrail.tools.declaring import FILE, file_changing, file_reading, object_schema
-from handrail.tools.files.json_text import put, removed, steps, value_at
 from handrail.tools.files.text import blocks_between, decoded, encoded, line_end, lines_of, unified, with_line_end
+
+# Places in a JSON text, by JSON Pointer (RFC 6901): what stands there, and the text with something else there.
+# Pure.
+#
+# A change replaces the characters of one value and leaves all others as they are: order, numbers, blanks and
+# line ends.
+
+_BLANK = re.compile(r"[ \t\n\r]*")
+_INDENT = re.compile(r"[{\[]\n([ \t]+)\S")
+_INDEX = re.compile(r"(?:0|[1-9][0-9]{0,17})\Z")
+
+
+def _no_constant(name: str) -> Any:
+    raise ToolError(f"the file holds {name}, which is no JSON", kind="invalid_input")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isfinite(value):
+        return value
+    shown = text if len(text) <= 40 else f"a number of {len(text):,} characters"
+    why = "which is larger than any number that can be kept; edit the text"
+    raise ToolError(f"the file holds {shown}, {why}", kind="invalid_input")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) == len(pairs):
+        return found
+    key, count = Counter(key for key, _ in pairs).most_common(1)[0]
+    raise ToolError(f"the key {_short(key)} is there {count} times in one object; edit the text", kind="invalid_input")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_no_constant)
+"""Says where a value ends."""
+_VALUES = json.JSONDecoder(parse_constant=_no_constant, parse_float=_finite, object_pairs_hook=_unique)
+"""Gives the value, if it is one: of several under one key, and of a number without a form, nobody could say which is meant."""
+
+
+MAX_STEPS = 100
+"""Steps of a pointer; at each, what is within is read again."""
+
+
+class Place(NamedTuple):
+    """Where a value stands: ``text[start:end]``.
+
+    :param depth: how many objects and lists it is in
+    """
+
+    start: int
+    end: int
+    depth: int
+
+
+class Gap(NamedTuple):
+    """Where a value is not yet: the last step of a pointer leads into ``within`` and to nothing.
+
+    :param key: None to append to a list
+    """
+
+    within: Place
+    key: str | None
+
+
+def steps(pointer: str) -> list[str]:
+    """The steps of a pointer: ``""`` is the whole, ``"/a/0"`` the first of what is in ``a``.
+
+    :raises ToolError: ``invalid_input`` for a text that is no pointer
+    """
+    if pointer and not pointer.startswith("/"):
+        hint = "/" + pointer.removeprefix("$").lstrip(".").replace(".", "/")
+        raise ToolError(
+            f"{_short(pointer)} is no JSON Pointer; it begins with /, as in {_short(hint)}", kind="invalid_input"
+        )
+    if pointer.count("/") > MAX_STEPS:
+        raise ToolError(
+            f"the JSON Pointer has more than {MAX_STEPS} steps; address an outer value", kind="invalid_input"
+        )
+    return [part.replace("~1", "/").replace("~0", "~") for part in pointer.split("/")[1:]]
+
+
+def locate(text: str, pointer: str) -> Place | Gap:
+    """Where ``pointer`` leads in ``text``.
+
+    :raises ToolError: ``invalid_input`` where the text is no JSON or the pointer leads nowhere, with what there is
+    """
+    path = steps(pointer)
+    start, end = _value(text, _skip(text, 0))
+    if _skip(text, end) != len(text):
+        raise _no_json(text, end, "there is more after the value")
+    place = Place(start, end, 0)
+    for number, step in enumerate(path):
+        said = "/".join(("", *path[: number + 1]))
+        last = number == len(path) - 1
+        if text[place.start] == "{":
+            found = [inner for key, inner in _members(text, place) if key == step]
+            if len(found) > 1:
+                raise ToolError(
+                    f"the key {_short(said)} is there {len(found)} times; edit the text", kind="invalid_input"
+                )
+            if not found and last:
+                return Gap(place, step)
+            if not found:
+                keys = ", ".join(_short(key) for key, _ in list(_members(text, place))[:20])
+                raise ToolError(f"there is nothing at {_short(said)}; the keys there are: {keys}", kind="invalid_input")
+            place = found[0]
+        elif text[place.start] == "[":
+            items = list(_items(text, place))
+            if last and step in ("-", str(len(items))):
+                return Gap(place, None)
+            if not _INDEX.match(step) or int(step) >= len(items):
+                kind = f"a list of {len(items)}, counted from 0"
+                raise ToolError(f"there is nothing at {_short(said)}: it is {kind}", kind="invalid_input")
+            place = items[int(step)]
+        else:
+            value = _short(text[place.start : place.end])
+            raise ToolError(f"nothing is in {value}, so {_short(said)} leads nowhere", kind="invalid_input")
+    return place
+
+
+def value_at(text: str, pointer: str) -> Any:
+    """What stands there.
+
+    :raises ToolError: as :func:`locate` does, and where there is nothing
+    """
+    place = locate(text, pointer)
+    if isinstance(place, Gap):
+        outer = text[place.within.start : place.within.end]
+        raise ToolError(f"there is nothing at {_short(pointer)}, in {_short(outer)}", kind="invalid_input")
+    return _decoded(_VALUES, text, place.start)[0]
+
+
+def put(text: str, pointer: str, value: Any) -> str:
+    """``text`` with ``value`` there: in the place of what is, as a new key, or at the end of a list.
+
+    :raises ToolError: as :func:`locate` does
+    """
+    place = locate(text, pointer)
+    if isinstance(place, Place):
+        return text[: place.start] + _written(value, text, place.depth) + text[place.end :]
+    within = place.within
+    inner = _written(value, text, within.depth + 1)
+    if place.key is not None:
+        inner = f"{json.dumps(place.key, ensure_ascii=False)}: {inner}"
+    ends = (
+        [member.end for _, member in _members(text, within)]
+        if place.key is not None
+        else [p.end for p in _items(text, within)]
+    )
+    on_lines = "\n" in text[within.start : within.end] or (not ends and _indent(text) is not None)
+    unit, end = _indent(text) or "  ", line_end(text)
+    break_ = end + unit * (within.depth + 1) if on_lines else " "
+    if ends:
+        return text[: ends[-1]] + "," + break_ + inner + text[ends[-1] :]
+    opened, closed = text[within.start], text[within.end - 1]
+    around = (break_, end + unit * within.depth) if on_lines else ("", "")
+    return text[: within.start] + opened + around[0] + inner + around[1] + closed + text[within.end :]
+
+
+def removed(text: str, pointer: str) -> str:
+    """``text`` without what stands there, and without its key and comma.
+
+    :raises ToolError: as :func:`locate` does, where there is nothing, and for the whole text
+    """
+    place = locate(text, pointer)
+    if isinstance(place, Gap):
+        raise ToolError(f"there is nothing at {_short(pointer)} to remove", kind="invalid_input")
+    if not pointer:
+        raise ToolError(
+            "the whole text cannot be removed; write another value, or delete the file", kind="invalid_input"
+        )
+    outer = locate(text, pointer.rpartition("/")[0])
+    assert isinstance(outer, Place)
+    pieces = list(_pieces(text, outer))
+    at = next(n for n, piece in enumerate(pieces) if piece[1] == place.end)
+    if len(pieces) == 1:
+        return text[: outer.start + 1] + text[outer.end - 1 :]
+    if at:
+        return text[: pieces[at - 1][1]] + text[pieces[at][1] :]
+    return text[: pieces[0][0]] + text[pieces[1][0] :]
+
+
+def _written(value: Any, text: str, depth: int) -> str:
+    """A value as JSON, on lines where ``text`` is, as deep as it will stand."""
+    unit = _indent(text)
+    if unit is None:
+        return json.dumps(value, ensure_ascii=False)
+    written = json.dumps(value, ensure_ascii=False, indent=unit).replace("\n", "\n" + unit * depth)
+    return with_line_end(written, line_end(text))
+
+
+def _indent(text: str) -> str | None:
+    found = _INDENT.search(text.replace("\r\n", "\n"))
+    return None if found is None else found[1]
+
+
+def _value(text: str, at: int) -> tuple[int, int]:
+    return at, _decoded(_DECODER, text, at)[1]
+
+
+def _decoded(decoder: json.JSONDecoder, text: str, at: int) -> tuple[Any, int]:
+    """The value that begins there, and where it ends."""
+    try:
+        return decoder.raw_decode(text, at)
+    except json.JSONDecodeError as error:
+        raise _no_json(text, error.pos, error.msg) from None
+    except ValueError:  # Python reads no longer one, since that takes very long
+        text = "the JSON holds a whole number of more than 4,300 digits, which is not read"
+        raise ToolError(text, kind="invalid_input") from None
+    except RecursionError:
+        raise ToolError("the JSON is nested too deeply to be read", kind="invalid_input") from None
+
+
+def _no_json(text: str, at: int, why: str) -> ToolError:
+    line, column = text.count("\n", 0, at) + 1, at - text.rfind("\n", 0, at)
+    return ToolError(f"the file is no JSON: line {line}, column {column}: {why}", kind="invalid_input")
+
+
+def _members(text: str, place: Place) -> Iterator[tuple[str, Place]]:
+    for start, end in _pieces(text, place):
+        key, after = _key(text, start)
+        begin = _skip(text, _skip(text, after) + 1)
+        yield key, Place(begin, end, place.depth + 1)
+
+
+def _items(text: str, place: Place) -> Iterator[Place]:
+    for start, end in _pieces(text, place):
+        yield Place(start, end, place.depth + 1)
+
+
+def _pieces(text: str, place: Place) -> Iterator[tuple[int, int]]:
+    """Where each member (from its key on) or item of a well-formed object or list begins and ends."""
+    at = _skip(text, place.start + 1)
+    while text[at] not in "}]":
+        start = at
+        if text[place.start] == "{":
+            at = _skip(text, _skip(text, _key(text, start)[1]) + 1)
+        _, end = _value(text, at)
+        yield start, end
+        at = _skip(text, end)
+        if text[at] == ",":
+            at = _skip(text, at + 1)
+
+
+def _key(text: str, at: int) -> tuple[str, int]:
+    key, end = _DECODER.raw_decode(text, at)
+    return cast("str", key), end
+
+
+def _skip(text: str, at: int) -> int:
+    blank = _BLANK.match(text, at)
+    assert blank is not None, "it matches nothing too"
+    return blank.end()
+
+
+def _short(text: str) -> str:
+    return excerpt(text, 80)
+
 
 MAX_FILE = 4 * 1024 * 1024
 _POINTER = {

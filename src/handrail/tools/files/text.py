@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 from itertools import accumulate
 
-from handrail.contract.errors import ToolError
-from handrail.contract.text.excerpts import excerpt
+from handrail.contract.errors import ToolError, excerpt
 from handrail.contract.tool.names import nearest
 
 MAX_TEXT = 16 * 1024 * 1024

@@ -2,12 +2,193 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 from handrail.contract.errors import ToolError
-from handrail.tools.git import forms
-from handrail.tools.git.repository import Repository
+from handrail.contract.tool.requires import FsRequires, Requires, ShellRequires
+from handrail.contract.tool.spec import LockSpec, ToolSpec
+from handrail.tools.declaring import MAX_OUTPUT, WORKSPACE
+from handrail.tools.git.repository import Repository, text
+
+# What git prints for programs to read, taken apart.
+
+_CHANGES = {
+    "A": "added",
+    "M": "modified",
+    "D": "deleted",
+    "R": "renamed",
+    "C": "copied",
+    "T": "type changed",
+    "U": "unmerged",
+}
+_CONFLICTS = {
+    "DD": "deleted by both",
+    "AU": "added by us",
+    "UD": "deleted by them",
+    "UA": "added by them",
+    "DU": "deleted by us",
+    "AA": "added by both",
+    "UU": "modified by both",
+}
+LINK, SUBMODULE = b"120000", b"160000"
+
+COMMIT = "%H%x00%P%x00%an%x00%ae%x00%aI%x00%cn%x00%ce%x00%cI%x00%D%x00%B"
+_COMMIT_FIELDS = 10
+
+
+def change(letter: str) -> str:
+    """The word for a letter of git's."""
+    return _CHANGES.get(letter[:1], letter)
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """A path that is not as it was.
+
+    :param index: how the index differs from the last commit, by git's letter; ``.`` for not at all
+    :param worktree: how the file differs from the index
+    :param mode: of what lies in the work tree
+    """
+
+    path: bytes
+    index: str
+    worktree: str
+    mode: bytes = b""
+    before: bytes | None = None
+
+    @property
+    def is_file(self) -> bool:
+        return self.mode not in (LINK, SUBMODULE)
+
+
+@dataclass(slots=True)
+class State:
+    """What ``git status --porcelain=v2 --branch -z`` says."""
+
+    headers: dict[str, str] = field(default_factory=dict[str, str])
+    changed: list[Changed] = field(default_factory=list[Changed])
+    unmerged: list[tuple[bytes, str]] = field(default_factory=list[tuple[bytes, str]])
+    untracked: list[bytes] = field(default_factory=list[bytes])
+
+
+def status(output: bytes) -> State:
+    found = State()
+    words = iter(output.split(b"\0"))
+    for word in words:
+        kind, _, rest = word.partition(b" ")
+        if kind == b"#":
+            name, _, value = text(rest).partition(" ")
+            found.headers[name] = value
+        elif kind == b"1":
+            parts = rest.split(b" ", 7)
+            found.changed.append(Changed(parts[7], *_letters(parts[0]), parts[4]))
+        elif kind == b"2":
+            parts = rest.split(b" ", 8)
+            found.changed.append(Changed(parts[8], *_letters(parts[0]), parts[4], next(words, b"")))
+        elif kind == b"u":
+            parts = rest.split(b" ", 9)
+            found.unmerged.append((parts[9], _CONFLICTS.get(text(parts[0]), text(parts[0]))))
+        elif kind == b"?":
+            found.untracked.append(rest)
+    return found
+
+
+def _letters(pair: bytes) -> tuple[str, str]:
+    letters = text(pair)
+    return letters[:1], letters[1:2]
+
+
+@dataclass(slots=True)
+class Difference:
+    """One path of a difference."""
+
+    path: bytes
+    change: str
+    modes: tuple[bytes, bytes]
+    before: bytes | None = None
+    added: int | None = None
+    """None for a file that is not text."""
+    deleted: int | None = None
+
+    @property
+    def is_file(self) -> bool:
+        return not {LINK, SUBMODULE} & set(self.modes)
+
+
+def differences(output: bytes) -> list[Difference]:
+    """What ``--raw --numstat -z`` prints, or ``--raw -z`` alone."""
+    found: list[Difference] = []
+    counts: dict[bytes, tuple[bytes, bytes]] = {}
+    words = iter(output.split(b"\0"))
+    for word in words:
+        if word[:1] == b":":
+            parts = word[1:].split(b" ")
+            letter, path, before = text(parts[4])[:1], next(words, b""), None
+            if letter in "RC":
+                before, path = path, next(words, b"")
+            found.append(Difference(path, change(letter), (parts[0], parts[1]), before))
+        elif word:
+            added, deleted, path = word.split(b"\t", 2)
+            if not path:
+                next(words, b"")
+                path = next(words, b"")
+            counts[path] = added, deleted
+    for one in found:
+        added, deleted = counts.get(one.path, (b"-", b"-"))
+        if added != b"-":
+            one.added, one.deleted = int(added), int(deleted)
+    return found
+
+
+def commits(output: bytes) -> list[dict[str, Any]]:
+    """Those of ``git log -z --format=COMMIT``."""
+    fields = output.split(b"\0")
+    return [
+        _commit(fields[at : at + _COMMIT_FIELDS]) for at in range(0, len(fields) - _COMMIT_FIELDS + 1, _COMMIT_FIELDS)
+    ]
+
+
+def _commit(fields: list[bytes]) -> dict[str, Any]:
+    number, parents, name, address, date, other, other_address, committed, references, message = map(text, fields)
+    subject, _, body = message.strip("\n").partition("\n")
+    found: dict[str, Any] = {
+        "commit": number,
+        "parents": parents.split(),
+        "author": f"{name} <{address}>",
+        "date": date,
+        "subject": subject,
+    }
+    if body.strip("\n"):
+        found["body"] = body.strip("\n")
+    if (other, other_address) != (name, address):
+        found["committer"] = f"{other} <{other_address}>"
+    if committed != date:
+        found["committed"] = committed
+    if references:
+        found["refs"] = references.split(", ")
+    return found
+
+
+def blamed(output: bytes) -> Iterator[tuple[str, int, dict[str, str], bytes]]:
+    """``(commit, line, what is said of the commit, text)`` of ``git blame --porcelain``."""
+    known: dict[str, dict[str, str]] = {}
+    number, line = "", 0
+    for row in output.split(b"\n"):
+        if row[:1] == b"\t":
+            yield number, line, known[number], row[1:]
+            number = ""
+        elif not number:
+            words = text(row).split(" ")
+            if len(words) >= 3:
+                number, line = words[0].lstrip("^"), int(words[2])
+                known.setdefault(number, {})
+        else:
+            key, _, value = text(row).partition(" ")
+            known[number][key] = value
+
 
 _T = TypeVar("_T")
 MOST_LISTED = 500
@@ -28,19 +209,19 @@ def hidden(repository: Repository, paths: Iterable[bytes], consequence: str) -> 
     return {"hidden": {"paths": kept, "why": f"rules keep these from being read, so {consequence}"}} if kept else {}
 
 
-def conflicts(repository: Repository, state: forms.State) -> list[dict[str, str]]:
+def conflicts(repository: Repository, state: State) -> list[dict[str, str]]:
     """The files whose two sides were not brought together, each with what became of it."""
     return [{"path": repository.shown(path), "change": how} for path, how in state.unmerged]
 
 
-async def check_conflicts(repository: Repository, problem: str, then: str) -> forms.State:
+async def check_conflicts(repository: Repository, problem: str, then: str) -> State:
     """The state of the tracked files, where there are no conflicts among them.
 
     :param problem: what they are told with; ``{}`` in it is how many files they are in
     :param then: the next step
     :raises ToolError: ``conflict`` with the files, where there are any
     """
-    state = await repository.read(forms.status, *STATUS, "--untracked-files=no")
+    state = await repository.read(status, *STATUS, "--untracked-files=no")
     if found := conflicts(repository, state):
         text = f"{problem.format(len(found))}; {then}"
         raise ToolError(text, kind="conflict", data={"conflicts": found[:MOST_LISTED]})
@@ -56,3 +237,43 @@ def filters_noted(repository: Repository) -> dict[str, Any]:
         "filters_not_run": f"{names}: the repository's configuration names programs for these filters, and none is run; "
         "files under them may show as changed though they are not"
     }
+
+
+# What the git tools declare alike: what reading and changing a repository takes, and the arguments that several
+# of them have.
+
+TIMEOUT_MS = 120_000
+"""For what writes many files."""
+FOLDER: dict[str, Any] = {
+    "type": "string",
+    "minLength": 1,
+    "maxLength": 4096,
+    "default": ".",
+    "description": "A folder in the repository; the workspace if left out",
+}
+READ_FOLDER: dict[str, Any] = {**FOLDER, "format": "path"}
+"""The same, where reading it is judged by the rules about reading files."""
+PATHS: dict[str, Any] = {
+    "type": "array",
+    "maxItems": 2_000,
+    "items": {"type": "string", "minLength": 1, "maxLength": 4096},
+}
+"""Files and folders of the repository; each tool adds a description."""
+WRITES = Requires(fs=WORKSPACE, shell=(ShellRequires(cmd="git"),))  # noqa: S604 - a declaration, nothing is run
+WRITES_CONFIG = WRITES.model_copy(update={"capabilities": ("vcs.config",)})
+"""What a tool needs that also writes the repository's configuration, as following a remote's branch does."""
+
+reading = partial(
+    ToolSpec,
+    requires=WRITES.model_copy(update={"fs": FsRequires(read=("{workspace}",))}),
+    side_effect="read",
+    locks=(LockSpec("workspace", "S"),),
+    idempotent=True,
+    max_output=MAX_OUTPUT,
+    category="git",
+    kind="read",
+)
+"""The declaration of a tool that only looks into a repository."""
+
+changing = partial(ToolSpec, requires=WRITES, side_effect="write", locks=(LockSpec("workspace", "X"),), category="git")
+"""The declaration of a tool that changes a repository or its files."""

@@ -13,16 +13,26 @@ from handrail.contract.doors.runtime import Runtime
 from handrail.contract.errors import ToolError
 from handrail.contract.tool.tool import Tool
 from handrail.tools.declaring import object_schema
-from handrail.tools.git import declaring, forms
-from handrail.tools.git.answers import MOST_LISTED, STATUS, check_conflicts, listed
-from handrail.tools.git.declaring import FOLDER, PATHS, TIMEOUT_MS, WRITES_CONFIG
+from handrail.tools.git import answers
+from handrail.tools.git.answers import (
+    FOLDER,
+    MAX_OUTPUT,
+    MOST_LISTED,
+    PATHS,
+    STATUS,
+    TIMEOUT_MS,
+    WRITES_CONFIG,
+    check_conflicts,
+    listed,
+)
+from handrail.tools.git.reading import difference
 from handrail.tools.git.repository import Repository, commitish, opened, text
 
 _IN_THE_WAY = re.compile(r"would be overwritten by (?:checkout|merge)|(?:commit your changes or stash them)")
 
 
 class Add(Tool):
-    spec = declaring.changing(
+    spec = answers.changing(
         id="git.add",
         description=(
             "Stage changes for the next commit: the files given (new, changed or deleted; a folder means what is in it), "
@@ -63,7 +73,7 @@ async def stage(repository: Repository, paths: Sequence[str], *, new: bool = Tru
     """
     about = repository.pathspecs(paths)
     untracked = "--untracked-files=all" if new else "--untracked-files=no"
-    state = await repository.read(forms.status, *STATUS, untracked, "--", *about)
+    state = await repository.read(answers.status, *STATUS, untracked, "--", *about)
     wanted = [one.path for one in state.changed if one.worktree != "."]
     wanted += [path for path in state.untracked if not path.endswith(b"/")]
     wanted += [path for path, _ in state.unmerged] if paths else []
@@ -103,7 +113,7 @@ def _is_within(ordered: Sequence[bytes], folder: bytes) -> bool:
 
 
 class Commit(Tool):
-    spec = declaring.changing(
+    spec = answers.changing(
         id="git.commit",
         description=(
             "Record what is staged as a commit. `all` stages every change of tracked files first (new files have to be "
@@ -192,7 +202,7 @@ async def described(repository: Repository, *, changes: bool = False) -> dict[st
         "--no-color",
         "--no-show-signature",
         "--no-notes",
-        f"--format={forms.COMMIT}",
+        f"--format={answers.COMMIT}",
     )
     listing = ("diff-tree", "-r", "-z", "--root", "--no-commit-id", "--raw", "--find-renames", "--no-ext-diff", "HEAD")
     reading = [repository.run("symbolic-ref", "--quiet", "--short", "HEAD", codes=(0, 1))]
@@ -203,17 +213,17 @@ async def described(repository: Repository, *, changes: bool = False) -> dict[st
     found: dict[str, Any] = {"branch": text(head).strip() or None}
     if not head:
         found["detached"] = True
-    commits = forms.commits(log)
+    commits = answers.commits(log)
     if commits:
         found |= {name: commits[0][name] for name in ("commit", "subject", "author")}
     for output in rest:
-        differing = await asyncio.to_thread(forms.differences, output)
+        differing = await asyncio.to_thread(answers.differences, output)
         found |= listed("files", differing, lambda one: {"path": repository.shown(one.path), "change": one.change})
     return found
 
 
 class CreateBranch(Tool):
-    spec = declaring.changing(
+    spec = answers.changing(
         id="git.create_branch",
         description="Make a branch, without checking it out.",
         parameters=object_schema(
@@ -266,7 +276,7 @@ def branch_name(given: str) -> str:
 
 
 class Checkout(Tool):
-    spec = declaring.changing(
+    spec = answers.changing(
         id="git.checkout",
         description=(
             "Switch to a branch, tag or commit, or with `paths` put back files as they are in `ref` (or as staged), which "
@@ -389,3 +399,194 @@ def refuse_hidden(repository: Repository, hidden: Iterable[bytes]) -> None:
             f"such as 'allow fs.read {names[0]}' shows it to them; or a person does this",
             kind="denied",
         )
+
+
+# git.merge and git.stash: bringing together what was done apart, and putting aside what is not done yet.
+
+_MOST_STASHES = 100
+
+
+class Merge(Tool):
+    spec = answers.changing(
+        id="git.merge",
+        description=(
+            "Merge a branch, tag or commit into the current branch. Conflicts are answered with the files: solve them, "
+            "git.add each, then git.commit; or call again with `abort`."
+        ),
+        parameters=object_schema(
+            {
+                "repository": FOLDER,
+                "ref": {"type": "string", "minLength": 1, "maxLength": 4096, "description": "What to merge"},
+                "message": {
+                    "type": "string",
+                    "minLength": 1,
+                    "maxLength": 100_000,
+                    "description": "The merge commit's message; git's own if left out",
+                },
+                "fast_forward": {
+                    "enum": ["auto", "only", "never"],
+                    "default": "auto",
+                    "description": "auto: move the branch on where that is enough; only: or else refuse; never: always commit",
+                },
+                "abort": {"type": "boolean", "default": False, "description": "Give up the merge under way instead"},
+            }
+        ),
+        timeout_ms=TIMEOUT_MS,
+        kind="edit",
+    )
+
+    def check(self, args: dict[str, Any]) -> None:
+        if args.get("abort", False) == ("ref" in args):
+            raise ToolError("give either `ref`, what to merge, or `abort`: true", kind="invalid_input")
+        if "ref" in args:
+            commitish(args["ref"])
+
+    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
+        repository = await opened(runtime, args.get("repository", "."), writing=True)
+        if args.get("abort", False):
+            await check_writing(repository, "HEAD", [repository.top])
+            await repository.run("merge", "--abort")
+            return {"result": "aborted", **await described(repository)}
+        ref = commitish(args["ref"])
+        await check_writing(repository, ref)
+        before = await described(repository)
+        how = {"auto": "--ff", "only": "--ff-only", "never": "--no-ff"}[args.get("fast_forward", "auto")]
+        words = [
+            "merge",
+            "--quiet",
+            how,
+            "--no-verify",
+            "--no-gpg-sign",
+            "--no-verify-signatures",
+            "--no-edit",
+            "--no-stat",
+        ]
+        words += ["--no-autostash", "--no-squash", "--commit", "--strategy=ort", "--cleanup=whitespace"]
+        words += [f"--message={args['message']}"] if "message" in args else []
+        try:
+            done = await repository.run(*words, ref, codes=(0, 1), variables=identity(repository))
+        except ToolError as error:
+            raise in_the_way(error) from None
+        if done.exit_code:
+            then = "solve each and give it to git.add, then git.commit; or git.merge with abort"
+            await check_conflicts(repository, "the merge left conflicts in {} files", then)
+            raise in_the_way(await repository.failure((*words, ref), done))
+        after = await described(repository)
+        if before.get("commit") == after.get("commit"):
+            return {"result": "already up to date", **after}
+        parents = (await repository.output("rev-parse", "HEAD^@")).split()
+        return {"result": "merged" if len(parents) > 1 else "fast-forwarded", **after}
+
+
+class Stash(Tool):
+    spec = answers.changing(
+        id="git.stash",
+        description=(
+            "Put changes that are not committed aside and take them back: push, list, show, apply (keeps the stash), pop "
+            "(removes it), drop (discards it)."
+        ),
+        parameters=object_schema(
+            {
+                "repository": FOLDER,
+                "action": {
+                    "enum": ["push", "list", "show", "apply", "pop", "drop"],
+                    "default": "push",
+                    "description": "What to do; push if left out",
+                },
+                "index": {
+                    "type": "integer",
+                    "minimum": 0,
+                    "maximum": 100_000,
+                    "default": 0,
+                    "description": "Which stash, 0 the last",
+                },
+                "message": {
+                    "type": "string",
+                    "minLength": 1,
+                    "maxLength": 100_000,
+                    "description": "For push: what it is",
+                },
+                "untracked": {"type": "boolean", "default": False, "description": "For push: new files too"},
+            }
+        ),
+        timeout_ms=TIMEOUT_MS,
+        max_output=MAX_OUTPUT,
+        kind="edit",
+    )
+
+    def check(self, args: dict[str, Any]) -> None:
+        action: str = args.get("action", "push")
+        if action != "push" and ("message" in args or args.get("untracked", False)):
+            raise ToolError("`message` and `untracked` are for push", kind="invalid_input")
+        if action in ("push", "list") and args.get("index", 0):
+            raise ToolError("`index` is for show, apply, pop and drop", kind="invalid_input")
+
+    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
+        action: str = args.get("action", "push")
+        repository = await opened(runtime, args.get("repository", "."), writing=True)
+        if action == "push":
+            return await _push(repository, args)
+        stashes = await _list(repository)
+        if action == "list":
+            return {"stashes": stashes[:_MOST_STASHES]}
+        index: int = args.get("index", 0)
+        if index >= len(stashes):
+            there = f"there are {len(stashes)}, counted from 0" if stashes else "nothing is put aside"
+            raise ToolError(f"there is no stash {index}; {there}", kind="invalid_input")
+        chosen, stash = stashes[index], f"stash@{{{index}}}"
+        if action == "show":
+            return {**chosen, **await difference(repository, [f"{stash}^1", stash], {})}
+        if action != "drop":
+            await check_writing(repository, stash)
+        try:
+            done = await repository.run("stash", action, "--quiet", stash, codes=(0, 1))
+        except ToolError as error:
+            raise in_the_way(error) from None
+        if done.exit_code:
+            then = "the stash is kept; solve each and give it to git.add"
+            await check_conflicts(repository, "taking the stash back left conflicts in {} files", then)
+            raise in_the_way(await repository.failure(("stash", action), done))
+        return {"done": action, **chosen}
+
+
+async def _push(repository: Repository, args: dict[str, Any]) -> dict[str, Any]:
+    # It looks into submodules, where their own configuration counts, and nothing of ours.
+    if any(row.startswith(b"160000 ") for row in (await repository.output("ls-files", "--stage", "-z")).split(b"\0")):
+        raise ToolError(
+            "this repository has submodules, into which git stash looks with their own configuration, so it is not done "
+            "here; commit to a branch of its own instead (git.create_branch, git.checkout, git.commit)",
+            kind="unavailable",
+        )
+    state = await repository.read(answers.status, *STATUS, "--untracked-files=no")
+    if state.headers.get("branch.oid") == "(initial)":
+        raise ToolError(
+            "there are no commits yet, and what is put aside is kept beside one; make the first with git.commit",
+            kind="failed",
+        )
+    refuse_hidden(repository, await repository.hidden(one.path for one in state.changed if one.worktree != "."))
+    before = len(await _list(repository))
+    words = ["stash", "push", "--quiet"]
+    words += ["--include-untracked"] if args.get("untracked", False) else []
+    words += [f"--message={args['message']}"] if "message" in args else []
+    await repository.run(*words, variables=identity(repository))
+    stashes = await _list(repository)
+    if len(stashes) == before:
+        raise ToolError("there are no changes to put aside; new files are only with `untracked`", kind="failed")
+    return {"done": "push", **stashes[0]}
+
+
+async def _list(repository: Repository) -> list[dict[str, Any]]:
+    if not await repository.is_there("refs/stash") and b"stash" not in await repository.output(
+        "for-each-ref", "--format=%(refname)", "refs/stash"
+    ):
+        return []
+    form = "%H%x00%cI%x00%gs"
+    fields = (
+        await repository.output(
+            "log", "--walk-reflogs", "-z", f"--format={form}", "--no-color", "--no-show-signature", "refs/stash", "--"
+        )
+    ).split(b"\0")
+    return [
+        {"index": at // 3, "commit": text(fields[at]), "date": text(fields[at + 1]), "message": text(fields[at + 2])}
+        for at in range(0, len(fields) - 2, 3)
+    ]

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime
+from collections.abc import Sequence
 from typing import Any
 
 from handrail.contract.doors.runtime import Runtime
 from handrail.contract.errors import ToolError
 from handrail.contract.tool.tool import Tool
 from handrail.tools.declaring import object_schema
-from handrail.tools.git import declaring, forms
-from handrail.tools.git.answers import MOST_LISTED, STATUS, conflicts, filters_noted, hidden, listed
-from handrail.tools.git.declaring import PATHS, READ_FOLDER
-from handrail.tools.git.repository import Repository, commitish, opened, revision, text
-from handrail.tools.git.urls import without_credentials
+from handrail.tools.git import answers
+from handrail.tools.git.answers import MOST_LISTED, PATHS, READ_FOLDER, STATUS, conflicts, filters_noted, hidden, listed
+from handrail.tools.git.repository import Repository, commitish, opened, revision, text, without_credentials
 
 _STATES = {
     "MERGE_HEAD": "merging",
@@ -26,7 +26,7 @@ _STATES = {
 
 
 class Status(Tool):
-    spec = declaring.reading(
+    spec = answers.reading(
         id="git.status",
         description=(
             "Show the state of a git repository: branch, upstream with ahead and behind, staged and unstaged changes, "
@@ -49,7 +49,7 @@ class Status(Tool):
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         repository = await opened(runtime, args.get("repository", "."))
         untracked = "normal" if args.get("untracked", True) else "no"
-        state = await repository.read(forms.status, *STATUS, "--show-stash", f"--untracked-files={untracked}")
+        state = await repository.read(answers.status, *STATUS, "--show-stash", f"--untracked-files={untracked}")
         unstaged = [one for one in state.changed if one.worktree != "."]
         kept = await repository.hidden(one.path for one in unstaged if one.is_file)
         answer: dict[str, Any] = {"repository": repository.shown_top, **_branch(state)}
@@ -70,7 +70,7 @@ class Status(Tool):
         return answer | filters_noted(repository)
 
 
-def _branch(state: forms.State) -> dict[str, Any]:
+def _branch(state: answers.State) -> dict[str, Any]:
     headers = state.headers
     commit, head = headers.get("branch.oid"), headers.get("branch.head")
     found: dict[str, Any] = {
@@ -89,15 +89,15 @@ def _branch(state: forms.State) -> dict[str, Any]:
     return found
 
 
-def _change(repository: Repository, one: forms.Changed, letter: str) -> dict[str, str]:
-    found = {"path": repository.shown(one.path), "change": forms.change(letter)}
+def _change(repository: Repository, one: answers.Changed, letter: str) -> dict[str, str]:
+    found = {"path": repository.shown(one.path), "change": answers.change(letter)}
     if one.before is not None and letter in "RC":
         found["from"] = repository.shown(one.before)
     return found
 
 
 class Log(Tool):
-    spec = declaring.reading(
+    spec = answers.reading(
         id="git.log",
         description=(
             "List commits, newest first, with author, date and message. Give `paths` for those that changed certain "
@@ -132,11 +132,11 @@ class Log(Tool):
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         repository = await opened(runtime, args.get("repository", "."))
         limit, skip = args.get("limit", 20), args.get("skip", 0)
-        words = ["log", "-z", f"--format={forms.COMMIT}", f"--max-count={limit + 1}", f"--skip={skip}", "--no-color"]
+        words = ["log", "-z", f"--format={answers.COMMIT}", f"--max-count={limit + 1}", f"--skip={skip}", "--no-color"]
         words += ["--no-show-signature", "--no-ext-diff", "--no-textconv", "--no-notes", "--decorate=short"]
         words += [revision(args["ref"])] if "ref" in args else []
         try:
-            found = await repository.read(forms.commits, *words, "--", *repository.pathspecs(args.get("paths", ())))
+            found = await repository.read(answers.commits, *words, "--", *repository.pathspecs(args.get("paths", ())))
         except ToolError as error:
             if "does not have any commits yet" not in error.text:
                 raise
@@ -148,7 +148,7 @@ class Log(Tool):
 
 
 class Blame(Tool):
-    spec = declaring.reading(
+    spec = answers.reading(
         id="git.blame",
         description="Show which commit last changed each line of a file, and who made it when.",
         parameters=object_schema(
@@ -195,7 +195,7 @@ class Blame(Tool):
             if "no such ref: HEAD" in error.text:
                 raise ToolError("there are no commits yet, so no line was changed by one", kind="failed") from None
             raise
-        found = list(forms.blamed(output))
+        found = list(answers.blamed(output))
         made: dict[str, Any] = {}
         for number, _, about, _ in found[:count]:
             if number not in made:
@@ -225,7 +225,7 @@ def _author(number: str, about: dict[str, str]) -> dict[str, str]:
 
 
 class Branches(Tool):
-    spec = declaring.reading(
+    spec = answers.reading(
         id="git.branches",
         description="List the branches of a repository, with their upstream, last commit and the remotes there are.",
         parameters=object_schema(
@@ -282,4 +282,200 @@ def _remotes(repository: Repository) -> dict[str, str]:
         if one.key.startswith("remote.") and one.key.endswith(".url") and one.value:
             name = one.key[len("remote.") : -len(".url")].encode("utf-8", "surrogateescape")
             found.setdefault(text(name), without_credentials(one.value))
+    return found
+
+
+# git.diff and git.show: what changed, as counts and as a patch, and what a file was.
+#
+# Files that rules keep from being read are left out by name: what git holds of them is no more to be read than
+# they are.
+
+_PLAIN = (
+    "--no-ext-diff",
+    "--no-textconv",
+    "--no-color",
+    "--no-relative",
+    "--ignore-submodules=dirty",
+    "--submodule=short",
+)
+_EMPTY_TREES = {
+    40: "4b825dc642cb6eb9a060e54bf8d69288fbee4904",
+    64: "6ef19b41225c5369f1c104d45d8d85efa9b057b53b14b4b9b939dd74decc5321",
+}
+"""What git calls a tree with nothing in it, by the length of its names."""
+_PATHS = {
+    "type": "array",
+    "maxItems": 2_000,
+    "items": {"type": "string", "minLength": 1, "maxLength": 4096},
+    "description": "Only these files or folders",
+}
+_CONTEXT = {
+    "type": "integer",
+    "minimum": 0,
+    "maximum": 100,
+    "default": 3,
+    "description": "Unchanged lines around each change",
+}
+_COUNTS_ONLY = {
+    "type": "boolean",
+    "default": False,
+    "description": "Only the files with their counts, without the patch",
+}
+
+
+class Diff(Tool):
+    spec = answers.reading(
+        id="git.diff",
+        description=(
+            "Show changes as a patch with counts per file. Without further arguments: what is changed and not staged. "
+            "`staged`: what is staged; `from`: compared with a commit, branch or tag; `from` and `to`: between two."
+        ),
+        parameters=object_schema(
+            {
+                "from": {
+                    "type": "string",
+                    "minLength": 1,
+                    "maxLength": 4096,
+                    "description": "The commit, branch or tag to compare with",
+                },
+                "to": {
+                    "type": "string",
+                    "minLength": 1,
+                    "maxLength": 4096,
+                    "description": "Compare `from` with this, not with the files",
+                },
+                "repository": READ_FOLDER,
+                "staged": {"type": "boolean", "default": False, "description": "What is staged instead of what is not"},
+                "paths": _PATHS,
+                "context": _CONTEXT,
+                "counts_only": _COUNTS_ONLY,
+            }
+        ),
+        targets={"fs.read": "{paths}"},
+    )
+
+    def check(self, args: dict[str, Any]) -> None:
+        if "to" in args and (args.get("staged", False) or "from" not in args):
+            raise ToolError("`to` is compared with `from`; give both, without `staged`", kind="invalid_input")
+
+    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
+        staged, base, to = args.get("staged", False), args.get("from"), args.get("to")
+        repository = await opened(runtime, args.get("repository", "."))
+        ends = [commitish(end) for end in (base, to) if end is not None]
+        found = await difference(
+            repository,
+            ["--cached", *ends] if staged else ends,
+            args,
+            # What compares with files would read those that are hidden, and fail; their names are found without.
+            names=None if staged or to is not None else (["diff-index", *ends] if ends else ["diff-files"]),
+        )
+        return found | filters_noted(repository)
+
+
+class Show(Tool):
+    spec = answers.reading(
+        id="git.show",
+        description=(
+            "Show one commit: its message, author and date, and its changes as a patch. With `file`, show what that "
+            "file held at the commit instead."
+        ),
+        parameters=object_schema(
+            {
+                "repository": READ_FOLDER,
+                "ref": {
+                    "type": "string",
+                    "minLength": 1,
+                    "maxLength": 4096,
+                    "default": "HEAD",
+                    "description": "The commit, branch or tag; the current commit if left out",
+                },
+                "file": {
+                    "type": "string",
+                    "minLength": 1,
+                    "maxLength": 4096,
+                    "description": "Show this file as it was then",
+                },
+                "paths": _PATHS,
+                "context": _CONTEXT,
+                "counts_only": _COUNTS_ONLY,
+            }
+        ),
+        targets={"fs.read": "{file}"},
+    )
+
+    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
+        repository = await opened(runtime, args.get("repository", "."))
+        ref = commitish(args.get("ref", "HEAD"))
+        if "file" in args:
+            return await _file(repository, ref, args["file"])
+        words = ("log", "-z", "--max-count=1", "--no-color", "--no-show-signature", "--no-notes", "--decorate=short")
+        found = await repository.read(answers.commits, *words, f"--format={answers.COMMIT}", ref, "--")
+        if not found:
+            raise ToolError(f"{ref} names no commit", kind="invalid_input")
+        commit = found[0]
+        parent = commit["parents"][0] if commit["parents"] else _EMPTY_TREES[len(commit["commit"])]
+        changes = await difference(repository, [parent, commit["commit"]], args)
+        if len(commit["parents"]) > 1:
+            commit["compared_with"] = parent
+        return {**commit, **changes}
+
+
+async def _file(repository: Repository, ref: str, path: str) -> dict[str, Any]:
+    inner = repository.within(path)
+    at = f"{ref}:{'' if inner == '.' else inner}"
+    kind = text(await repository.output("cat-file", "-t", at)).strip()
+    if kind != "blob":
+        what = "a folder" if kind == "tree" else f"a {kind}"
+        raise ToolError(f"{path} is {what} in {ref}, not a file; name a file in it", kind="invalid_input")
+    content = await repository.output("cat-file", "blob", at)
+    found: dict[str, Any] = {"path": path, "ref": ref, "bytes": len(content)}
+    if b"\0" in content[:8_000]:
+        return found | {"binary": True}
+    return found | {"content": text(content)}
+
+
+async def difference(
+    repository: Repository, ends: Sequence[str], args: dict[str, Any], names: Sequence[str] | None = None
+) -> dict[str, Any]:
+    """The files of a difference with their counts, and its patch.
+
+    :param ends: the words that say what is compared
+    :param args: a call's, with ``paths``, ``context`` and ``counts_only``
+    :param names: the command that lists what differs without looking into files, where ``git diff`` would
+    """
+    paths = args.get("paths", ())
+    about = repository.pathspecs(paths)
+    listing = names or ["diff", *ends, "--no-renames", *_PLAIN]
+    options = ("--raw", "-z", "--ignore-submodules=dirty")
+    changed = await repository.read(answers.differences, listing[0], *options, *listing[1:], "--", *about)
+    kept = await repository.hidden(one.path for one in changed if one.is_file or names is None)
+    about = repository.pathspecs(paths or [repository.top], kept)
+    words = ["diff", *ends, *_PLAIN, "--find-renames"]
+    counted, patch = await asyncio.gather(
+        repository.read(answers.differences, *words, "--raw", "--numstat", "-z", "--", *about),
+        _patch(repository, [*words, f"--unified={args.get('context', 3)}", "--", *about], args),
+    )
+    answer = listed("files", counted, lambda one: _row(repository, one))
+    lines = [(one.added, one.deleted) for one in counted if one.added is not None and one.deleted is not None]
+    answer["added"], answer["deleted"] = sum(added for added, _ in lines), sum(deleted for _, deleted in lines)
+    answer |= hidden(repository, kept, "their changes are left out")
+    if patch is not None:
+        answer["patch"] = text(patch)
+    return answer
+
+
+async def _patch(repository: Repository, words: Sequence[str], args: dict[str, Any]) -> bytes | None:
+    if args.get("counts_only", False):
+        return None
+    return await repository.output(*words[:1], "--patch", "--src-prefix=a/", "--dst-prefix=b/", *words[1:])
+
+
+def _row(repository: Repository, one: answers.Difference) -> dict[str, Any]:
+    found: dict[str, Any] = {"path": repository.shown(one.path), "change": one.change}
+    if one.before is not None:
+        found["from"] = repository.shown(one.before)
+    if one.added is None or one.deleted is None:
+        found["binary"] = True
+    else:
+        found |= {"added": one.added, "deleted": one.deleted}
     return found

@@ -7,15 +7,28 @@ from typing import Any
 
 from handrail.contract.doors.runtime import Runtime
 from handrail.contract.errors import ToolError
-from handrail.contract.protected.git_serving import serving
+from handrail.contract.protected.protected import serving
 from handrail.contract.tool.names import nearest
 from handrail.contract.tool.requires import NetRequires
 from handrail.contract.tool.tool import Tool
 from handrail.tools.declaring import object_schema
-from handrail.tools.git import declaring, neutral, urls
+from handrail.tools.git import answers
+from handrail.tools.git.answers import FOLDER, WRITES_CONFIG
 from handrail.tools.git.changing import branch_name
-from handrail.tools.git.declaring import FOLDER, WRITES_CONFIG
-from handrail.tools.git.repository import Repository, absolute_of, beneath, failure, opened, run, text
+from handrail.tools.git.repository import (
+    Repository,
+    absolute_of,
+    beneath,
+    environment,
+    failure,
+    kind_of,
+    opened,
+    run,
+    same,
+    text,
+    web,
+    without_credentials,
+)
 
 _TIMEOUT_MS = 600_000
 _WEB, _PATH = "http:https", "file"
@@ -25,7 +38,7 @@ _ONLINE = WRITES_CONFIG.model_copy(update={"net": NetRequires(hosts=("*",))})
 
 
 class Init(Tool):
-    spec = declaring.changing(
+    spec = answers.changing(
         id="git.init",
         description="Make a new, empty git repository in a folder of the workspace.",
         parameters=object_schema(
@@ -62,14 +75,14 @@ class Init(Tool):
         else:
             raise ToolError(f"{path} has a .git already; it is a repository, or a part of one", kind="conflict")
         words = ("init", "--quiet", f"--initial-branch={branch}", "--", word)
-        done = await run(runtime, runtime.workdir, words, neutral.environment(runtime.workdir, writing=True))
+        done = await run(runtime, runtime.workdir, words, environment(runtime.workdir, writing=True))
         if done.exit_code:
             raise failure(words, done)
         return {"repository": path, "branch": branch}
 
 
 class Clone(Tool):
-    spec = declaring.changing(
+    spec = answers.changing(
         id="git.clone",
         description=(
             "Copy a repository into a new folder of the workspace: from an http(s) address, or with `source` from a folder "
@@ -116,11 +129,11 @@ class Clone(Tool):
         if ("url" in args) == ("source" in args):
             raise ToolError("give either `url`, an http(s) address, or `source`, a folder", kind="invalid_input")
         if "url" in args:
-            urls.web(args["url"])
+            web(args["url"])
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         if "url" in args:
-            origin, protocols = str(urls.web(args["url"])), _WEB
+            origin, protocols = str(web(args["url"])), _WEB
         else:
             origin, protocols = absolute_of(runtime, args["source"]), _PATH
             if not beneath(origin, runtime.workdir):
@@ -131,7 +144,7 @@ class Clone(Tool):
         words += [f"--branch={branch_name(args['branch'])}"] if "branch" in args else []
         words += [f"--depth={args['depth']}"] if "depth" in args else []
         words += [serving("upload-pack", by_path=protocols == _PATH), "--", origin, word]
-        around = neutral.environment(runtime.workdir, writing=True, protocols=protocols)
+        around = environment(runtime.workdir, writing=True, protocols=protocols)
         done = await run(runtime, runtime.workdir, words, around)
         if done.exit_code:
             raise _unreached(failure(words, done), origin)
@@ -149,7 +162,7 @@ class Clone(Tool):
         )
         return {
             "repository": found.shown_top,
-            "from": urls.without_credentials(origin),
+            "from": without_credentials(origin),
             "branch": branch,
             "commit": commit or None,
         }
@@ -160,7 +173,7 @@ async def _has_commits(repository: Repository) -> bool:
 
 
 class Push(Tool):
-    spec = declaring.changing(
+    spec = answers.changing(
         id="git.push",
         description=(
             "Send a branch's commits to a remote. Never forces. A remote on the web needs its address in `url` as well, so "
@@ -231,7 +244,7 @@ class Push(Tool):
         return _pushed(
             done.output,
             failure(words, done),
-            {"remote": remote, "url": urls.without_credentials(address), "branch": branch},
+            {"remote": remote, "url": without_credentials(address), "branch": branch},
         )
 
 
@@ -277,16 +290,16 @@ def _agreed(repository: Repository, remote: str, address: str, given: str | None
 
     :raises ToolError: where it is another, or one that these tools do not reach
     """
-    shown = urls.without_credentials(address)
-    kind = urls.kind_of(address)
+    shown = without_credentials(address)
+    kind = kind_of(address)
     if kind == "web":
-        urls.web(shown)
+        web(shown)
         if given is None:
             raise ToolError(
                 f"{remote} is at {shown}; call git.push again with this as `url`, so that pushing there can be decided",
                 kind="invalid_input",
             )
-        if not urls.same(given, address):
+        if not same(given, address):
             raise ToolError(
                 f"{remote} is at {shown}, and `url` is {given}; give the remote's own", kind="invalid_input"
             )
@@ -298,7 +311,7 @@ def _agreed(repository: Repository, remote: str, address: str, given: str | None
         if given is not None:
             raise ToolError(f"{remote} is at {shown}, on this machine; leave `url` out", kind="invalid_input")
         return _PATH
-    urls.web(shown)
+    web(shown)
     raise ToolError(f"{remote} is at {shown}, which these tools do not reach", kind="unavailable")
 
 
@@ -322,8 +335,8 @@ def _pushed(output: bytes, failed: ToolError, about: dict[str, Any]) -> dict[str
 
 def _unreached(error: ToolError, address: str) -> ToolError:
     """What git says of a server, with what can be done about it."""
-    shown = urls.without_credentials(address)
-    said = urls.without_credentials(error.text)
+    shown = without_credentials(address)
+    said = without_credentials(error.text)
     if "terminal prompts disabled" in said or "Authentication failed" in said or "could not read Username" in said:
         return ToolError(
             f"{shown} wants a name and password, and these tools ask for none and use no credential helper. A person can "

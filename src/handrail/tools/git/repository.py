@@ -5,15 +5,183 @@ from __future__ import annotations
 import asyncio
 import posixpath
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 from handrail.contract.doors.runtime import Runtime
 from handrail.contract.errors import ToolError
 from handrail.contract.sandbox import Completed
+from handrail.contract.text.hosts import WebAddress, read_url
 from handrail.contract.tool.names import nearest
-from handrail.tools.git import neutral
+
+# Settings that keep git from running other programs, whatever a repository's configuration says.
+#
+# A repository's own configuration can name hooks, filters, drivers, helpers and transports. None of it is taken
+# from anybody whom the operator trusts: a repository may come out of an archive. So git is run with the
+# person's and the machine's configuration left out, with settings of ours over the repository's
+# (``GIT_CONFIG_COUNT``: they are read last, and git takes the last of nearly all), and with one more for each
+# entry of the repository's that would run something. Where git takes the first, an option on its command line
+# says it (:mod:`handrail.contract.protected.protected`). The sandbox is what holds should one have been
+# forgotten.
+
+_MOST_OVERRIDES = 200
+
+_FIXED: Mapping[str, str] = {
+    "core.hooksPath": "/dev/null",
+    "core.fsmonitor": "false",
+    "core.editor": ":",
+    "core.pager": "cat",
+    "core.askPass": "",
+    "core.sshCommand": "false",
+    "core.alternateRefsCommand": ":",
+    "core.quotePath": "false",
+    "credential.helper": "",
+    "credential.interactive": "false",
+    "protocol.ext.allow": "never",
+    "protocol.file.allow": "user",
+    "commit.gpgSign": "false",
+    "tag.gpgSign": "false",
+    "push.gpgSign": "false",
+    "log.showSignature": "false",
+    "merge.verifySignatures": "false",
+    "gpg.program": "false",
+    # Never used where the options of ours are given; a failure that is seen where one of them was forgotten.
+    "diff.external": "false",
+    "diff.ignoreSubmodules": "dirty",
+    "submodule.recurse": "false",
+    "fetch.recurseSubmodules": "false",
+    "push.recurseSubmodules": "no",
+    # It would fetch first, by a git that is told nothing of what serves it.
+    "push.negotiate": "false",
+    "status.submoduleSummary": "false",
+    "gc.auto": "0",
+    "maintenance.auto": "false",
+    "merge.autoStash": "false",
+    "i18n.logOutputEncoding": "UTF-8",
+    "color.ui": "false",
+    "user.useConfigOnly": "true",
+    "safe.directory": "*",
+    "safe.bareRepository": "explicit",
+}
+_BY_FORM: Sequence[tuple[re.Pattern[str], str]] = tuple(
+    (re.compile(form, re.DOTALL), value)
+    for form, value in (
+        (r"filter\..*\.(?:clean|smudge|process)", ""),
+        # A driver that fails leaves a conflict for somebody to solve; one that does nothing would leave a wrong file.
+        (r"merge\..*\.driver", "false"),
+        (r"diff\..*\.(?:command|textconv)", "false"),
+        (r"credential\..*\.helper", ""),
+        (r"branch\..*\.mergeoptions", ""),
+        (r"gpg\..*\.(?:program|defaultkeycommand)", "false"),
+    )
+)
+"""By the key as ``git config --list`` names it; the value that runs nothing."""
+_REQUIRED = re.compile(r"filter\..*\.required", re.DOTALL)
+_HOOK = re.compile(r"hook\.(.*)\.[a-z]+", re.DOTALL)
+_FILTER = re.compile(r"filter\.(.*)\.(clean|smudge|process)", re.DOTALL)
+
+NO_PROTOCOL = "none"
+
+
+class Entry(NamedTuple):
+    """One line of configuration, as git read it.
+
+    :param scope: ``local``, ``worktree``, ``command`` (ours), ``global``, ``system``
+    :param value: None for a name without ``=``
+    """
+
+    scope: str
+    key: str
+    value: str | None
+
+
+def neutral_entries(listed: bytes) -> tuple[Entry, ...]:
+    """What ``git config --list --show-scope -z`` says."""
+    words = listed.decode("utf-8", "surrogateescape").split("\0")
+    found: list[Entry] = []
+    for scope, entry in zip(words[::2], words[1::2], strict=False):
+        key, newline, value = entry.partition("\n")
+        found.append(Entry(scope, key, value if newline else None))
+    return tuple(found)
+
+
+def too_old(found: Sequence[Entry]) -> bool:
+    """Whether this git does not heed our settings, or reads others than the repository's."""
+    heeded = any(one.scope == "command" and one.key == "core.hookspath" for one in found)
+    return not heeded or any(one.scope in ("global", "system") for one in found)
+
+
+def neutral_filters(found: Sequence[Entry]) -> frozenset[str]:
+    """The filters for which the repository's configuration names a program."""
+    return frozenset(match[1] for one in found if one.value and (match := _FILTER.fullmatch(one.key)) is not None)
+
+
+def environment(
+    workdir: str,
+    found: Sequence[Entry] = (),
+    *,
+    writing: bool = False,
+    protocols: str = NO_PROTOCOL,
+) -> dict[str, str]:
+    """The variables that git is run with.
+
+    :param found: the repository's configuration
+    :param writing: fail where a filter that is not run would have changed what is stored, rather than store the other
+    :param protocols: the transports that it may use, as in ``http:https``
+    :raises ToolError: ``limit`` where the configuration names too many programs
+    """
+    settings = [*_FIXED.items(), *dict(_overrides(found, writing=writing)).items()]
+    if len(settings) > len(_FIXED) + _MOST_OVERRIDES:
+        raise ToolError(
+            f"the repository's configuration names more than {_MOST_OVERRIDES} programs to run, which none of these tools "
+            "does; a person looks at its .git/config",
+            kind="limit",
+        )
+    variables = {
+        "GIT_CONFIG_NOSYSTEM": "1",
+        "GIT_CONFIG_SYSTEM": "/dev/null",
+        "GIT_CONFIG_GLOBAL": "/dev/null",
+        "GIT_ATTR_NOSYSTEM": "1",
+        "GIT_ALLOW_PROTOCOL": protocols,
+        "GIT_NO_LAZY_FETCH": "1",
+        "GIT_TERMINAL_PROMPT": "0",
+        "GIT_ASKPASS": "",
+        "SSH_ASKPASS": "",
+        "GIT_SSH_COMMAND": "false",
+        "GIT_EDITOR": ":",
+        "GIT_SEQUENCE_EDITOR": ":",
+        "GIT_PAGER": "cat",
+        "GIT_MERGE_AUTOEDIT": "no",
+        "GIT_TEMPLATE_DIR": "",
+        "GIT_ADVICE": "0",
+        "GIT_CEILING_DIRECTORIES": posixpath.dirname(workdir),
+        "LC_ALL": "C.UTF-8",
+        "LANGUAGE": "C",
+        "GIT_CONFIG_COUNT": str(len(settings)),
+    }
+    if not writing:
+        variables["GIT_OPTIONAL_LOCKS"] = "0"
+    for number, (key, value) in enumerate(settings):
+        variables[f"GIT_CONFIG_KEY_{number}"] = key
+        variables[f"GIT_CONFIG_VALUE_{number}"] = value
+    return variables
+
+
+def _overrides(found: Sequence[Entry], *, writing: bool) -> Iterator[tuple[str, str]]:
+    keys = dict.fromkeys(one.key for one in found if one.scope != "command")
+    for key in keys:
+        for form, value in _BY_FORM:
+            if form.fullmatch(key) is not None:
+                yield key, value
+        if not writing and _REQUIRED.fullmatch(key) is not None:
+            yield key, "false"
+        if (hook := _HOOK.fullmatch(key)) is not None:
+            yield f"hook.{hook[1]}.enabled", "false"
+            yield f"hook.{hook[1]}.event", ""
+    for name in sorted(neutral_filters(found)):
+        yield f"filter.{name}.required", "true" if writing else "false"
+
 
 _T = TypeVar("_T")
 _SHORT_OUTPUT = 64 * 1024
@@ -49,13 +217,13 @@ class Repository:
     runtime: Runtime
     top: str
     directory: str
-    entries: tuple[neutral.Entry, ...]
+    entries: tuple[Entry, ...]
     writing: bool
 
     @property
     def filters(self) -> frozenset[str]:
         """The filters whose programs are not run here."""
-        return neutral.filters(self.entries)
+        return neutral_filters(self.entries)
 
     def values(self, key: str) -> list[str]:
         """What its own configuration says of a key, in order."""
@@ -67,7 +235,7 @@ class Repository:
         stdin: bytes = b"",
         codes: Sequence[int] = (0,),
         variables: Mapping[str, str] | None = None,
-        protocols: str = neutral.NO_PROTOCOL,
+        protocols: str = NO_PROTOCOL,
     ) -> Completed:
         """git with these words, in the work tree.
 
@@ -75,7 +243,7 @@ class Repository:
         :param variables: further ones
         :raises ToolError: with what git said, for any other
         """
-        around = neutral.environment(self.runtime.workdir, self.entries, writing=self.writing, protocols=protocols)
+        around = environment(self.runtime.workdir, self.entries, writing=self.writing, protocols=protocols)
         done = await run(self.runtime, self.top, words, {**around, **(variables or {})}, stdin)
         if done.exit_code not in codes:
             raise await self.failure(words, done)
@@ -173,7 +341,7 @@ class Repository:
         )
 
     async def _unknown(self, words: Sequence[str], said: str) -> ToolError | None:
-        around = neutral.environment(self.runtime.workdir, self.entries)
+        around = environment(self.runtime.workdir, self.entries)
         listing = ("for-each-ref", "--format=%(refname:short)", "--count=2000")
         done = await run(self.runtime, self.top, listing, around)
         known = text(done.output).split()
@@ -196,7 +364,7 @@ async def opened(runtime: Runtime, folder: str, *, writing: bool = False) -> Rep
     :raises ToolError: ``failed`` where there is none, ``unavailable`` where this git cannot be held to our settings
     """
     place = absolute_of(runtime, folder)
-    around = neutral.environment(runtime.workdir, writing=writing)
+    around = environment(runtime.workdir, writing=writing)
     asked = ("rev-parse", "--path-format=absolute", "--show-toplevel", "--git-dir")
     where, listed = await asyncio.gather(
         run(runtime, place, asked, around), run(runtime, place, ("config", "--list", "--show-scope", "-z"), around)
@@ -205,8 +373,8 @@ async def opened(runtime: Runtime, folder: str, *, writing: bool = False) -> Rep
         raise _no_repository(folder, where)
     if listed.exit_code:
         raise failure(("config",), listed)
-    entries = neutral.entries(listed.output)
-    if neutral.too_old(entries):
+    entries = neutral_entries(listed.output)
+    if too_old(entries):
         raise ToolError(
             "this git does not heed the settings that keep a repository's configuration from running programs; "
             "git 2.32 or a later one is needed",
@@ -313,3 +481,63 @@ def _no_repository(folder: str, done: Completed) -> ToolError:
             kind="failed",
         )
     return failure(("rev-parse",), done)
+
+
+# Where a remote is: an address on the web, a path, or something that these tools do not reach.
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+_HELPER = re.compile(r"[A-Za-z0-9+-]+::")
+_SSH = re.compile(r"[^/:]+:(?!//)")
+_CREDENTIALS = re.compile(r"(://)[^/?#]*@")
+
+NO_SSH = (
+    "is reached over ssh, for which these tools have neither keys nor a way out of their sandbox. Use the repository's "
+    "https address, or have a person do it"
+)
+
+
+def kind_of(url: str) -> Literal["web", "path", "ssh", "other"]:
+    """What git would do to reach it."""
+    if _HELPER.match(url):
+        return "other"
+    if (match := _SCHEME.match(url)) is not None:
+        scheme = match[1].lower()
+        if scheme in ("http", "https"):
+            return "web"
+        if scheme in ("ssh", "git+ssh", "ssh+git"):
+            return "ssh"
+        return "path" if scheme == "file" else "other"
+    return "ssh" if _SSH.match(url) else "path"
+
+
+def web(url: str) -> WebAddress:
+    """An address on the web, as it is given to a tool: without a name or password in it.
+
+    :raises ToolError: ``invalid_input`` or ``unavailable``, saying what would do
+    """
+    kind = kind_of(url)
+    if kind == "ssh":
+        raise ToolError(f"{without_credentials(url)} {NO_SSH}", kind="unavailable")
+    if kind == "other":
+        raise ToolError(
+            f"{without_credentials(url)} names a transport that these tools do not use; give an https address",
+            kind="unavailable",
+        )
+    try:
+        return read_url(url)
+    except ValueError as error:
+        raise ToolError(str(error), kind="invalid_input") from None
+
+
+def without_credentials(url: str) -> str:
+    """An address for a result: what stands before its host may be a password."""
+    shown = _CREDENTIALS.sub(r"\1", url)
+    return shown.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
+def same(given: str, found: str) -> bool:
+    """Whether two addresses on the web are one, whatever name and password stand in them."""
+    try:
+        return str(web(without_credentials(given))) == str(web(without_credentials(found)))
+    except ToolError:
+        return False

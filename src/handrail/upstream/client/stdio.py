@@ -19,7 +19,7 @@ from handrail.contract.errors import ToolError
 from handrail.contract.sandbox import Process
 from handrail.registry.sources.executables import ending, tail
 from handrail.runtime.guard.guard import GuardedProcess, Vetoed
-from handrail.upstream.client.channel import (
+from handrail.upstream.client.conversation import (
     MAX_MESSAGE_BYTES,
     Ears,
     Lost,
@@ -41,7 +41,7 @@ _LAST = re.compile(rb'"id"\s*:\s*(\d{1,18})\s*\}\s*\Z')
 
 
 class StdioChannel:
-    """Implements :class:`~handrail.upstream.client.channel.Channel`.
+    """Implements :class:`~handrail.upstream.client.conversation.Channel`.
 
     :param start: starts the program
     :param unseen: paths among its arguments that are there and that it was granted nothing of, each with what would

@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from handrail.upstream.client.channel import Lost, RpcError, TooLong
+from handrail.upstream.client.conversation import Lost, RpcError, TooLong
 
 if TYPE_CHECKING:
     from handrail.upstream.client.conversation import Conversation

@@ -13,9 +13,8 @@ import click
 from click.core import ParameterSource
 
 from handrail.frontends.cli.app import OUTPUT
-from handrail.frontends.cli.asked import Asked, asked_for
 from handrail.frontends.cli.driving import drive, opened
-from handrail.frontends.cli.options import Setting, common
+from handrail.frontends.cli.options import Asked, Setting, asked_for, common
 from handrail.frontends.cli.show import note
 from handrail.origins.imports import is_installed
 
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from handrail.contract.agent import AgentManifest
     from handrail.frontends.acp.opening import Serving
     from handrail.kernel.kernel import Kernel
-    from handrail.session.past.facts import SessionReader
+    from handrail.session.past import SessionReader
 
 
 @click.command("acp")
@@ -88,7 +87,7 @@ def command(
 
 @contextmanager
 def _sessions_of(setting: Setting) -> Generator[SessionReader]:
-    from handrail.frontends.cli.resuming import reading
+    from handrail.frontends.cli.driving import reading
 
     with reading(setting) as (reader, _):
         yield reader

@@ -231,8 +231,7 @@ async def _asked(desk: ApprovalDesk, terminal: Any, row: Approval) -> Approval |
 
 
 async def _show(row: Approval, workspace: str) -> None:
-    from handrail.frontends.cli.preview import preview
-    from handrail.frontends.cli.terminal import question_lines, request_lines
+    from handrail.frontends.cli.terminal import preview, question_lines, request_lines
 
     request = row.request
     if row.kind == "question":

@@ -12,14 +12,12 @@ import click
 
 from handrail.frontends.cli.app import DENIED, ERROR, OUTPUT, PARKED
 from handrail.frontends.cli.completing import approval_ids, tool_ids
-from handrail.frontends.cli.driving import Interruption, attendant, drive, opened
+from handrail.frontends.cli.driving import Interruption, as_its_caller, attendant, drive, opened
 from handrail.frontends.cli.options import Setting, common
-from handrail.frontends.cli.resuming import as_its_caller
 from handrail.frontends.cli.show import note, one_line, out, out_json, shown_result
 
 if TYPE_CHECKING:
-    from handrail.contract.events import Event
-    from handrail.contract.result import Result
+    from handrail.contract.call import Event, Result
     from handrail.contract.session import Session
     from handrail.kernel.kernel import Kernel
 

@@ -43,7 +43,7 @@ def note_holder(setting: Setting) -> None:
     """Say so where a process runs that has read the configuration before."""
     from handrail.contract.errors import StartError
     from handrail.store.folders import locate
-    from handrail.store.holder import holder_of
+    from handrail.store.lease import holder_of
 
     with suppress(StartError):  # handrail doctor tells what is wrong there
         if (holder := holder_of(locate(setting.workspace, setting.state, allow_home=setting.allow_home))) is not None:

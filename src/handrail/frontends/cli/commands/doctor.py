@@ -14,7 +14,7 @@ from handrail.frontends.cli.show import MOST_NAME, one_line, out, out_block, out
 
 if TYPE_CHECKING:
     from handrail.kernel.doctor import Check
-    from handrail.kernel.doctor.agent import AgentSet
+    from handrail.kernel.doctor.kernel import AgentSet
     from handrail.sandbox.selfcheck import Outcome
 
 MARKS = {"ok": ("✓", "green"), "warning": ("·", "yellow"), "problem": ("✗", "red")}
@@ -68,7 +68,7 @@ def _shown(checks: list[Check]) -> None:
 
 def _of_agent(setting: Setting, agent: str) -> int:
     from handrail.frontends.cli.commands.config import read
-    from handrail.kernel.doctor.agent import set_of
+    from handrail.kernel.doctor.kernel import set_of
     from handrail.store.folders import locate
 
     found = set_of(read(setting), locate(setting.workspace, setting.state, allow_home=setting.allow_home), agent)

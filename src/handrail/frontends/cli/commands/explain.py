@@ -7,10 +7,8 @@ import click
 from handrail.frontends.cli.app import ERROR, OUTPUT
 from handrail.frontends.cli.commands.call import read_arguments
 from handrail.frontends.cli.completing import tools_or_calls
-from handrail.frontends.cli.driving import Interruption, attendant, drive, opened
-from handrail.frontends.cli.missing import say_what_is_missing
+from handrail.frontends.cli.driving import Interruption, asked_as, attendant, drive, opened, say_what_is_missing
 from handrail.frontends.cli.options import Setting, common
-from handrail.frontends.cli.resuming import asked_as
 from handrail.frontends.cli.show import note, out_block, out_json
 
 

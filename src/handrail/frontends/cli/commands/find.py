@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from handrail.frontends.cli.amounts import Amount
 from handrail.frontends.cli.app import ERROR, OUTPUT
 from handrail.frontends.cli.driving import Interruption, drive, opened
-from handrail.frontends.cli.options import Setting, equipped
+from handrail.frontends.cli.options import Amount, Setting, equipped
 from handrail.frontends.cli.show import MOST_NAME, columns, note, one_line, out_json, out_styled
 
 if TYPE_CHECKING:

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from handrail.frontends.cli.amounts import Amount
 from handrail.frontends.cli.app import ERROR, OUTPUT
 from handrail.frontends.cli.driving import drive, opened
-from handrail.frontends.cli.options import Setting, equipped
+from handrail.frontends.cli.options import Amount, Setting, equipped
 from handrail.frontends.cli.show import amount, columns, note, out, out_json, out_payload, shown_result
 
 if TYPE_CHECKING:

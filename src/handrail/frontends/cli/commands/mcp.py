@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -12,18 +14,84 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import click
 from click.core import ParameterSource
 
-from handrail.frontends.cli.amounts import Amount
 from handrail.frontends.cli.app import OUTPUT
-from handrail.frontends.cli.commands.mcp_login import login_command
+from handrail.frontends.cli.commands.config import read
 from handrail.frontends.cli.commands.mcp_servers import import_command, install_command, list_command
 from handrail.frontends.cli.completing import files
 from handrail.frontends.cli.driving import drive, opened
-from handrail.frontends.cli.options import Setting, common
-from handrail.frontends.cli.show import note
+from handrail.frontends.cli.options import Amount, Setting, common, configured
+from handrail.frontends.cli.show import note, out, out_json
 from handrail.origins.imports import is_installed
+from handrail.origins.programs import ProgramRefused, find_program, program_environment
 
 if TYPE_CHECKING:
-    from handrail.frontends.mcp.serving import Serving
+    from handrail.frontends.mcp.tools import Serving
+
+
+# ``handrail mcp login``: signing in at a server that asks for it, once.
+
+_OF_DESKTOPS = (
+    "DISPLAY",
+    "WAYLAND_DISPLAY",
+    "XAUTHORITY",
+    "DBUS_SESSION_BUS_ADDRESS",
+    "XDG_CURRENT_DESKTOP",
+    "BROWSER",
+)
+
+
+def launch(address: str) -> None:
+    """Show an address in the person's browser, where this machine has a program for that."""
+    try:
+        program = find_program("open" if sys.platform == "darwin" else "xdg-open")
+        subprocess.Popen(
+            [program, address],
+            cwd="/",
+            env=program_environment(_OF_DESKTOPS),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    except (ProgramRefused, OSError):
+        pass  # the address is shown as well
+
+
+@click.command("login")
+@click.argument("name")
+@click.option("--forget", is_flag=True, help="Forget what it was signed in with.")
+@configured
+def login_command(setting: Setting, name: str, forget: bool) -> int:
+    """Sign in at an MCP server that asks for it.
+
+    The address to visit is shown; once you have agreed there, the server is connected without you from then on. What it was
+    signed in with is kept in the state folder, which only you can read, and shown nowhere.
+    """
+    from handrail.kernel.servers import sign_in, sign_out
+    from handrail.store.folders import locate
+
+    config = read(setting)
+    folders = locate(setting.workspace, setting.state, allow_home=setting.allow_home)
+    if forget:
+        gone = sign_out(config, folders, name)
+        out_json({"name": name, "forgotten": gone}) if setting.json else out(
+            f"{name} is signed out" if gone else f"{name} was not signed in"
+        )
+        return OUTPUT
+    if setting.headless:
+        raise click.UsageError("somebody has to sign in with a browser; leave --headless out")
+
+    def show(address: str) -> None:
+        note("handrail mcp login: visit this address")
+        note(address)
+        launch(address)
+
+    tools = asyncio.run(sign_in(config, folders, name, show))
+    if setting.json:
+        out_json({"name": name, "tools": tools})
+    else:
+        out(f"{name} is signed in; it has {tools} tools. Look at them with: handrail sources review {name}")
+    return OUTPUT
 
 
 @click.group("mcp", invoke_without_command=True)
@@ -92,7 +160,7 @@ def command(
     if address is None and (token_file or auth_server or public_url or scopes or origins):
         raise click.UsageError("--token-file, --auth-server, --public-url, --scope and --allow-origin are for --http")
     with collecting_later() as started:
-        from handrail.frontends.mcp.serving import Serving
+        from handrail.frontends.mcp.tools import Serving
 
         serving = Serving(discovery=discovery, wait_s=wait_s, headless=setting.headless)
         if address is None:
@@ -124,7 +192,7 @@ def collecting_later() -> Generator[Callable[[], None]]:
 
 
 async def _serve(setting: Setting, serving: Serving, started: Callable[[], None]) -> int:
-    from handrail.frontends.mcp.reception import serve
+    from handrail.frontends.mcp.stdio import serve
 
     async with opened(setting, face="mcp") as kernel:
         await serve(kernel, serving, started)
@@ -144,7 +212,7 @@ class _Given(NamedTuple):
 
 async def _listen(setting: Setting, serving: Serving, given: _Given, started: Callable[[], None]) -> int:
     from handrail.config.secrets import resolve
-    from handrail.frontends.mcp.http.http import Listening, listen
+    from handrail.frontends.mcp.http import Listening, listen
 
     async with opened(setting, face="mcp") as kernel:
         settings = kernel.config.settings

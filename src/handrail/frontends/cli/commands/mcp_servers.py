@@ -18,7 +18,7 @@ from handrail.frontends.cli.show import confirm, note, one_line, out, out_json, 
 if TYPE_CHECKING:
     from handrail.authoring.importing import Imported
     from handrail.upstream.definition import ServerDefinition
-    from handrail.upstream.installing import Installed, Package
+    from handrail.upstream.install import Installed, Package
 
 
 _SECRETS = "secrets"
@@ -145,7 +145,7 @@ def _write(setting: Setting, servers: list[Imported]) -> Path:
     from handrail.authoring.importing import as_toml
     from handrail.config.settings import Settings
     from handrail.contract.errors import UsageError
-    from handrail.store import private
+    from handrail.store import decisions
 
     path = _configuration(setting)
     folder = path.parent / _SECRETS
@@ -163,10 +163,10 @@ def _write(setting: Setting, servers: list[Imported]) -> Path:
     made: list[Path] = []
     try:
         for name, value in ((name, value) for one in servers for name, value in one.secrets.items()):
-            if places[name].is_symlink() or private.once(places[name], content := value.encode()) != content:
+            if places[name].is_symlink() or decisions.once(places[name], content := value.encode()) != content:
                 raise UsageError(f"{places[name]} is there already, and nothing was written; import once more")
             made.append(places[name])
-        private.write(path.resolve(), text.lstrip("\n").encode())
+        decisions.write_private(path.resolve(), text.lstrip("\n").encode())
     except BaseException:
         for place in made:
             place.unlink(missing_ok=True)
@@ -253,7 +253,7 @@ def _row(setting: Setting, definition: ServerDefinition) -> dict[str, object]:
     from handrail.contract.errors import UsageError
     from handrail.registry.pins import StoredPins, reviews
     from handrail.store.folders import locate
-    from handrail.upstream.installing import package_of, recorded
+    from handrail.upstream.install import package_of, recorded
     from handrail.upstream.source import McpSource
 
     folders = locate(setting.workspace, setting.state, allow_home=setting.allow_home)
@@ -285,7 +285,7 @@ def _row(setting: Setting, definition: ServerDefinition) -> dict[str, object]:
 
 def _definitions(setting: Setting) -> list[ServerDefinition]:
     from handrail.runtime.secrets import SecretStore
-    from handrail.upstream.configured.configured import configured as servers
+    from handrail.upstream.configured import configured as servers
 
     config = read(setting)
     return servers(config, SecretStore(dict.fromkeys(config.settings.secrets, "")))
@@ -303,7 +303,7 @@ def _definition(setting: Setting, name: str) -> ServerDefinition:
 
 
 def _package(definition: ServerDefinition) -> Package | None:
-    from handrail.upstream.installing import package_of
+    from handrail.upstream.install import package_of
 
     return package_of(definition)
 
@@ -318,7 +318,7 @@ def _with(package: Package, further: tuple[str, ...]) -> Package:
 
 def _installed(setting: Setting, definition: ServerDefinition, package: Package, *, scripts: bool) -> Installed:
     from handrail.store.folders import locate
-    from handrail.upstream.installing import install
+    from handrail.upstream.install import install
 
     folders = locate(setting.workspace, setting.state, allow_home=setting.allow_home)
     note(f"handrail mcp: installing {package} for {definition.name}")

@@ -18,7 +18,7 @@ def command(setting: Setting) -> int:
     scope of their own, and `handrail explain` names them like any other. Starts nothing.
     """
     from handrail.frontends.cli.commands.config import read
-    from handrail.policy.rules.modes import MEANINGS, MODES, TEXTS, in_brief
+    from handrail.policy.rules.rules import MEANINGS, MODES, TEXTS, in_brief
 
     chosen = read(setting).settings.mode
     if setting.json:

@@ -12,11 +12,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from handrail.frontends.cli.app import ERROR, OUTPUT, PARKED
-from handrail.frontends.cli.asked import Asked, asked_for
 from handrail.frontends.cli.completing import forkable_ids, resumable_ids
-from handrail.frontends.cli.driving import Interruption, attendant, drive, opened
-from handrail.frontends.cli.options import Setting, common
-from handrail.frontends.cli.resuming import as_its_agent, to_resume
+from handrail.frontends.cli.driving import Interruption, as_its_agent, attendant, drive, opened, to_resume
+from handrail.frontends.cli.options import Asked, Setting, asked_for, common
 from handrail.frontends.cli.show import note, one_line, out_json, out_payload, out_styled
 
 if TYPE_CHECKING:

@@ -10,16 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from handrail.frontends.cli.amounts import Amount
 from handrail.frontends.cli.app import OUTPUT
 from handrail.frontends.cli.completing import session_ids
-from handrail.frontends.cli.driving import Interruption, drive, opened
-from handrail.frontends.cli.options import Setting, equipped
-from handrail.frontends.cli.resuming import as_its_agent, reading, unknown
+from handrail.frontends.cli.driving import Interruption, as_its_agent, drive, opened, reading, unknown
+from handrail.frontends.cli.options import Amount, Setting, equipped
 from handrail.frontends.cli.show import note, one_line, out, out_block, out_json, out_rows
 
 if TYPE_CHECKING:
-    from handrail.session.past.facts import SessionFacts
+    from handrail.session.past import SessionFacts
 
 _DAY_NS = 86_400 * 10**9
 _UNITS = ((_DAY_NS, "d"), (3_600 * 10**9, "h"), (60 * 10**9, "min"), (10**9, "s"))
@@ -144,7 +142,7 @@ def _show(setting: Setting, session_id: str) -> None:
 
 def _said(kept: Sequence[Mapping[str, Any]]) -> Generator[str]:
     """The conversation as a person reads it. What calls were answered with stands whole in the log."""
-    from handrail.agent.conversation.history import restored
+    from handrail.agent.conversation import restored
     from handrail.agent.model import AssistantMessage, CallPart, ResultsMessage, TextPart, UserMessage
     from handrail.frontends.cli.commands.run import shortened
 

@@ -14,8 +14,8 @@ from handrail.frontends.cli.options import Setting, configured
 from handrail.frontends.cli.show import columns, one_line, out, out_json, out_payload
 
 if TYPE_CHECKING:
-    from handrail.contract.doors.skills import Skill
-    from handrail.session.skills.files import FoundSkill
+    from handrail.contract.doors.memory import Skill
+    from handrail.session.skills import FoundSkill
 
 
 @click.command("skills")
@@ -28,7 +28,7 @@ def command(setting: Setting, name: str | None) -> int:
     of its repository; in skills/ of the configuration; and among those that ship. Of several with one name the nearest
     counts. A skill grants nothing: what it says is text for the model.
     """
-    from handrail.session.skills.files import find_skills
+    from handrail.session.skills import find_skills
     from handrail.store.folders import locate
 
     config = read(setting)
@@ -55,7 +55,7 @@ def _row(skill: Skill) -> tuple[str, str, str]:
 
 def _print(setting: Setting, name: str, found: list[FoundSkill]) -> int:
     from handrail.contract.tool.names import nearest
-    from handrail.session.skills.files import read_skill
+    from handrail.session.skills import read_skill
 
     usable = {one.skill.name: one for one in found if one.skill.usable}
     if name not in usable:

@@ -173,10 +173,10 @@ def _connect_unknown(setting: Setting, source: str) -> None:
     import asyncio
 
     from handrail.kernel.agents import as_configured
-    from handrail.kernel.sign_in import look_at
+    from handrail.kernel.servers import look_at
     from handrail.store.folders import locate
-    from handrail.upstream.configured.configured import configured as servers_in
-    from handrail.upstream.listing import read as listed
+    from handrail.upstream.configured import configured as servers_in
+    from handrail.upstream.definition import read as listed
 
     config = read(setting)
     folders = locate(setting.workspace, setting.state, allow_home=setting.allow_home)

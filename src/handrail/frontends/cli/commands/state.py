@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from handrail.frontends.cli.app import ERROR, OUTPUT
-from handrail.frontends.cli.commands.purge import agreed
+from handrail.frontends.cli.commands.log import agreed
 from handrail.frontends.cli.completing import state_keys
 from handrail.frontends.cli.options import Setting, located
 from handrail.frontends.cli.show import amount, note, out, out_json, out_rows

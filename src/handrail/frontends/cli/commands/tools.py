@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import click
@@ -9,9 +10,10 @@ import click
 from handrail.frontends.cli.app import OUTPUT
 from handrail.frontends.cli.driving import Interruption, drive, opened
 from handrail.frontends.cli.options import Setting, equipped
-from handrail.frontends.cli.show import MOST_NAME, columns, note, one_line, out_json, out_styled
+from handrail.frontends.cli.show import MOST_NAME, columns, note, one_line, out, out_json, out_styled
 
 if TYPE_CHECKING:
+    from handrail.catalog.prompt import Costs, Share, ToolCost
     from handrail.catalog.view import View
     from handrail.contract.generation import Entry, ToolStatus
 
@@ -32,22 +34,20 @@ def command(setting: Setting, cost: bool, category: str | None) -> int:
 
 
 async def _costs(setting: Setting) -> int:
-    from handrail.kernel.doctor.tokens import costs_for
+    from handrail.kernel.doctor.machine import costs_for
 
     async with opened(setting) as kernel:
         costs = costs_for(kernel.generation, kernel.config, kernel.agent)
     if setting.json:
         out_json(costs.to_dict())
     else:
-        from handrail.frontends.cli.commands.cost import show_costs
-
         show_costs(costs)
     return OUTPUT
 
 
 async def _tools(setting: Setting, category: str | None, interruption: Interruption) -> int:
     from handrail.catalog.view import view_of
-    from handrail.policy.rules.modes import MEANINGS, read_mode
+    from handrail.policy.rules.rules import MEANINGS, read_mode
 
     async with opened(setting) as kernel:
         view = view_of(kernel.generation, kernel.config.settings.catalog.options(kernel.agent.core))
@@ -130,3 +130,53 @@ def _in_force(entry: Entry) -> dict[str, object]:
         view["config"][key] |= {"value": view["config"][key]["default"]}
         view["config"][key]["default"] = None if setting.secret else setting.default
     return view
+
+
+# ``handrail tools --cost``: what the tools take of a model's context, the dearest first.
+
+_BAR = 20
+"""Characters of a bar that stands for the whole."""
+_EIGHTHS = " ▏▎▍▌▋▊▉█"
+
+
+def show_costs(costs: Costs) -> None:
+    """Print them for a person."""
+    rate = f" ({_percent(costs.in_view, costs.whole)})" if costs.whole else ""
+    out(
+        f"about {costs.in_view:,} tokens in view at the start of a turn, of {costs.whole:,} with every tool in view{rate}"
+    )
+    out(f"  {len(costs.shown)} of {len(costs.tools)} tools, and an index of the others of {costs.index:,} tokens")
+    out(f"  in the form that {costs.dialect} is given, who of all providers is given the most")
+    for title, shares in (("category", costs.categories), ("source", costs.sources)):
+        out()
+        _print((title, "tools", "in view", "tokens", "share"), (_share(one, costs.whole) for one in shares))
+    out()
+    _print(("tool", "category", "at the start", "tokens", "share"), (_tool(one, costs.whole) for one in costs.tools))
+
+
+def _share(one: Share, whole: int) -> tuple[str, ...]:
+    return one.name, f"{one.tools:,}", f"{one.in_view:,}", f"{one.tokens:,}", _bar(one.tokens, whole)
+
+
+def _tool(one: ToolCost, whole: int) -> tuple[str, ...]:
+    return one.id, one.category, one.standing, f"{one.tokens:,}", _bar(one.tokens, whole)
+
+
+def _percent(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.1f} %" if whole else "0.0 %"
+
+
+def _bar(part: int, whole: int) -> str:
+    eighths = round(8 * _BAR * part / whole) if whole else 0
+    bar = "█" * (eighths // 8) + (_EIGHTHS[eighths % 8] if eighths % 8 else "")
+    return f"{_percent(part, whole):>7}  {bar}".rstrip()
+
+
+def _print(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> None:
+    """Columns; what is a number in every row stands to the right."""
+    table = [tuple(one_line(cell, MOST_NAME) for cell in row) for row in rows]
+    numeric = [all(row[at].replace(",", "").isdigit() for row in table) for at in range(len(head))]
+    widths = [max(len(row[at]) for row in (head, *table)) for at in range(len(head))]
+    for row in (head, *table):
+        cells = (c.rjust(w) if n else c.ljust(w) for c, w, n in zip(row, widths, numeric, strict=True))
+        out("  ".join(cells).rstrip())

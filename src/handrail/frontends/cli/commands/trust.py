@@ -110,11 +110,11 @@ def _show(config: Configuration, file: WorkspaceFile) -> None:
 
 def _granted(setting: Setting, file: WorkspaceFile) -> int:
     """What is trusted is the content that was read and shown, whatever stands in the file by now."""
-    from handrail.store import trust
+    from handrail.store import decisions
     from handrail.store.folders import prepare
 
     folders = prepare(setting.workspace, setting.state, allow_home=setting.allow_home)
-    trust.grant(folders, file.sha256, clock=time.time_ns)
+    decisions.grant(folders, file.sha256, clock=time.time_ns)
     if setting.json:
         out_json({"file": str(file.path), "sha256": file.sha256, "trusted": True})
     else:
@@ -124,9 +124,9 @@ def _granted(setting: Setting, file: WorkspaceFile) -> int:
 
 
 def _revoke(setting: Setting, folders: Folders) -> int:
-    from handrail.store import trust
+    from handrail.store import decisions
 
-    was = trust.revoke(folders)
+    was = decisions.revoke(folders)
     if setting.json:
         out_json({"revoked": was})
     else:
@@ -137,9 +137,9 @@ def _revoke(setting: Setting, folders: Folders) -> int:
 
 
 def _list(setting: Setting, state: Path) -> int:
-    from handrail.store import trust
+    from handrail.store import decisions
 
-    records = trust.everywhere(state)
+    records = decisions.everywhere(state)
     if setting.json:
         out_json([{"workspace": one.workspace, "sha256": one.sha256, "at_ns": one.at_ns} for one in records])
         return OUTPUT

@@ -1,0 +1,559 @@
+"""The history that a run builds. Only whole exchanges enter it, so a provider accepts it at any moment; each message is
+stored as it is added, a reply before its calls are proposed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from bisect import bisect_left
+from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, cast
+
+from handrail.agent.model import (
+    NOT_ANSWERED,
+    AssistantMessage,
+    CallPart,
+    CallResult,
+    Kept,
+    Message,
+    Picture,
+    ResultsMessage,
+    TextPart,
+    UserMessage,
+    with_their_content,
+)
+from handrail.agent.stream import Reply, WireIds, call_part, whole_characters
+from handrail.contract.call import Answer, Result
+from handrail.contract.doors.memory import Entry, History
+from handrail.contract.tool.names import wire_name
+
+# A conversation as rows of plain data, and back. Reading a partial set of rows still gives a history that a
+# provider accepts.
+#
+# Each message is one JSON object with ``v`` (the form's version) and ``role``:
+#
+# - ``user``: ``text``; with ``pictures``, each ``{"artifact", "media_type"}``, it shows these; with ``notices``, it is not the user's word but tells of what these delivery ids stand for; with
+#   ``headless``, nobody could be asked then
+# - ``assistant``: ``parts``, each ``{"text"}``, ``{"call": <wire id>, "name", "arguments", "id": <the kernel's call id>}``
+#   or ``{"kept": <provider>, "block"}``, with ``said`` and ``artifacts`` where the provider used a tool of its own
+# - ``results``: ``results``, each ``{"of": <wire id>, "text", "error"}``; with ``partial``, calls of the message before
+#   are still without an answer, and a later ``results`` has all of them
+#
+# - ``compacted``: ``text`` stands in the place of all messages before the position ``from``
+#
+# A reply with calls is kept before its calls are proposed. So a process that ends in the middle leaves calls
+# without results, each with the id under which the log knows what became of it.
+
+VERSION = 1
+KINDS = ("image/png", "image/jpeg", "image/gif", "image/webp")
+"""Of pictures."""
+LOST = json.dumps(
+    Result.error("interrupted", "what came of this call was not kept; look before you do it again").to_dict(),
+    separators=(",", ":"),
+)
+"""The answer to a call in the middle of a history whose own was lost."""
+
+
+@dataclass(slots=True)
+class Exchange:
+    """A reply whose calls are not all answered: no part of the history yet.
+
+    :param call_ids: the kernel's id of each of the message's calls, ``""`` where it is not known
+    :param results: by wire id, as far as there are any
+    """
+
+    message: AssistantMessage
+    call_ids: tuple[str, ...]
+    results: dict[str, CallResult] = field(default_factory=dict[str, CallResult])
+
+    @property
+    def missing(self) -> list[tuple[int, CallPart, str]]:
+        """Position, call and kernel id of each call that has no answer."""
+        calls = zip(self.message.calls, self.call_ids, strict=True)
+        return [(n, part, call_id) for n, (part, call_id) in enumerate(calls) if part.wire_id not in self.results]
+
+    def answered(self, otherwise: str = LOST) -> ResultsMessage:
+        """The answers in call order.
+
+        :param otherwise: the text for calls that have none
+        """
+        return ResultsMessage(
+            tuple(
+                self.results.get(part.wire_id) or CallResult(part.wire_id, otherwise, is_error=True)
+                for part in self.message.calls
+            )
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What could be read of a kept conversation.
+
+    :param messages: whole exchanges only, beginning with what a user said
+    :param open: the reply at the end whose calls are not all answered, if there is one
+    :param ids: knows every call id in use
+    :param next: the first free position
+    :param positions: of each message, where it is kept; ``open_at`` of the open reply
+    :param heard: ids of the notices that were told in it
+    :param headless: nobody could be asked when the last thing was said or told to the model
+    """
+
+    messages: list[Message]
+    open: Exchange | None
+    ids: WireIds
+    next: int
+    heard: set[str] = field(default_factory=set[str])
+    positions: list[int] = field(default_factory=list[int])
+    open_at: int = 0
+    headless: bool = False
+
+
+def as_data(message: Message, call_ids: Sequence[str] = (), *, partial: bool = False) -> dict[str, Any]:
+    """One message as it is kept.
+
+    :param call_ids: the kernel's ids of an assistant message's calls, in order
+    :param partial: of a results message that leaves calls unanswered
+    """
+    match message:
+        case UserMessage(text, pictures):
+            shown = [{"artifact": picture.ref, "media_type": picture.media_type} for picture in pictures]
+            return {"v": VERSION, "role": "user", "text": text, **({"pictures": shown} if shown else {})}
+        case AssistantMessage(parts):
+            ids = iter(call_ids)
+            return {"v": VERSION, "role": "assistant", "parts": [_part(part, ids) for part in parts]}
+        case ResultsMessage(results):
+            told = [{"of": result.wire_id, "text": result.text, "error": result.is_error} for result in results]
+            data = {"v": VERSION, "role": "results", "results": told}
+            return {**data, "partial": True} if partial else data
+
+
+def compacted(first: int, text: str) -> dict[str, Any]:
+    """What is kept of messages before the position ``first`` that are left out from here on."""
+    return {"v": VERSION, "role": "compacted", "from": first, "text": text}
+
+
+def _part(part: TextPart | CallPart | Kept, ids: Iterator[str]) -> dict[str, Any]:
+    match part:
+        case TextPart(text):
+            return {"text": text}
+        case Kept(provider, block, said, artifacts):
+            kept: dict[str, Any] = {"kept": provider, "block": dict(block)}
+            return {**kept, "said": True, "artifacts": list(artifacts)} if said else kept
+        case CallPart(wire_id, name, arguments):
+            call_id = next(ids, "")
+            return {"call": wire_id, "name": name, "arguments": dict(arguments), "id": call_id}
+
+
+def restored(entries: Iterable[Entry]) -> Restored:
+    """Read a conversation. Never fails: rows that are damaged, of a later version, or without what they belong to
+    are left out, and calls in the middle whose results are not there are answered by :data:`LOST`.
+
+    Call ids come back as they were, unless they cannot have been: one that no provider takes, or that is there twice,
+    is replaced in the call and its result alike.
+    """
+    reading = _Reading()
+    following = 0
+    for position, data in entries:
+        following = max(following, position + 1)
+        if data.get("v") == VERSION:
+            reading.take(position, data)
+    return Restored(
+        reading.messages,
+        reading.open,
+        reading.ids,
+        following,
+        reading.heard,
+        reading.positions,
+        reading.open_at,
+        reading.headless,
+    )
+
+
+class _Reading:
+    """The state between two rows."""
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+        self.positions: list[int] = []
+        self.open: Exchange | None = None
+        self.open_at = 0
+        self.ids = WireIds()
+        self.heard: set[str] = set()
+        self.headless = False
+        self._renamed: dict[str, str] = {}
+        """Of the open exchange: a call's id as it was kept, to the one it has now."""
+
+    def take(self, position: int, data: Mapping[str, Any]) -> None:
+        role = data.get("role")
+        if role == "user":
+            text = data.get("text")
+            if isinstance(text, str):
+                self._settle()
+                self.messages.append(UserMessage(whole_characters(text), _pictures(data)))
+                self.positions.append(position)
+                self.headless = data.get("headless") is True
+                if "notices" in data:
+                    self.heard.update(_texts(data, "notices"))
+        elif role == "assistant":
+            self._settle()
+            if self.messages:  # no provider takes a history that does not begin with its user
+                self._reply(position, _objects(data.get("parts")))
+        elif role == "results" and self.open is not None:
+            self._results(self.open, _objects(data.get("results")))
+        elif role == "compacted":
+            first, text = data.get("from"), data.get("text")
+            if isinstance(first, int) and isinstance(text, str):
+                self._settle()
+                count = bisect_left(self.positions, first)
+                self.messages[:count], self.positions[:count] = [UserMessage(whole_characters(text))], [first - 1]
+
+    def _settle(self) -> None:
+        """Whatever comes next, no call before it stays without an answer."""
+        if self.open is not None:
+            self._close(self.open)
+
+    def _close(self, exchange: Exchange) -> None:
+        self.messages += (exchange.message, exchange.answered())
+        self.positions += (self.open_at, self.open_at)
+        self.open = None
+
+    # Plain look-ups below: matching the same by patterns takes three times as long, and a history is long.
+
+    def _reply(self, position: int, kept: list[dict[str, Any]]) -> None:
+        parts: list[TextPart | CallPart | Kept] = []
+        call_ids: list[str] = []
+        said = False
+        renamed = self._renamed = {}
+        for data in kept:
+            if "call" in data:
+                wire_id, name = data["call"], data.get("name")
+                if not isinstance(wire_id, str) or not isinstance(name, str) or wire_id in renamed:
+                    continue
+                arguments, call_id = data.get("arguments"), data.get("id")
+                renamed[wire_id] = new = self.ids.take(wire_id)
+                given = cast("dict[str, Any]", arguments) if isinstance(arguments, dict) else {}
+                parts.append(CallPart(new, wire_name(name) or "unnamed", given))
+                call_ids.append(call_id if isinstance(call_id, str) else "")
+            elif "text" in data:
+                text = data["text"]
+                if isinstance(text, str) and text.strip():
+                    parts.append(TextPart(whole_characters(text)))
+                    said = True
+            elif "kept" in data:
+                provider, block = data["kept"], data.get("block")
+                if isinstance(provider, str) and isinstance(block, dict):
+                    part = Kept(
+                        provider, cast("dict[str, Any]", block), data.get("said") is True, _texts(data, "artifacts")
+                    )
+                    parts.append(part)
+                    said = said or part.said
+        if call_ids:
+            self.open = Exchange(AssistantMessage(tuple(parts)), tuple(call_ids))
+            self.open_at = position
+        elif said:
+            self.messages.append(AssistantMessage(tuple(parts)))
+            self.positions.append(position)
+
+    def _results(self, exchange: Exchange, kept: list[dict[str, Any]]) -> None:
+        results, renamed = exchange.results, self._renamed
+        for data in kept:
+            wire_id, text = data.get("of"), data.get("text")
+            if isinstance(wire_id, str) and isinstance(text, str) and wire_id in renamed:
+                new = renamed[wire_id]
+                results[new] = CallResult(new, whole_characters(text), data.get("error") is True)
+        if len(results) == len(exchange.call_ids):
+            self._close(exchange)
+
+
+def _texts(data: Mapping[str, Any], field: str) -> tuple[str, ...]:
+    given: object = data.get(field)
+    items = cast("list[object]", given) if isinstance(given, list) else []
+    return tuple(item for item in items if isinstance(item, str))
+
+
+def _pictures(data: Mapping[str, Any]) -> tuple[Picture, ...]:
+    if "pictures" not in data:
+        return ()
+    named = ((one.get("artifact"), one.get("media_type")) for one in _objects(data["pictures"]))
+    return tuple(Picture(ref, kind) for ref, kind in named if isinstance(ref, str) and kind in KINDS)
+
+
+def _objects(value: object) -> list[dict[str, Any]]:
+    items = cast("list[object]", value) if isinstance(value, list) else []
+    return [cast("dict[str, Any]", item) for item in items if isinstance(item, dict)]
+
+
+NOT_SHOWN = frozenset({"duration_ms", "lock_wait_ms", "confined_by", "artifacts"})
+"""Metadata that tells the model nothing to act on: without times, the same result is the same text."""
+
+
+def shown(result: Result) -> str:
+    """``result`` as its model reads it: compact JSON, ``{type, data | error_text, metadata}``, byte-stable."""
+    wire = result.to_dict()
+    metadata = {key: value for key, value in sorted(result.metadata.items()) if key not in NOT_SHOWN}
+    if metadata:
+        wire["metadata"] = metadata
+    else:
+        del wire["metadata"]
+    return whole_characters(json.dumps(wire, ensure_ascii=False, separators=(",", ":"), default=str))
+
+
+READ = "read"
+_LEAST_REPEATED = 1_000
+"""Characters of a text below which it is repeated: to say that it is unchanged would take as much."""
+_UNCHANGED = (
+    "The text is left out, because it is the same as in your earlier read of these lines since the user's last message. Use that "
+    "answer."
+)
+
+
+class _ReadsGiven:
+    """The answers of reads since the user's last message that are still whole in the conversation."""
+
+    def __init__(self) -> None:
+        self._given: dict[str, bytes] = {}
+        """By path and range, the hash of all that was given."""
+
+    def forget(self) -> None:
+        """A user has spoken, or messages were left out: every file is given again."""
+        self._given.clear()
+
+    def answered(self, answer: Answer) -> Result:
+        """The result for the model: of a text that it was given already only that it is unchanged."""
+        result = answer.model
+        whole: object = result.data
+        if answer.tool_id != READ or not result.ok or not isinstance(whole, Mapping):
+            return result
+        data = dict(cast("Mapping[str, Any]", whole))
+        text = data.pop("text", None)
+        if not isinstance(text, str) or len(text) < _LEAST_REPEATED or result.metadata.get("truncated"):
+            return result
+        place = json.dumps([data.get(key) for key in ("path", "first_line", "last_line", "start", "end")])
+        digest = hashlib.sha256(
+            json.dumps([data, text], sort_keys=True, default=str).encode("utf-8", "surrogatepass")
+        ).digest()
+        if self._given.get(place) != digest:
+            self._given[place] = digest
+            return result
+        return Result.output({**data, "message": _UNCHANGED}, **{**result.metadata, "unchanged": True})
+
+
+class _Draft(NamedTuple):
+    """What a reply adds to the conversation, worked out before it is proposed.
+
+    :param new: its calls that were not proposed before
+    :param data: as it is kept; nothing for a reply without calls
+    """
+
+    reply: Reply
+    call_ids: Sequence[str]
+    new: Sequence[CallPart]
+    message: AssistantMessage
+    data: Mapping[str, Any]
+
+
+class Conversation:
+    """The messages of one agent, over all its runs, kept as they are said where there is a ``history``.
+
+    :param history: where; None keeps them in memory only
+    :param repeat_reads: give the text of a file again that was read already and is unchanged
+    """
+
+    def __init__(self, history: History | None = None, *, repeat_reads: bool = True) -> None:
+        self._history = history
+        self._reads = None if repeat_reads else _ReadsGiven()
+        self._messages: list[Message] = []
+        self._positions: list[int] = []
+        """Of each message: where it is kept."""
+        self._open_at = 0
+        self._open: Exchange | None = None
+        self._ids = WireIds()
+        self._draft: _Draft | None = None
+        self._next = 0
+        self._unsaved: list[Entry] = []
+        self._handed_on = 0
+        """How many of these are on their way."""
+        self._keeping: list[Awaitable[None]] = []
+        self._loaded = history is None
+        self.heard: set[str] = set()
+        """Ids of the notices that were told in it."""
+        self._headless = self.carried = False
+        """``carried``: headless since before this one was loaded, which its session does not know."""
+
+    @property
+    def headless(self) -> bool:
+        """Whether nobody can be asked: what a trigger began stays so, until a user says something."""
+        return self._headless
+
+    @headless.setter
+    def headless(self, headless: bool) -> None:
+        self._headless, self.carried = headless, False
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """Whole exchanges only."""
+        return tuple(self._messages)
+
+    @property
+    def open(self) -> Exchange | None:
+        """The last reply, while calls of it have no answer. Nothing else may be said before they have."""
+        return self._open
+
+    @property
+    def unanswered(self) -> bool:
+        """Whether calls have no answer, or what was said last has none."""
+        return self._open is not None or (bool(self._messages) and not isinstance(self._messages[-1], AssistantMessage))
+
+    async def load(self) -> None:
+        """Read what was said before, once.
+
+        :raises HandrailError: when it cannot be read
+        """
+        if self._loaded or self._history is None:
+            return
+        found = restored(await self._history.read())
+        self._messages = await with_their_content(found.messages, self._history)
+        self._open = found.open
+        self._positions, self._open_at = found.positions, found.open_at
+        self._ids, self._next, self.heard = found.ids, found.next, found.heard
+        self._headless = self.carried = found.headless
+        self._loaded = True
+
+    def begin_to_save(self) -> None:
+        """Hand on what was said since the last time: it is kept before the effects of what is proposed from now on."""
+        if self._history is not None and len(self._unsaved) > self._handed_on:
+            entries = self._unsaved[self._handed_on :]
+            self._handed_on += len(entries)
+            self._keeping.append(self._history.keep(entries))
+
+    async def save(self) -> None:
+        """Keep what was said since the last time; durable on return.
+
+        :raises LogUnavailable: when it cannot be kept now; it is tried again the next time
+        """
+        self.begin_to_save()
+        count, keeping = self._handed_on, self._keeping
+        self._keeping = []
+        try:
+            for kept in keeping:
+                await kept
+        except BaseException:
+            self._handed_on = 0
+            raise
+        del self._unsaved[:count]
+        self._handed_on -= count
+
+    def ask(self, said: str | UserMessage) -> str:
+        """Add what the user says; gives its text."""
+        assert self._open is None, "calls before it have no answer"
+        self._show_no_more()
+        message = said if isinstance(said, UserMessage) else UserMessage(said)
+        self._add(replace(message, text=whole_characters(message.text)))
+        return message.text
+
+    def _show_no_more(self) -> None:
+        """What was shown and got no answer, as where the provider refused it, would keep every later request from one."""
+        for place in range(len(self._messages) - 1, -1, -1):
+            if not isinstance(message := self._messages[place], UserMessage):
+                return
+            if message.pictures:
+                self._messages[place] = plain = UserMessage(f"{message.text}\n{NOT_ANSWERED}")
+                if self._history is not None:
+                    self._unsaved.append((self._positions[place], as_data(plain)))
+
+    def hear(self, text: str, ids: Sequence[str]) -> None:
+        """Add what is told beside the answers to calls: the notices of these ids, as ``text``."""
+        assert self._open is None, "calls before it have no answer"
+        message = UserMessage(whole_characters(text))
+        self.heard.update(ids)
+        self._add(message, notices=list(ids), **({"headless": True} if self.headless else {}))
+
+    def propose(self, reply: Reply, call_ids: Sequence[str]) -> None:
+        """Take a reply whose calls are about to be proposed, or what there is of it; the same again, grown, takes its place.
+        A reply of nothing adds nothing.
+
+        :param call_ids: the ids under which the kernel will know its calls, in their order
+        """
+        growing, draft = self._open, self._draft
+        assert growing is None or not growing.results, "calls before it have no answer"
+        if draft is None or draft.reply != reply or draft.call_ids != call_ids:
+            self._drop_draft()
+            draft = self._drafted(reply, call_ids)
+        self._draft, message = None, draft.message
+        if growing is not None and message == growing.message:
+            return
+        if reply.calls:
+            self._open = Exchange(message, tuple(call_ids))
+            if growing is not None:
+                self._next -= 1
+            self._open_at = self._next
+            self._keep(draft.data)
+        elif any(not isinstance(part, Kept) or part.said for part in message.parts):
+            self._add(message)
+
+    def draft(self, reply: Reply, call_ids: Sequence[str]) -> None:
+        """Work out ahead what :meth:`propose` is to add, if it is given this very reply."""
+        self._drop_draft()
+        self._draft = self._drafted(reply, call_ids)
+
+    def _drafted(self, reply: Reply, call_ids: Sequence[str]) -> _Draft:
+        known = [] if self._open is None else list(self._open.message.calls)  # these stay what they were
+        new = [call_part(call, self._ids.take(call.provider_id)) for call in reply.calls[len(known) :]]
+        known += new
+        parts: list[TextPart | CallPart | Kept] = []
+        for part in reply.parts:
+            if isinstance(part, int):
+                parts.append(known[part])
+            elif not isinstance(part, TextPart) or part.text.strip():
+                parts.append(part)
+        message = AssistantMessage(tuple(parts))
+        return _Draft(reply, call_ids, new, message, as_data(message, call_ids) if reply.calls else {})
+
+    def _drop_draft(self) -> None:
+        if self._draft is not None:
+            self._ids.give_back([part.wire_id for part in self._draft.new])
+            self._draft = None
+
+    def answer(self, answers: Mapping[int, Answer]) -> None:
+        """Add answers to the calls of the open reply; with the last one it becomes part of the history.
+
+        :param answers: by the position of the call among the reply's calls
+        """
+        exchange = self._open
+        if exchange is None or not answers:
+            return
+        calls = exchange.message.calls
+        for position, answer in answers.items():
+            wire_id = calls[position].wire_id
+            result = answer.model if self._reads is None else self._reads.answered(answer)
+            exchange.results[wire_id] = CallResult(wire_id, shown(result), not result.ok)
+        if exchange.missing:
+            told = [exchange.results[call.wire_id] for call in calls if call.wire_id in exchange.results]
+            self._keep(as_data(ResultsMessage(tuple(told)), partial=True))
+        else:
+            self._open = None
+            self._messages.append(exchange.message)
+            self._positions.append(self._open_at)
+            self._add(exchange.answered())
+
+    def compact(self, first: int, text: str) -> None:
+        """From now on ``text`` stands in the place of the messages before the ``first``-th, which stay kept."""
+        assert self._open is None, "calls before it have no answer"
+        if self._reads is not None:
+            self._reads.forget()
+        place = self._positions[first]
+        self._messages[:first], self._positions[:first] = [UserMessage(text)], [place - 1]
+        self._keep(compacted(place, text))
+
+    def _add(self, message: Message, **more: Any) -> None:
+        if self._reads is not None and isinstance(message, UserMessage):
+            self._reads.forget()
+        self._messages.append(message)
+        self._positions.append(self._next)
+        self._keep({**as_data(message), **more})
+
+    def _keep(self, data: Mapping[str, Any]) -> None:
+        if self._history is not None:
+            self._unsaved.append((self._next, data))
+            self._next += 1

@@ -1,1 +1,0 @@
-"""The conversation with a model, and how it is kept within bounds."""

@@ -1,0 +1,184 @@
+"""Reads one reply in a task of its own, so that a slow watcher, a deadline or a stop never leaves a stream half open.
+
+The connection is opened, read and closed by that one task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from handrail.agent.model import BlockEvent, Model, ModelRequest, ProviderBusy, ProviderError, StreamCut, Usage
+from handrail.agent.stream import EVENT_UNITS, MAX_REPLY_UNITS, ReplyTooLong
+
+# Asking a busy provider again: bounded, with back-off, and only while nothing of the reply has arrived.
+#
+# Once a block has arrived a second request could bring its calls a second time, so from then on every failure
+# is a :class:`~handrail.agent.model.StreamCut`.
+
+
+@dataclass(frozen=True, slots=True)
+class Delayed:
+    """The provider was busy; it is asked again after ``delay_s`` seconds."""
+
+    attempt: int
+    attempts: int
+    delay_s: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """How often and how patiently.
+
+    :param attempts: requests altogether, the first one included
+    :param first_s: seconds before the second request; doubled each time, up to ``longest_s``
+    :param longest_s: also the most that a provider's own ``retry-after`` is followed
+    :param sleep: waits the given seconds; another one makes a test quick
+    """
+
+    attempts: int = 5
+    first_s: float = 1.0
+    longest_s: float = 60.0
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+
+    def delay_s(self, attempt: int, asked_for_s: float | None) -> float:
+        """Seconds to wait after the failed ``attempt`` (from 1); up to a quarter is added so that clients spread."""
+        if asked_for_s is not None and asked_for_s >= 0:
+            return min(asked_for_s, self.longest_s)
+        delay = min(self.first_s * 2 ** (attempt - 1), self.longest_s)
+        return min(delay * (1 + random.random() / 4), self.longest_s)  # noqa: S311 - jitter is no secret
+
+
+async def stream_with_retries(
+    model: Model, request: ModelRequest, policy: RetryPolicy
+) -> AsyncGenerator[BlockEvent | Delayed, None]:
+    """The reply to ``request``, with a :class:`Delayed` before each further attempt.
+
+    :raises ProviderBusy: the last one, when every attempt found the provider busy
+    :raises ProviderError: anything else, as the model raised it
+    """
+    for attempt in range(1, policy.attempts + 1):
+        begun = False
+        events: AsyncIterator[BlockEvent] = model.stream(request)
+        try:
+            async for event in events:
+                begun = begun or not isinstance(event, Usage)
+                yield event
+            return
+        except (ProviderBusy, StreamCut) as error:
+            if begun:
+                raise error if isinstance(error, StreamCut) else StreamCut(str(error)) from error
+            if attempt == policy.attempts:
+                raise ProviderBusy(f"{error} (asked {attempt} times)") from error
+            asked_for_s = error.retry_after_s if isinstance(error, ProviderBusy) else None
+            delay_s = policy.delay_s(attempt, asked_for_s)
+            yield Delayed(attempt, policy.attempts, delay_s, str(error))
+        finally:
+            if isinstance(events, AsyncGenerator):
+                await events.aclose()
+        await policy.sleep(delay_s)
+
+
+T = TypeVar("T")
+
+
+class OutOfTime(Exception):
+    """The deadline passed while the reply was read."""
+
+
+class StoppedReading(Exception):
+    """:meth:`ReplyPump.stop` was called while the reply was read."""
+
+
+class _End:
+    """The last thing in the queue.
+
+    :param why: None when the stream ended by itself
+    """
+
+    def __init__(self, why: Exception | None = None) -> None:
+        self.why = why
+
+
+Heed = Callable[[BlockEvent | Delayed], Awaitable[Iterable[T]]]
+
+
+class ReplyPump(Generic[T]):
+    """One request's events, heeded as they come and told in order.
+
+    :param deadline: on the running loop's clock; None: none
+    :param heed: awaited with each event, whether or not anybody watches; gives what is told of it
+    """
+
+    def __init__(
+        self, model: Model, request: ModelRequest, policy: RetryPolicy, deadline: float | None, heed: Heed[T]
+    ) -> None:
+        self._told: asyncio.Queue[T | _End] = asyncio.Queue()
+        self._heed = heed
+        self._stopped = False
+        self._task = asyncio.create_task(self._read(model, request, policy, deadline))
+        self._task.add_done_callback(self._cut)
+
+    def stop(self) -> None:
+        """Close the stream; :meth:`events` then ends with :class:`StoppedReading`."""
+        self._stopped = True
+        self._task.cancel()
+
+    async def aclose(self) -> None:
+        """Close the stream and wait until it is closed."""
+        self._task.cancel()
+        await asyncio.wait({self._task})
+
+    async def events(self) -> AsyncGenerator[T, None]:
+        """What is told of the events, as they come.
+
+        :raises ReplyTooLong: as the heeding did
+        :raises ProviderError: as :func:`stream_with_retries` does
+        :raises OutOfTime: at the deadline
+        :raises StoppedReading: after :meth:`stop`
+        """
+        while not isinstance(told := await self._told.get(), _End):
+            yield told
+        if told.why is not None:
+            raise told.why
+
+    def _tell(self, told: T | _End) -> None:
+        # In a while: what the event has begun, such as a call, goes first.
+        asyncio.get_running_loop().call_soon(self._told.put_nowait, told)
+
+    async def _read(self, model: Model, request: ModelRequest, policy: RetryPolicy, deadline: float | None) -> None:
+        units = 0
+        timer = asyncio.timeout_at(deadline)
+        try:
+            async with timer:
+                stream = stream_with_retries(model, request, policy)
+                try:
+                    async for event in stream:
+                        # Bounds what waits for a slow watcher; the assembly of the reply counts the same more closely.
+                        units += EVENT_UNITS + len(getattr(event, "text", ""))
+                        if units > MAX_REPLY_UNITS + EVENT_UNITS:
+                            raise StreamCut(f"the reply is longer than {MAX_REPLY_UNITS:,} characters")
+                        for told in await self._heed(event):
+                            self._tell(told)
+                finally:
+                    await stream.aclose()
+            self._tell(_End())
+        except TimeoutError:
+            late = OutOfTime() if timer.expired() else StreamCut("the provider sent nothing for too long")
+            self._tell(_End(late))
+        except asyncio.CancelledError:
+            if not self._stopped:
+                raise
+        except (ProviderError, ReplyTooLong) as error:
+            self._tell(_End(error))
+        except Exception as error:  # a defect in an adapter: the run ends with its name, and open calls are answered
+            text = f"reading the reply of {model.name} failed: {type(error).__name__}: {str(error)[:500]}"
+            self._tell(_End(ProviderError(text)))
+
+    def _cut(self, _: asyncio.Task[None]) -> None:
+        """It reads no more: where nothing else has told of that, it was stopped, maybe before its first step."""
+        self._told.put_nowait(_End(StoppedReading()))

@@ -1,0 +1,424 @@
+"""Tool calls written as text, for models without tool calling: two forms, and how each is explained, written and parsed.
+
+*Bracket*, after a closing tag that stands behind the name::
+
+    [/edit]@@path=notes.md
+    @@old<<END
+    one line
+    another
+    END
+    @@new=one line[edit/]
+
+*XML*::
+
+    <call name="edit"><arg name="path">notes.md</arg><arg name="old">one line</arg>…</call>
+
+A call begins at the start of a line, outside of a fence of code and of ``<think>``, and counts once it is closed; what stands in its middle
+when the text ends never runs. What a value is, text or JSON, its tool's schema says: text is taken as it stands, so nothing
+has to be quoted, and nothing is guessed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from typing import Any, Literal, Protocol, cast, get_args
+
+from handrail.agent.model import BlockEvent, CallArguments, CallClosed, CallOpened, TextDelta
+from handrail.contract.text.json import MAX_ARGUMENT_BYTES
+
+# Where in a reply's text no call begins: in fences of code, and in what a model thinks before it speaks.
+
+_FENCE = re.compile(r"[ \t]{0,3}(`{3,}(?=[^`]*$)|~{3,})")
+_THOUGHTS = re.compile(r"[ \t]*<(think|thinking)>")
+_MOST_SEEN = 80
+"""Characters of a line's beginning that are looked at."""
+
+
+class Quoting:
+    """Reads a reply's lines as they come, in pieces of any length."""
+
+    def __init__(self) -> None:
+        self._fence: str | None = None
+        self._thoughts_end: str | None = None
+        self._line = ""
+        """The line so far, as far as a fence would show in it."""
+        self._tail = ""
+        """Its end, in which the end of thoughts may have begun."""
+
+    @property
+    def inside(self) -> bool:
+        """Whether what comes next, at the beginning of a line, stands in one of them."""
+        return self._fence is not None or self._thoughts_end is not None
+
+    def take(self, piece: str) -> None:
+        """More of a line; with its line feed, where that is there."""
+        text = piece.removesuffix("\n")
+        self._line = (self._line + text[:_MOST_SEEN])[:_MOST_SEEN]
+        if self._thoughts_end is None and self._fence is None and (begun := _THOUGHTS.match(self._line)) is not None:
+            self._thoughts_end = f"</{begun[1]}>"
+        if self._thoughts_end is not None:
+            if self._thoughts_end in self._tail + text:
+                self._thoughts_end, self._line = None, "-"  # the rest of this line begins nothing
+            self._tail = (self._tail + text)[-len("</thinking>") :]
+        if piece.endswith("\n"):
+            if self._thoughts_end is None:
+                self._end_of_line()
+            self._line = self._tail = ""
+
+    def _end_of_line(self) -> None:
+        if self._fence is None:
+            fence = _FENCE.match(self._line)
+            self._fence = None if fence is None else fence[1]
+        elif (line := self._line.strip()).startswith(self._fence) and not line.strip(self._fence[0]):
+            self._fence = None
+
+
+TextForm = Literal["bracket", "xml"]
+TEXT_FORMS: tuple[TextForm, ...] = get_args(TextForm)
+
+_NAME = r"[A-Za-z][A-Za-z0-9_-]{0,63}"
+_BLANK = r"[ \t]{0,16}"
+# What an argument may be called: the text dialect gives others another name.
+_KEY = r'[^\s=<>"@]{1,128}'
+_ENTITIES = {"&lt;": "<", "&gt;": ">", "&quot;": '"', "&apos;": "'", "&amp;": "&"}
+_ENTITY = re.compile("|".join(_ENTITIES))
+Schema = Mapping[str, Any]
+Pairs = list[tuple[str, str]]
+"""Arguments as they came, doubled ones too, their values as JSON text."""
+
+
+class Grammar(Protocol):
+    """One form. Bodies are what stands between the tags."""
+
+    rules: str
+    """How it is written, for the model."""
+    opening: re.Pattern[str]
+    """Its tag, with the tool's wire name as the first group."""
+    begun: re.Pattern[str]
+    """Matches whatever could still become an opening tag, whole."""
+    escapes: bool
+    """A backslash before a closing tag makes it text."""
+
+    def closing(self, name: str) -> str:
+        """The tag that ends a call of this tool."""
+        ...
+
+    def read(self, name: str, body: str, schema: Schema) -> Pairs:
+        """The arguments in a body, in order."""
+        ...
+
+    def written(self, name: str, arguments: Mapping[str, Any]) -> str:
+        """A call as a model would have written it."""
+        ...
+
+
+class Bracket:
+    """``[/name]@@key=value … [name/]``"""
+
+    rules = """\
+[/tool_name]@@key=value
+@@other_key<<END
+a value of
+several lines
+END
+[tool_name/]
+
+Each argument begins a line with @@; @@key=value is one line, @@key<<END goes on until a line that is END alone (any word will \
+do). Values that are not text are JSON. Only for a tool with one text left to give, that text may stand as it is, after \
+the other arguments. Inside a value, write \\[tool_name/] where you mean the closing tag itself."""
+    opening = re.compile(rf"{_BLANK}\[/({_NAME})\]")
+    begun = re.compile(rf"{_BLANK}(?:\[(?:/(?:{_NAME})?)?)?")
+    escapes = True
+    _argument = re.compile(rf"[ \t]*@@({_KEY})(=|<<)(.*)", re.DOTALL)
+
+    def closing(self, name: str) -> str:
+        return f"[{name}/]"
+
+    def read(self, name: str, body: str, schema: Schema) -> Pairs:
+        # A body whose tag stands on a line of its own ends before that line.
+        lines = iter(body.removesuffix("\n").split("\n"))
+        given: Pairs = []
+        rest: list[str] = []
+        for line in lines:
+            found = None if rest else self._argument.match(line)
+            if found is None:
+                if rest or line.strip():
+                    rest.append(line)
+                continue
+            key, sign, value = found.groups()
+            value = value.strip()
+            if sign == "<<":
+                word, body_of = value, _until(lines, value)
+                if body_of is None:  # all that is left may be a piece of what was meant
+                    given.append((f"{key} without a line {word} at its end", json.dumps(key)))
+                    break
+                value = "\n".join(body_of)
+            given.append((key, value_of(self._plain(name, value), key, schema)))
+        if rest:
+            given.append((_body_key(schema, given), json.dumps(self._plain(name, "\n".join(rest)))))
+        return given
+
+    def written(self, name: str, arguments: Mapping[str, Any]) -> str:
+        parts = [f"[/{name}]"]
+        for key, value in arguments.items():
+            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            text = re.sub(
+                rf"(?<!\\)(\\*)({re.escape(self.closing(name))})", lambda tag: tag[1] * 2 + "\\" + tag[2], text
+            )
+            if "\n" in text or text != text.strip() or not text:
+                word = _word_not_in(text)
+                parts.append(f"@@{key}<<{word}\n{text}\n{word}\n")
+            else:
+                parts.append(f"@@{key}={text}\n")
+        return "".join(parts) + self.closing(name)
+
+    def _plain(self, name: str, text: str) -> str:
+        # Begun nowhere but at the first of several backslashes: what a model writes is read in one pass.
+        return re.sub(
+            rf"(?<!\\)(\\+)({re.escape(self.closing(name))})", lambda tag: tag[1][: len(tag[1]) // 2] + tag[2], text
+        )
+
+
+class Xml:
+    """``<call name="…"><arg name="…">…</arg></call>``"""
+
+    rules = """\
+<call name="tool_name">
+<arg name="key">value</arg>
+<arg name="other_key">a value of
+several lines</arg>
+</call>
+
+Values that are not text are JSON. Inside a value, write &lt; for < and &amp; for & where they would read as a tag or an entity."""
+    opening = re.compile(rf'{_BLANK}<call name="({_NAME})">')
+    begun = re.compile(
+        rf'{_BLANK}(?:<|<c|<ca|<cal|<call|<call |<call n|<call na|<call nam|<call name|<call name=|<call name="(?:{_NAME})?"?)?'
+    )
+    escapes = False
+    _argument = re.compile(rf'<arg name="({_KEY})">(.*?)</arg>', re.DOTALL)
+
+    def closing(self, name: str) -> str:
+        return "</call>"
+
+    def read(self, name: str, body: str, schema: Schema) -> Pairs:
+        given: Pairs = []
+        end = 0
+        stray = ""
+        last = body.rfind("</arg>") + len("</arg>") if "</arg>" in body else 0  # what begins later is never closed
+        for found in self._argument.finditer(body, 0, last):
+            stray += body[end : found.start()].strip()
+            end = found.end()
+            text = str(found[2])
+            if "\n" in text:
+                text = text.removeprefix("\n").removesuffix("\n")
+            given.append((found[1], value_of(_ENTITY.sub(_character, text), found[1], schema)))
+        stray += body[end:].strip()
+        if stray:
+            given.append(("text outside of <arg>", json.dumps(stray[:200])))
+        return given
+
+    def written(self, name: str, arguments: Mapping[str, Any]) -> str:
+        parts = [f'<call name="{name}">']
+        for key, value in arguments.items():
+            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            text = text.replace("&", "&amp;").replace("<", "&lt;")
+            if text[:1] == "\n" or text[-1:] == "\n":
+                text = f"\n{text}\n"
+            parts.append(f'\n<arg name="{key}">{text}</arg>')
+        return "".join(parts) + "\n</call>"
+
+
+GRAMMARS: Mapping[TextForm, Grammar] = {"bracket": Bracket(), "xml": Xml()}
+
+
+class TextCalls:
+    """Reads one reply's text as it comes, and gives back what is text and what is a call.
+
+    :param schemas: the parameters of the tools in view, by wire name; a call of another is read as if all it says were
+        text, and is answered by what carries calls out
+    """
+
+    def __init__(self, grammar: Grammar, schemas: Mapping[str, Schema]) -> None:
+        self._grammar = grammar
+        self._schemas = schemas
+        self._held = ""
+        """The beginning of a line that may become an opening tag, or all that may become a closing one."""
+        self._at_line_start = True
+        self._quoting = Quoting()
+        self._open: str | None = None
+        """The tool whose call is being read."""
+        self._body: list[str] = []
+        self._length = 0
+        self.calls = 0
+
+    def feed(self, text: str) -> Iterator[BlockEvent]:
+        """Take a piece of text of any length."""
+        text, self._held = self._held + text, ""
+        left: str = text
+        while left:
+            left = yield from (self._in_text(left) if self._open is None else self._in_call(left))
+
+    def end(self) -> Iterator[BlockEvent]:
+        """The text is over. A call that is still open stays so, with what there is of it."""
+        held, self._held = self._held, ""
+        if self._open is not None:
+            yield CallArguments(self.calls - 1, "".join(self._body) + held)
+        elif held:
+            yield TextDelta(held)
+
+    def _in_text(self, text: str) -> Generator[BlockEvent, None, str]:
+        """Gives what is left of ``text`` where a call begins in it."""
+        said: list[str] = []
+        at = 0
+        while at < len(text):
+            if self._at_line_start and not self._quoting.inside:
+                if (opening := self._grammar.opening.match(text, at)) is not None:
+                    if said:
+                        yield TextDelta("".join(said))
+                    self._open = opening[1]
+                    yield CallOpened(self.calls, None, opening[1])
+                    self.calls += 1
+                    return text[opening.end() :]
+                if self._grammar.begun.fullmatch(text, at):
+                    self._held = text[at:]
+                    break
+            begun, at = at, text.find("\n", at) + 1 or len(text)
+            said.append(line := text[begun:at])
+            self._quoting.take(line)
+            self._at_line_start = line.endswith("\n")
+        if said:
+            yield TextDelta("".join(said))
+        return ""
+
+    def _in_call(self, text: str) -> Generator[BlockEvent, None, str]:
+        """Gives what is left of ``text`` where the call ends in it."""
+        assert self._open is not None
+        closing = self._grammar.closing(self._open)
+        at = _unescaped(text, closing) if self._grammar.escapes else text.find(closing)
+        if at < 0:
+            # What could be the beginning of the tag, or what escapes it, is looked at again with what comes next.
+            keep = _tail(text, closing)
+            self._take(text[: len(text) - keep])
+            self._held = text[len(text) - keep :]
+            return ""
+        self._take(text[:at])
+        body, index = "".join(self._body), self.calls - 1
+        if self._length > MAX_ARGUMENT_BYTES:
+            yield CallArguments(index, body)
+        else:
+            schema = self._schemas.get(self._open, {})
+            pairs = self._grammar.read(self._open, body, schema)
+            yield CallArguments(index, "{" + ",".join(f"{json.dumps(key)}:{value}" for key, value in pairs) + "}")
+        yield CallClosed(index)
+        self._open, self._body, self._length = None, [], 0
+        self._at_line_start = True
+        return text[at + len(closing) :]
+
+    def _take(self, piece: str) -> None:
+        """More than a call may carry is not kept, but for so much that it is seen to be too much."""
+        if piece and self._length <= MAX_ARGUMENT_BYTES:
+            self._length += len(piece)
+            self._body.append(piece)
+
+
+def tools_told(grammar: Grammar, views: Sequence[Mapping[str, Any]]) -> str:
+    """The section of the system text by which a model calls these tools."""
+    lines = [
+        "# Calling tools",
+        "",
+        "You call a tool by writing this, beginning at the start of a line and outside of any fence of code:",
+        "",
+        grammar.rules,
+        "",
+        "Write the calls at the end of your reply. What they gave comes with the next message. The tools:",
+    ]
+    for view in views:
+        parameters = json.dumps(view["parameters"], ensure_ascii=False, separators=(",", ":"))
+        lines += ["", f"## {view['name']}", "", str(view["description"]), "", f"Arguments (JSON Schema): {parameters}"]
+    return "\n".join(lines)
+
+
+def value_of(text: str, key: str, schema: Schema) -> str:
+    """What ``text`` stands for under ``key``, as JSON: itself where the schema takes text there, else the JSON that it is.
+
+    What is no JSON stays text, and is then refused by the schema, with what was expected.
+    """
+    if not _takes_text(_property(schema, key)):
+        try:
+            json.loads(text)
+        except (ValueError, RecursionError):
+            pass
+        else:
+            return text
+    return json.dumps(text)
+
+
+def _property(schema: Schema, key: str) -> object:
+    properties = schema.get("properties")
+    return cast("Mapping[str, object]", properties).get(key) if isinstance(properties, Mapping) else None
+
+
+def _takes_text(schema: object) -> bool:
+    if not isinstance(schema, Mapping):
+        return True
+    node = cast("Mapping[str, Any]", schema)
+    if "type" in node:
+        return "string" in ([node["type"]] if isinstance(node["type"], str) else node["type"])
+    if isinstance(values := node.get("enum"), list):
+        return any(isinstance(value, str) for value in cast("list[object]", values))
+    for word in ("anyOf", "oneOf"):
+        if isinstance(choices := node.get(word), list):
+            return any(_takes_text(choice) for choice in cast("list[object]", choices))
+    return not node.keys() & {"properties", "items", "prefixItems", "minimum", "maximum", "const", "$ref"}
+
+
+def _body_key(schema: Schema, given: Pairs) -> str:
+    """Whose value a text without a key is: the only text that is required and was not given."""
+    told = {key for key, _ in given}
+    required = cast("Sequence[str]", schema.get("required") or ())
+    left = [key for key in required if key not in told and _takes_text(_property(schema, key))]
+    return left[0] if len(left) == 1 else "text without a key"
+
+
+def _character(entity: re.Match[str]) -> str:
+    return _ENTITIES[entity[0]]
+
+
+def _until(lines: Iterator[str], word: str) -> list[str] | None:
+    """The lines before the one that is ``word``; None where there is none."""
+    found: list[str] = []
+    for line in lines:
+        if line.strip() == word:
+            return found
+        found.append(line)
+    return None
+
+
+def _word_not_in(text: str) -> str:
+    word, lines = "END", {line.strip() for line in text.split("\n")}
+    while word in lines:
+        word += "_"
+    return word
+
+
+def _unescaped(text: str, tag: str) -> int:
+    """Where ``tag`` stands in ``text`` without an odd number of backslashes before it, or -1."""
+    at = text.find(tag)
+    while at >= 0:
+        before = at
+        while before and text[before - 1] == "\\":
+            before -= 1
+        if (at - before) % 2 == 0:
+            return at
+        at = text.find(tag, at + 1)
+    return -1
+
+
+def _tail(text: str, tag: str) -> int:
+    """How many characters at the end have to be seen again with what comes next: those of a ``tag`` that is not whole, and
+    a backslash before them that may be the one which makes it text."""
+    keep = next((n for n in range(min(len(tag) - 1, len(text)), 0, -1) if text.endswith(tag[:n])), 0)
+    head = text[: len(text) - keep]
+    return keep + (len(head) - len(head.rstrip("\\"))) % 2

@@ -1,0 +1,263 @@
+"""A proposed call's arguments: as the object that is checked and run, and as they go on record."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import orjson
+
+from handrail.arbiter.call import Call
+from handrail.arbiter.output.exposure import views
+from handrail.arbiter.output.redaction import Redactor
+from handrail.arbiter.output.shaper import Shaper
+from handrail.contract.call import Answer, ProposedCall, Result
+from handrail.contract.generation import Entry
+from handrail.contract.schema.bounded_check import CPU_SECONDS, MEMORY_MIB
+from handrail.contract.schema.schema import UnfinishedCheck
+from handrail.contract.text.json import (
+    MAX_ARGUMENT_BYTES,
+    ArgumentText,
+    fault_in_size,
+    json_type,
+    parse_arguments,
+    parse_compact,
+)
+from handrail.origins.programs import ProgramRefused, folder_around, own_interpreter, workspaces
+from handrail.record.log import CommitLog
+from handrail.record.reading import LoggedRecord
+from handrail.store.encoding import decode, encode
+
+_MAX_LOOKED_AT = 64 * 1024
+"""Bytes of it that are read as text."""
+MAX_NUMBERED = 20_000
+"""Characters that arguments write by their number, as HTML does. A look for secrets takes 0.5 µs for each, on the loop."""
+_MAX_HEAD = 2_000
+"""Characters that are kept of text which is no JSON."""
+
+
+def arguments_of(proposed: ProposedCall) -> tuple[dict[str, Any] | None, bytes | None, str]:
+    """The arguments as an object, their compact JSON where it is known already, and what is wrong where there is none."""
+    given: Any = proposed.arguments
+    if proposed.fault is not None:
+        return None, None, proposed.fault
+    if isinstance(given, (str, bytes)):
+        if (quick := parse_compact(given)) is not None:
+            return *quick, ""
+        try:
+            return parse_arguments(given), None, ""
+        except ArgumentText as error:
+            return None, None, str(error)
+    if isinstance(given, Mapping):
+        sent = cast("Mapping[str, Any]", given)
+        if fault := fault_in_size(sent):
+            return None, None, fault
+        return (sent if isinstance(sent, dict) else dict(sent)), None, ""
+    return None, None, f"the arguments are a JSON {json_type(given)}; expected an object"
+
+
+def unrun(given: Any, redactor: Redactor) -> Any:
+    """Arguments that no tool gets, as they go on record: the head of what is text, for whoever asks what was sent, and the
+    kind alone of what is too much."""
+    if isinstance(given, (str, bytes)):
+        text = given if isinstance(given, str) else given[:_MAX_LOOKED_AT].decode("utf-8", "replace")
+        return {"unparsed": redactor.head(text, _MAX_HEAD)}
+    if isinstance(given, (Mapping, list, tuple)) and fault_in_size(cast("Mapping[str, Any]", given)):
+        return {"$oversized": json_type(cast("object", given))}
+    return given  # pyright: ignore[reportUnknownVariableType] - whatever it is, it is only recorded
+
+
+def for_the_record(arguments: Any, compact: bytes | None, redactor: Redactor) -> tuple[Any, str | None]:
+    """The arguments as they go on record, redacted and out of reach of a tool that changes its own; and what is wrong
+    where they are too much to be kept whole.
+
+    :param compact: their JSON, where it is known
+    """
+    plain = True
+    if compact is None:
+        try:
+            compact = orjson.dumps(arguments)
+        except TypeError:  # half surrogate pairs, huge integers, depth, cycles: the log keeps what it can of them
+            compact, plain = encode(arguments, max_bytes=2**62), False
+    if len(compact) > MAX_ARGUMENT_BYTES:
+        size = f"{len(compact):,} bytes of JSON; at most {MAX_ARGUMENT_BYTES:,} are taken"
+        return {"$oversized": len(compact)}, f"the arguments are {size}. Pass a path to a file instead"
+    if redactor.active and (numbered := compact.count(b"&#")) > MAX_NUMBERED:
+        count = f"{numbered:,} characters by their number (&#…;); at most {MAX_NUMBERED:,} are taken"
+        return {"$oversized": len(compact)}, f"the arguments write {count}. Send the characters themselves"
+    if not plain:
+        arguments = decode(compact)
+    if redactor.active and not (plain and not redactor.found_in(compact)):
+        return redactor.value(arguments), None
+    # A copy: what orjson gives keeps a buffer of 4 KB alive for as long as the record waits.
+    return (orjson.Fragment(bytes(memoryview(compact))) if plain else arguments), None
+
+
+# Checks of arguments that are beyond the event loop's budget, each in a process of limited time and memory.
+#
+# The estimate of :mod:`handrail.contract.schema.effort` is an upper bound. Many real schemas are far cheaper
+# than theirs, and only the check itself shows that. A process that the system ends at a bound can make it
+# without holding up anything.
+
+_TIMEOUT_S = 20.0
+"""Wall time; the processor time has a bound that a busy machine does not reach sooner."""
+_AT_ONCE = 2
+_MOST_WAITING = 32
+_MODULE = "handrail.contract.schema.bounded_check"
+_START = f"import sys; sys.path[:0] = sys.argv[1:]; from {_MODULE} import main; main()"
+_BOUNDS = f"a separate process did not finish the check within {CPU_SECONDS} s and {MEMORY_MIB} MiB"
+_TOO_LARGE = "the arguments do not fit their schema, which is too large to say why; look at the schema"
+
+
+class BoundedChecks:
+    """Starts a process for each check; none exists otherwise. Use it from one event loop."""
+
+    def __init__(self) -> None:
+        self._slots = asyncio.Semaphore(_AT_ONCE)
+        self._there = 0
+
+    async def admitted(self, entry: Entry, unfinished: UnfinishedCheck, *, shared: bool) -> dict[str, Any]:
+        """Return what :meth:`Entry.admitted` returns, after a check in a process.
+
+        :param shared: the caller of the kernel still holds the object of the arguments, so it is copied
+        :raises ToolError: as :meth:`Entry.admitted`; :class:`UnfinishedCheck` if the process did not finish the check
+        """
+        arguments = copy.deepcopy(unfinished.arguments) if shared else unfinished.arguments
+        problems = await self._problems(unfinished, arguments)
+        return entry.admitted(arguments, parsed=True, judged={unfinished.schema: problems})
+
+    async def _problems(self, unfinished: UnfinishedCheck, arguments: dict[str, Any]) -> list[str]:
+        coarse = unfinished.problems
+        if self._there >= _MOST_WAITING:
+            return coarse
+        self._there += 1
+        try:
+            async with self._slots:
+                lines = await _answer({"parameters": unfinished.schema.parameters, "arguments": arguments})
+        finally:
+            self._there -= 1
+        if lines is None:
+            return coarse
+        if not lines:
+            return [*coarse, _BOUNDS]
+        if lines[0] is True:
+            return []
+        if len(lines) == 1:
+            return coarse if coarse.checked else [_TOO_LARGE]
+        return cast("list[str]", lines[1])
+
+
+async def _answer(question: object) -> list[object] | None:
+    """The lines that the process printed, as far as it came; None if it cannot be started."""
+    try:
+        text = json.dumps(question).encode()
+        process = await asyncio.create_subprocess_exec(
+            *(own_interpreter(), "-I", "-S", "-c", _START, *_import_path()),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            env={},
+            cwd="/",
+            start_new_session=True,
+        )
+    except (ProgramRefused, OSError, ValueError, TypeError, RecursionError):
+        return None
+    output = b""
+    try:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_TIMEOUT_S):
+                output, _ = await process.communicate(text)
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await asyncio.shield(process.wait())
+    lines: list[object] = []
+    for line in output.splitlines():
+        try:
+            lines.append(json.loads(line))
+        except ValueError:  # the process ended in the middle of a line
+            break
+    return lines
+
+
+def _import_path() -> list[str]:
+    """The import path of the process: that of this one without open workspaces, where a call could have written."""
+    folders = workspaces()
+    wanted = dict.fromkeys((str(Path(__file__).parents[2]), *sys.path))
+    return [one for one in wanted if one.startswith("/") and folder_around(one, folders) is None]
+
+
+# Idempotency keys: a call proposed again under the same durable key gets the recorded answer and does not run
+# twice.
+
+_MAY_PASS = frozenset({"unavailable", "cancelled", "timeout"})
+"""Kinds of refusals that a later try need not meet: a full disk, a stop, a lock that was not to be had in time."""
+
+
+def recorded_result(outcome: LoggedRecord) -> Result | None:
+    """What a call gave, by the record that ended it; None where that was removed or is damaged."""
+    wire: Any = (outcome.body or {}).get("result")
+    if not isinstance(wire, Mapping):
+        return None
+    told = cast("Mapping[str, Any]", wire)
+    sound = (
+        told.get("type") in ("output", "error")
+        and isinstance(told.get("error_text") or "", str)
+        and isinstance(told.get("metadata", {}), Mapping)
+    )
+    return Result.from_dict(told) if sound else None
+
+
+class Repeats:
+    """Looks a call's key up in the log."""
+
+    def __init__(self, log: CommitLog, shaper: Shaper) -> None:
+        self._log = log
+        self._shaper = shaper
+
+    async def answer_to(self, call: Call) -> Answer | None:
+        """What was answered before under the key that is this call's durable id, or None."""
+        before = await self._log.proposal_of(call.id)
+        outcome = await self._log.detachment_of(call.id) or await self._log.outcome_of(call.id)
+        if before is None or outcome is None:
+            return None  # never proposed, or proposed and not begun
+        body = outcome.body
+        if before.body is not None and before.body.get("key_hash") != self.key_hash(call):
+            kind, text = "conflict", "was used before with another tool or arguments; use a new key"
+        elif outcome.kind == "interrupted":
+            kind, text = (
+                "interrupted",
+                "was begun before and nobody knows how it ended; it is not run again. Look at what it did, then use a new key",
+            )
+        elif body is None:
+            kind, text = (
+                "unavailable",
+                "was answered before and its result has been removed from the log; use a new key",
+            )
+        elif (recorded := recorded_result(outcome)) is None:
+            kind, text = (
+                "unavailable",
+                "was answered before and what was recorded of that is damaged; it is not run again. "
+                "Look at what it did, then use a new key",
+            )
+        elif outcome.kind == "refused" and recorded.error_kind in _MAY_PASS:
+            return None  # nothing was run, and what stood in the way may be over
+        else:
+            result = recorded.with_metadata(recorded=True)
+            entry = call.generation.resolve(before.tool or call.proposed.name)  # of a step: the tool that was open
+            at_face, model = (result, result) if entry is None else views(entry.spec, result)
+            return Answer(call.id, call.proposed.name, at_face, model)
+        result = call.answer_error(kind, f"the key of call {call.id} {text}")
+        return Answer(call.id, call.proposed.name, result, result)
+
+    def key_hash(self, call: Call) -> str:
+        proposed = call.proposed
+        entry = call.generation.resolve(proposed.name)
+        return self._shaper.hash([entry.spec.id if entry else proposed.name, proposed.arguments])

@@ -1,0 +1,508 @@
+"""One call in progress: what is known of it so far, and how a step refuses it."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from handrail.arbiter.execution import STOPPED_TEXT, Execution, Stopped, kind_of_stop, uninterrupted
+from handrail.arbiter.generators import Steps
+from handrail.arbiter.jobs.outflow import Outflow, OutputFile
+from handrail.arbiter.locks import Grant, Want
+from handrail.arbiter.output.redaction import Redactor
+from handrail.arbiter.subscriptions import Subscriptions
+from handrail.catalog.interaction import Interaction
+from handrail.contract.approvals import Approval, Attendant
+from handrail.contract.call import Event, EventKind, ProposedCall, Result
+from handrail.contract.doors.agents import AgentType, Delegates, Handed
+from handrail.contract.doors.channels import NoticeBox, SessionDoor, Triggers
+from handrail.contract.doors.memory import Skills
+from handrail.contract.doors.runtime import Question
+from handrail.contract.errors import ErrorKind
+from handrail.contract.generation import Entry, Generation
+from handrail.contract.rules import Mode
+from handrail.contract.sandbox import Attempt
+from handrail.contract.session import StopReason
+from handrail.contract.tool.offering import Offering
+from handrail.contract.tool.requires import Layer
+from handrail.contract.tool.spec import StateEnd
+from handrail.policy.authority import Authority, Verdict
+from handrail.policy.rules.rules import RuleBook, in_mode, within
+from handrail.record.log import CommitLog, Kind, Record
+from handrail.runtime.surface import Surroundings
+from handrail.store.database.writer import Taken
+from handrail.store.tables.jobs import JobRow
+
+if TYPE_CHECKING:
+    pass
+
+
+# Which calls of a session have failed, and how often. Created with the first failure.
+
+MAX_KEPT = 500
+_NOT_COUNTED = frozenset({"cancelled", "interrupted"})
+"""Ends that say nothing about the call."""
+
+
+@dataclass(slots=True)
+class _Failing:
+    times: int = 0
+    in_a_row: int = 0
+    at: int = 0
+
+
+class FailedCalls:
+    """Counts by tool and arguments, until something in the session changes anything."""
+
+    __slots__ = ("_calls", "_successes", "tools")
+
+    def __init__(self) -> None:
+        self._calls: OrderedDict[tuple[str, str], _Failing] = OrderedDict()
+        self._successes = 0
+        self.tools: set[str] = set()
+        """Those of which some call has failed."""
+
+    def failed(self, tool: str, arguments_hash: str, error_kind: str) -> None:
+        """A call has ended with an error."""
+        if error_kind in _NOT_COUNTED:
+            return
+        failing = self._calls.setdefault((tool, arguments_hash), _Failing())
+        self._calls.move_to_end((tool, arguments_hash))
+        self.tools.add(tool)
+        failing.in_a_row = failing.in_a_row + 1 if failing.at == self._successes else 1
+        failing.times += 1
+        failing.at = self._successes
+        if len(self._calls) > MAX_KEPT:
+            self._calls.popitem(last=False)
+
+    def succeeded(self, tool: str, arguments_hash: str | None) -> None:
+        """A call that changes nothing went well.
+
+        :param arguments_hash: None where no call of that tool has failed
+        """
+        self._successes += 1
+        if arguments_hash is not None:
+            self._calls.pop((tool, arguments_hash), None)
+
+    def before(self, tool: str, arguments_hash: str) -> tuple[int, int]:
+        """How often this very call has failed, and how often of that since anything else succeeded."""
+        failing = self._calls.get((tool, arguments_hash))
+        if failing is None:
+            return 0, 0
+        return failing.times, failing.in_a_row if failing.at == self._successes else 0
+
+
+Step = Literal["resolve", "validate", "authorise", "lock", "intend", "execute"]
+
+
+_tuple: Any = tuple
+_new_record: Callable[..., Record] = _tuple.__new__
+"""Makes a ``Record`` in half the time of its own constructor, four times in each call."""
+
+
+class Refusal(Exception):
+    """A step's no: becomes the call's error result and a ``refused`` record."""
+
+    def __init__(self, step: Step, kind: ErrorKind, text: str, **details: Any) -> None:
+        super().__init__(text)
+        self.step: Step = step
+        self.kind: ErrorKind = kind
+        self.text = text
+        self.details = details
+
+
+@dataclass(slots=True)
+class Lane:
+    """One model's stream of calls within a session, as the arbiter sees it."""
+
+    around: Surroundings
+    authority: Authority
+    """What its agent may do at most; each call is judged by it."""
+    rules: RuleBook
+    """Replaced as a whole, by :meth:`rule_by`, when a person answers "for this session"."""
+    attendant: Attendant | None = None
+    """The person who can be asked; None when the lane is headless, so that ask means deny."""
+    mode: Mode | None = None
+    """A sub-agent's own, in which it is as long as no session above is in a narrower one."""
+    listeners: list[Callable[[Event], None]] = field(default_factory=list[Callable[[Event], None]])
+    running: dict[str, Call] = field(default_factory=dict[str, "Call"])
+    closed: str | None = None
+    """Why it accepts no more calls; None while it does."""
+    current: Callable[[], Generation] | None = None
+    """Gives the current generation of tools, which may be newer than the one that a turn keeps; None: it never changes."""
+    failed: FailedCalls | None = None
+    """Its failed calls; None until the first one."""
+    catalog: Interaction | None = None
+    """What its model has in view; None when that is not tracked."""
+    subscribed: Subscriptions | None = None
+    """The resources that it has subscribed to; None before the first."""
+    delegates: Delegates | None = None
+    """Runs the sub-agents to which its calls hand work; None while no model is attached."""
+    agent_types: Callable[[], Sequence[AgentType]] = tuple
+    """Gives the agents to which its own agent may hand work."""
+    appoint: Callable[[str], object] = str
+    """Finds what an agent would work with for it; a :class:`ToolError` says why it cannot."""
+    below: list[Lane] = field(default_factory=list["Lane"])
+    """The lanes of the sub-agents that work for its calls."""
+    delegating: dict[str, Call] = field(default_factory=dict[str, "Call"])
+    """Its calls that wait for a sub-agent, by their ids; the same for each lane that its session has had with one at work."""
+    skills: Skills | None = None
+    """The skills of its session."""
+    origin: str = ""
+    """Shown to people who are asked: which agent's sub-agent proposes the calls; ``""`` when it is none."""
+    named_hosts_of: str | None = None
+    """The agent above that passes on hosts by their names alone; None where none does."""
+    channels: SessionDoor | None = None
+    triggers: Triggers | None = None
+    notices: NoticeBox | None = None
+    """Where notices for its agent are left; None when they are not kept."""
+    kept: Taken | None = None
+    """The latest message of its conversation that was handed to the store."""
+    emptied: asyncio.Event | None = None
+    """Set by each call that ends, while :meth:`answered` waits for the last one."""
+
+    @property
+    def session_id(self) -> str:
+        return self.around.session_id
+
+    def rule_by(self, book: RuleBook) -> None:
+        """Judge calls by ``book`` from now on. The lanes of its sub-agents are bound by it as well."""
+        self.rules = book
+        for lane in tuple(self.below):
+            own = lane.rules if lane.mode is None else in_mode(lane.rules, lane.mode)
+            lane.rule_by(within(own, book))
+
+    def heed(self, call: Call, result: Result, hashed: Callable[[object], str]) -> None:
+        """Count how a resolved and valid call ended, from the first failure on."""
+        if call.entry is None or call.arguments is None:
+            return
+        spec = call.entry.spec
+        if result.ok and spec.side_effect != "read":
+            self.failed = None  # what failed before may go well now
+            return
+        failed = self.failed = self.failed or FailedCalls()
+        if not result.ok:
+            failed.failed(spec.id, hashed(call.arguments), result.error_kind or "failed")
+        else:
+            failed.succeeded(spec.id, hashed(call.arguments) if spec.id in failed.tools else None)
+
+    @property
+    def in_flight(self) -> list[Call]:
+        """The calls that somebody waits for: all but jobs and the calls that tools of jobs make."""
+        return [call for call in self.running.values() if not call.of_a_job]
+
+    async def answered(self) -> None:
+        """Return when no call is in flight."""
+        while self.in_flight:
+            self.emptied = self.emptied or asyncio.Event()
+            self.emptied.clear()
+            await self.emptied.wait()
+
+
+@dataclass(eq=False, slots=True)
+class LiveJob:
+    """A job that runs in this process.
+
+    :param told: the answer that its proposer got
+    :param not_locked: the locks that it would hold in its turn and does without in the background
+    :param ended: set when it has ended and that is kept, or cannot be kept now
+    :param kept: whether it is kept that it has ended
+    """
+
+    row: JobRow
+    call: Call
+    output: OutputFile
+    told: Result
+    not_locked: tuple[str, ...]
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    task: asyncio.Task[None] | None = None
+    kept: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class Going:
+    """The state that a call of a stateful tool opens, or takes a step of.
+
+    :param kind: whether it opens a state, takes a step of one, or closes one
+    :param by: the tool that was called, where what runs is the one that is open
+    :param sent: what a step is sent
+    :param state: which is open; None where there is none
+    :param ended: how the state had ended before this call; None while it is open
+    """
+
+    kind: Literal["open", "step", "close"]
+    id: str
+    by: Entry | None = None
+    sent: Any = None
+    state: OpenState | None = None
+    ended: StateEnd | None = None
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """For the record of the proposal: the fields by which the calls of one state are found to belong together."""
+        if self.state is None and self.kind != "open":
+            return {}
+        return {"state": self.id} if self.by is None else {"state": self.id, "by": self.by.id}
+
+
+class LookedAhead(NamedTuple):
+    """What was worked out of a call before its block was closed; see :mod:`handrail.arbiter.arbiter`.
+
+    :param given: its arguments as they were sent, and ``compact`` their JSON
+    :param arguments: as its tool gets them
+    :param layer: of capabilities, by which, and by which rules, the verdict was found
+    """
+
+    proposed: ProposedCall
+    given: dict[str, Any]
+    compact: bytes | None
+    arguments: dict[str, Any]
+    wants: tuple[Want, ...]
+    layer: Layer
+    rules: RuleBook
+    verdict: Verdict
+
+
+class Call:
+    """The state of one call between its proposal and its one answer. Only the arbiter changes it."""
+
+    # What most calls never set stands on the class, which keeps making one cheap.
+    parent: Call | None = None
+    replayable: bool = False
+    entry: Entry | None = None
+    arguments: dict[str, Any] | None = None
+    owns_arguments: bool = False
+    looked: LookedAhead | None = None
+    """Where this very call was looked at before its block was closed."""
+    verdict: Verdict | None = None
+    rules: RuleBook | None = None
+    wants: tuple[Want, ...] = ()
+    grant: Grant | None = None
+    behind: Taken | None = None
+    """The latest message before its proposal, which may not be durable yet; see :meth:`known`."""
+    entered: asyncio.Future[None] | None = None
+    children: int = 0
+    nested: tuple[Call, ...] = ()
+    """The calls that its tool is making now."""
+    artifacts: tuple[str, ...] = ()
+    """The artifacts in the answers to calls that its tool made."""
+    left: asyncio.Future[None] | None = None
+    """Set when it is answered; None unless its caller waits for that."""
+    over: bool = False
+    """Its tool has ended or was told to end, so it may make no further calls."""
+    begun: bool = False
+    """Its intent is on record and its tool has been started."""
+    read_only: bool = False
+    """It only runs a command that was proved to change nothing, with everything mounted read-only."""
+    lock_wait_ms: float = 0.0
+    resumed: bool = False
+    """Its proposal is on record already, because a person was asked about it: it goes on with their answer."""
+    asked: tuple[Approval, ...] = ()
+    """The approvals that were asked for on its behalf and are not used yet."""
+    granted: tuple[Approval, ...] = ()
+    """Those of them that were granted, to be used up when it begins."""
+    told: tuple[Sequence[Question], Sequence[Sequence[str]]] | None = None
+    """The questions that were asked before it began, and their answers."""
+    going: Going | None = None
+    """The state that it opens or takes a step of; None unless its tool is stateful."""
+    at_source: tuple[Offering, str] | None = None
+    """The source, and the resource or prompt of it, that the call was authorised for; None when it asks for neither."""
+    client_asks: int = 0
+    """How many requests it and the calls that it made have sent to the client at the face."""
+    hands_over: int = 0
+    """How many sub-agents are working for it now."""
+    delegates: Delegates | None = None
+    """Whoever runs its sub-agents, where that is not whoever does for its session now: a job goes on with the model and the
+    budget that it began with."""
+    handed: tuple[Handed, ...] = ()
+    """The sub-agents that have worked for it."""
+    background: bool = False
+    """To run in the background: it is answered with a job as soon as it is authorised."""
+    decided: bool = False
+    """Its first three steps (resolve, validate, authorise) are done."""
+    job: LiveJob | None = None
+    """The job that it has become; None while it belongs to its turn."""
+    detached: bool = False
+    """Its turn has let go of it, and its job's task has not taken it up yet."""
+    left_off: tuple[Any, ...] | None = None
+    """``(budget_ms, runtime, finished)`` of its tool, when an earlier task has started it; see :mod:`handrail.arbiter.running`."""
+    heard_of: tuple[str, ...] = ()
+    """The notices of what it was told before its session's agent was: they are taken once its answer is on record."""
+    outflow: Outflow | None = None
+    """Its tool's output while it runs; None before there is any."""
+    reached: tuple[Attempt, ...] = ()
+    """The hosts that it tried to reach, each once, up to a bound."""
+
+    def __init__(
+        self,
+        call_id: str,
+        proposed: ProposedCall,
+        lane: Lane,
+        generation: Generation,
+        execution: Execution,
+        log: CommitLog,
+        redactor: Redactor,
+        *,
+        parent: Call | None = None,
+        replayable: bool = False,
+    ) -> None:
+        self.id = call_id
+        self.proposed = proposed
+        self.tool_id = proposed.name
+        """The name that was proposed; once the call is resolved, its tool's id."""
+        self.lane = lane
+        self.watched = lane.listeners
+        """The listeners to its events; empty when nobody watches."""
+        self.session_id = lane.around.session_id
+        self.generation = generation
+        self.execution = execution
+        self.log = log
+        self.redactor = redactor
+        self.records: list[Record] = []
+        self.started_ns = time.monotonic_ns()
+        if parent is not None:
+            self.parent = parent
+        if replayable:
+            self.replayable = True
+
+    @property
+    def steps(self) -> bool:
+        """Whether it takes a step of an open state, which does not outlive this process."""
+        return self.going is not None and self.going.state is not None
+
+    @property
+    def ended_state(self) -> str:
+        """The id of the state that it took a step of, if that has ended; otherwise ``""``."""
+        state = None if self.going is None else self.going.state
+        return "" if state is None or state.ended is None else state.id
+
+    @property
+    def of_a_job(self) -> bool:
+        """Whether it, or the call that made it, is a job: nobody waits for its answer."""
+        call = self
+        while call.parent is not None:
+            call = call.parent
+        return call.job is not None
+
+    def note(self, kind: Kind, body: dict[str, Any], redacted: Mapping[str, Any] | None = None) -> None:
+        """Queue a record for the next write to the log, with secrets redacted.
+
+        :param redacted: further fields, in which there are none any more
+        """
+        if self.redactor.active:
+            body = self.redactor.record(body)
+        if redacted:
+            body = {**body, **redacted}
+        self.records.append(_new_record(Record, (kind, self.session_id, self.id, body)))
+
+    def own_arguments(self) -> None:
+        """Copy the proposed arguments before anything is awaited, since whoever still holds the object could change what
+        has been judged. Arguments that were parsed from text here need no copy."""
+        if not self.owns_arguments and self.arguments is not None:
+            self.owns_arguments = True
+            if not isinstance(self.proposed.arguments, (str, bytes)):
+                self.arguments = copy.deepcopy(self.arguments)
+
+    async def known(self) -> None:
+        """Return once the conversation is durable up to its proposal, so that a later process knows of it.
+
+        :raises LogUnavailable: when it could not be made durable
+        """
+        if self.behind is not None and not self.behind.durable:
+            await uninterrupted(self.behind.written(), self.execution)
+
+    def flush(self) -> None:
+        """Hand the queued records to the log, without waiting for them to be durable."""
+        if self.records:
+            records, self.records = self.records, []
+            self.log.append(records)
+
+    async def interruptible(self, step: Step, work: Callable[[], Awaitable[Any]]) -> Any:
+        """Await ``work``, which a user's stop or a shutdown may end.
+
+        :raises Refusal: ``cancelled``, when one of them ended it
+        """
+        try:
+            return await self.execution.inline(_begun(work))
+        except Stopped as stopped:
+            raise self.stopped(step, stopped.reason) from None
+
+    def stopped(self, step: Step, reason: StopReason) -> Refusal:
+        """The refusal of a call that was stopped before it ran."""
+        text = f"{self.tool_id} was {STOPPED_TEXT[reason]} before it began; nothing was run"
+        return Refusal(step, kind_of_stop(reason), text, stopped_by=reason)
+
+    def to_tell(self, arguments: Any) -> Any:
+        """``arguments`` for whoever watches, who has no say in what is run: those that were parsed here are the call's own."""
+        return copy.deepcopy(arguments) if isinstance(self.proposed.arguments, (str, bytes)) else arguments
+
+    def emit(self, kind: EventKind, data: Mapping[str, Any] | None = None) -> None:
+        """Send an event to the session's listeners. Costs nothing when there are none."""
+        listeners = self.watched
+        if listeners:
+            told, redactor = data or {}, self.redactor
+            if redactor.active:
+                told = redactor.value(dict(told))
+            event = Event(kind, self.session_id, self.id, redactor.text(self.tool_id), time.time_ns(), told)
+            for listener in tuple(listeners):
+                try:
+                    listener(event)
+                except Exception as error:  # whoever watches a call has no say in how it ends
+                    about = f"a listener to the events of session {self.session_id} failed at {kind!r}"
+                    self.execution.loop.call_exception_handler({"message": about, "exception": error})
+
+    def has_entered(self) -> None:
+        """It has its place in the lock queue, or will never need one: later calls of its reply may go on."""
+        if self.entered is not None and not self.entered.done():
+            self.entered.set_result(None)
+
+    @property
+    def elapsed_ms(self) -> float:
+        """Milliseconds since it began to run, to the microsecond."""
+        return (time.monotonic_ns() - self.started_ns) // 1000 / 1000
+
+    def network(self) -> dict[str, Any]:
+        """The hosts that it reached and those that it was refused, for its result; redacted, since a host name can hold a secret."""
+        text = self.redactor.text
+        refused = ((f"{one.host}:{one.port}", one.refused) for one in self.reached if one.refused is not None)
+        return {
+            "reached": [text(f"{one.host}:{one.port}") for one in self.reached if one.refused is None],
+            "refused": [{"host": text(host), "reason": text(reason)} for host, reason in refused],
+        }
+
+    def answer_error(self, kind: ErrorKind, text: str, data: Any = None, **metadata: Any) -> Result:
+        return Result.error(kind, text, data, duration_ms=self.elapsed_ms, **metadata)
+
+
+async def _begun(work: Callable[[], Awaitable[Any]]) -> Any:
+    return await work()
+
+
+@dataclass(eq=False, slots=True)
+class OpenState:
+    """One state, in this process.
+
+    :param call_id: of the call that opened it
+    :param arguments: a copy of those that it was opened with
+    :param generation: those tools are held as long as it is open
+    """
+
+    id: str
+    call_id: str
+    lane: Lane
+    entry: Entry
+    arguments: dict[str, Any]
+    steps: Steps
+    generation: Generation
+    busy: bool = False
+    ended: StateEnd | None = None
+    timer: asyncio.TimerHandle | None = None
+
+    @property
+    def session_id(self) -> str:
+        return self.lane.session_id

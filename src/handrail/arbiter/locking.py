@@ -1,0 +1,151 @@
+"""Step 4, lock: all that a call needs at once, or its place in the queue; and what a call in the background needs."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from handrail.arbiter.call import Call, Refusal
+from handrail.arbiter.locks import Grant, LockTable, LockTimeout, Resources, conflict, lock_names
+from handrail.arbiter.peers import not_counted
+from handrail.contract.errors import ToolError
+from handrail.contract.tool.spec import ToolSpec
+
+OPEN_STATE = "open state"
+"""The root of the locks that keep two steps of one state from running at the same time."""
+
+
+def in_background(call: Call, spec: ToolSpec, arguments: Mapping[str, Any]) -> bool:
+    """Whether it is answered with a job. A call that a tool makes is awaited by it: the locks that it runs under are its
+    caller's.
+
+    :raises ToolError: ``invalid_input``, where such a call asks for it
+    """
+    asked = spec.background_argument is not None and arguments.get(spec.background_argument) is True
+    if call.parent is None:
+        return asked or spec.mode == "background"
+    if asked:
+        raise ToolError(
+            f"{spec.background_argument}: a call that a tool makes is awaited by it; leave it out", kind="invalid_input"
+        )
+    return False
+
+
+def choose_locks(call: Call, resources: Resources) -> None:
+    """Set what it needs, by its validated arguments, and whether it is to be a job.
+
+    :raises Refusal: where they name no resource
+    """
+    assert call.entry is not None and call.arguments is not None
+    spec, roots = call.entry.spec, call.lane.around.roots
+    try:
+        call.background = in_background(call, spec, call.arguments)
+        call.wants = resources.wants(spec, call.arguments, roots, background=call.background)
+        if call.steps and call.going is not None and call.parent is None:
+            call.wants = (*call.wants, ((OPEN_STATE, call.going.id), "X"))  # one step of it after the other
+    except ToolError as error:
+        raise Refusal("validate", error.kind, error.text) from None
+
+
+class Locking:
+    """Takes locks for calls, and gives them back.
+
+    :ivar wait_ms: how long a call may wait for its locks
+    """
+
+    def __init__(self, locks: LockTable, wait_ms: int) -> None:
+        self.locks = locks
+        self.wait_ms = wait_ms
+
+    def lock(self, call: Call, predecessors: Sequence[Call]) -> Awaitable[None] | None:
+        """Take its locks now, or give back what there is to wait for.
+
+        :param predecessors: the earlier calls of the same model reply, in its order
+        :raises Refusal: ``conflict`` where a call above holds locks that do not cover it
+        """
+        if call.parent is not None and (held := _held_above(call)) is not None:
+            _borrow(call, call.parent, held)
+            return None
+        if predecessors:
+            return self._after(call, predecessors)
+        return self._now(call)
+
+    async def _after(self, call: Call, predecessors: Sequence[Call]) -> None:
+        assert call.entry is not None
+        for earlier in predecessors:
+            if (
+                earlier.entered is not None
+                and not earlier.entered.done()
+                and (call.entry.spec.side_effect != "read" or conflict(call.wants, earlier.wants))
+            ):
+                call.own_arguments()
+                await call.interruptible("lock", partial(_until, earlier.entered))
+        if waits := self._now(call):
+            await waits
+
+    def _now(self, call: Call) -> Awaitable[None] | None:
+        if call.wants:
+            call.grant = self.locks.try_acquire(call.wants, call.id)
+            if call.grant is None:
+                return self._in_turn(call)
+        if call.entered is not None:
+            call.has_entered()
+        return None
+
+    async def _in_turn(self, call: Call) -> None:
+        call.own_arguments()
+        call.flush()
+        began = time.monotonic_ns()
+        request = self.locks.enqueue(call.wants, call.id)
+        call.has_entered()
+        call.emit("waiting", {"for": self.locks.waiting_for(request)})
+        try:
+            budget_s = self.wait_ms / 1000
+            with not_counted(call):  # the tool that makes a nested call does not use its time up by waiting
+                call.grant = await call.interruptible("lock", lambda: request.granted(budget_s))
+        except LockTimeout as error:
+            text = f"waited {self.wait_ms} ms for {error}; nothing was run. Try again later."
+            raise Refusal("lock", "timeout", text) from None
+        finally:
+            if call.grant is None:
+                request.withdraw()
+            call.lock_wait_ms = (time.monotonic_ns() - began) / 1e6
+
+    def release(self, call: Call) -> None:
+        """Give back what it holds."""
+        grant: Grant | None = call.grant
+        if grant is not None:
+            call.grant = None
+            self.locks.release(grant)
+
+
+def _held_above(call: Call) -> Grant | None:
+    """Return what the nearest call above a nested call holds, of those that hold locks; None when no call above holds any.
+
+    The lock on an open state does not count: a nested call never asks for one, so no cycle can form through it.
+    """
+    above = call.parent
+    while above is not None:
+        if above.grant is not None and any(resource[0] != OPEN_STATE for resource, _ in above.wants):
+            return above.grant
+        above = above.parent
+    return None
+
+
+def _borrow(call: Call, caller: Call, held: Grant) -> None:
+    """Check that a nested call may run under the locks ``held`` by a call above. It gets no others and waits for nobody, so that
+    no cycle can form.
+
+    :raises Refusal: ``conflict``
+    """
+    if call.wants and not held.covers(call.wants):
+        needed = ", ".join(lock_names(call.wants))
+        text = f"{call.tool_id} needs the locks {needed}, which its caller {caller.tool_id} does not hold"
+        raise Refusal("lock", "conflict", f"{text}; its author declares them in 'locks'")
+
+
+async def _until(entered: asyncio.Future[None]) -> None:
+    await asyncio.shield(entered)

@@ -1,0 +1,573 @@
+"""Shared and exclusive locks on a tree of resources: all at once, first come first served, no deadlock.
+
+A *want* is a resource and a mode. A resource is its path from its root, ``("workspace", "src", "a.py")``; a lock
+on it covers everything beneath. Roots are independent. Callers ask for S (shared) or X (exclusive); on the
+ancestors the table takes the intention modes IS or IX by itself, so that ``workspace:X`` meets every file's lock
+without looking at them. S on a folder together with X on something in it is SIX, as in Gray's lock hierarchy.
+
+**Why it cannot deadlock.** A request takes its place at all its resources in one synchronous step, so any two
+requests stand in the same order wherever they meet. A request waits only for *earlier* ones that it conflicts
+with. The earliest that waits therefore waits only for holders, and a holder never waits: a call made under a
+grant runs under that grant or is refused (:meth:`Grant.covers`). A tool that holds no locks, and runs under none, may
+wait: the calls that it makes ask for their own locks.
+
+**Why nobody starves.** What has arrived later and conflicts never passes; what conflicts with no earlier request
+passes at once.
+
+**What it costs.** Per resource: one packed counter for each mode, over the requests whose turn has come there,
+and only while somebody waits there one FIFO per mode. Whoever is first of a FIFO is let in as soon as no
+conflicting counter and no earlier conflicting FIFO stands against it, together with all that are compatible
+behind it; a request that has its turn at every resource (``missing`` is 0) is granted. A request is looked at
+once per resource when it comes, once when its turn comes and once when it goes, however many others wait;
+queues are looked at only when the last holder of a mode leaves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections import OrderedDict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Literal, Protocol, cast
+
+from handrail.contract.errors import HandrailError, ToolError, UsageError
+from handrail.contract.text.json import json_type
+from handrail.contract.tool.spec import LockMode, LockSpec, ToolSpec, fill, placeholders
+
+# pyright: reportPrivateUsage=false
+# The table, its requests and its grants are one mechanism; nobody else sees their inner fields.
+
+
+Resource = tuple[str, ...]
+Want = tuple[Resource, LockMode]
+_Plan = Sequence[tuple[Resource, int]]
+
+_NAMES = ("IS", "IX", "S", "SIX", "X")
+_IS, _IX, _S, _SIX, _X = range(5)
+_MODE: dict[str, int] = {"S": _S, "X": _X}
+_AGAINST: tuple[tuple[int, ...], ...] = (
+    (_X,),
+    (_S, _SIX, _X),
+    (_IX, _SIX, _X),
+    (_IX, _S, _SIX, _X),
+    (_IS, _IX, _S, _SIX, _X),
+)
+"""For each mode, the modes it conflicts with; the relation is symmetric."""
+
+# A resource's counters are fields of one integer, so "does anything stand against me" is one AND.
+_WIDTH = 32
+_ONE = tuple(1 << _WIDTH * mode for mode in range(5))
+_FIELD = tuple(((1 << _WIDTH) - 1) << _WIDTH * mode for mode in range(5))
+_CONFLICTS = tuple(sum(_FIELD[other] for other in against) for against in _AGAINST)
+
+
+class LockTimeout(HandrailError):
+    """A wait for locks used up its budget; the request has left every queue. The text says what held it up."""
+
+
+class Grant:
+    """What one call holds, from ``try_acquire`` or ``granted`` until ``release``."""
+
+    __slots__ = ("_plan", "owner")
+
+    def __init__(self, plan: _Plan, owner: str) -> None:
+        self._plan = plan
+        self.owner = owner
+
+    def covers(self, wants: Iterable[Want]) -> bool:
+        """Whether a nested call with these ``wants`` may run under this grant.
+
+        X covers S and X, S covers S, on the resource and everything beneath it.
+        """
+        held = dict(self._plan)
+        for resource, mode in wants:
+            enough = (_X,) if mode == "X" else (_S, _SIX, _X)
+            if not any(held.get(resource[:depth]) in enough for depth in range(1, len(resource) + 1)):
+                return False
+        return True
+
+    def __repr__(self) -> str:
+        return f"<Grant {self.owner} {_described(self._plan)}>"
+
+
+class Request:
+    """A place in the queues. ``await granted(…)`` for its turn, or :meth:`withdraw`; nothing else is needed."""
+
+    __slots__ = ("_arrival", "_grant", "_missing", "_plan", "_state", "_table", "_wake", "owner")
+
+    def __init__(self, table: LockTable, plan: _Plan, owner: str, arrival: int) -> None:
+        self._table = table
+        self._plan = plan
+        self._arrival = arrival
+        self._missing = 0
+        self._grant: Grant | None = None
+        self._wake: asyncio.Future[None] | None = None
+        self._state: Literal["queued", "granted", "taken", "withdrawn"] = "queued"
+        self.owner = owner
+
+    @property
+    def ready(self) -> bool:
+        """Whether its turn has come and :meth:`granted` would return at once."""
+        return self._state == "granted"
+
+    async def granted(self, timeout_s: float | None = None) -> Grant:
+        """Wait until everything asked for is held.
+
+        If the waiting task is cancelled the request leaves every queue, also if its turn came in the same moment.
+
+        :param timeout_s: the budget of this wait in seconds; None waits as long as it takes
+        :raises LockTimeout: when the budget ran out first
+        :raises UsageError: if it was awaited before, or withdrawn
+        """
+        if self._state in ("taken", "withdrawn") or self._wake is not None:
+            raise UsageError(f"a lock request is awaited once; this one ({self!r}) was already awaited or withdrawn")
+        if timeout_s is not None and not timeout_s >= 0:
+            raise UsageError(f"the budget of a lock wait is {timeout_s!r} s; expected 0 or more, or None")
+        if self._grant is None:
+            await self._turn(timeout_s)
+        if self._grant is None:
+            raise UsageError(f"the lock request {self!r} was withdrawn while it was awaited")
+        self._state = "taken"
+        return self._grant
+
+    async def _turn(self, timeout_s: float | None) -> None:
+        loop = asyncio.get_running_loop()
+        self._wake = loop.create_future()
+        late: list[str] = []
+        timer = None if timeout_s is None else loop.call_later(timeout_s, self._expire, late)
+        try:
+            await self._wake
+        except BaseException:
+            self.withdraw()
+            raise
+        finally:
+            if timer is not None:
+                timer.cancel()
+        if late:
+            raise LockTimeout(late[0])
+
+    def _expire(self, late: list[str]) -> None:
+        if self._state == "queued" and self._wake is not None and not self._wake.done():
+            late.append(self._table.waiting_for(self))
+            self.withdraw()
+
+    def withdraw(self) -> None:
+        """Give up a place that is still queued, or a grant that nobody has taken from :meth:`granted` yet.
+
+        Does nothing afterwards, so it may stand in a ``finally``.
+        """
+        if self._state in ("taken", "withdrawn"):
+            return
+        self._state = "withdrawn"
+        grant, self._grant = self._grant, None
+        if grant is not None:
+            self._table.release(grant)
+        else:
+            self._table._leave_queues(self, self._plan)
+        self._wake_up()
+
+    def _give(self, grant: Grant) -> None:
+        self._grant = grant
+        self._state = "granted"
+        self._wake_up()
+
+    def _wake_up(self) -> None:
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)
+
+    def __repr__(self) -> str:
+        return f"<Request {self.owner} {_described(self._plan)} {self._state}>"
+
+
+_Fifos = tuple["OrderedDict[Request, None]", ...]
+
+
+def lock_names(wants: tuple[Want, ...]) -> tuple[str, ...]:
+    """Locks as people read them: ``workspace/src/a.py:X``."""
+    return tuple(f"{'/'.join(resource)}:{mode}" for resource, mode in wants)
+
+
+class LockTable:
+    """Who holds and who waits for what. Belongs to one event loop; call it from that loop's thread only."""
+
+    __slots__ = ("_arrivals", "_grants", "_queues", "_taken")
+
+    def __init__(self) -> None:
+        self._taken: dict[Resource, int] = {}
+        """Resource to packed counters of the requests whose turn has come there: granted, or waiting elsewhere."""
+        self._queues: dict[Resource, _Fifos] = {}
+        """Resource to one FIFO per mode of the requests whose turn has not come there; only where there are some."""
+        self._grants: set[Grant] = set()
+        self._arrivals = 0
+
+    def try_acquire(self, wants: Sequence[Want], owner: str = "") -> Grant | None:
+        """All of ``wants`` at once, or None if anything stands against it. Never waits, leaves nothing behind.
+
+        :param owner: who holds it, for what others are told while they wait
+        :raises UsageError: for a want that is none
+        """
+        plan = _planned(wants)
+        taken = self._taken
+        for resource, mode in plan:
+            if resource in taken and taken[resource] & _CONFLICTS[mode]:
+                return None
+        if self._queues and not all(self._has_turn(resource, mode) for resource, mode in plan):
+            return None
+        for resource, mode in plan:
+            taken[resource] = taken.get(resource, 0) + _ONE[mode]
+        grant = Grant(plan, owner)
+        self._grants.add(grant)
+        return grant
+
+    def enqueue(self, wants: Sequence[Want], owner: str = "") -> Request:
+        """Take a place for ``wants`` at every resource, now, in the order of the calls of this method.
+
+        :raises UsageError: for a want that is none
+        """
+        plan = _planned(wants)
+        self._arrivals += 1
+        request = Request(self, plan, owner, self._arrivals)
+        taken = self._taken
+        for resource, mode in plan:
+            if self._has_turn(resource, mode):
+                taken[resource] = taken.get(resource, 0) + _ONE[mode]
+                continue
+            fifos = self._queues.get(resource)
+            if fifos is None:
+                fifos = self._queues[resource] = tuple(OrderedDict[Request, None]() for _ in range(5))
+            fifos[mode][request] = None
+            request._missing += 1
+        if not request._missing:
+            self._grant(request)
+        return request
+
+    def release(self, grant: Grant) -> None:
+        """Give back everything ``grant`` holds, and let in those whose turn comes.
+
+        :raises UsageError: if it was released before or belongs to another table; nothing changes then
+        """
+        try:
+            self._grants.remove(grant)
+        except KeyError:
+            raise UsageError(f"{grant!r} is not held: release a grant once, to the table it came from") from None
+        for resource, mode in grant._plan:
+            self._give_back(resource, mode)
+
+    def waiting_for(self, request: Request) -> str:
+        """What ``request`` waits for and who holds it, in one short line, for events and ``explain``."""
+        parts: list[str] = []
+        for resource, mode in request._plan:
+            if request not in self._queues.get(resource, _NO_FIFOS)[mode]:
+                continue
+            holders = [
+                f"{grant.owner or 'another call'} ({_NAMES[held]})"
+                for grant in self._grants
+                for where, held in grant._plan
+                if where == resource and held in _AGAINST[mode]
+            ]
+            shown = ", ".join(sorted(holders)[:3]) + (f" and {len(holders) - 3} more" if len(holders) > 3 else "")
+            parts.append(
+                f"{'/'.join(resource)}:{_NAMES[mode]} "
+                + (f"held by {shown}" if holders else "behind earlier calls that wait for it")
+            )
+        more = f"; and {len(parts) - 3} more resources" if len(parts) > 3 else ""
+        return "; ".join(parts[:3]) + more
+
+    @property
+    def size(self) -> int:
+        """The number of resources with a holder or a waiter; 0 when nothing is going on."""
+        return len(self._taken.keys() | self._queues.keys())
+
+    def _has_turn(self, resource: Resource, mode: int) -> bool:
+        """Whether a request that came now would stand behind nobody it conflicts with."""
+        if self._taken.get(resource, 0) & _CONFLICTS[mode]:
+            return False
+        fifos = self._queues.get(resource)
+        return fifos is None or not any(fifos[other] for other in _AGAINST[mode])
+
+    def _grant(self, request: Request) -> None:
+        grant = Grant(request._plan, request.owner)
+        self._grants.add(grant)
+        request._give(grant)
+
+    def _leave_queues(self, request: Request, plan: _Plan) -> None:
+        for resource, mode in plan:
+            fifos = self._queues.get(resource)
+            if fifos is not None and request in fifos[mode]:
+                del fifos[mode][request]
+                self._let_in(resource, mode, fifos)
+            else:
+                self._give_back(resource, mode)
+
+    def _give_back(self, resource: Resource, mode: int) -> None:
+        left = self._taken[resource] - _ONE[mode]
+        if left:
+            self._taken[resource] = left
+        else:
+            del self._taken[resource]
+        # Only the last of a mode to leave can make room. Without this, each file's release would look at the
+        # queues of every folder above it.
+        if self._queues and not left & _FIELD[mode]:
+            fifos = self._queues.get(resource)
+            if fifos is not None:
+                self._let_in(resource, mode, fifos)
+
+    def _let_in(self, resource: Resource, gone: int, fifos: _Fifos) -> None:
+        """Give their turn at ``resource`` to those that one of mode ``gone`` was the last to keep out."""
+        taken = self._taken
+        for mode in _AGAINST[gone]:
+            fifo = fifos[mode]
+            while fifo:
+                request = next(iter(fifo))
+                if taken.get(resource, 0) & _CONFLICTS[mode] or any(
+                    fifos[other] and next(iter(fifos[other]))._arrival < request._arrival for other in _AGAINST[mode]
+                ):
+                    break
+                del fifo[request]
+                taken[resource] = taken.get(resource, 0) + _ONE[mode]
+                request._missing -= 1
+                if not request._missing:
+                    self._grant(request)
+        if not any(fifos):
+            del self._queues[resource]
+
+
+def conflict(some: Iterable[Want], others: Iterable[Want]) -> bool:
+    """Whether two calls with these wants may not run at the same time."""
+    planned = dict(_planned(tuple(some)))
+    return any(
+        resource in planned and planned[resource] in _AGAINST[mode] for resource, mode in _planned(tuple(others))
+    )
+
+
+_NO_FIFOS: _Fifos = tuple(OrderedDict[Request, None]() for _ in range(5))
+
+
+def _planned(wants: Sequence[Want]) -> _Plan:
+    """Each resource and ancestor once, in the one mode that covers all that is asked of it."""
+    try:
+        asked = tuple(wants)
+        return _remembered(asked) if len(asked) <= _FEW else _plan(asked)
+    except (KeyError, ValueError, TypeError):
+        raise UsageError(
+            f"{wants!r} are no lock wants; expected pairs of a resource and a mode, as (('workspace', 'a.py'), 'X')"
+        ) from None
+
+
+def _plan(wants: tuple[Want, ...]) -> _Plan:
+    merged: dict[Resource, int] = {}
+    for resource, asked in wants:
+        mode, length = _MODE[asked], len(resource)
+        if not length:
+            raise ValueError
+        intention = _IX if mode == _X else _IS
+        for depth in range(1, length):
+            above = resource[:depth]
+            merged[above] = _JOIN[merged.get(above, intention)][intention]
+        merged[resource] = _JOIN[merged.get(resource, mode)][mode]
+    return tuple(merged.items())
+
+
+_FEW = 4
+_remembered = lru_cache(maxsize=1024)(_plan)
+"""Tools ask for the same few locks over and over."""
+
+
+def _join(one: int, other: int) -> int:
+    """The weakest mode that is at least as strong as both."""
+    if {one, other} == {_IX, _S}:
+        return _SIX
+    return max(one, other)
+
+
+_JOIN = tuple(tuple(_join(one, other) for other in range(5)) for one in range(5))
+
+
+def _described(plan: _Plan) -> str:
+    return ", ".join(f"{'/'.join(resource)}:{_NAMES[mode]}" for resource, mode in plan)
+
+
+# What a call locks: a tool's lock templates, filled from its arguments, as canonical resources.
+#
+# - ``workspace`` is the root of every ``file:`` resource in the workspace, and in the agent's further roots that may be
+#   written: what locks the workspace as a whole (``bash``) may write there too;
+# - ``file:<path>`` elsewhere (a session's output, a read-only root) stands under a root of its own;
+# - every other template is one resource by itself, independent of the rest: ``memory``, ``account:alice``.
+#
+# Two spellings of one file are one resource, since paths are located before they become one.
+
+WORKSPACE = "workspace"
+ELSEWHERE = "file:/"
+"""The root of files outside the workspace. No template can be this by itself, so no other root meets it."""
+
+MAX_RESOURCES = 10_000
+"""How many resources one template may stand for in one call."""
+
+MAX_BITS = 4096
+"""The longest integer that names a resource; Python refuses to write out much longer ones."""
+
+_FILE = "file:"
+
+
+class Places(Protocol):
+    """The part of :class:`~handrail.runtime.files.roots.Roots` that is needed here."""
+
+    workspace: str
+    """The workspace's canonical folder."""
+
+    @property
+    def writable(self) -> Collection[str]:
+        """The canonical folders that may be written, the workspace among them."""
+        ...
+
+    def absolute(self, path: str) -> str:
+        """The file's canonical path: no ``..``, no link, no doubled separator.
+
+        :raises ToolError: for text that can name no file
+        """
+        ...
+
+
+class Resources:
+    """Fills the lock templates of tools. One for a kernel; it remembers what it compiled."""
+
+    __slots__ = ("_compiled",)
+
+    def __init__(self) -> None:
+        # By identity, which is quicker than hashing a whole spec; the entry goes with the spec, before another has its id.
+        self._compiled: dict[int, tuple[weakref.ref[ToolSpec], Templates]] = {}
+
+    def wants(
+        self, spec: ToolSpec, arguments: Mapping[str, Any], places: Places, *, background: bool = False
+    ) -> tuple[Want, ...]:
+        """What a call of ``spec`` with validated ``arguments`` has to hold.
+
+        :param background: what it has to hold where nobody waits for it
+        :raises ToolError: ``invalid_input`` when an argument cannot be made a resource
+        """
+        if background:
+            return Templates(spec.background_locks).wants(arguments, places)
+        key = id(spec)
+        found = self._compiled.get(key)
+        if found is None:
+            gone = weakref.ref(spec, lambda _, compiled=self._compiled: compiled.pop(key, None))
+            found = self._compiled[key] = (gone, Templates(spec.effective_locks))
+        templates = found[1]
+        return templates.wants(arguments, places) if templates.filled else templates.constant
+
+
+def shared(wants: tuple[Want, ...]) -> tuple[Want, ...]:
+    """The locks of a call that runs read-only: files are looked at beside others who look."""
+    return tuple((resource, "S" if resource[0] in (WORKSPACE, ELSEWHERE) else mode) for resource, mode in wants)
+
+
+class _Template:
+    """One with places to fill, or a file's name. Most have a single place, which is filled with a text."""
+
+    __slots__ = ("_after", "_before", "_name", "_whole", "lock")
+
+    def __init__(self, lock: LockSpec) -> None:
+        self.lock = lock
+        names = lock.arguments
+        self._whole = () if names else (fill(lock.resource, {}),)
+        self._name = names[0] if len(names) == 1 else ""
+        self._before, _, self._after = fill(lock.resource, {self._name: "\0"}).partition("\0")
+
+    def filled(self, arguments: Mapping[str, Any]) -> Iterable[str]:
+        """The resources that it stands for.
+
+        :raises ToolError: ``invalid_input`` when an argument cannot be made a resource
+        """
+        if self._whole:
+            return self._whole
+        value = arguments.get(self._name)
+        if type(value) is str and self._name:
+            return (self._before + value + self._after,)
+        return [fill(self.lock.resource, values) for values in _spread(self.lock, arguments)]
+
+
+class Templates:
+    """The lock templates of one tool, taken apart once."""
+
+    __slots__ = ("constant", "filled")
+
+    def __init__(self, locks: tuple[LockSpec, ...]) -> None:
+        constant: list[Want] = []
+        self.filled: list[_Template] = []
+        for lock in locks:
+            # A file's name is located anew for each call, since links change.
+            if lock.resource.startswith(_FILE) or placeholders(lock.resource):
+                self.filled.append(_Template(lock))
+            else:
+                constant.append(((lock.resource,), lock.mode))
+        self.constant = tuple(constant)
+
+    def wants(self, arguments: Mapping[str, Any], places: Places) -> tuple[Want, ...]:
+        """See :meth:`Resources.wants`."""
+        wants = dict.fromkeys(self.constant)
+        for template in self.filled:
+            mode = template.lock.mode
+            for resource in template.filled(arguments):
+                if resource.startswith(_FILE):
+                    for want in _file(resource[len(_FILE) :], mode, places):
+                        wants[want] = None
+                else:
+                    wants[(resource,), mode] = None
+        return tuple(wants)
+
+
+def _file(path: str, mode: LockMode, places: Places) -> list[Want]:
+    """The resource of one file. No path (an optional argument that was left out) is the whole workspace."""
+    if not path:
+        return [((WORKSPACE,), mode)]
+    absolute, workspace = places.absolute(path), places.workspace
+    if absolute == workspace:
+        return [((WORKSPACE,), mode)]
+    if absolute.startswith(workspace.rstrip("/") + "/"):
+        return [(_beneath(WORKSPACE, absolute[len(workspace.rstrip("/")) :]), mode)]
+    if any(absolute == root or absolute.startswith(root + "/") for root in places.writable):
+        return [(_beneath(WORKSPACE, absolute, "/"), mode)]  # no name in the workspace is "/"
+    wants: list[Want] = [(_beneath(ELSEWHERE, absolute), mode)]
+    folder = absolute.rstrip("/") + "/"
+    if any(root.startswith(folder) for root in places.writable):  # a folder that holds such a root covers it too
+        wants.append(((WORKSPACE,), mode))
+    return wants
+
+
+def _beneath(root: str, path: str, *first: str) -> Resource:
+    return (root, *first, *(part for part in path.split("/") if part))
+
+
+def _spread(lock: LockSpec, arguments: Mapping[str, Any]) -> list[dict[str, str]]:
+    """The texts to fill in. A list stands for one resource per item, an empty one for an argument left out."""
+    spread: list[dict[str, str]] = [{}]
+    for name in dict.fromkeys(lock.arguments):
+        value = arguments.get(name)
+        items: list[object] = [value]
+        if isinstance(value, (list, tuple)):
+            items = list(cast("list[object]", value)) or [None]
+        texts = dict.fromkeys(_text(lock, name, item) for item in items)
+        if len(spread) * len(texts) > MAX_RESOURCES:
+            raise ToolError(
+                f"the tool's lock {lock} stands for more than {MAX_RESOURCES:,} resources with these arguments; pass fewer at once",
+                kind="invalid_input",
+            )
+        spread = [{**filled, name: text} for filled in spread for text in texts]
+    return spread
+
+
+def _text(lock: LockSpec, name: str, value: object) -> str:
+    """One spelling for one value: 5 and 5.0 are the same JSON number."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, (str, float)) or (isinstance(value, int) and value.bit_length() <= MAX_BITS):
+        return str(value)
+    raise ToolError(
+        f"the argument {name!r} is a JSON {json_type(value)}, and the tool's lock {lock} needs a text, a number or a list of them",
+        kind="invalid_input",
+    )

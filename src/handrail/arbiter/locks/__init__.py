@@ -1,1 +1,0 @@
-"""The locks that decide which calls may run at the same time."""

@@ -1,0 +1,305 @@
+"""Registered secrets, replaced by their names wherever a text, bytes or JSON would carry them.
+
+Every occurrence goes, in each of the forms of :mod:`handrail.arbiter.output.secret_forms`. Where occurrences overlap, all of
+their characters go. Whoever registers nothing pays nothing: every method then gives back what it was given.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+
+import orjson
+
+from handrail.arbiter.output.secret_forms import Forms
+from handrail.contract.errors import UsageError
+from handrail.runtime.secrets import fault_in_name
+from handrail.runtime.surface import Values
+
+MIN_SECRET = 4
+"""Characters. A shorter value would occur in ordinary text and redact that."""
+
+
+MAX_SECRET = 16 * 1024
+"""Characters. A longer one is a document, and to look for all its forms would hold every call up."""
+
+
+_LONG = 64 * 1024
+"""Bytes from which on a second look costs more than keeping what was looked at."""
+
+
+class Redactor:
+    """Knows the secrets of one kernel, those that its processes brought along included."""
+
+    __slots__ = ("_binary", "_clean", "_forms", "_numeric", "_secrets", "active")
+
+    def __init__(self, secrets: Mapping[str, str] | None = None) -> None:
+        """
+        :param secrets: name to value; a name may be shown to anybody
+        :raises ValueError: for a value that cannot be redacted; the text gives its name and never the value
+        """
+        self._secrets: dict[str, frozenset[str]] = {}
+        self.learn(secrets or {})
+
+    def learn(self, secrets: Mapping[str, str]) -> None:
+        """Redact these too from now on, beside all that were known before. A name may stand for several values.
+
+        :raises ValueError: for a value that cannot be redacted; the text gives its name and never the value
+        """
+        every = dict(self._secrets)
+        for name, value in secrets.items():
+            if problem := fault_in_name(name):
+                raise ValueError(problem)
+            if fault := fault_in(value):
+                raise ValueError(f"the secret {name!r} {fault}")
+            every[name] = every.get(name, frozenset()) | {value}
+        labelled = {_label(name): sorted(values) for name, values in every.items()}
+        forms = Forms(labelled)
+        for label in labelled:
+            for found in forms.occurrences(label):
+                raise ValueError(
+                    f"the secret {found.label[8:-1]!r} has a value that is part of {label!r}, which would be put "
+                    "in a secret's place; use a longer, random value"
+                )
+        ascii_only = all(value.isascii() for values in every.values() for value in values)
+        self._secrets, self._forms = every, forms
+        self._clean = b""
+        """The last long text without secrets: arguments are looked at once for the record and once for people."""
+        self._binary = forms if ascii_only else Forms(labelled, as_bytes=True)
+        digits = set("0123456789.eE+-")
+        self._numeric = any(
+            set(form) <= digits
+            for values in every.values()
+            for value in values
+            for form in (value, value.encode().hex())
+        )
+        self.active = bool(every)
+        """Whether there is anything to look for."""
+
+    def text(self, text: str) -> str:
+        """``text`` without secrets; the same object when there are none in it."""
+        if not self.active or not self._forms.may_be_in(text):
+            return text
+        return self._cut(self._forms, text, len(text), 0)[0]
+
+    def head(self, text: str, most: int) -> str:
+        """The first ``most`` characters of ``text`` without secrets. No more than a fixed length of it is looked at, and what
+        may be the beginning of a secret at its end is left out."""
+        if len(text) <= _LONG:
+            return self.text(text)[:most]
+        return self.stream().feed(text[:_LONG])[:most]
+
+    def binary(self, data: bytes) -> bytes:
+        """``data`` without secrets in UTF-8."""
+        if not self.active or not self._binary.may_be_in_bytes(data):
+            return data
+        text = data.decode("latin-1")
+        shown = self._cut(self._binary, text, len(text), 0)[0]
+        return data if shown is text else shown.encode("latin-1")
+
+    def found_in(self, data: bytes) -> bool:
+        """Whether UTF-8 or JSON text has a secret in it."""
+        if len(data) > _LONG and data == self._clean:
+            return False
+        if self._binary.may_be_in_bytes(data) and self._binary.occurrences(data.decode("latin-1")):
+            return True
+        if len(data) > _LONG:
+            self._clean = data
+        return False
+
+    def record(self, body: dict[str, Any]) -> dict[str, Any]:
+        """As :meth:`value`, for what has seldom a secret in it: one look at the whole of it first."""
+        try:
+            if not self.found_in(orjson.dumps(body)):
+                return body
+        except TypeError:  # something that only a look at each part tells
+            pass
+        return self._walk(body)
+
+    def value(self, value: Any) -> Any:
+        """Plain JSON data without secrets, in keys as well; parts without any are the same objects.
+
+        A number whose digits are a secret becomes its name. Keys that become the same are told apart by a count.
+        """
+        return self._walk(value) if self.active else value
+
+    def stream(self) -> RedactedStream:
+        """For text that comes in pieces."""
+        return RedactedStream(self)
+
+    def _walk(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, dict):
+            return self._walk_object(cast("dict[str, Any]", value))
+        if isinstance(value, (list, tuple)):
+            items = cast("list[Any] | tuple[Any, ...]", value)
+            walked = [self._walk(item) for item in items]
+            return items if all(new is old for new, old in zip(walked, items, strict=True)) else walked
+        if self._numeric and type(value) in (int, float):
+            written = orjson.dumps(value).decode()
+            redacted = self.text(written)
+            return value if redacted is written else redacted
+        return value
+
+    def _walk_object(self, value: dict[str, Any]) -> dict[str, Any]:
+        walked: dict[str, Any] = {}
+        counts: dict[str, int] = {}
+        changed = False
+        for key, item in value.items():
+            new_key, new_item = self.text(key), self._walk(item)
+            changed = changed or new_key is not key or new_item is not item
+            unique = new_key
+            while unique in walked or (unique is not key and unique in value):
+                count = counts[new_key] = counts.get(new_key, 1) + 1
+                unique = f"{new_key} ({count})"
+            walked[unique] = new_item
+        return walked if changed else value
+
+    @staticmethod
+    def _cut(forms: Forms, text: str, upto: int, covered: int) -> tuple[str, int]:
+        """Redact what begins before ``upto``.
+
+        :param covered: how many characters at the start belong to an occurrence whose label was already written
+        :return: the text to show, and how many characters after ``upto`` belong to what it ends with
+        """
+        out: list[str] = []
+        shown = covered
+        for found in forms.occurrences(text):
+            if found.start >= upto:
+                break
+            if found.start >= shown:
+                out += (text[shown : found.start], found.label)
+            shown = max(shown, found.end)
+        if not shown and upto == len(text):
+            return text, 0
+        if shown < upto:
+            out.append(text[shown:upto])
+            shown = upto
+        return "".join(out), shown - upto
+
+
+class RedactedStream:
+    """Redacts text that comes in pieces, as if it had come whole. Holds back what may be a secret's beginning."""
+
+    __slots__ = ("_covered", "_pending", "_redactor")
+
+    def __init__(self, redactor: Redactor) -> None:
+        self._redactor = redactor
+        self._pending = ""
+        self._covered = 0
+
+    def feed(self, chunk: str) -> str:
+        """What may be shown now."""
+        return chunk if not self._redactor.active else self._advance(self._pending + chunk, end=False)
+
+    def finish(self) -> str:
+        """The rest, after the last chunk."""
+        return self._advance(self._pending, end=True) if self._pending else ""
+
+    def _advance(self, text: str, *, end: bool) -> str:
+        forms = self._redactor._forms  # pyright: ignore[reportPrivateUsage]
+        upto = len(text) if end else forms.held_back(text)
+        shown, self._covered = self._redactor._cut(forms, text, upto, self._covered)  # pyright: ignore[reportPrivateUsage]
+        self._pending = text[upto:]
+        return shown
+
+
+def _label(name: str) -> str:
+    return f"[secret:{name}]"
+
+
+@dataclass(frozen=True, slots=True)
+class RedactedValues:
+    """What tools keep in a session, without secrets; implements :class:`~handrail.runtime.surface.Values`."""
+
+    values: Values
+    redactor: Redactor
+
+    async def get(self, session_id: str, tool_id: str, key: str) -> Any:
+        return await self.values.get(session_id, tool_id, self.redactor.text(key))
+
+    async def put(self, session_id: str, tool_id: str, key: str, value: Any) -> None:
+        await self.values.put(session_id, tool_id, self.redactor.text(key), self.redactor.value(value))
+
+
+def redactor_of(given: Mapping[str, str] | None) -> Redactor:
+    """A redactor of what a program passed as its secrets.
+
+    :raises UsageError: for a name or value that cannot be redacted
+    """
+    try:
+        return Redactor(given)
+    except ValueError as error:
+        raise UsageError(f"secrets: {error}") from None
+
+
+def fault_in(value: object) -> str | None:
+    """Why a value cannot be redacted, without telling it; None where it can."""
+    if not isinstance(value, str):
+        return f"is a {type(value).__name__}; expected text"
+    if len(value) < MIN_SECRET:
+        return f"has {len(value)} characters; expected at least {MIN_SECRET}, since a shorter value occurs in ordinary text"
+    if len(value) > MAX_SECRET:
+        return f"has {len(value):,} characters; expected at most {MAX_SECRET:,}"
+    if not value.strip():
+        return "is only white space; expected a value that does not occur in ordinary text"
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return "has half of a surrogate pair in it; expected valid Unicode text"
+    return None
+
+
+# What Handrail itself logs in Python, without the secrets that a kernel knows: an error's text may hold what a
+# peer sent.
+
+LOGGERS = (
+    "handrail",
+    "handrail.acp",
+    "handrail.agent",
+    "handrail.arbiter",
+    "handrail.ipc",
+    "handrail.mcp",
+    "handrail.session",
+)
+"""Every logger of Handrail's own: a filter on one does not see what is logged on those beneath it."""
+
+
+@contextmanager
+def redacted_logs(redactor: Redactor) -> Generator[None]:
+    """Redact what is logged until the block ends, also what ``redactor`` learns meanwhile."""
+    redaction = _Redaction(redactor)
+    for name in LOGGERS:
+        logging.getLogger(name).addFilter(redaction)
+    try:
+        yield
+    finally:
+        for name in LOGGERS:
+            logging.getLogger(name).removeFilter(redaction)
+
+
+class _Redaction(logging.Filter):
+    def __init__(self, redactor: Redactor) -> None:
+        super().__init__()
+        self._redactor = redactor
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if not self._redactor.active:
+            return True
+        said = record.getMessage()
+        if (shown := self._redactor.text(said)) is not said:
+            record.msg, record.args = shown, ()
+        if record.exc_info and (error := record.exc_info[1]) is not None:
+            traced = record.exc_text or logging.Formatter().formatException(record.exc_info)
+            if (shown := self._redactor.text(traced)) is not traced:
+                record.exc_text = shown
+                # For handlers that look at the error itself: one of the same name, with its redacted text and no frames.
+                told = type(type(error).__name__, (Exception,), {})(self._redactor.text(str(error)))
+                record.exc_info = (type(told), told, None)
+        if record.stack_info:
+            record.stack_info = self._redactor.text(record.stack_info)
+        return True

@@ -1,1 +1,0 @@
-"""Secrets are taken out of everything that leaves the arbiter."""

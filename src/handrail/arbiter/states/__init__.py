@@ -1,1 +1,0 @@
-"""Stateful tools: what is open, and the steps that are taken with it."""

@@ -1,0 +1,153 @@
+"""What each provider's schema language can say of a tool's parameters, and the form in which it takes a tool.
+
+Sources: https://platform.openai.com/docs/guides/function-calling, https://docs.anthropic.com/en/docs/agents-and-tools/tool-use,
+https://ai.google.dev/api/caching#FunctionDeclaration, https://modelcontextprotocol.io/specification (tools).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from handrail.contract.tool.native import NATIVE, Support, native_name
+from handrail.contract.tool.spec import ToolSpec
+
+ANNOTATIONS = frozenset({"title", "description", "default", "examples", "format"})
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """One provider's limits. Schemas beyond them are written in another way by :func:`handrail.catalog.fitting.fit`.
+
+    :param keywords: those that it reads in any schema; None for every keyword of JSON Schema
+    :param plain_root: the outermost schema is an object without ``oneOf``, ``anyOf``, ``allOf`` and the like
+    :param property_names: what a property may be called, or None for anything
+    :param max_description: characters of a tool's description, or None
+    :param form: the tool as the provider takes it, from name, description and fitted parameters
+    """
+
+    name: str
+    form: Callable[[str, str, Mapping[str, Any]], dict[str, Any]]
+    keywords: frozenset[str] | None = None
+    plain_root: bool = True
+    property_names: re.Pattern[str] | None = None
+    max_description: int | None = None
+
+
+def _chat(name: str, description: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": dict(parameters)}}
+
+
+def _responses(name: str, description: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    # Left out, `strict` is true there, and would refuse every schema with an optional property.
+    return {
+        "type": "function",
+        "name": name,
+        "description": description,
+        "parameters": dict(parameters),
+        "strict": False,
+    }
+
+
+def _messages(name: str, description: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    return {"name": name, "description": description, "input_schema": dict(parameters)}
+
+
+def _declaration(name: str, description: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    return {"name": name, "description": description, "parametersJsonSchema": dict(parameters)}
+
+
+def _mcp(name: str, description: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    return {"name": name, "description": description, "inputSchema": dict(parameters)}
+
+
+OPENAI_CHAT = Dialect("openai-chat", _chat, max_description=1024)
+OPENAI_RESPONSES = Dialect("openai-responses", _responses, max_description=1024)
+ANTHROPIC = Dialect("anthropic", _messages, property_names=re.compile(r"[A-Za-z0-9_.-]{1,64}\Z"))
+GEMINI = Dialect(
+    "gemini",
+    _declaration,
+    keywords=frozenset(
+        {
+            *("type", "title", "description", "format", "enum", "properties", "required", "additionalProperties"),
+            *("items", "prefixItems", "minItems", "maxItems", "minimum", "maximum", "anyOf", "propertyOrdering"),
+        }
+    ),
+    property_names=re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}\Z"),
+)
+MCP = Dialect("mcp", _mcp, plain_root=False)
+TEXT = Dialect("text", _mcp, plain_root=False, property_names=re.compile(r'[^\s=<>"@]{1,128}\Z'))
+"""Of models that write their calls into their text; see :mod:`handrail.agent.text_calls`."""
+
+DIALECTS: Mapping[str, Dialect] = {
+    dialect.name: dialect for dialect in (OPENAI_CHAT, OPENAI_RESPONSES, ANTHROPIC, GEMINI, MCP)
+}
+
+
+# A tool that a provider carries out itself, in the form in which that provider takes it, or why a model is not
+# offered it.
+
+_API = {
+    "openai-chat": "the chat completions API",
+    "openai-responses": "the responses API",
+    "anthropic": "the messages API",
+    "gemini": "the Gemini API",
+    "text": "a model that writes its calls as text",
+}
+
+
+def in_own_form(spec: ToolSpec, dialect: Dialect, model: str) -> dict[str, Any] | str:
+    """What stands for it in a request: an entry of the list of tools, or for chat completions a further parameter. A text
+    where this model cannot have it: why.
+
+    :param model: its name, as the provider knows it
+    """
+    api = _API.get(dialect.name, dialect.name)
+    support = NATIVE[native_name(spec)].support.get(dialect.name)
+    if support is None:
+        those = " and ".join(_API[name] for name in NATIVE[native_name(spec)].support if name in _API)
+        return f"{api} has no {native_name(spec)}, only {those}"
+    if dialect.name not in spec.provider_support:
+        return f"the agent's manifest has it for {', '.join(spec.provider_support)} only"
+    if support.models is not None and support.models not in model:
+        return f"in {api} only models with {support.models!r} in their name have it, and {model} is none"
+    return _FORMS.get(dialect.name, _listed)(support, spec.provider_support[dialect.name])
+
+
+def name_in_reply(spec: ToolSpec, dialect: Dialect) -> str:
+    """By what name a reply speaks of it."""
+    support = NATIVE[native_name(spec)].support[dialect.name]
+    return support.name or support.type
+
+
+def _listed(support: Support, options: Mapping[str, Any]) -> dict[str, Any]:
+    form: dict[str, Any] = {"type": support.type, **options}
+    if support.name:
+        form["name"] = support.name
+    if "user_location" in form:
+        form["user_location"] = {"type": "approximate", **form["user_location"]}
+    return form
+
+
+def _of_chat(support: Support, options: Mapping[str, Any]) -> dict[str, Any]:
+    form = dict(options)
+    if "user_location" in form:
+        form["user_location"] = {"type": "approximate", "approximate": dict(form["user_location"])}
+    return {f"{support.type}_options": form}
+
+
+def _of_responses(support: Support, options: Mapping[str, Any]) -> dict[str, Any]:
+    form = _listed(support, options)
+    if "allowed_domains" in form:
+        form["filters"] = {"allowed_domains": form.pop("allowed_domains")}
+    if support.type == "code_interpreter":
+        form["container"] = {"type": "auto"}
+    return form
+
+
+_FORMS: Mapping[str, Callable[[Support, Mapping[str, Any]], dict[str, Any]]] = {
+    "openai-chat": _of_chat,
+    "openai-responses": _of_responses,
+}

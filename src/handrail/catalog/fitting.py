@@ -1,0 +1,668 @@
+"""A tool's parameters as one provider can take them, with no part of them lost.
+
+What a provider's schema language cannot say is said looser, and in words. A fitted schema takes every call that the
+tool's own names, and the kernel checks each against the tool's own. Properties keep their places and their nesting;
+one whose name a provider refuses travels under another, and :meth:`Fitted.restored` gives it back its own.
+
+A reference stays one where the provider follows it. Where it is written out, a form of a kilobyte can become one of
+hundreds, which every request would pay for; so references are followed only as many levels deep as stays in proportion.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import count
+from typing import Any, cast
+from urllib.parse import unquote
+
+from handrail.catalog.dialects import ANNOTATIONS, Dialect
+
+# Schemas put together and taken apart: what two of them ask at once, what either of several takes.
+#
+# What these give is never narrower than what they were given; where that cannot be said in one schema it is
+# looser.
+
+_MAX_SAID = 240
+_BUNDLES = (
+    ("if", "then", "else"),
+    ("contains", "minContains", "maxContains"),
+    ("minimum", "exclusiveMinimum"),
+    ("maximum", "exclusiveMaximum"),
+    ("items", "prefixItems", "additionalItems"),
+)
+"""Keywords that change what each other mean, so that one schema's are never put beside another's."""
+_APART = ("anyOf", "oneOf", "not", "if", "dependentSchemas")
+"""Of two schemas that both have one of these, the other's stays a schema of its own: they name properties."""
+_ASKED_OF = {
+    **dict.fromkeys(
+        ("properties", "required", "additionalProperties", "patternProperties", "propertyNames", "minProperties"),
+        "object",
+    ),
+    **dict.fromkeys(
+        ("maxProperties", "dependentRequired", "dependentSchemas", "unevaluatedProperties", "propertyOrdering"),
+        "object",
+    ),
+    **dict.fromkeys(
+        ("items", "prefixItems", "minItems", "maxItems", "uniqueItems", "contains", "minContains"), "array"
+    ),
+    **dict.fromkeys(("maxContains", "unevaluatedItems", "additionalItems"), "array"),
+    **dict.fromkeys(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"), "number"),
+    **dict.fromkeys(("minLength", "maxLength", "pattern", "format", "contentEncoding", "contentMediaType"), "string"),
+}
+_WIDER = {"integer": "number"}
+
+
+Node = Mapping[str, Any]
+
+
+def both_of(one: Node, other: Node) -> dict[str, Any]:
+    """What both ask, or less: of a keyword that both have, the first one's stays, which is never narrower than both."""
+    both = dict(one)
+    for keyword, value in other.items():
+        bundle = _bundle(keyword)
+        if not any(of in one for of in bundle):
+            both[keyword] = value
+        elif keyword == "properties":
+            mine = cast("Node", one[keyword])
+            both[keyword] = {**value, **mine}
+            for name in value.keys() & mine.keys():
+                if value[name] != mine[name]:
+                    both[keyword][name] = {"allOf": [mine[name], value[name]]}
+        elif keyword == "required":
+            both[keyword] = list(dict.fromkeys([*both[keyword], *value]))
+        elif keyword in ("allOf", "description"):
+            both[keyword] = [*both[keyword], *value] if keyword == "allOf" else f"{both[keyword]} {value}"
+    if apart := _kept_apart(one, other):
+        both["allOf"] = [*both.get("allOf", ()), apart]
+    parts = (one, other)
+    if any("patternProperties" in part for part in parts):
+        for keyword in ("additionalProperties", "unevaluatedProperties"):
+            both.pop(keyword, None)
+    elif any(part.get("additionalProperties") is False for part in parts):  # each closes what it names itself
+        names = set(both.get("properties", ()))
+        for part in parts:
+            if part.get("additionalProperties") is False:
+                names &= set(part.get("properties", ()))
+        both["properties"] = {name: schema for name, schema in both.get("properties", {}).items() if name in names}
+    return both
+
+
+def _bundle(keyword: str) -> tuple[str, ...]:
+    return next((keywords for keywords in _BUNDLES if keyword in keywords), (keyword,))
+
+
+def _kept_apart(one: Node, other: Node) -> dict[str, Any]:
+    """The alternatives and conditions of ``other`` that have no place beside those of ``one``."""
+    clashing = (of for of in _APART if of in one and of in other and one[of] != other[of])
+    return {keyword: other[keyword] for of in clashing for keyword in _bundle(of) if keyword in other}
+
+
+def united(root: dict[str, Any], branches: Sequence[Node]) -> dict[str, Any]:
+    """The root taking what any of its alternatives takes."""
+    properties: dict[str, list[Any]] = {}
+    for part in branches:
+        for name, schema in part.get("properties", {}).items():
+            forms = properties.setdefault(name, [])
+            if schema not in forms:
+                forms.append(schema)
+    if (
+        root.get("additionalProperties", False) is not False
+    ):  # where an alternative does not name it, anything may stand there
+        for name, forms in properties.items():
+            if {} not in forms and any(name not in part.get("properties", {}) for part in branches):
+                forms.append({})
+    own: Node = root.get("properties", {})
+    flat = dict(root)
+    flat["properties"] = {
+        **own,
+        **{
+            name: forms[0] if len(forms) == 1 else {"anyOf": forms}
+            for name, forms in properties.items()
+            if name not in own
+        },
+    }
+    common = set[str].intersection(*(set(part.get("required", ())) for part in branches))
+    required = list(dict.fromkeys([*root.get("required", ()), *sorted(common)]))
+    if required:
+        flat["required"] = required
+    return flat
+
+
+def choice(keyword: str, branches: Sequence[Node]) -> str:
+    """Which properties go together, as a sentence."""
+    groups = [
+        " and ".join(map(str, part.get("required", ()))) or " or ".join(part.get("properties", ())) for part in branches
+    ]
+    groups = [group for group in dict.fromkeys(groups) if group]
+    how = "exactly one" if keyword == "oneOf" else "at least one"
+    return f"Give {how} of: {'; '.join(groups)}." if groups else said(keyword, list(branches))
+
+
+def by_type(node: dict[str, Any], types: Sequence[str]) -> dict[str, Any]:
+    """A list of types as alternatives, each with what is asked of that type."""
+    rest = {key: value for key, value in node.items() if key != "type"}
+    if "anyOf" in rest and len(types) > 1:
+        return rest  # two lists of alternatives cannot stand side by side
+    values = rest.pop("enum", None)
+    shown = {key: rest.pop(key) for key in tuple(rest) if key in ANNOTATIONS and key != "format"}
+    branches: list[dict[str, Any]] = []
+    for name in types:
+        branch = {
+            "type": name,
+            **{key: value for key, value in rest.items() if _ASKED_OF.get(key, name) in (name, _WIDER.get(name))},
+        }
+        if values is not None:
+            fits = [value for value in values if kind_of(value) in (name, _WIDER.get(name))]
+            if not fits:
+                continue
+            if name in ("string", "number", "integer"):
+                branch["enum"] = fits
+        branches.append(branch)
+    return {**shown, **branches[0]} if len(branches) == 1 else {**shown, "anyOf": branches} if branches else shown
+
+
+def pushed_in(node: dict[str, Any]) -> dict[str, Any]:
+    """Alternatives that stand alone: what is asked beside them is asked in each."""
+    shown = {key: value for key, value in node.items() if key in ANNOTATIONS and key != "format"}
+    beside = {key: value for key, value in node.items() if key != "anyOf" and key not in shown}
+    if beside:
+        given = cast("list[Node | bool]", node["anyOf"])
+        node["anyOf"] = [branch if isinstance(branch, bool) else both_of(branch, beside) for branch in given]
+    return {**shown, "anyOf": node["anyOf"]}
+
+
+def bare(value: object) -> Any:
+    """A schema without what tells of its properties, for where they stand elsewhere too."""
+    if isinstance(value, list):
+        return [bare(one) for one in cast("list[object]", value)]
+    if not isinstance(value, Mapping):
+        return value
+    node = cast("Node", value)
+    return {key: bare(one) for key, one in node.items() if key not in ANNOTATIONS or not isinstance(one, str)}
+
+
+def kind_of(value: object) -> str:
+    if isinstance(value, bool):
+        return "boolean"
+    if value is None:
+        return "null"
+    if isinstance(value, (int, float)):
+        return "number"
+    return "string" if isinstance(value, str) else "array" if isinstance(value, list) else "object"
+
+
+def is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def said(keyword: str, value: object) -> str:
+    text = json.dumps(value, ensure_ascii=False, separators=(", ", ": "))
+    return f"({keyword}: {text if len(text) <= _MAX_SAID else text[:_MAX_SAID] + '…'})"
+
+
+# Where schemas stand within a schema, and where its references lead.
+
+SCHEMAS_IN = (
+    "items",
+    "additionalProperties",
+    "contains",
+    "propertyNames",
+    "not",
+    "if",
+    "then",
+    "else",
+    "unevaluatedItems",
+    "unevaluatedProperties",
+)
+LISTS_IN = ("prefixItems", "anyOf", "oneOf", "allOf")
+_MAPS_IN = ("properties", "patternProperties", "dependentSchemas", "$defs", "definitions")
+LOCAL = re.compile(r"#/(?:\$defs|definitions)/[^/]+\Z")
+"""A reference to one of the definitions of the whole."""
+
+
+def names_in(node: Node) -> Iterable[str]:
+    properties: Any = node.get("properties")
+    return cast("Mapping[str, Any]", properties) if isinstance(properties, Mapping) else ()
+
+
+def made_of(node: Node) -> tuple[str, ...]:
+    """The references that ``node`` is made of, itself and by ``allOf``."""
+    reference = node.get("$ref")
+    own = (reference,) if isinstance(reference, str) else ()
+    parts = cast("list[Node | bool]", node.get("allOf", ()))
+    return (*own, *(one for part in parts if not isinstance(part, bool) for one in made_of(part)))
+
+
+def references_in(root: Node) -> Iterator[str]:
+    for node in schemas_in(root):
+        for keyword in ("$ref", "$dynamicRef"):
+            if isinstance(node.get(keyword), str):
+                yield node[keyword]
+
+
+def schemas_in(root: Node) -> Iterator[Node]:
+    """Every schema within one, itself first."""
+    rest: list[object] = [root]
+    while rest:
+        one = rest.pop()
+        if not isinstance(one, Mapping):
+            continue
+        node = cast("Node", one)
+        yield node
+        rest += [node.get(keyword) for keyword in SCHEMAS_IN]
+        for keyword in LISTS_IN:
+            rest += node.get(keyword) or ()
+        for keyword in _MAPS_IN:
+            inner: Any = node.get(keyword)
+            if isinstance(inner, Mapping):
+                rest += cast("Mapping[str, Any]", inner).values()
+
+
+def found_at(root: Node, reference: str) -> object:
+    """What a reference leads to, by its path or by an anchor; None where it leads nowhere here."""
+    if not reference.startswith("#"):
+        return None
+    fragment = unquote(reference[1:])
+    if fragment and not fragment.startswith("/"):
+        anchored = (one for one in schemas_in(root) if fragment in (one.get("$anchor"), one.get("$dynamicAnchor")))
+        return next(anchored, None)
+    found: Any = root
+    for part in fragment.split("/")[1:]:
+        key = part.replace("~1", "/").replace("~0", "~")
+        if isinstance(found, Mapping) and key in found:
+            found = cast("Mapping[str, Any]", found)[key]
+        elif isinstance(found, list) and key.isdecimal() and int(key) < len(cast("list[Any]", found)):
+            found = cast("list[Any]", found)[int(key)]
+        else:
+            return None
+    return found
+
+
+MAX_GROWTH = 4
+"""How many times as long as the tool's own a fitted schema may be."""
+ALWAYS_TAKEN = 4_000
+"""Characters that a fitted schema may have, however short the tool's own is."""
+MAX_UNROLLED = 2
+"""How often a definition that holds itself is written out inside itself."""
+MAX_SCHEMAS = 5_000
+"""Schemas that may be written in one try, and in all that go before the last."""
+_AT_ROOT = (
+    "oneOf",
+    "anyOf",
+    "allOf",
+    "not",
+    "if",
+    "then",
+    "else",
+    "enum",
+    "const",
+    "dependentSchemas",
+    "$ref",
+    "$dynamicRef",
+)
+_SAID_AT_ROOT = ("not", "if", "then", "else", "enum", "const", "dependentSchemas", "$dynamicRef")
+_UNEVALUATED = ("unevaluatedProperties", "unevaluatedItems")
+"""What refuses more where a schema beside it names less."""
+_UNSAID = frozenset({"$schema", "$id", "$anchor", "$dynamicAnchor", "$vocabulary", "$comment", "$defs", "definitions"})
+
+_FORMATS = frozenset({"date-time", "date", "time", "duration", "int32", "int64", "float", "double"})
+_TURNED_ROUND = (
+    "not",
+    "if",
+    "then",
+    "else",
+    "contains",
+    "minContains",
+    "maxContains",
+    "propertyNames",
+    "dependentRequired",
+    "dependentSchemas",
+    "dependencies",
+    *_UNEVALUATED,
+    "$dynamicRef",  # it names no place by itself
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """Parameters in a provider's dialect.
+
+    :param notes: what they cannot say, to be told in the tool's description
+    :param renamed: properties by the names that they travel under
+    """
+
+    parameters: Node
+    notes: tuple[str, ...] = ()
+    renamed: Node = field(default_factory=dict[str, str])
+
+    def restored(self, arguments: object) -> Any:
+        """A model's arguments with the tool's own property names."""
+        if not self.renamed:
+            return arguments
+        if isinstance(arguments, Mapping):
+            given = cast("Mapping[str, Any]", arguments)
+            return {self.renamed.get(name, name): self.restored(value) for name, value in given.items()}
+        return (
+            [self.restored(item) for item in cast("list[Any]", arguments)] if isinstance(arguments, list) else arguments
+        )
+
+
+def offered(view: Node, dialect: Dialect) -> tuple[dict[str, Any], Fitted]:
+    """A tool's LLM view in a provider's own form, and how its arguments come back."""
+    fitted, description = _fit_view(view, dialect)
+    return dialect.form(str(view["name"]), description, fitted.parameters), fitted
+
+
+def told(view: Node, dialect: Dialect) -> dict[str, Any]:
+    """A tool's LLM view with what a provider is told in the place of its own."""
+    fitted, description = _fit_view(view, dialect)
+    return {**view, "description": description, "parameters": fitted.parameters}
+
+
+def _fit_view(view: Node, dialect: Dialect) -> tuple[Fitted, str]:
+    fitted = _fit_once(json.dumps(view["parameters"], sort_keys=False), dialect)
+    return fitted, described(str(view["description"]), fitted.notes, dialect.max_description)
+
+
+def forms_to_restore(views: Iterable[Node], dialect: Dialect) -> dict[str, Fitted]:
+    """By wire name, the tools whose arguments come back under other names than their own."""
+    if dialect.property_names is None:
+        return {}
+    fitted = ((str(view["name"]), offered(view, dialect)[1]) for view in views)
+    return {name: one for name, one in fitted if one.renamed}
+
+
+def described(description: str, notes: Sequence[str], most: int | None) -> str:
+    """A description with what the schema could not say, cut at the end of a sentence where a provider takes no more."""
+    whole = " ".join([description, *notes])
+    if most is None or len(whole) <= most:
+        return whole
+    tail = " … (info has the rest)"
+    head = whole[: most - len(tail)]
+    ends = [match.end() for match in re.finditer(r"[.!?](?=\s)", head)]
+    return (head[: ends[-1]] if ends and ends[-1] > most // 2 else head.rstrip()) + tail
+
+
+@lru_cache(maxsize=4096)
+def _fit_once(parameters: str, dialect: Dialect) -> Fitted:
+    return fit(json.loads(parameters), dialect)
+
+
+def fit(parameters: Node, dialect: Dialect) -> Fitted:
+    """``parameters``, a valid schema of one object, as ``dialect`` can say them."""
+    if dialect.keywords is None and dialect.property_names is None and not (dialect.plain_root and _bends(parameters)):
+        return Fitted(parameters)
+    most = max(MAX_GROWTH * length(parameters), ALWAYS_TAKEN)
+    nodes = min(most // 2, MAX_SCHEMAS)  # a schema has two characters at least
+    written = 0
+    found: Fitted | None = None
+    for levels in count():
+        tried = _Fitting(parameters, dialect, levels, nodes)
+        try:
+            fitted = tried.done()
+        except _TooLarge:
+            break
+        if length(fitted.parameters) > most:
+            break
+        found = fitted
+        written += tried.nodes
+        if not tried.goes_deeper or written > MAX_SCHEMAS:
+            break
+    while found is None:  # large as it is without any reference: what comes last in it stays open
+        fitted = _Fitting(parameters, dialect, 0, nodes, cut=True).done()
+        if not nodes or length(fitted.parameters) <= most:
+            found = fitted
+        nodes //= 2
+    return found
+
+
+def length(schema: Node) -> int:
+    """Characters of a schema as it is sent."""
+    return len(json.dumps(schema, ensure_ascii=False))
+
+
+class _TooLarge(Exception):
+    """More would be written than a fitted schema may hold."""
+
+
+def _bends(root: Node) -> bool:
+    return any(keyword in root for keyword in _AT_ROOT)
+
+
+Trail = tuple[tuple[str, ...], ...]
+"""The references that led to a schema, those of each level together."""
+
+
+class _Fitting:
+    """One try at it.
+
+    :param levels: how many levels deep references are followed where they are written out
+    :param most: schemas that may be written
+    :param cut: what goes beyond ``most`` stays open, instead of raising :class:`_TooLarge`
+    """
+
+    def __init__(self, root: Node, dialect: Dialect, levels: int, most: int, *, cut: bool = False) -> None:
+        self.root = root
+        self.dialect = dialect
+        self.levels, self.most, self.cut = levels, most, cut
+        self.nodes = 0
+        self.goes_deeper = False
+        """Whether a reference was left because of ``levels``."""
+        self.notes: list[str] = []
+        self.names = _travel_names(root, dialect)
+        references = list(references_in(root))
+        # A reference names a place in the schema as it was; only those to definitions still lead there.
+        self.defines = dialect.keywords is None and any(map(LOCAL.match, references))
+        self.loosens = (
+            dialect.keywords is not None or bool(self.names) or any(not LOCAL.match(one) for one in references)
+        )
+
+    def done(self) -> Fitted:
+        root = self.root
+        if self.dialect.plain_root and _bends(root):
+            root = self._plain(root)
+        fitted = self._node(root, ())
+        fitted = {"type": "object", **fitted, "properties": fitted.get("properties", {})}
+        for key in ("$defs", "definitions"):
+            held = cast("Node", self.root.get(key, {}))
+            if held and not self.loosens:
+                fitted[key] = held
+            elif held and self.defines:
+                fitted[key] = {name: self._node(one, ()) for name, one in held.items()}
+        return Fitted(fitted, tuple(self.notes), {wire: name for name, wire in self.names.items()})
+
+    # --- the outermost schema ---------------------------------------------------------------------------------
+
+    def _plain(self, root: Node) -> Node:
+        """The root as one plain object: what alternatives and conditions name become optional properties, and notes say which
+        go together.
+        """
+        flat = self._joined(root, ())
+        kept_apart = flat.pop("allOf", ())
+        own = {keyword: flat.pop(keyword) for keyword in _AT_ROOT if keyword in flat}
+        for part in (own, *kept_apart):
+            flat = self._taken_up(flat, part)
+        if own or kept_apart:  # what these name would count as not evaluated
+            for keyword in _UNEVALUATED:
+                if refused := flat.pop(keyword, False):
+                    self.notes.append(said(keyword, refused))
+        return flat
+
+    def _taken_up(self, flat: dict[str, Any], part: Node) -> dict[str, Any]:
+        """``flat`` with the properties that the alternatives and conditions in ``part`` name, and these said in words."""
+        for keyword in ("anyOf", "oneOf"):
+            if branches := self._branches(part, keyword, ()):
+                flat = united(flat, branches)
+                self.notes.append(choice(keyword, branches))
+        dependent: Node = part.get("dependentSchemas", {})
+        given = [part.get("then"), part.get("else"), *dependent.values()]
+        if further := [self._joined(cast("Node", one), ()) for one in given if isinstance(one, Mapping)]:
+            flat = united(flat, [*further, {}])
+        self.notes += [said(keyword, bare(part[keyword])) for keyword in _SAID_AT_ROOT if keyword in part]
+        return flat
+
+    def _branches(self, node: Node, keyword: str, trail: Trail) -> list[dict[str, Any]]:
+        """The alternatives of ``node``, each with what its own alternatives name."""
+        found: list[dict[str, Any]] = []
+        for one in cast("list[Node | bool]", node.get(keyword, ())):
+            if not isinstance(one, bool):
+                flat = self._joined(one, trail)
+                further = (*trail, references) if (references := made_of(one)) else trail
+                for part in (flat, *flat.get("allOf", ())):
+                    for inner in ("anyOf", "oneOf"):
+                        if branches := self._branches(part, inner, further):
+                            flat = united(flat, branches)
+                found.append(flat)
+        return found
+
+    def _joined(self, node: Node, trail: Trail) -> dict[str, Any]:
+        """``node`` with its references followed and its ``allOf`` drawn into it."""
+        flat = dict(node)
+        reference = flat.pop("$ref", None)
+        if isinstance(reference, str):
+            target = found_at(self.root, reference)
+            if (why := self._unfollowed(reference, trail)) is not None:
+                flat = both_of(flat, {"description": why})
+            elif isinstance(target, Mapping):
+                flat = both_of(flat, self._joined(cast("Node", target), (*trail, (reference,))))
+        for part in flat.pop("allOf", ()):
+            if isinstance(part, Mapping):
+                flat = both_of(flat, self._joined(cast("Node", part), trail))
+        return flat
+
+    def _unfollowed(self, reference: str, trail: Trail) -> str | None:
+        """Why a reference is not written out, in words that stand for it; None where it is."""
+        name = reference.rpartition("/")[2]
+        if sum(reference in level for level in trail) >= MAX_UNROLLED:
+            return f"the same form as the {name} that it stands in"
+        if len(trail) >= self.levels:
+            self.goes_deeper = True
+            return f"(a {name}: too large to be shown; info has it)"
+        return None
+
+    def _written_out(self, node: Node) -> tuple[str, ...]:
+        """The references that ``node`` is made of and that the provider does not follow."""
+        reference = node.get("$ref")
+        if self.dialect.keywords is None:
+            return (reference,) if isinstance(reference, str) and not LOCAL.match(reference) else ()
+        return made_of(node)
+
+    # --- any schema -------------------------------------------------------------------------------------------
+
+    def _node(self, schema: object, trail: Trail) -> dict[str, Any]:
+        """One schema within the dialect; ``trail`` are the references that led here."""
+        self.nodes += 1
+        if not isinstance(schema, Mapping):
+            return {} if schema is not False else {"description": "must be left out"}
+        node: dict[str, Any] = dict(cast("Node", schema))
+        if self.nodes > self.most:
+            if not self.cut:
+                raise _TooLarge
+            return {"description": "(its form is too large to be shown; info has it)"}
+        if references := self._written_out(node):
+            node = self._joined(node, trail)
+            trail = (*trail, references)
+        words: list[str] = []
+        if self.dialect.keywords is not None:
+            node = self._narrowed(node, self.dialect.keywords, words)
+        fitted = self._within(node, trail, words)
+        if words:
+            fitted["description"] = " ".join([*([fitted["description"]] if fitted.get("description") else []), *words])
+        return fitted
+
+    def _narrowed(self, node: dict[str, Any], keywords: frozenset[str], words: list[str]) -> dict[str, Any]:
+        """``node`` in the keywords that there are; the others in ``words``."""
+        if "allOf" in node:
+            node = self._joined(node, ())
+        if "const" in node:
+            node["enum"] = [node.pop("const")]
+        if isinstance(node.get("items"), list):  # as drafts before 2020-12 wrote it
+            node["prefixItems"] = node.pop("items")
+            if "additionalItems" in node:
+                node["items"] = node.pop("additionalItems")
+        if "oneOf" in node and "anyOf" not in node:
+            node["anyOf"] = node.pop("oneOf")
+        if "enum" in node and not all(isinstance(value, str) or is_number(value) for value in node["enum"]):
+            kinds = list(dict.fromkeys(map(kind_of, node["enum"])))
+            if not {"null", "string", "number"}.issuperset(kinds):
+                words.append(said("enum", node["enum"]))
+            node.setdefault("type", kinds)
+            if not isinstance(node["type"], list):
+                node["type"] = [node["type"]]
+        types = node.get("type")
+        if isinstance(types, list):
+            node = by_type(node, cast("list[str]", types))
+        if "patternProperties" in node and "patternProperties" not in keywords:
+            node.pop("additionalProperties", None)  # it would judge what the patterns name
+        if isinstance(node.get("anyOf"), list):
+            node = pushed_in(node)
+        kept: dict[str, Any] = {}
+        for keyword, value in node.items():
+            if keyword == "format" and value not in _FORMATS:
+                continue
+            if keyword in keywords:
+                kept[keyword] = value
+            elif keyword not in _UNSAID:
+                words.append(said(keyword, value))
+        return kept
+
+    def _within(self, node: dict[str, Any], trail: Trail, words: list[str]) -> dict[str, Any]:
+        fitted = {key: value for key, value in node.items() if key not in ("$defs", "definitions")}
+        if self.loosens:
+            self._without_what_loosening_turns_round(fitted, words)
+        for keyword in SCHEMAS_IN:
+            if isinstance(fitted.get(keyword), Mapping):
+                fitted[keyword] = self._node(fitted[keyword], trail)
+        for keyword in LISTS_IN:
+            if keyword in fitted:
+                fitted[keyword] = [self._node(one, trail) for one in fitted[keyword]]
+        for keyword in ("patternProperties", "dependentSchemas"):
+            if keyword in fitted:
+                fitted[keyword] = {name: self._node(one, trail) for name, one in fitted[keyword].items()}
+        if "properties" in fitted:
+            fitted["properties"] = {
+                self._travels(name): self._named(name, self._node(one, trail))
+                for name, one in fitted["properties"].items()
+            }
+        if "required" in fitted:
+            fitted["required"] = [self._travels(name) for name in fitted["required"]]
+        return fitted
+
+    def _without_what_loosening_turns_round(self, node: dict[str, Any], words: list[str]) -> None:
+        """What would refuse more when a schema within it takes more, or when a property travels under another name."""
+        if "oneOf" in node:
+            any_of = {"anyOf": node.pop("oneOf")}
+            node.update({"allOf": [*node.get("allOf", ()), any_of]} if "anyOf" in node else any_of)
+        for keyword in _TURNED_ROUND:
+            if keyword in node:
+                words.append(said(keyword, node.pop(keyword)))
+        if self.names and "patternProperties" in node:
+            words.append(said("patternProperties", node.pop("patternProperties")))
+            node.pop("additionalProperties", None)
+
+    def _travels(self, name: str) -> str:
+        return self.names.get(name, name)
+
+    def _named(self, name: str, node: dict[str, Any]) -> dict[str, Any]:
+        if name not in self.names:
+            return node
+        return {**node, "description": " ".join([f"{name}:", str(node.get("description", ""))]).strip()}
+
+
+def _travel_names(root: Node, dialect: Dialect) -> dict[str, str]:
+    """Names of properties that the provider refuses, to those that they travel under: of no other property."""
+    if dialect.property_names is None:
+        return {}
+    allowed = dialect.property_names
+    every = {name for node in schemas_in(root) for name in names_in(node)}
+    found: dict[str, str] = {}
+    for name in sorted(every):
+        if not allowed.match(name):
+            slug = re.sub(r"[^A-Za-z0-9_]+", "_", name).strip("_")[:40]
+            found[name] = f"p_{slug}_{hashlib.sha256(name.encode('utf-8', 'surrogatepass')).hexdigest()[:8]}"
+    return found

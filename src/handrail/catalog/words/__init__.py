@@ -1,1 +1,0 @@
-"""How a text becomes words that can be compared."""

@@ -1,0 +1,467 @@
+"""Who may come over HTTP: bearer tokens that an operator gave out, or signed ones of an OAuth authorization server.
+
+Source: https://modelcontextprotocol.io/specification/2025-11-25/basic/authorization
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import hmac
+import logging
+import os
+import stat
+import time
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+from urllib.parse import quote_plus, urlsplit
+
+import orjson
+from mcp.server.auth.provider import AccessToken, TokenVerifier
+from starlette.authentication import AuthenticationError
+from starlette.responses import JSONResponse
+
+from handrail.contract.errors import StartError, UsageError
+
+if TYPE_CHECKING:
+    from starlette.requests import HTTPConnection
+    from starlette.responses import Response
+
+
+MAX_FILE = 64 * 1024
+MIN_TOKEN = 16
+"""Characters; shorter ones are guessed."""
+MAX_TOKEN = 16 * 1024
+MAX_ANSWER = 1024 * 1024
+TIMEOUT_S = 10.0
+KEYS_GOOD_S = 600.0
+KEYS_ANEW_S = 30.0
+"""How soon keys are asked for again, for a token that is signed with another."""
+ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
+"""A server's own secret signs none of these: whoever can check a token cannot make one."""
+LEEWAY_S = 30
+
+
+class GivenTokens(TokenVerifier):
+    """Tokens that an operator gave out: from a file, or from secrets.
+
+    :param resource: what they are good for: this server
+    :param scopes: what they are good for there: whatever is asked for
+    """
+
+    def __init__(self, tokens: Mapping[str, str], resource: str | None, scopes: Iterable[str] = ()) -> None:
+        self._known = {hashlib.sha256(token.encode()).digest(): name for token, name in tokens.items()}
+        self._resource = resource
+        self._scopes = list(scopes)
+
+    async def verify_token(self, token: str) -> AccessToken | None:
+        given = hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
+        found: str | None = None
+        for digest, name in self._known.items():  # all of them: how long it takes tells nothing
+            if hmac.compare_digest(digest, given):
+                found = name
+        if found is None:
+            return None
+        return AccessToken(token="", client_id=found, scopes=self._scopes, resource=self._resource)
+
+
+def read_tokens(path: str) -> dict[str, str]:
+    """The tokens of a file that nobody else may read, each with its name.
+
+    :raises StartError: for a file that cannot be read, or that others can
+    :raises UsageError: for a line that is no token
+    """
+    try:
+        descriptor = os.open(Path(path).expanduser(), os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+        with os.fdopen(descriptor, "rb") as file:
+            about = os.fstat(descriptor)
+            if not stat.S_ISREG(about.st_mode):
+                raise StartError(f"{path} is no file")
+            if os.name != "nt" and stat.S_IMODE(about.st_mode) & 0o077:
+                raise StartError(f"{path} can be read by others; chmod 600 it")
+            text = file.read(MAX_FILE + 1).decode("utf-8")
+    except (OSError, UnicodeError) as error:
+        raise StartError(f"the tokens in {path} cannot be read: {error}") from None
+    found: dict[str, str] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.split()
+        if not words or words[0].startswith("#"):
+            continue
+        name, token = (words[0], words[1]) if len(words) == 2 else (f"token-{number}", words[0])
+        if len(words) > 2 or len(token) < MIN_TOKEN or token in found:
+            raise UsageError(
+                f"{path}, line {number}: expected TOKEN or NAME TOKEN, each of at least {MIN_TOKEN} characters and once"
+            )
+        found[token] = name
+    if not found or len(text) > MAX_FILE:
+        raise UsageError(f"{path} holds no tokens, or too many; expected one on a line")
+    return found
+
+
+class AuthServerTokens(TokenVerifier):
+    """Access tokens of one authorization server, made for this server: signed ones, checked by its published keys.
+
+    :param issuer: the authorization server
+    :param resource: what a token has to be made for
+    """
+
+    def __init__(self, issuer: str, resource: str) -> None:
+        self._issuer = issuer.rstrip("/")
+        self._resource = resource
+        self._keys: Mapping[str, Any] = {}
+        self._fetched = -KEYS_GOOD_S
+        self._fetching = asyncio.Lock()
+
+    async def verify_token(self, token: str) -> AccessToken | None:
+        import jwt
+
+        if len(token) > MAX_TOKEN:
+            return None
+        try:
+            header = jwt.get_unverified_header(token)
+            key = await self._key(header.get("kid"))
+            if key is None or header.get("alg") not in ALGORITHMS:
+                return None
+            claims: dict[str, Any] = jwt.decode(
+                token,
+                key,
+                algorithms=list(ALGORITHMS),
+                audience=[self._resource, self._resource.rstrip("/")],
+                issuer=[self._issuer, f"{self._issuer}/"],
+                leeway=LEEWAY_S,
+                options={"require": ["exp", "iss", "aud"]},
+            )
+        except (jwt.PyJWTError, ValueError, TypeError):
+            return None
+        client = claims.get("client_id") or claims.get("azp") or claims.get("sub")
+        subject = claims.get("sub")
+        if not isinstance(client, str):
+            return None
+        return AccessToken(
+            token="",
+            client_id=client,
+            scopes=scopes_in(claims),
+            expires_at=int(claims["exp"]) + LEEWAY_S,
+            resource=self._resource,
+            subject=subject if isinstance(subject, str) else None,
+            claims={"iss": self._issuer},
+        )
+
+    async def _key(self, key_id: object) -> Any:
+        """The key that signed a token; the only one where the token does not say which."""
+        async with self._fetching:
+            age = time.monotonic() - self._fetched
+            unknown = key_id is not None and key_id not in self._keys
+            if age > KEYS_GOOD_S or (unknown and age > KEYS_ANEW_S):
+                self._fetched = time.monotonic()
+                self._keys = await self._fetch() or self._keys
+        if key_id is None:
+            return next(iter(self._keys.values())) if len(self._keys) == 1 else None
+        return self._keys.get(key_id) if isinstance(key_id, str) else None
+
+    async def _fetch(self) -> Mapping[str, Any]:
+        """The keys by their ids, as far as they can be had."""
+        import jwt
+
+        if (where := await endpoint_of(self._issuer, "jwks_uri")) is None:
+            return {}
+        found: dict[str, Any] = {}
+        for number, key in enumerate(cast("list[Any]", (await _json_of(where)).get("keys") or [])):
+            if isinstance(key, dict) and cast("dict[str, Any]", key).get("kty") != "oct":
+                try:
+                    read = jwt.PyJWK.from_dict(cast("dict[str, Any]", key))
+                except jwt.PyJWTError:
+                    continue
+                found[read.key_id or f"#{number}"] = read
+        return found
+
+
+class AnyOf(TokenVerifier):
+    """Takes what one of several takes."""
+
+    def __init__(self, verifiers: Sequence[TokenVerifier]) -> None:
+        self._verifiers = verifiers
+
+    async def verify_token(self, token: str) -> AccessToken | None:
+        for verifier in self._verifiers:
+            if (found := await verifier.verify_token(token)) is not None:
+                return found
+        return None
+
+
+def check_address(url: str, what: str) -> str:
+    """An address that tokens and keys may go over: https, or http on this machine.
+
+    :raises UsageError: for another
+    """
+    if not may_fetch(url):
+        raise UsageError(
+            f"{what} is {url!r}; expected an https:// address, or http:// on 127.0.0.1, [::1] or localhost"
+        )
+    return url
+
+
+def may_fetch(url: object) -> bool:
+    """Whether nobody on the way to it can read or change what is asked there."""
+    if not isinstance(url, str):
+        return False
+    try:
+        parts = urlsplit(url)
+        host = parts.hostname or ""
+    except ValueError:
+        return False
+    if parts.username is not None or parts.fragment or not host:
+        return False
+    return parts.scheme == "https" or (parts.scheme == "http" and host in ("127.0.0.1", "::1", "localhost"))
+
+
+async def endpoint_of(issuer: str, name: str) -> str | None:
+    """An address that an authorization server says of itself; None where that cannot be had, or speaks of another.
+
+    :param issuer: without a slash at its end
+    """
+    for about in _metadata_urls(issuer):
+        metadata = await _json_of(about)
+        if str(metadata.get("issuer", "")).rstrip("/") == issuer and may_fetch(found := metadata.get(name)):
+            return cast("str", found)
+    return None
+
+
+def _metadata_urls(issuer: str) -> list[str]:
+    """Where an authorization server says what it is, in the order to try (RFC 8414, OpenID Connect Discovery)."""
+    parts = urlsplit(issuer)
+    base, path = f"{parts.scheme}://{parts.netloc}", parts.path.rstrip("/")
+    return [
+        f"{base}/.well-known/oauth-authorization-server{path}",
+        f"{base}/.well-known/openid-configuration{path}",
+        f"{base}{path}/.well-known/openid-configuration",
+    ]
+
+
+async def _json_of(url: str) -> dict[str, Any]:
+    """What is published there; empty where that is no object, or cannot be had."""
+    import httpx2
+
+    try:
+        async with (
+            httpx2.AsyncClient(timeout=TIMEOUT_S, follow_redirects=False, trust_env=False) as client,
+            client.stream("GET", url, headers={"Accept": "application/json"}) as response,
+        ):
+            if response.status_code != 200:
+                return {}
+            body = b""
+            async for piece in response.aiter_bytes():
+                body += piece
+                if len(body) > MAX_ANSWER:
+                    return {}
+        import orjson
+
+        found = orjson.loads(body)
+    except (httpx2.HTTPError, OSError, ValueError):
+        return {}
+    return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
+
+
+def scopes_in(claims: Mapping[str, Any]) -> list[str]:
+    """The scopes of a token, in either of the forms in use."""
+    given: Any = claims.get("scope") or claims.get("scp") or []
+    words = given.split() if isinstance(given, str) else cast("list[Any]", given) if isinstance(given, list) else []
+    return [word for word in words if isinstance(word, str)]
+
+
+# Access tokens that say nothing by themselves: their authorization server is asked what each is good for.
+#
+# Nobody is let in while it cannot be asked: such a request is answered 503, so that no client throws away a
+# token that may be good. An answer is believed for a short while, and many who come with one token are one
+# question.
+#
+# Source: RFC 7662; https://modelcontextprotocol.io/specification/2025-11-25/basic/authorization
+
+INTROSPECTION_TIMEOUT_S = 5.0
+"""How long the authorization server may take for one answer, and to say where it is asked."""
+MOST_ASKED = 64
+"""Tokens that are asked about at once."""
+MOST_KNOWN = 1_000
+"""Answers that are believed at once."""
+REFUSED_S = 10.0
+"""How long at most a token is known to be good for nothing."""
+RETRY_S = 5
+_log = logging.getLogger("handrail.mcp")
+
+
+class Unchecked(AuthenticationError):
+    """What a token is good for cannot be learned now. The message says why, to the operator."""
+
+
+@dataclass(frozen=True, slots=True)
+class Introspection:
+    """How the authorization server is asked.
+
+    :param url: where; empty: where its metadata say
+    :param cache_s: how long an answer is believed
+    """
+
+    client_id: str
+    client_secret: str = field(repr=False)
+    url: str = ""
+    method: Literal["basic", "post"] = "basic"
+    cache_s: float = 30.0
+
+
+class _Known(NamedTuple):
+    found: AccessToken | None
+    until: float
+
+
+class IntrospectedTokens(TokenVerifier):
+    """Access tokens of one authorization server, made for this server, as that one says when it is asked.
+
+    :param issuer: the authorization server
+    :param resource: what a token has to be made for
+    """
+
+    def __init__(self, issuer: str, resource: str, how: Introspection) -> None:
+        self._issuer = issuer.rstrip("/")
+        self._resource = resource.rstrip("/")
+        self._how = how
+        self._url = how.url
+        self._known: OrderedDict[bytes, _Known] = OrderedDict()
+        self._asking: dict[bytes, asyncio.Task[AccessToken | None]] = {}
+        self._told = ""
+
+    async def verify_token(self, token: str) -> AccessToken | None:
+        """
+        :raises Unchecked: where the authorization server cannot be asked, or does not answer the question
+        """
+        if not token or len(token) > MAX_TOKEN or not (token.isascii() and token.isprintable()):
+            return None
+        key = hashlib.sha256(token.encode()).digest()
+        if (known := self._known.get(key)) is not None:
+            if known.until > time.monotonic():
+                return known.found
+            del self._known[key]
+        task = self._asking.get(key)
+        if task is None:
+            if len(self._asking) >= MOST_ASKED:
+                raise Unchecked(f"{MOST_ASKED} tokens are being asked about already")
+            task = self._asking[key] = asyncio.create_task(self._asked(key, token), name="mcp: asks about a token")
+            task.add_done_callback(lambda done: self._answered(key, done))
+        return await asyncio.shield(task)
+
+    def _answered(self, key: bytes, done: asyncio.Task[AccessToken | None]) -> None:
+        del self._asking[key]
+        if not done.cancelled():
+            done.exception()  # whoever waited has it; where nobody did, nobody wants to know
+
+    async def _asked(self, key: bytes, token: str) -> AccessToken | None:
+        try:
+            async with asyncio.timeout(INTROSPECTION_TIMEOUT_S):
+                claims = await self._claims(token)
+        except (Unchecked, TimeoutError) as error:
+            why = str(error) or f"{self._issuer} did not answer within {INTROSPECTION_TIMEOUT_S:g} s"
+            if why != self._told:  # once: every stranger can have it asked
+                self._told = why
+                _log.warning("no token of %s is taken: %s", self._issuer, why)
+            raise Unchecked(why) from None
+        self._told = ""
+        found = self._good(claims)
+        good_s = self._how.cache_s if found is not None else min(self._how.cache_s, REFUSED_S)
+        if found is not None and found.expires_at is not None:
+            good_s = min(good_s, found.expires_at - time.time())
+        if good_s > 0:
+            self._known[key] = _Known(found, time.monotonic() + good_s)
+            while len(self._known) > MOST_KNOWN:
+                self._known.popitem(last=False)
+        return found
+
+    async def _claims(self, token: str) -> Mapping[str, Any]:
+        """What the authorization server says of a token.
+
+        :raises Unchecked: where it says nothing that can be understood
+        """
+        import httpx2
+
+        if not self._url:
+            where = await endpoint_of(self._issuer, "introspection_endpoint")
+            if where is None:
+                raise Unchecked("it does not say where it is asked; set url under [mcp.serve.introspection]")
+            self._url = where
+        how = self._how
+        form = {"token": token, "token_type_hint": "access_token"}
+        headers = {"accept": "application/json"}
+        if how.method == "post":
+            form |= {"client_id": how.client_id, "client_secret": how.client_secret}
+        else:
+            pair = f"{quote_plus(how.client_id)}:{quote_plus(how.client_secret)}"
+            headers["authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
+        body = b""
+        try:
+            async with (
+                httpx2.AsyncClient(timeout=INTROSPECTION_TIMEOUT_S, follow_redirects=False, trust_env=False) as client,
+                client.stream("POST", self._url, data=form, headers=headers) as response,
+            ):
+                if response.status_code != 200:
+                    raise Unchecked(f"asked about a token it answered HTTP {response.status_code}")
+                async for piece in response.aiter_bytes():
+                    body += piece
+                    if len(body) > MAX_ANSWER:
+                        raise Unchecked(f"its answer is longer than {MAX_ANSWER:,} bytes")
+            said = orjson.loads(body)
+        except (httpx2.HTTPError, OSError) as error:
+            raise Unchecked(f"it cannot be asked: {type(error).__name__}") from None
+        except ValueError:
+            raise Unchecked("it answered something that is no JSON") from None
+        claims = cast("dict[str, Any]", said) if isinstance(said, dict) else {}
+        if not isinstance(claims.get("active"), bool):
+            raise Unchecked("it does not say whether the token is active")
+        return claims
+
+    def _good(self, claims: Mapping[str, Any]) -> AccessToken | None:
+        """What an active token lets in here; None where it does not."""
+        now = time.time()
+        ends, begins = claims.get("exp"), claims.get("nbf")
+        if claims["active"] is not True or not all(one is None or _is_time(one) for one in (ends, begins)):
+            return None
+        if (ends is not None and ends <= now) or (begins is not None and begins > now + LEEWAY_S):
+            return None
+        if claims.get("iss") is not None and str(claims["iss"]).rstrip("/") != self._issuer:
+            return None
+        if str(claims.get("token_type") or "bearer").lower() not in ("bearer", "access_token"):
+            return None  # one that is bound to a key, of which nobody here asks for a proof, or none of access
+        if claims.get("cnf") is not None or self._resource not in _audience(claims):
+            return None
+        subject = claims.get("sub")
+        client = claims.get("client_id") or claims.get("azp") or subject
+        if not isinstance(client, str):
+            return None
+        return AccessToken(
+            token="",
+            client_id=client,
+            scopes=scopes_in(claims),
+            expires_at=None if ends is None else int(ends),
+            resource=self._resource,
+            subject=subject if isinstance(subject, str) else None,
+            claims={"iss": self._issuer},
+        )
+
+
+def unchecked(_connection: HTTPConnection, _error: AuthenticationError) -> Response:
+    """What a client is told whose token could not be checked; why is the operator's matter."""
+    text = "the authorization server cannot be asked about this token now"
+    return JSONResponse(
+        {"error": "temporarily_unavailable", "error_description": text}, 503, {"retry-after": str(RETRY_S)}
+    )
+
+
+def _audience(claims: Mapping[str, Any]) -> list[str]:
+    given: Any = claims.get("aud")
+    named = cast("list[Any]", given) if isinstance(given, list) else [given]
+    return [one.rstrip("/") for one in named if isinstance(one, str)]
+
+
+def _is_time(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 2**53

@@ -1,1 +1,0 @@
-"""The MCP clients that are connected, and the session that each has."""

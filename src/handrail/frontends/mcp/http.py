@@ -1,0 +1,464 @@
+"""The MCP server over streamable HTTP, for many clients at once.
+
+A page in somebody's browser can reach every port of their machine: so only known names of this server and known origins of
+pages are answered. Beyond this machine nobody is answered without a token.
+
+Source: https://modelcontextprotocol.io/specification/2025-11-25/basic/transports
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import ipaddress
+import logging
+import secrets
+import socket
+from collections import OrderedDict, deque
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import uvicorn
+from mcp.server.auth.middleware.auth_context import AuthContextMiddleware
+from mcp.server.auth.middleware.bearer_auth import BearerAuthBackend, RequireAuthMiddleware
+from mcp.server.auth.provider import TokenVerifier
+from mcp.server.auth.routes import build_resource_metadata_url, create_protected_resource_routes
+from mcp.server.streamable_http import EventCallback, EventMessage, EventStore
+from mcp.server.streamable_http_manager import StreamableHTTPASGIApp, StreamableHTTPSessionManager
+from mcp.server.transport_security import TransportSecurityMiddleware, TransportSecuritySettings
+from mcp_types import JSONRPCMessage
+from pydantic import AnyHttpUrl
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.authentication import AuthenticationMiddleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.routing import BaseRoute, Route
+
+from handrail.config.mcp import McpServe, SecretValue
+from handrail.contract.errors import StartError, UsageError
+from handrail.contract.text.json import ArgumentText, check_depth
+from handrail.frontends.mcp.auth import (
+    MIN_TOKEN,
+    AnyOf,
+    AuthServerTokens,
+    GivenTokens,
+    IntrospectedTokens,
+    Introspection,
+    check_address,
+    read_tokens,
+    unchecked,
+)
+from handrail.frontends.mcp.clients import House, Serving
+from handrail.frontends.mcp.connections import (
+    MOST_CONNECTIONS,
+    OneMeaning,
+    RequestsOfOne,
+    Sessions,
+    connections_within,
+    refused,
+)
+from handrail.frontends.mcp.server import build
+from handrail.frontends.mcp.stdio import MAX_MESSAGE_BYTES, MAX_MESSAGE_DEPTH
+from handrail.runtime.secrets import NO_SECRETS, SecretStore
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+    from handrail.kernel.kernel import Kernel
+
+
+# Resumable HTTP streams: recent events are kept, so that a client whose connection broke continues where it
+# was.
+
+MOST_EVENTS = 10_000
+MOST_OF_A_STREAM = 1_000
+MOST_BYTES = 32 * 1024 * 1024
+_NO_MESSAGE = 64
+"""Bytes that an event without a message is taken for."""
+
+
+class Replay(EventStore):
+    """The last events of all streams, within bounds; the oldest are forgotten first.
+
+    An event's id cannot be guessed: it is all that it takes to have what came after it.
+    """
+
+    def __init__(self) -> None:
+        self._events: OrderedDict[str, tuple[str, JSONRPCMessage | None, int]] = OrderedDict()
+        self._streams: dict[str, deque[str]] = {}
+        self._bytes = 0
+
+    async def store_event(self, stream_id: str, message: JSONRPCMessage | None) -> str:
+        event_id = secrets.token_urlsafe(12)
+        size = _NO_MESSAGE if message is None else len(message.model_dump_json())
+        self._events[event_id] = (stream_id, message, size)
+        stream = self._streams.setdefault(stream_id, deque())
+        stream.append(event_id)
+        self._bytes += size
+        if len(stream) > MOST_OF_A_STREAM:
+            self._forget(stream[0])
+        while self._events and (len(self._events) > MOST_EVENTS or self._bytes > MOST_BYTES):
+            self._forget(next(iter(self._events)))
+        return event_id
+
+    def _forget(self, event_id: str) -> None:
+        stream_id, _, size = self._events.pop(event_id)
+        self._bytes -= size
+        stream = self._streams[stream_id]
+        stream.remove(event_id)
+        if not stream:
+            del self._streams[stream_id]
+
+    async def replay_events_after(self, last_event_id: str, send_callback: EventCallback) -> str | None:
+        known = self._events.get(last_event_id)
+        if known is None:
+            return None
+        stream_id = known[0]
+        passed = False
+        for event_id in tuple(self._streams[stream_id]):
+            if passed and (event := self._events.get(event_id)) is not None and event[1] is not None:
+                await send_callback(EventMessage(event[1], event_id))
+            passed = passed or event_id == last_event_id
+        return stream_id
+
+
+PATH = "/mcp"
+RETRY_MS = 500
+"""How soon a client that was let go comes back."""
+MOST_SESSIONS = 1_000
+MOST_SESSIONS_OF_ONE = 250
+"""Of one credential, where there are credentials."""
+GRACE_S = 3
+"""How long open connections have at the end."""
+BACKLOG = 1_024
+
+
+@dataclass(frozen=True, slots=True)
+class Listening:
+    """Where clients are awaited, and who may come.
+
+    :param public_url: what they reach the server by; None: the address itself
+    :param tokens: bearer tokens that are taken, with their names
+    :param introspection: how the authorization server is asked what its tokens are good for; None where they are signed
+    """
+
+    host: str
+    port: int
+    public_url: str | None = None
+    tokens: dict[str, str] = field(default_factory=dict[str, str], repr=False)
+    auth_server: str | None = None
+    scopes: tuple[str, ...] = ()
+    origins: tuple[str, ...] = ()
+    introspection: Introspection | None = None
+
+    @staticmethod
+    def of(
+        address: str,
+        token_file: str | None = None,
+        auth_server: str | None = None,
+        public_url: str | None = None,
+        scopes: tuple[str, ...] = (),
+        origins: tuple[str, ...] = (),
+        configured: McpServe | None = None,
+        secrets: SecretStore = NO_SECRETS,
+    ) -> Listening:
+        """From what an operator wrote.
+
+        :param address: ``HOST:PORT``, with brackets around an IPv6 address; port 0 for any
+        :param configured: what holds where nothing else is given
+        :param secrets: with those that it names
+        :raises UsageError: for what cannot be, and for an address beyond this machine without tokens
+        :raises StartError: for a token file or a secret that cannot be taken
+        """
+        own = configured or McpServe()
+        auth_server, public_url = auth_server or own.auth_server or None, public_url or own.public_url or None
+        scopes = scopes or own.scopes
+        host, colon, digits = address.rpartition(":")
+        host = host.removeprefix("[").removesuffix("]")
+        if not colon or not host or not (digits.isascii() and digits.isdigit()) or int(digits) > 65_535:
+            raise UsageError(f"--http {address!r} is no HOST:PORT, such as 127.0.0.1:8080")
+        if auth_server is not None:
+            check_address(auth_server, "--auth-server")
+        if public_url is not None and not urlsplit(public_url).path.rstrip("/"):
+            raise UsageError(
+                f"--public-url is {public_url!r}; expected an address with a path, such as https://…{PATH}"
+            )
+        if public_url is not None:
+            check_address(public_url, "--public-url")
+        for origin in origins:
+            _check_origin(origin)
+        if scopes and auth_server is None:
+            raise UsageError("--scope goes with --auth-server")
+        tokens = read_tokens(token_file) if token_file is not None else {}
+        _add_tokens(tokens, own, secrets)
+        asked = _introspection(own, auth_server, secrets)
+        found = Listening(host, int(digits), public_url, tokens, auth_server, scopes, origins, asked)
+        if not found.is_local and not tokens and auth_server is None:
+            raise UsageError(
+                f"{host} can be reached from beyond this machine; give --token-file FILE or --auth-server URL, or tokens "
+                "under [mcp.serve] of handrail.toml, or listen at 127.0.0.1"
+            )
+        if host in ("0.0.0.0", "::") and public_url is None:  # noqa: S104 - it is compared, not bound
+            raise UsageError(f"at {host} give --public-url URL: what clients reach this server by")
+        return found
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine reaches it."""
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+    def names(self, port: int) -> tuple[list[str], list[str]]:
+        """The hosts and the origins that requests may name."""
+        shown = f"[{self.host}]" if ":" in self.host else self.host
+        hosts = ["127.0.0.1", "localhost", "[::1]"] if self.is_local else [shown]
+        found = [*hosts, *(f"{host}:{port}" for host in hosts)]
+        origins = [f"http://{host}" for host in found]
+        if self.public_url is not None:
+            parts = urlsplit(self.public_url)
+            found.append(parts.netloc)
+            origins.append(f"{parts.scheme}://{parts.netloc}")
+        return found, [*origins, *self.origins]
+
+
+def _check_origin(origin: str) -> None:
+    """
+    :raises UsageError: for what is no origin (scheme, host and port alone)
+    """
+    parts = urlsplit(origin)
+    if parts.scheme not in ("http", "https") or not parts.netloc or f"{parts.scheme}://{parts.netloc}" != origin:
+        raise UsageError(f"--allow-origin {origin!r} is no origin, such as https://app.example.org")
+
+
+def _add_tokens(tokens: dict[str, str], own: McpServe, secrets: SecretStore) -> None:
+    """Add the configured tokens, each with its name, to ``tokens``.
+
+    :raises UsageError: for one that is too short, or the same as another
+    :raises StartError: for a secret that has no value
+    """
+    for name, token in own.tokens.items():
+        value = _secret(token, secrets, f"[mcp.serve] tokens.{name}")
+        if len(value) < MIN_TOKEN or value in tokens:
+            raise UsageError(
+                f"[mcp.serve] tokens.{name} is shorter than {MIN_TOKEN} characters, or another's too; give it its own"
+            )
+        tokens[value] = name
+
+
+def _secret(named: SecretValue, secrets: SecretStore, place: str) -> str:
+    """:raises StartError: where its value cannot be had"""
+    if (why := secrets.reason_missing(named.secret)) is not None:
+        raise StartError(f"{place} needs a secret that is not known: {why}")
+    return named.prefix + secrets.chosen([named.secret])[named.secret]
+
+
+def _introspection(own: McpServe, auth_server: str | None, secrets: SecretStore) -> Introspection | None:
+    if (given := own.introspection) is None:
+        return None
+    place = "[mcp.serve.introspection]"
+    if auth_server is None:
+        raise UsageError(
+            f"{place} goes with an authorization server; give auth_server under [mcp.serve], or --auth-server"
+        )
+    if given.url:
+        check_address(given.url, f"{place} url")
+    secret = _secret(given.client_secret, secrets, f"{place} client_secret")
+    return Introspection(given.client_id, secret, given.url, given.method, given.cache_s)
+
+
+async def listen(kernel: Kernel, serving: Serving, listening: Listening, told: Callable[[str], object]) -> None:
+    """Serve clients until cancelled.
+
+    :param told: told the address once clients can come
+    :raises StartError: when it cannot be listened at
+    """
+    for name in ("mcp", "uvicorn"):  # every stranger could fill the terminal
+        logging.getLogger(name).addHandler(logging.NullHandler())
+    async with served(kernel, serving, listening) as (address, running):
+        told(address)
+        await running
+
+
+@asynccontextmanager
+async def served(
+    kernel: Kernel, serving: Serving, listening: Listening
+) -> AsyncGenerator[tuple[str, asyncio.Task[None]]]:
+    """Serve clients until the block ends. Gives the address, and what runs."""
+    waiting = _bound(listening)
+    port = waiting.getsockname()[1]
+    host = f"[{listening.host}]" if ":" in listening.host else listening.host
+    house = House(kernel, serving, over_http=True)
+    try:
+        security = _security(listening, port)
+        manager = Sessions(
+            app=build(house),
+            event_store=Replay(),
+            retry_interval=RETRY_MS,
+            security_settings=security,
+            session_idle_timeout=serving.idle_s,
+            max_request_body_size=MAX_MESSAGE_BYTES,
+            most=MOST_SESSIONS,
+            most_of_one=MOST_SESSIONS_OF_ONE,
+            at_work=house.at_work,
+        )
+        address = f"http://{host}:{port}{PATH}"
+        protocol = connections_within(MOST_CONNECTIONS, house.disconnected)
+        app = _app(manager, listening, address, security, max(4, protocol.most // 4))
+        config = uvicorn.Config(
+            app,
+            http=protocol,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            server_header=False,
+            limit_concurrency=protocol.most + 1,
+            timeout_graceful_shutdown=GRACE_S,
+            ws="none",
+        )
+        server = _Listener(config)
+        async with manager.run():
+            running = asyncio.create_task(server.serve(sockets=[waiting]))
+            try:
+                yield address, running
+            finally:
+                server.should_exit = True
+                await house.aclose()
+                await _ended(running)
+    finally:
+        await house.aclose()
+        waiting.close()
+
+
+async def _ended(running: asyncio.Task[None]) -> None:
+    """Wait for it, whoever else is in a hurry."""
+    while not running.done():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait((running,))
+    if not running.cancelled():
+        running.exception()
+
+
+class _Listener(uvicorn.Server):
+    """Leaves signals to whoever runs it."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None]:
+        yield
+
+
+def _bound(listening: Listening) -> socket.socket:
+    try:
+        (family, _, _, _, where), *_ = socket.getaddrinfo(listening.host, listening.port, type=socket.SOCK_STREAM)
+        waiting = socket.create_server(where[:2], family=family, backlog=BACKLOG)  # type: ignore[arg-type]
+    except (OSError, OverflowError) as error:
+        taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
+        why = "something else listens there" if taken else getattr(error, "strerror", None) or error
+        where = f"{listening.host}:{listening.port}"
+        raise StartError(f"{where} cannot be listened at: {why}; give another HOST:PORT") from None
+    waiting.setblocking(False)
+    return waiting
+
+
+def _security(listening: Listening, port: int) -> TransportSecuritySettings:
+    hosts, origins = listening.names(port)
+    return TransportSecuritySettings(enable_dns_rebinding_protection=True, allowed_hosts=hosts, allowed_origins=origins)
+
+
+def _app(
+    manager: StreamableHTTPSessionManager,
+    listening: Listening,
+    address: str,
+    security: TransportSecuritySettings,
+    most_of_one: int,
+) -> Starlette:
+    """:param most_of_one: requests of one credential that are answered at once"""
+    resource = listening.public_url or address
+    endpoint: ASGIApp = RequestsOfOne(Bodies(StreamableHTTPASGIApp(manager), security), most_of_one)
+    routes: list[BaseRoute] = []
+    middleware: list[Middleware] = [Middleware(OneMeaning)]
+    if (verifier := _verifier(listening, resource)) is not None:
+        own = AnyHttpUrl(resource)
+        metadata = build_resource_metadata_url(own) if listening.auth_server is not None else None
+        endpoint = RequireAuthMiddleware(endpoint, list(listening.scopes), metadata)
+        backend = BearerAuthBackend(verifier, resource_server_url=own)
+        known = Middleware(AuthenticationMiddleware, backend=backend, on_error=unchecked)
+        middleware += [known, Middleware(AuthContextMiddleware)]
+        if listening.auth_server is not None:
+            routes += create_protected_resource_routes(
+                own, [AnyHttpUrl(listening.auth_server)], list(listening.scopes) or None, "handrail"
+            )
+    if listening.origins:
+        middleware.insert(
+            1,
+            Middleware(
+                CORSMiddleware,
+                allow_origins=listening.origins,
+                allow_methods=["GET", "POST", "DELETE"],
+                allow_headers=["*"],
+                expose_headers=["Mcp-Session-Id", "WWW-Authenticate"],
+            ),
+        )
+    return Starlette(routes=[*routes, Route(PATH, endpoint=endpoint)], middleware=middleware)
+
+
+def _verifier(listening: Listening, resource: str) -> TokenVerifier | None:
+    found: list[TokenVerifier] = []
+    if listening.tokens:
+        found.append(GivenTokens(listening.tokens, resource, listening.scopes))
+    if listening.auth_server is not None and listening.introspection is not None:
+        found.append(IntrospectedTokens(listening.auth_server, resource, listening.introspection))
+    elif listening.auth_server is not None:
+        found.append(AuthServerTokens(listening.auth_server, resource))
+    return AnyOf(found) if found else None
+
+
+class Bodies:
+    """Lets no body pass that is too long, or nested deeper than anything here takes.
+
+    Of a request that names another host, or a page of another origin, nothing is read.
+    """
+
+    def __init__(self, app: ASGIApp, security: TransportSecuritySettings) -> None:
+        self._app = app
+        self._named = TransportSecurityMiddleware(security)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST":
+            return await self._app(scope, receive, send)
+        if (unknown := await self._named.validate_request(Request(scope))) is not None:
+            unknown.headers["connection"] = "close"  # and what comes after it is not read either
+            return await unknown(scope, receive, send)
+        declared = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
+        too_long = f"the message is too long; at most {MAX_MESSAGE_BYTES:,} bytes are taken"
+        if declared.isdigit() and int(declared[:20]) > MAX_MESSAGE_BYTES:
+            return await refused(send, 413, too_long, receive)
+        pieces: list[bytes] = []
+        size = 0
+        while True:
+            message = await receive()
+            if message["type"] != "http.request":
+                return None  # it has gone
+            pieces.append(message.get("body", b""))
+            size += len(pieces[-1])
+            if size > MAX_MESSAGE_BYTES:
+                return await refused(send, 413, too_long, receive)
+            if not message.get("more_body", False):
+                break
+        body = b"".join(pieces)
+        try:
+            check_depth(body.decode("utf-8", "replace"), MAX_MESSAGE_DEPTH)
+        except ArgumentText as error:
+            return await refused(send, 400, f"the parameters {error}")
+        again: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def replayed() -> Message:
+            return again.pop() if again else await receive()
+
+        return await self._app(scope, replayed, send)

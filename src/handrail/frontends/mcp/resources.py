@@ -1,0 +1,339 @@
+"""What a client can read beside calling: what its own calls gave in files, and the resources and prompts of sources."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import os
+import stat
+import weakref
+from collections import OrderedDict
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import orjson
+from mcp.shared.exceptions import MCPError
+from mcp_types import INVALID_PARAMS
+
+from handrail.contract.doors.offers import AT_SOURCE
+from handrail.contract.envelopes import ARTIFACT_URI, artifact_uri, places_in
+from handrail.contract.errors import HandrailError
+from handrail.record.artifacts import Artifacts
+
+if TYPE_CHECKING:
+    from handrail.contract.call import Result
+    from handrail.contract.doors.memory import Skill
+    from handrail.contract.doors.offers import PromptSpec, ResourceSpec, ResourceTemplate
+    from handrail.contract.generation import Generation
+    from handrail.contract.tool.offering import Offering
+    from handrail.frontends.mcp.guest import Guest
+    from handrail.kernel.kernel import Kernel
+
+
+OUTPUT_URI = "handrail://output/"
+MOST_KEPT = 200
+"""Outputs of one client that can be read as resources; the oldest are no longer listed."""
+MOST_INLINE = 8 * 1024 * 1024
+"""Bytes of artifacts that stand in one answer; more are links."""
+MOST_READ = 16 * 1024 * 1024
+"""Bytes of one output that are read as a resource."""
+
+
+class TooLong(Exception):
+    """An output is more than a client is given at once."""
+
+
+class Outputs:
+    """The sidecars and artifacts of one client's session. Nothing else of the workspace can be read through it."""
+
+    def __init__(self, kernel: Kernel, guest: Guest) -> None:
+        self._guest = guest
+        self._artifacts = Artifacts(Path(kernel.state_folder) / "artifacts")
+        own = Path(kernel.state_folder)
+        self._folders = own.parent.parent / "output" / own.name
+        self._kept: OrderedDict[str, dict[str, Any]] = OrderedDict()
+        """By URI, as they are listed."""
+        self._files: dict[str, Path] = {}
+        self.changes = 0
+        """How often there were others."""
+
+    @property
+    def listed(self) -> list[dict[str, Any]]:
+        """As MCP lists resources, the oldest first."""
+        return list(self._kept.values())
+
+    def note(self, tool_id: str, result: Result, refs: Mapping[str, str]) -> str | None:
+        """Keep what a result left in files. Gives the URI of its sidecar, where it has one.
+
+        :param refs: its artifacts, with their media types
+        """
+        for ref, media_type in refs.items():
+            self._keep(artifact_uri(ref), ref, f"from {tool_id}", media_type)
+        named = result.metadata.get("output_path")
+        path = Path(named) if isinstance(named, str) else None
+        if path is None or path.parent != self._folders / self._guest.session.id:
+            return None
+        uri = f"{OUTPUT_URI}{path.name}"
+        self._files[uri] = path
+        self._keep(uri, path.name, f"the whole output of {tool_id}", "text/plain")
+        return uri
+
+    def _keep(self, uri: str, name: str, about: str, media_type: str) -> None:
+        self.changes += uri not in self._kept
+        self._kept[uri] = {"uri": uri, "name": name, "description": about, "mimeType": media_type}
+        self._kept.move_to_end(uri)
+        while len(self._kept) > MOST_KEPT:
+            gone, _ = self._kept.popitem(last=False)
+            self._files.pop(gone, None)
+
+    async def contents(self, uri: str) -> list[dict[str, Any]] | None:
+        """What MCP gives for one of them; None for what is none of them.
+
+        :raises TooLong: where it is more than is given at once
+        :raises OSError: when it cannot be read
+        """
+        if (known := self._kept.get(uri)) is None:
+            return None
+        media_type = known["mimeType"]
+        if (path := self._files.get(uri)) is not None:
+            body = await asyncio.to_thread(_read, path)
+            return [{"uri": uri, "mimeType": media_type, "text": body.decode("utf-8", "replace")}]
+        ref = uri.removeprefix(ARTIFACT_URI)
+        found = (await self.bytes_of([ref], MOST_READ)).get(ref)
+        if found is None:
+            raise TooLong(f"{ref} is more than {MOST_READ:,} bytes, or is no longer there")
+        return [{"uri": uri, "mimeType": media_type, "blob": base64.b64encode(found).decode()}]
+
+    async def whole(self, result: Result) -> object:
+        """The data of a result that was cut, as they stand in its sidecar.
+
+        :raises TooLong: where they are more than is given at once
+        :raises OSError: when they cannot be read, or were never kept as data
+        """
+        named = result.metadata.get("output_path")
+        path = Path(named) if isinstance(named, str) else None
+        if path is None or path.parent != self._folders / self._guest.session.id:
+            raise OSError("the whole of it was not kept")
+        if result.metadata.get("head_is") != "JSON text" or "output_lost" in result.metadata:
+            raise OSError("it was not kept as data")
+        try:
+            return orjson.loads(await asyncio.to_thread(_read, path))
+        except orjson.JSONDecodeError as error:
+            raise OSError(f"what was kept of it is no data: {error}") from None
+
+    async def bytes_of(self, refs: Iterable[str], most: int = MOST_INLINE) -> dict[str, bytes]:
+        """Artifacts of this client's results, as many as fit.
+
+        :param refs: as :func:`placed` gives them: nothing here tells whose they are
+        """
+        found: dict[str, bytes] = {}
+        for ref in refs:
+            try:
+                data = (await asyncio.to_thread(self._artifacts.get, ref)).data
+            except HandrailError:
+                continue  # purged
+            if len(data) <= most:
+                most -= len(data)
+                found[ref] = data
+        return found
+
+
+def placed(result: Result) -> dict[str, str]:
+    """The artifacts of a result with their media types: those that the kernel put there. What a tool wrote as one may name
+    anybody's."""
+    made = result.metadata.get("artifacts")
+    return {ref: kind for ref, kind in places_in(result.data) if ref in made} if made else {}
+
+
+def _read(path: Path) -> bytes:
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+    with os.fdopen(descriptor, "rb") as file:
+        about = os.fstat(descriptor)
+        if not stat.S_ISREG(about.st_mode):
+            raise OSError("is no file")
+        if about.st_size > MOST_READ:
+            raise TooLong(
+                f"it is {about.st_size:,} bytes; at most {MOST_READ:,} are given. Use the tool read with ranges"
+            )
+        return file.read(MOST_READ)
+
+
+# ── what sources offer ───────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class Offered:
+    """What all sources of one generation have beside tools, as MCP lists it; the operator's own first."""
+
+    resources: tuple[dict[str, Any], ...]
+    templates: tuple[dict[str, Any], ...]
+    prompts: tuple[dict[str, Any], ...]
+
+
+_offered: weakref.WeakKeyDictionary[Generation, Offered] = weakref.WeakKeyDictionary()
+
+
+def offered_by(generation: Generation) -> Offered:
+    """Listed once for each generation. What two sources name alike has its source's name before it, and what is not the
+    operator's says whose it is."""
+    if (known := _offered.get(generation)) is not None:
+        return known
+    resources: list[dict[str, Any]] = []
+    templates: list[dict[str, Any]] = []
+    prompts: list[dict[str, Any]] = []
+    uris: set[str] = set()
+    names: set[str] = set()
+    for offering in sorted(generation.offerings, key=lambda one: one.foreign):
+        for resource in offering.resources:
+            resources.append({**_resource(resource, offering), "uri": _apart(resource.uri, offering, uris)})
+        templates += [_template(template, offering) for template in offering.templates]
+        for prompt in offering.prompts:
+            prompts.append({**_prompt(prompt, offering), "name": _apart(prompt.name, offering, names)})
+    found = _offered[generation] = Offered(tuple(resources), tuple(templates), tuple(prompts))
+    return found
+
+
+def _apart(name: str, offering: Offering, taken: set[str]) -> str:
+    if name in taken and offering.foreign:
+        return f"{AT_SOURCE}{offering.source}:{name}"
+    taken.add(name)
+    return name
+
+
+def _resource(spec: ResourceSpec, offering: Offering) -> dict[str, Any]:
+    told = {"name": spec.name, "title": spec.title, "description": spec.description}
+    return _told({**_more(spec.more, offering), **told, "mimeType": spec.media_type, "size": spec.size})
+
+
+def _template(spec: ResourceTemplate, offering: Offering) -> dict[str, Any]:
+    told = {"uriTemplate": spec.uri_template, "name": spec.name, "title": spec.title, "description": spec.description}
+    return _told({**_more(spec.more, offering), **told, "mimeType": spec.media_type})
+
+
+def _prompt(spec: PromptSpec, offering: Offering) -> dict[str, Any]:
+    arguments = [
+        _told({"name": one.name, "title": one.title, "description": one.description}) | {"required": one.required}
+        for one in spec.arguments
+    ]
+    told = {"title": spec.title, "description": spec.description, "arguments": arguments}
+    return _told({**_more(spec.more, offering), **told})
+
+
+def _more(more: Mapping[str, Any], offering: Offering) -> dict[str, Any]:
+    if not offering.foreign:
+        return dict(more)
+    meta: Any = more.get("_meta")
+    kept: dict[str, Any] = dict(meta) if isinstance(meta, dict) else {}  # pyright: ignore[reportUnknownArgumentType]
+    return {**more, "_meta": {**kept, "handrail/origin": offering.source}}
+
+
+def _told(members: Mapping[str, Any]) -> dict[str, Any]:
+    """Without what nothing is said of."""
+    return {key: value for key, value in members.items() if value not in ("", None, [])}
+
+
+def with_bytes(value: Any, stored: Mapping[str, bytes]) -> Any:
+    """Plain data with artifacts as base64 in their places again; those that are not at hand are left out."""
+    if isinstance(value, Mapping):
+        members = cast("Mapping[str, Any]", value)
+        ref = members.get("artifact")
+        if isinstance(ref, str) and "media_type" in members:
+            return base64.b64encode(stored[ref]).decode() if ref in stored else None
+        return {key: with_bytes(one, stored) for key, one in members.items()}
+    if isinstance(value, list):
+        return [with_bytes(one, stored) for one in cast("list[Any]", value)]
+    return value
+
+
+# The skills of a client's session as prompts: what a person picks in the client, where a model would call
+# ``skill``.
+#
+# Getting one is a call of that tool, judged and recorded like any. The tool gives a skill's text once in a
+# session; a client's prompts are asked for again, and in the stateless era several clients share a session, so
+# what was given is kept here.
+
+TOOL = "skill"
+APART = "skill:"
+"""Before the name of a skill where a source has a prompt of that name."""
+MOST_SKILLS_KEPT = 100
+"""Texts of one client; a skill read before these is read from its file again by a new session only."""
+_TASK = "task"
+_ARGUMENTS = [{"name": _TASK, "description": "What is to be done by it, in your words", "required": False}]
+_UNTRUSTED = "it comes from the workspace"
+
+
+class SkillPrompts:
+    """See the module. Those of one client."""
+
+    def __init__(self, kernel: Kernel, guest: Guest) -> None:
+        self._kernel = kernel
+        self._guest = guest
+        self._given: dict[str, dict[str, Any]] = {}
+        """What the tool gave, by the skill."""
+
+    def listed(self, taken: Collection[str]) -> list[dict[str, Any]]:
+        """As MCP lists prompts.
+
+        :param taken: the names of those that sources offer
+        """
+        return [_skill_prompt(skill, name) for name, skill in self._named(taken).items()]
+
+    def named(self, name: str, taken: Collection[str]) -> Skill | None:
+        """The skill that a prompt's name stands for, or None."""
+        return self._named(taken).get(name)
+
+    def _named(self, taken: Collection[str]) -> dict[str, Skill]:
+        if self._kernel.generation.resolve(TOOL) is None:
+            return {}
+        return {APART + one.name if one.name in taken else one.name: one for one in self._guest.session.skills}
+
+    @staticmethod
+    def check(arguments: Mapping[str, str]) -> str:
+        """The task that goes with it.
+
+        :raises MCPError: for what is no argument of such a prompt
+        """
+        if unknown := arguments.keys() - {_TASK}:
+            raise MCPError(INVALID_PARAMS, f"{sorted(unknown)[0][:80]!r} is no argument of a skill; it takes {_TASK}")
+        return arguments.get(_TASK, "")
+
+    def whole(self, result: Result) -> Result:
+        """A result of the tool with the text in it, also where the session was given that before."""
+        given: object = result.data
+        if not result.ok or not isinstance(given, dict):
+            return result
+        data = cast("dict[str, Any]", given)
+        name = data.get("name")
+        if not isinstance(name, str):
+            return result
+        if data.get("content"):
+            while len(self._given) >= MOST_SKILLS_KEPT:
+                del self._given[next(iter(self._given))]
+            self._given[name] = data
+        return replace(result, data=self._given.get(name, data))
+
+    @staticmethod
+    def messages(skill: Skill, data: Mapping[str, Any], task: str) -> dict[str, Any]:
+        """What the tool gave, as a prompt."""
+        lines = [f"The skill {skill.name}, from {data['from']}.", str(data["content"])]
+        if data.get("note"):
+            lines.append(f"Note: {data['note']}")
+        if files := data.get("files"):
+            lines.append(f"Files beside it: {', '.join(map(str, files))}")
+        said = [_said("\n\n".join(lines)), *([_said(task)] if task else [])]
+        return {"description": skill.description, "messages": said, "_meta": _labels(skill)}
+
+
+def _skill_prompt(skill: Skill, name: str) -> dict[str, Any]:
+    return {"name": name, "description": skill.description, "arguments": _ARGUMENTS, "_meta": _labels(skill)}
+
+
+def _labels(skill: Skill) -> dict[str, Any]:
+    untrusted = {"handrail/untrusted": _UNTRUSTED} if skill.layer == "workspace" else {}
+    return {"handrail/skill": skill.layer, **untrusted}
+
+
+def _said(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": {"type": "text", "text": text}}

@@ -1,0 +1,635 @@
+"""Commands and addresses that look like carrying data out: files of secrets, the environment or encoded data on their way
+into a program that talks to the network, data in host names and queries, and pushes to places that no remote names.
+
+It knows shapes, not intentions, and a determined model finds others; what really keeps data in is the sandbox, which has
+no network but the hosts that were granted. This asks before data goes to those.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, TypeVar, cast
+from urllib.parse import parse_qsl, urlsplit
+
+from handrail.contract.errors import excerpt
+from handrail.contract.text.patterns import any_path_source
+from handrail.contract.tool.spec import ToolSpec
+from handrail.policy.rules.rules import SECRET_LIKE, Action
+from handrail.policy.watchdogs.watchdog import Opinion, WatchdogCall, allow
+
+# A shell text taken apart roughly: which programs it runs, what flows into which, and where a value is put
+# together.
+#
+# Not a parser and nothing to allow by: it looks for shapes also in text that no parser takes, and never raises.
+
+MAX_CHARACTERS = 100_000
+_T = TypeVar("_T")
+_SHORT = 4_000
+"""Characters that are read within 10 ms."""
+MADE = "\0"
+"""Stands in a word for what a substitution gives."""
+_WRAPPERS = {
+    **dict.fromkeys(("sudo", "doas", "nohup", "time", "exec", "command", "builtin", "nice", "stdbuf", "setsid"), 0),
+    **dict.fromkeys(("then", "do", "else", "if", "while", "until", "!", "{", "xargs", "ionice", "unbuffer"), 0),
+    "timeout": 1,
+}
+"""Words before a program, and how many of their own arguments follow."""
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=")
+_PLAIN = re.compile(r"(?:[^\\'\"`$|;&\n() \t#<>]|\$(?!\())+")
+_PLAIN_QUOTED = re.compile(r'(?:[^"\\`$]|\$(?!\())+')
+
+
+@dataclass(slots=True)
+class Part:
+    """One command.
+
+    :param words: without quotes; redirected output files are left out
+    :param depth: how many substitutions it stands in; what it prints then ends up in the command around it
+    """
+
+    pipeline: int
+    depth: int
+    words: list[str] = field(default_factory=list[str])
+
+    @property
+    def argv(self) -> list[str]:
+        """From the program on, behind assignments and wrappers."""
+        words = self.words
+        at = 0
+        while at < len(words):
+            word = words[at]
+            name = word.rsplit("/", 1)[-1]
+            if _ASSIGNMENT.match(word):
+                at += 1
+            elif name in _WRAPPERS or (name == "env" and at + 1 < len(words)):
+                at += 1 + _WRAPPERS.get(name, 0)
+                while at < len(words) and words[at].startswith("-"):
+                    at += 1
+            else:
+                break
+        return words[at:]
+
+    @property
+    def program(self) -> str:
+        argv = self.argv
+        return argv[0].rsplit("/", 1)[-1].lower() if argv else ""
+
+
+async def read(reader: Callable[[str], _T], text: str) -> _T:
+    """Return the result of ``reader`` for a shell text. A long text is read in a thread, so that the event loop continues."""
+    return reader(text) if len(text) <= _SHORT else await asyncio.to_thread(reader, text)
+
+
+def parts(text: str) -> list[Part]:
+    """The commands of ``text``, those in substitutions among them."""
+    reader = _Reader(text[:MAX_CHARACTERS])
+    reader.read()
+    return [part for part in reader.found if part.words]
+
+
+class _Reader:
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.found: list[Part] = []
+        self._at: int = 0
+        self._pipelines = 0
+
+    def read(self) -> None:
+        while self._at < len(self.text):
+            self._commands("", 0, self._next_pipeline())
+            self._at += 1  # a closing bracket too many
+
+    def _next_pipeline(self) -> int:
+        self._pipelines += 1
+        return self._pipelines
+
+    def _commands(self, until: str, depth: int, pipeline: int) -> None:
+        """Read to the closing character, which is left to be read."""
+        part = self._begin(pipeline, depth)
+        word: list[str] | None = None
+        redirected = False
+        text, size = self.text, len(self.text)
+
+        def done() -> None:
+            nonlocal word, redirected
+            if word is not None:
+                if not redirected:
+                    part.words.append("".join(word))
+                redirected = False
+            word = None
+
+        while self._at < size:
+            character = text[self._at]
+            if character == until and until:
+                break
+            if character == "\\" and self._at + 1 < size:
+                self._at += 1
+                if text[self._at] != "\n":
+                    word = _longer(word, text[self._at])
+            elif character == "'":
+                end = text.find("'", self._at + 1)
+                end = size if end < 0 else end
+                word = _longer(word, text[self._at + 1 : end])
+                self._at = end
+            elif character == '"':
+                word = _longer(word, *self._quoted(depth, pipeline))
+            elif character == "`" or text.startswith(("$(", "<("), self._at):
+                word = _longer(word, self._substitution(depth, pipeline))
+            elif character in " \t":
+                done()
+            elif character == "#" and word is None:
+                end = text.find("\n", self._at)
+                self._at = (size if end < 0 else end) - 1
+            elif character in "|;&\n()":
+                done()
+                piped = character == "|" and not text.startswith("||", self._at)
+                if text.startswith(("||", "&&", "|&", ";;"), self._at):
+                    piped = text.startswith("|&", self._at)
+                    self._at += 1
+                if not piped and character not in "()":
+                    pipeline = self._next_pipeline() if depth == 0 else pipeline
+                if part.words or self.found[-1] is not part:
+                    part = self._begin(pipeline, depth)
+                else:
+                    part.pipeline = pipeline
+            elif character in "<>":
+                if word is not None and "".join(word).isdigit():
+                    word = None
+                done()
+                redirected = character == ">"
+                while self._at + 1 < size and text[self._at + 1] in "<>&":
+                    self._at += 1
+            elif run := _PLAIN.match(text, self._at):
+                word = _longer(word, run.group())
+                self._at = run.end()
+                continue
+            else:
+                word = _longer(word, character)
+            self._at += 1
+        done()
+
+    def _begin(self, pipeline: int, depth: int) -> Part:
+        part = Part(pipeline, depth)
+        self.found.append(part)
+        return part
+
+    def _quoted(self, depth: int, pipeline: int) -> Iterator[str]:
+        self._at += 1
+        while self._at < len(self.text) and self.text[self._at] != '"':
+            character = self.text[self._at]
+            if character == "\\" and self._at + 1 < len(self.text):
+                self._at += 1
+                yield self.text[self._at]
+            elif character == "`" or self.text.startswith("$(", self._at):
+                yield self._substitution(depth, pipeline)
+            elif run := _PLAIN_QUOTED.match(self.text, self._at):
+                yield run.group()
+                self._at = run.end()
+                continue
+            else:
+                yield character
+            self._at += 1
+
+    def _substitution(self, depth: int, pipeline: int) -> str:
+        if depth > 20:
+            self._at = len(self.text)
+            return MADE
+        backtick = self.text[self._at] == "`"
+        self._at += 1 if backtick else 2
+        self._commands("`" if backtick else ")", depth + 1, pipeline)
+        return MADE
+
+
+def _longer(word: list[str] | None, *more: str) -> list[str]:
+    """``word`` with more at its end; it is the same list, which a long word is built in."""
+    word = [] if word is None else word
+    word += more
+    return word
+
+
+_WEB = frozenset({"curl", "wget", "http", "https", "xh", "aria2c", "lynx", "w3m"})
+_RAW = frozenset({"nc", "ncat", "netcat", "socat", "telnet"})
+_NAMES = frozenset({"dig", "nslookup", "host", "drill", "getent", "ping", "resolvectl"})
+_COPY = frozenset(
+    {"scp", "sftp", "rsync", "ftp", "tftp", "rclone", "s3cmd", "gsutil", "croc", "magic-wormhole", "wormhole"}
+)
+_OTHERS = frozenset({"ssh", "sendmail", "mail", "mutt", "msmtp"})
+NETWORK = _WEB | _RAW | _NAMES | _COPY | _OTHERS
+_ENCODERS = frozenset({"base64", "base32", "basenc", "xxd", "od", "hexdump", "uuencode", "gpg", "ascii85"})
+_ARCHIVERS = frozenset({"tar", "zip", "gzip", "bzip2", "xz", "zstd", "7z", "cpio"})
+_READERS = _ENCODERS | {
+    "cat",
+    "head",
+    "tail",
+    "strings",
+    "sed",
+    "awk",
+    "grep",
+    "rg",
+    "env",
+    "printenv",
+    "tr",
+    "jq",
+    "find",
+}
+_INTERPRETERS = re.compile(r"(?:python|pypy)[\d.]*|node|nodejs|deno|bun|ruby|perl|php")
+_OPENS_NETWORK = re.compile(
+    r"urllib|requests\.|httpx|http\.client|aiohttp|socket|fetch\(|https?\.request|axios|Net::HTTP|LWP|open-uri|curl_|fsockopen"
+)
+_WHOLE_ENVIRONMENT = re.compile(
+    r"os\.environ(?!\s*\[|\.get)|process\.env(?![\w.\[])|%ENV|\bENV\.to_h|getenv\(\)|/proc/\w+/environ"
+)
+_SECRET_FILES = re.compile(
+    r"(?:^|/)(?:\.netrc|\.npmrc|\.pypirc|\.git-credentials|\.bash_history|\.zsh_history|\.pgpass|\.my\.cnf)$"
+    r"|/?\.(?:ssh|gnupg|aws|kube|azure|config/gcloud|docker)(?:/|$)|^/etc/(?:shadow|sudoers)|^/proc/\w+/environ|\.tfstate"
+)
+_SECRET_NAMES = re.compile(
+    any_path_source(f"**/{name}" for name in SECRET_LIKE) + r"\Z", re.DOTALL | re.IGNORECASE | re.ASCII
+)
+_HARMLESS = re.compile(r"\.(?:example|sample|template|dist|pub)$")
+_SECRET_VARIABLE = re.compile(
+    r"\$\{?[A-Za-z_]*(?:TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|PRIVATE_?KEY|ACCESS_KEY|CREDENTIAL)[A-Za-z_]*",
+    re.IGNORECASE,
+)
+_OF_THE_CONNECTION = frozenset(
+    {
+        *("-i", "-E", "-K", "--cacert", "--capath", "--cert", "--key", "--netrc-file", "--config", "-CAfile", "-cert"),
+        *("-key", "-o", "--output", "-O", "--ca-certificate", "--certificate", "--private-key", "--known-hosts", "-H"),
+        *("--header", "-u", "--user", "-A", "--user-agent", "-b", "--cookie", "-c", "--cookie-jar"),
+    }
+)
+"""Options whose value is for the connection or is written to, not sent as the content."""
+_DATA = re.compile(
+    r"(?:-d|-F|-T|--data(?:-\w+)?|--form(?:-string)?|--json|--upload-file|--post-data|--post-file|--body-\w+)"
+)
+_DEVICE = re.compile(r"/dev/(?:tcp|udp)/([^/\s'\"]+)")
+_REMOTE = re.compile(r"[a-z+]+://|[\w.-]+@[\w.-]+:|^/|^\.\.?/|^[A-Za-z]:\\")
+_LOOPBACK = re.compile(r"(?:localhost|127(?:\.\d+){3}|0\.0\.0\.0|\[?::1\]?)(?::\d+)?", re.IGNORECASE)
+_ENCODED = re.compile(r"[A-Za-z0-9+/=_~-]+")
+_QUICK = re.compile(
+    r"curl|wget|https?\b|xh\b|aria2c|lynx|w3m|\bnc\b|ncat|netcat|socat|telnet|dig\b|nslookup|\bhost\b|drill|getent|ping|"
+    r"resolvectl|scp|sftp|rsync|ftp|rclone|s3cmd|gsutil|croc|wormhole|ssh|mail|mutt|msmtp|/dev/(?:tc|ud)p|push|python|pypy|"
+    r"node|deno|\bbun\b|ruby|perl|\bphp\b",
+    re.IGNORECASE,
+)
+
+MOST_PARTS = 300
+"""Commands of one text; among more of them nothing is looked for."""
+
+
+class Exfiltration:
+    """Implements :data:`~handrail.policy.watchdogs.watchdog.Watchdog`.
+
+    :param action: what it answers to such a call
+    """
+
+    name = "exfiltration"
+
+    def __init__(self, action: Action = "ask") -> None:
+        self.action: Action = action
+
+    def concerns(self, spec: ToolSpec) -> bool:
+        """Whether calls of this tool can reach a program or the network."""
+        return bool(spec.requires.shell or spec.requires.net.hosts or "net.fetch" in spec.effective_targets)
+
+    async def __call__(self, call: WatchdogCall) -> Opinion:
+        for capability, value in call.targets:
+            if capability == "shell.run" and (reason := await read(of_command, value)) is not None:
+                return Opinion(self.action, reason)
+        for text in _texts(call.arguments):
+            if "://" in text and len(text) < 20_000 and (reason := of_address(text.strip())) is not None:
+                return Opinion(self.action, reason)
+        return allow()
+
+
+def of_command(text: str) -> str | None:
+    """What about a shell text looks like carrying data out, in a sentence; None for nothing."""
+    if not _QUICK.search(text):
+        return None
+    if (device := _DEVICE.search(text)) and not _LOOPBACK.fullmatch(device[1]):
+        return f"the command opens a network connection through {device[0].rsplit('/', 1)[0]}"
+    found = parts(text)
+    if len(found) > MOST_PARTS:
+        return f"the command is made of {len(found)} commands, which are too many to be looked through"
+    for at, part in enumerate(found):
+        if part.program in NETWORK and not _stays_here(part):
+            together = [(n, other) for n, other in enumerate(found) if other.pipeline == part.pipeline and n != at]
+            before = [
+                other for n, other in together if other.depth > part.depth or (n < at and other.depth == part.depth)
+            ]
+            if (reason := _into_network(part, [other for _, other in together], before)) is not None:
+                return reason
+        elif part.program == "git":
+            if (reason := _push(part, found)) is not None:
+                return reason
+        elif _INTERPRETERS.fullmatch(part.program) and (reason := _program_text(part)) is not None:
+            return reason
+    return None
+
+
+def of_address(url: str) -> str | None:
+    """What about an address looks like data; None for nothing."""
+    try:
+        found = urlsplit(url)
+        host = found.hostname or ""
+    except ValueError:
+        return None
+    if _LOOPBACK.fullmatch(host):
+        return None
+    if (reason := _of_host(host)) is not None:
+        return reason
+    values = [
+        value for _, value in parse_qsl(f"{found.query}&{found.fragment}", keep_blank_values=True, max_num_fields=1000)
+    ]
+    for value in (*values, found.query, found.fragment):
+        if len(value) >= 48 and _looks_encoded(value):
+            return f"the query of the address ({len(value)} characters) looks like encoded data"
+    for segment in found.path.split("/"):
+        if len(segment) >= 120 and _looks_encoded(segment):
+            return f"the path of the address ({len(segment)} characters) looks like encoded data"
+    return None
+
+
+def _into_network(part: Part, together: Sequence[Part], before: Sequence[Part]) -> str | None:
+    program, argv = part.program, part.argv
+    sent = list(_sent(argv))
+    for other in before:
+        if (secret := _secret_in(other.argv[1:])) is not None:
+            return f"{secret} tends to hold secrets, and what is in it goes to {program}"
+        if _prints_environment(other):
+            return f"the environment goes to {program}"
+        uploads = program in _WEB | _RAW or other.depth > part.depth
+        if uploads and other.program in _ENCODERS and not {"-d", "-D", "--decode", "-r"} & set(other.argv):
+            return f"encoded data goes from {other.program} to {program}"
+        if uploads and other.program in _ARCHIVERS and other.depth == part.depth and program != "ssh":
+            return f"packed files go from {other.program} to {program}"
+        if program in _RAW and other.depth == part.depth and not {"-z", "-l"} & set(argv):
+            return f"what {other.program or 'a command'} prints goes to a raw connection of {program}"
+    if (secret := _secret_in(sent)) is not None:
+        return f"{secret} tends to hold secrets, and {program} would send it"
+    inner = [other.program for other in together if other.depth > part.depth]
+    for word in _content(argv, program):
+        if MADE in word and any(one in _READERS for one in inner):
+            return f"what a file or the environment holds is put into an address or a body for {program}"
+        if _SECRET_VARIABLE.search(word):
+            return f"{_SECRET_VARIABLE.search(word)[0]} is put into an address or a body for {program}"  # type: ignore[index]
+        if "://" in word and MADE not in word and (reason := of_address(word)) is not None:
+            return reason
+    if program in _NAMES:
+        for word in argv[1:]:
+            if not word.startswith(("-", "+", "@")) and (MADE in word or _SECRET_VARIABLE.search(word)) and "." in word:
+                return f"a name that is put together is looked up with {program}"
+            if (reason := _of_host(word)) is not None:
+                return reason
+    return None
+
+
+def _sent(argv: Sequence[str]) -> Iterator[str]:
+    """The words of a network program that name what it sends."""
+    skip = False
+    for word in argv[1:]:
+        if skip:
+            skip = False
+        elif word in _OF_THE_CONNECTION:
+            skip = True
+        elif not word.startswith(("--cacert=", "--cert=", "--key=", "--output=", "--header=")):
+            yield word
+
+
+def _content(argv: Sequence[str], program: str) -> Iterator[str]:
+    """Addresses and bodies among the words of a program that fetches."""
+    data = False
+    for word in _sent(argv):
+        if data or "://" in word or (program in _RAW | _COPY):
+            yield word
+        elif word.startswith("-d") and len(word) > 2 and not word.startswith("--"):
+            yield word[2:]
+        elif word.startswith("--") and "=" in word and _DATA.fullmatch(word.partition("=")[0]):
+            yield word.partition("=")[2]
+        data = bool(_DATA.fullmatch(word))
+
+
+def _secret_in(words: Sequence[str]) -> str | None:
+    for word in words:
+        for piece in (word, word.rpartition("@")[2], word.rpartition("=")[2].lstrip("@<")):
+            path = piece.split(";")[0]
+            if not path or "://" in path or path.startswith("-") or _HARMLESS.search(path):
+                continue
+            if _SECRET_FILES.search(path) or _SECRET_NAMES.match(path):
+                return path if len(path) <= 100 else excerpt(path, 100)
+    return None
+
+
+def _prints_environment(part: Part) -> bool:
+    argv = part.argv
+    if part.program == "printenv" or (part.program in ("env", "set") and len(argv) == 1):
+        return True
+    return part.program in ("export", "declare", "typeset") and "-p" in argv[1:]
+
+
+def _stays_here(part: Part) -> bool:
+    """Whether all hosts that it names are this machine."""
+    hosts = [m[1] for word in part.argv[1:] if (m := re.match(r"(?:[a-z+]+://)(?:[^/@]*@)?([^/?#]+)", word))]
+    if not hosts and part.program in _RAW | _WEB | _NAMES:
+        hosts = [word for word in part.argv[1:] if _LOOPBACK.fullmatch(word.partition("/")[0])]
+    return bool(hosts) and all(_LOOPBACK.fullmatch(host) for host in hosts)
+
+
+def _push(part: Part, found: Sequence[Part]) -> str | None:
+    words = [word for word in part.argv[1:] if not word.startswith("-")]
+    if words[:1] != ["push"]:
+        return None
+    if len(words) > 1 and _REMOTE.search(words[1]):
+        return f"git would push to {excerpt(words[1], 100)}, which is no remote of this repository"
+    for other in found:
+        argv = other.argv
+        if other.program == "git" and {"remote", "config"} & set(argv) and {"add", "set-url"} & set(argv):
+            return "git would push to a remote that the same command sets"
+    return None
+
+
+def _program_text(part: Part) -> str | None:
+    argv = part.argv
+    for flag, text in pairwise(argv):
+        if flag in ("-c", "-e", "-r", "-E", "--eval", "eval") and _OPENS_NETWORK.search(text):
+            words = re.split(r"[\s'\"(),;=]+", text)
+            if (secret := _secret_in(words)) is not None:
+                return f"{secret} tends to hold secrets, and the text for {part.program} opens the network"
+            if _WHOLE_ENVIRONMENT.search(text):
+                return f"the text for {part.program} reads the environment and opens the network"
+    return None
+
+
+def _of_host(host: str) -> str | None:
+    labels = host.rstrip(".").split(".")
+    if len(labels) > 2:
+        for label in (max(part.split("-"), key=len) for part in labels[:-2]):
+            if len(label) > 50 or (len(label) >= 24 and _is_mixed(label) and _entropy(label) >= 3.4):
+                return f"the host name has a part of {len(label)} characters that looks like encoded data"
+        if len(labels) > 6 and sum(len(label) for label in labels[:-2]) > 100:
+            return f"the host name has {len(labels)} parts, which looks like encoded data"
+    return None
+
+
+def _looks_encoded(text: str) -> bool:
+    if not _ENCODED.fullmatch(text.replace("%3D", "=").replace("%2B", "+").replace("%2F", "/")):
+        return False
+    if re.fullmatch(r"[0-9a-fA-F-]+", text):
+        return len(text) > 128  # digests, keys of caches and identifiers are shorter
+    if re.fullmatch(r"[A-Z2-7=]+", text):
+        return len(text) >= 56 and _entropy(text) >= 3.8
+    mixed = bool(re.search("[a-z]", text) and re.search("[A-Z]", text) and re.search(r"\d", text))
+    return mixed and _entropy(text) >= 4.2
+
+
+def _is_mixed(text: str) -> bool:
+    """Digits among letters, in more than one place."""
+    return len(re.findall(r"[a-z]\d|\d[a-z]", text, re.IGNORECASE)) >= 4
+
+
+def _entropy(text: str) -> float:
+    """Bits for each character."""
+    size = len(text)
+    return -sum(count / size * math.log2(count / size) for count in Counter(text).values())
+
+
+def _texts(value: Any, depth: int = 0) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif depth < 8 and isinstance(value, Mapping):
+        for item in cast("Mapping[str, Any]", value).values():
+            yield from _texts(item, depth + 1)
+    elif depth < 8 and isinstance(value, (list, tuple)):
+        for item in cast("list[Any]", value):
+            yield from _texts(item, depth + 1)
+
+
+# Secrets in arguments that leave: registered ones in any of their forms, and texts in the shape of well-known
+# keys.
+
+_KEY = "[A-Za-z0-9_-]"
+SHAPES: Mapping[str, tuple[str, str]] = {
+    "an AWS access key id": ("AKIA", r"[0-9A-Z]{16}\b"),
+    "a temporary AWS access key id": ("ASIA", r"[0-9A-Z]{16}\b"),
+    "a GitHub token": ("gh", r"[pousr]_[A-Za-z0-9]{36,}"),
+    "a fine-grained GitHub token": ("github_pat_", r"[A-Za-z0-9_]{40,}"),
+    "a GitLab token": ("glpat-", _KEY + "{20,}"),
+    "an Anthropic key": ("sk-ant-", _KEY + "{24,}"),
+    "an OpenAI key": ("sk-", rf"(?:proj-|svcacct-)?{_KEY}{{32,}}"),
+    "a Slack token": ("xox", r"[abprs]-[A-Za-z0-9-]{20,}"),
+    "a Google API key": ("AIza", _KEY + "{35}"),
+    "a Stripe key": ("rk_live_", r"[A-Za-z0-9]{20,}"),
+    "a secret Stripe key": ("sk_live_", r"[A-Za-z0-9]{20,}"),
+    "an npm token": ("npm_", r"[A-Za-z0-9]{36}"),
+    "a PyPI token": ("pypi-AgE", _KEY + "{40,}"),
+    "a Hugging Face token": ("hf_", r"[A-Za-z0-9]{30,}"),
+    "a SendGrid key": ("SG.", rf"{_KEY}{{16,}}\.{_KEY}{{30,}}"),
+    "a private key": ("-----BEGIN ", r"(?:[A-Z]+ )*PRIVATE KEY-----"),
+    "a JSON web token": (".eyJ", rf"(?<={_KEY}{{10}}\.eyJ){_KEY}{{10,}}\.{_KEY}{{10,}}"),
+}
+"""Kind of key to how it begins, at the beginning of a word where that is a letter, and how it goes on. The text is searched
+for the beginnings, and each is followed by few characters or by one run of them: so any text is looked through once."""
+
+
+def _compiled(begins: str, goes_on: str) -> re.Pattern[str]:
+    start = re.escape(begins)
+    return re.compile(start + (rf"(?<!\w{start})" if begins[0].isalpha() else "") + goes_on)
+
+
+_COMPILED = tuple((name, begins, _compiled(begins, rest)) for name, (begins, rest) in SHAPES.items())
+_PLACEHOLDER = re.compile(r"example|xxxx|your|placeholder|dummy|redacted|\.\.\.", re.IGNORECASE)
+
+
+class OutgoingSecrets:
+    """Implements :data:`~handrail.policy.watchdogs.watchdog.Watchdog`.
+
+    :param encode: a value as JSON, whatever it holds, with nothing cut off
+    :param registered: whether a JSON text has a registered secret in it
+    :param action: what it answers to such a call
+    """
+
+    name = "secrets"
+
+    def __init__(
+        self, encode: Callable[[object], bytes], registered: Callable[[bytes], bool], action: Action = "ask"
+    ) -> None:
+        self._encode = encode
+        self._registered = registered
+        self.action: Action = action
+
+    def concerns(self, spec: ToolSpec) -> bool:
+        """Whether calls of this tool leave the workspace."""
+        return spec.side_effect == "external" or bool(spec.requires.net.hosts or "net.fetch" in spec.effective_targets)
+
+    async def __call__(self, call: WatchdogCall) -> Opinion:
+        encoded = self._encode(dict(call.arguments))
+        if self._registered(encoded):
+            return Opinion(self.action, "its arguments hold a registered secret, which would leave")
+        commands = [value for capability, value in call.targets if capability == "shell.run"]
+        if commands and not any([await read(_talks, text) for text in commands]):
+            return allow()
+        if (what := key_in(encoded.decode())) is not None:
+            return Opinion(self.action, f"its arguments hold what has the shape of {what}, which would leave")
+        return allow()
+
+
+def _talks(text: str) -> bool:
+    """Whether a command of a shell text may talk to another machine."""
+    programs = NETWORK | {"git"}
+    return any(part.program in programs for part in parts(text))
+
+
+def key_in(text: str) -> str | None:
+    """Which well-known kind of key ``text`` has in it; None for none, or for what is only an example."""
+    for name, begins, shape in _COMPILED:
+        if begins not in text:
+            continue
+        for match in shape.finditer(text):
+            if name == "a private key" or (not _PLACEHOLDER.search(match[0]) and _entropy_of(match[0]) >= 3.0):
+                return name
+    return None
+
+
+def _entropy_of(text: str) -> float:
+    size = len(text)
+    return -sum(count / size * math.log2(count / size) for count in Counter(text).values())
+
+
+# Calls that were made before, exactly so, and only ever failed.
+
+PATIENCE = 3
+"""How many times as often a call may fail where other calls succeed in between."""
+
+
+class RepeatedFailures:
+    """Implements :data:`~handrail.policy.watchdogs.watchdog.Watchdog`. Only asked where something has failed in the session.
+
+    :param failures: after how many in a row; three times as many where other calls succeeded in between and none of
+        them changed anything
+    :param action: what it answers to such a call
+    """
+
+    name = "repeats"
+    after_failures = True
+
+    def __init__(self, failures: int = 5, action: Action = "ask") -> None:
+        self.failures = failures
+        self.action: Action = action
+
+    def concerns(self, spec: ToolSpec) -> bool:
+        return True
+
+    async def __call__(self, call: WatchdogCall) -> Opinion:
+        if call.failed_in_a_row < self.failures and call.failed_before < PATIENCE * self.failures:
+            return allow()
+        return Opinion(
+            self.action,
+            f"exactly this call has failed {call.failed_before} times in this session. Read what the errors said and do "
+            "something else first: look at the state of things, or change the arguments",
+        )

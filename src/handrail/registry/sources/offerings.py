@@ -1,0 +1,550 @@
+"""An operator's own resources and prompts, as data: ``offering.json`` in a folder of tools.
+
+Checked whole when it is read; what is faulty stops start-up like a faulty manifest. Files are named beneath the folder and
+read when they are asked for. ``{{name}}`` in a text stands for an argument; what is put in is never looked at again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import hashlib
+import mimetypes
+import os
+import re
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any, Literal, cast
+from urllib.parse import unquote
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from handrail.contract.call import Blob
+from handrail.contract.doors.offers import PromptArgument, PromptSpec, ResourceSpec, ResourceTemplate
+from handrail.contract.doors.peer import Ask
+from handrail.contract.doors.runtime import Runtime
+from handrail.contract.errors import Fault, LoadError, ToolError
+from handrail.contract.schema.schema import path_text
+from handrail.contract.text.json import ArgumentText, parse_object
+
+# Templates of URIs, read backwards: which URIs one makes, and by which values.
+#
+# A template may be a foreign server's, and a URI is a model's: so no expression that backtracks, which the two
+# could make run for ever.
+#
+# Source: https://www.rfc-editor.org/rfc/rfc6570
+
+MAX_URI = 4096
+MOST_EXPRESSIONS = 8
+VARIABLE = re.compile(r"\{(\+?)([A-Za-z_][A-Za-z0-9_]*)\}")
+"""What an operator's own template may have."""
+_EXPRESSION = re.compile(r"\{([+#./;?&]?)[^{}]*\}")
+_STOPS = {"": "/?#", "+": "", "#": "", ".": "/?#", "/": "?#", ";": "/?#", "?": "#", "&": "#"}
+"""By the kind of an expression: what no value of it holds. The kinds but the first two begin with themselves, or are empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What URIs a template makes, read generously.
+
+    The places that were reached in a URI are the bits of one number.
+
+    :param first: what every URI begins with
+    :param rest: each expression's kind, and the text behind it
+    """
+
+    first: str
+    rest: tuple[tuple[str, str], ...]
+
+    def makes(self, uri: str) -> bool:
+        if not self.rest:
+            return uri == self.first
+        if not uri.startswith(self.first) or not uri.endswith(self.rest[-1][1]):
+            return False
+        reached = 1 << len(self.first)
+        for kind, text in self.rest:
+            free = _places(uri, _STOPS[kind])
+            begun = reached if kind in ("", "+") else (reached & _starts(uri, kind)) << 1
+            # Adding carries each place over the run of free ones that it stands in, and so over whatever is between.
+            reached |= begun | (((begun & free) + free) ^ free)
+            reached = (reached & _starts(uri, text)) << len(text)
+        return bool(reached >> len(uri) & 1)
+
+
+def shape_of(template: str) -> Shape | None:
+    """None for a template that makes too many URIs to be judged."""
+    expressions = list(_EXPRESSION.finditer(template))
+    if len(template) > MAX_URI or len(expressions) > MOST_EXPRESSIONS:
+        return None
+    texts = _texts(template, expressions)
+    kinds = [expression[1] for expression in expressions]
+    return Shape(texts[0], tuple(zip(kinds, texts[1:], strict=True)))
+
+
+@dataclass(frozen=True, slots=True)
+class Matching:
+    """What URIs an operator's own template makes, by values that are not empty; each variable takes as much as it can.
+
+    :param rest: of each variable its kind, its name, and the text behind it
+    """
+
+    first: str
+    rest: tuple[tuple[str, str, str], ...]
+
+    def values(self, uri: str) -> dict[str, str] | None:
+        """The values that make ``uri``, as they stand in it; None where none do."""
+        if len(uri) > MAX_URI or not uri.startswith(self.first):
+            return None
+        # From behind: where each variable's value may end, so that what follows makes the rest, and where it may begin.
+        begins = bytearray(len(uri) + 2)
+        begins[len(uri)] = 1
+        ends: list[bytearray] = []
+        for kind, _, text in reversed(self.rest):
+            end, at = bytearray(len(uri) + 2), uri.find(text)
+            while at >= 0:
+                end[at] = begins[at + len(text)]
+                at = uri.find(text, at + 1)
+            begins = bytearray(len(uri) + 2)
+            for place in range(len(uri) - 1, -1, -1):
+                if _is_free(uri[place], kind):
+                    begins[place] = end[place + 1] or begins[place + 1]
+            ends.append(end)
+        at = len(self.first)
+        if not begins[at]:
+            return None
+        found: dict[str, str] = {}
+        for (kind, name, text), end in zip(self.rest, reversed(ends), strict=True):
+            place = last = at
+            while place < len(uri) and _is_free(uri[place], kind):
+                place += 1
+                last = place if end[place] else last
+            found[name] = uri[at:last]
+            at = last + len(text)
+        return found
+
+
+def matching_of(template: str) -> Matching:
+    """
+    :raises ValueError: for a template that :class:`Matching` does not read, which says why
+    """
+    variables = list(VARIABLE.finditer(template))
+    if not variables or set("{}") & set(VARIABLE.sub("", template)):
+        raise ValueError("expected variables as {name} or {+name}, at least one")
+    names = [variable[2] for variable in variables]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ValueError(f"has the variable {twice[0]!r} twice; name each once")
+    if len(variables) > MOST_EXPRESSIONS:
+        raise ValueError(f"has {len(variables)} variables; expected at most {MOST_EXPRESSIONS}")
+    texts = _texts(template, variables)
+    rest = zip((one[1] for one in variables), names, texts[1:], strict=True)
+    return Matching(texts[0], tuple(rest))
+
+
+def _texts(template: str, expressions: list[re.Match[str]]) -> list[str]:
+    """What stands before the first expression, and behind each of them."""
+    begins = [0, *(expression.end() for expression in expressions)]
+    ends = [*(expression.start() for expression in expressions), len(template)]
+    return [template[begin:end] for begin, end in zip(begins, ends, strict=True)]
+
+
+def _is_free(letter: str, kind: str) -> bool:
+    """Whether it may stand in a value."""
+    return letter != "\n" if kind == "+" else letter not in _STOPS[kind] and not letter.isspace()
+
+
+@lru_cache(maxsize=64)
+def _places(uri: str, stops: str) -> int:
+    """The places of a URI at which a character stands that is none of ``stops``."""
+    return int("0" + "".join("01"[one not in stops] for one in reversed(uri)), 2)
+
+
+@lru_cache(maxsize=256)
+def _starts(uri: str, text: str) -> int:
+    """The places of a URI at which ``text`` stands."""
+    found, at = 0, uri.find(text)
+    while at >= 0:
+        found |= 1 << at
+        at = uri.find(text, at + 1)
+    return found
+
+
+OFFERING_FILE = "offering.json"
+MAX_OFFERING_BYTES = 4 * 1024 * 1024
+MAX_FILE_BYTES = 16 * 1024 * 1024
+_PLACEHOLDER = re.compile(r"\{\{\s*([A-Za-z_][A-Za-z0-9_.-]*)\s*\}\}")
+_TEXTUAL = re.compile(r"text/|application/([^;]*\+)?(json|xml|yaml|toml|javascript|x-sh)\b")
+_Text = Annotated[str, Field(min_length=1, max_length=4_096)]
+_Uri = Annotated[str, Field(min_length=3, max_length=4_096, pattern=r"^[A-Za-z][A-Za-z0-9+.-]*:\S*$")]
+ReadFile = Callable[[Path, int], bytes]
+"""Reads a file of the operator's, and one byte more than so many where there are more; raises :class:`LoadError`."""
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+
+
+class _Listed(_Part):
+    name: _Text
+    title: str = ""
+    description: str = ""
+    annotations: dict[str, Any] | None = None
+    icons: list[Any] | None = None
+    meta: dict[str, Any] | None = Field(None, alias="_meta")
+
+    def more(self) -> dict[str, Any]:
+        told = {"annotations": self.annotations, "icons": self.icons, "_meta": self.meta}
+        return {key: value for key, value in told.items() if value is not None}
+
+
+class _Resource(_Listed):
+    uri: _Uri
+    media_type: str = Field("", alias="mimeType")
+    text: str | None = None
+    blob: str | None = None
+    file: str | None = None
+
+
+class _Template(_Listed):
+    uri_template: _Text = Field(alias="uriTemplate")
+    media_type: str = Field("", alias="mimeType")
+    text: str
+    complete: dict[str, list[str]] = {}
+
+
+class _Argument(_Part):
+    name: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_-]*$", max_length=128)]
+    description: str = ""
+    title: str = ""
+    required: bool = False
+    values: list[str] = []
+
+
+class _Asked(_Part):
+    method: Literal["elicitation/create", "sampling/createMessage", "roots/list"]
+    params: dict[str, Any] = {}
+
+
+class _Message(_Part):
+    role: Literal["user", "assistant"]
+    content: str | dict[str, Any]
+
+
+class _Prompt(_Listed):
+    arguments: list[_Argument] = []
+    ask: dict[str, _Asked] = {}
+    messages: Annotated[list[_Message], Field(min_length=1)]
+
+
+class _File(_Part):
+    resources: list[_Resource] = []
+    templates: list[_Template] = Field([], alias="resourceTemplates")
+    prompts: list[_Prompt] = []
+
+
+class OwnOffering:
+    """Implements :class:`~handrail.contract.tool.offering.Offering`. Made by :func:`read_offering`."""
+
+    source = ""
+    foreign = False
+
+    def __init__(self, told: _File, folder: Path, read_file: ReadFile) -> None:
+        self._folder = folder
+        self._read_file = read_file
+        self._resources = {one.uri: one for one in told.resources}
+        self._templates = [(one, matching_of(one.uri_template)) for one in told.templates]
+        self._prompts = {one.name: one for one in told.prompts}
+        self.resources = tuple(
+            ResourceSpec(one.uri, one.name, one.description, one.title, self._media_type(one), more=one.more())
+            for one in told.resources
+        )
+        self.templates = tuple(
+            ResourceTemplate(one.uri_template, one.name, one.description, one.title, one.media_type, one.more())
+            for one in told.templates
+        )
+        self.prompts = tuple(
+            PromptSpec(
+                one.name,
+                one.description,
+                one.title,
+                tuple(PromptArgument(a.name, a.description, a.required, a.title) for a in one.arguments),
+                one.more(),
+            )
+            for one in told.prompts
+        )
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Those that it names, by their ways beneath its folder."""
+        named = [one.file for one in self._resources.values() if one.file is not None]
+        contents = [message.content for prompt in self._prompts.values() for message in prompt.messages]
+        named += [str(one["file"]) for one in contents if isinstance(one, dict) and one.get("file") is not None]
+        return tuple(dict.fromkeys(named))
+
+    def has(self, uri: str) -> bool:
+        return uri in self._resources or any(matching.values(uri) is not None for _, matching in self._templates)
+
+    async def read(self, uri: str, runtime: Runtime) -> Mapping[str, Any]:
+        if (one := self._resources.get(uri)) is not None:
+            if one.text is not None:
+                return _contents(uri, self._media_type(one), one.text)
+            if one.blob is not None:
+                return _contents(uri, self._media_type(one), base64.b64decode(one.blob))
+            return _contents(uri, self._media_type(one), await asyncio.to_thread(self._file, one.file or ""))
+        for template, matching in self._templates:
+            if (found := matching.values(uri)) is not None:
+                values = {name: unquote(value) for name, value in found.items()}
+                return _contents(uri, template.media_type, _filled(template.text, values))
+        raise ToolError(f"there is no resource {uri[:200]!r}", kind="invalid_input")
+
+    async def prompt(self, name: str, arguments: Mapping[str, str], runtime: Runtime) -> Mapping[str, Any]:
+        one = self._prompts.get(name)
+        if one is None:
+            raise ToolError(f"there is no prompt {name[:200]!r}", kind="invalid_input")
+        known = {argument.name: argument for argument in one.arguments}
+        if odd := [given for given in arguments if given not in known]:
+            there = ", ".join(known) or "none"
+            raise ToolError(f"{name} has no argument {odd[0][:80]!r}; it has {there}", kind="invalid_input")
+        if missing := [a.name for a in one.arguments if a.required and a.name not in arguments]:
+            raise ToolError(f"{name} needs its arguments {', '.join(missing)}", kind="invalid_input")
+        values = {key: arguments.get(key, "") for key in known}
+        if one.ask:
+            asks = {key: Ask(asked.method, _filled(asked.params, values)) for key, asked in one.ask.items()}
+            values |= _answered(await runtime.peer.ask(asks))
+        messages = [
+            {"role": message.role, "content": await self._content(message.content, values)} for message in one.messages
+        ]
+        return {"description": one.description, "messages": messages} if one.description else {"messages": messages}
+
+    async def complete(
+        self, ref: Mapping[str, Any], argument: Mapping[str, str], context: Mapping[str, str], runtime: Runtime
+    ) -> Mapping[str, Any]:
+        name, begun = argument.get("name", ""), argument.get("value", "")
+        values: list[str] = []
+        if ref.get("type") == "ref/prompt" and (prompt := self._prompts.get(str(ref.get("name")))) is not None:
+            values = [value for one in prompt.arguments if one.name == name for value in one.values]
+        elif ref.get("type") == "ref/resource":
+            uri = str(ref.get("uri"))
+            found = [one.complete for one, _ in self._templates if one.uri_template == uri]
+            values = [value for one in found for value in one.get(name, ())]
+        fitting = [value for value in values if value.casefold().startswith(begun.casefold())]
+        return {"values": fitting, "total": len(fitting), "hasMore": False}
+
+    async def subscribe(self, uri: str, updated: Callable[[str], None]) -> Callable[[], Awaitable[None]]:
+        """Whoever subscribes looks: at :meth:`glance` now and then, and at :meth:`stamp` where that is other."""
+        return _nothing
+
+    def stamp(self, uri: str) -> str:
+        """Another text when what is read there is other."""
+        one = self._resources.get(uri)
+        if one is None:
+            return hashlib.sha256(repr([template for template, _ in self._templates]).encode()).hexdigest()
+        try:
+            content = self._file(one.file) if one.file is not None else b""
+        except ToolError as error:
+            content = error.text.encode()
+        return hashlib.sha256(repr(one).encode("utf-8", "surrogatepass") + b"\0" + content).hexdigest()
+
+    def glance(self, uri: str) -> str:
+        """What the file system says of a resource's file, without opening it."""
+        one = self._resources.get(uri)
+        if one is None or one.file is None:
+            return ""
+        try:
+            about = os.lstat(self._folder / one.file)
+        except (OSError, ValueError) as error:
+            return type(error).__name__
+        return f"{about.st_dev} {about.st_ino} {about.st_mode} {about.st_size} {about.st_mtime_ns} {about.st_ctime_ns}"
+
+    def faults(self, place: str) -> Iterator[Fault]:
+        """What is wrong with what was read, beyond its form."""
+        for index, one in enumerate(self._resources.values()):
+            if one.file is not None:
+                try:
+                    self._file(one.file)
+                except ToolError as error:
+                    yield Fault(place, f"resources[{index}].file", error.text)
+        for index, prompt in enumerate(self._prompts.values()):
+            for number, message in enumerate(prompt.messages):
+                file = message.content.get("file") if isinstance(message.content, dict) else None
+                if file is not None:
+                    try:
+                        self._file(str(file))
+                    except ToolError as error:
+                        yield Fault(place, f"prompts[{index}].messages[{number}].content.file", error.text)
+
+    def _media_type(self, one: _Resource) -> str:
+        return one.media_type or (mimetypes.guess_type(one.file)[0] or "" if one.file is not None else "")
+
+    async def _content(self, content: str | Mapping[str, Any], values: Mapping[str, str]) -> Any:
+        if isinstance(content, str):
+            return {"type": "text", "text": _filled(content, values)}
+        if content.get("type") in ("image", "audio"):
+            media_type = str(content.get("mimeType") or mimetypes.guess_type(str(content.get("file", "")))[0] or "")
+            named = content.get("file")
+            data = base64.b64decode(content["data"]) if named is None else await asyncio.to_thread(self._file, named)
+            rest = {key: value for key, value in content.items() if key not in ("file", "data", "mimeType")}
+            return {**rest, "data": Blob(data, media_type), "mimeType": media_type}
+        return _filled(content, values)
+
+    def _file(self, named: str) -> bytes:
+        """
+        :raises ToolError: where it is no file of the operator's in this folder, or too large
+        """
+        way = PurePosixPath(named)
+        if way.is_absolute() or ".." in way.parts or not way.parts or "\0" in named:
+            raise ToolError(f"{named[:200]!r} is no file beneath the folder of {OFFERING_FILE}", kind="unavailable")
+        path = self._folder / way
+        if Path(path.parent.resolve()) != path.parent:
+            raise ToolError(f"{named!r} leads through a link; put the file itself there", kind="unavailable")
+        try:
+            content = self._read_file(path, MAX_FILE_BYTES)
+        except LoadError as error:
+            raise ToolError(f"{named}: {error.faults[0].problem}", kind="unavailable") from None
+        if len(content) > MAX_FILE_BYTES:
+            raise ToolError(f"{named} has more than {MAX_FILE_BYTES:,} bytes", kind="limit")
+        return content
+
+
+async def _nothing() -> None:
+    return
+
+
+def read_offering(content: bytes, place: str, folder: Path, read_file: ReadFile) -> OwnOffering:
+    """
+    :param place: where it comes from, for faults
+    :param folder: canonical
+    :raises LoadError: with every fault
+    """
+    try:
+        parsed = parse_object(content, what="the file", max_bytes=MAX_OFFERING_BYTES, max_depth=64)
+        told = _File.model_validate(parsed)
+    except ArgumentText as error:
+        raise LoadError([Fault(place, "", str(error))]) from None
+    except ValidationError as error:
+        faults = [Fault(place, path_text(one["loc"]), one["msg"]) for one in error.errors(include_input=False)]
+        raise LoadError(faults) from None
+    faults = [Fault(place, where, problem) for where, problem in _faults(told)]
+    if faults:
+        raise LoadError(faults)
+    offering = OwnOffering(told, folder, read_file)
+    if faults := list(offering.faults(place)):
+        raise LoadError(faults)
+    return offering
+
+
+def _faults(told: _File) -> Iterator[tuple[str, str]]:
+    seen: set[str] = set()
+    for index, one in enumerate(told.resources):
+        if one.uri in seen:
+            yield f"resources[{index}].uri", f"{one.uri!r} is listed twice"
+        seen.add(one.uri)
+        if [one.text, one.blob, one.file].count(None) != 2:
+            yield f"resources[{index}]", "has one of text, blob (base64) and file"
+        if one.blob is not None and not _is_base64(one.blob):
+            yield f"resources[{index}].blob", "is not base64"
+    for index, template in enumerate(told.templates):
+        variables = {name for _, name in VARIABLE.findall(template.uri_template)}
+        try:
+            matching_of(template.uri_template)
+        except ValueError as error:
+            yield f"resourceTemplates[{index}].uriTemplate", str(error)
+        for name in sorted((_named_in(template.text) | set(template.complete)) - variables):
+            yield f"resourceTemplates[{index}]", f"names {name!r}, which its uriTemplate does not have"
+    names: set[str] = set()
+    for index, prompt in enumerate(told.prompts):
+        where = f"prompts[{index}]"
+        if prompt.name in names:
+            yield f"{where}.name", f"{prompt.name!r} is listed twice"
+        names.add(prompt.name)
+        arguments = {one.name for one in prompt.arguments}
+        for number, message in enumerate(prompt.messages):
+            for name in sorted(_named_in(message.content) - arguments):
+                if name.partition(".")[0] not in prompt.ask:
+                    yield f"{where}.messages[{number}]", f"names {name!r}, which is no argument and is not asked for"
+            if problem := _fault_in_content(message.content):
+                yield f"{where}.messages[{number}].content", problem
+
+
+def _fault_in_content(content: str | Mapping[str, Any]) -> str | None:
+    if isinstance(content, str):
+        return None
+    kind = content.get("type")
+    if kind == "text":
+        return None if isinstance(content.get("text"), str) else "a text has its text"
+    if kind in ("image", "audio"):
+        data, file = content.get("data"), content.get("file")
+        if (data is None) == (file is None) or not isinstance(data or file, str):
+            return f"an {kind} has one of data (base64) and file"
+        return "its data is not base64" if data is not None and not _is_base64(data) else None
+    if kind == "resource":
+        return None if isinstance(content.get("resource"), dict) else "a resource has its resource, as an object"
+    return (
+        None if kind == "resource_link" else "is a text, or has the type text, image, audio, resource or resource_link"
+    )
+
+
+def _named_in(value: Any) -> set[str]:
+    """The placeholders in all texts of a value."""
+    if isinstance(value, str):
+        return set(_PLACEHOLDER.findall(value))
+    inner: Any = ()
+    if isinstance(value, Mapping):
+        inner = cast("Mapping[str, Any]", value).values()
+    elif isinstance(value, list):
+        inner = cast("list[Any]", value)
+    return {name for one in inner for name in _named_in(one)}
+
+
+def _filled(value: Any, values: Mapping[str, str]) -> Any:
+    """A value with the texts in the places of its placeholders, in one go."""
+    if isinstance(value, str):
+        return _PLACEHOLDER.sub(lambda found: values.get(found[1], ""), value)
+    if isinstance(value, Mapping):
+        return {key: _filled(inner, values) for key, inner in cast("Mapping[str, Any]", value).items()}
+    if isinstance(value, list):
+        return [_filled(inner, values) for inner in cast("list[Any]", value)]
+    return value
+
+
+def _answered(answers: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """What a client answered, by the names that messages have for it.
+
+    :raises ToolError: ``denied`` where it declined
+    """
+    found: dict[str, str] = {}
+    for key, answer in answers.items():
+        if "action" in answer:
+            if answer["action"] != "accept":
+                raise ToolError(f"the user did not answer what this prompt asks ({key})", kind="denied")
+            content: dict[str, Any] = answer.get("content") or {}
+            found |= {f"{key}.{name}": str(value) for name, value in content.items()}
+        elif "roots" in answer:
+            found[key] = ", ".join(root["uri"] for root in answer["roots"])
+        else:
+            said: Any = answer["content"]
+            blocks = cast("list[dict[str, Any]]", said if isinstance(said, list) else [said])
+            found[key] = "".join(str(block.get("text", "")) for block in blocks)
+    return found
+
+
+def _contents(uri: str, media_type: str, content: str | bytes) -> dict[str, Any]:
+    told: dict[str, Any] = {"uri": uri, **({"mimeType": media_type} if media_type else {})}
+    if isinstance(content, bytes) and (not media_type or _TEXTUAL.match(media_type)):
+        try:
+            content = content.decode()
+        except UnicodeDecodeError:
+            pass
+    if isinstance(content, str):
+        return {"contents": [{**told, "text": content}]}
+    return {"contents": [{**told, "blob": Blob(content, media_type or "application/octet-stream")}]}
+
+
+def _is_base64(text: str) -> bool:
+    try:
+        base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        return False
+    return True

@@ -1,1 +1,0 @@
-"""Tools that are programs which keep running between calls."""

@@ -1,0 +1,434 @@
+"""The past of a session: its conversation as it is kept, also what was left out of the model's view, and its calls."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import re
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, cast
+
+from handrail.contract.doors.memory import Passage, PassageKind, Recalled, SessionArtifact
+from handrail.contract.errors import ToolError
+from handrail.record.artifacts import Artifacts
+from handrail.record.reading import LoggedRecord, LogReader
+from handrail.store.database.connection import readable
+from handrail.store.database.database import Database
+from handrail.store.tables.approvals import ApprovalReader
+from handrail.store.tables.messages import Said, latest_messages, messages_of, messages_with
+from handrail.store.tables.sessions import SessionRow, session_rows
+
+MOST_MESSAGES = 20_000
+MOST_CALLS = 5_000
+"""Of the calls that stand in no message: those that a program made, or an agent of an earlier time."""
+MOST_BYTES = 64 * 1024 * 1024
+MOST_TERMS = 20
+EXCERPT = 400
+_BEFORE = 120
+"""Characters of an excerpt that stand before what was found."""
+_MAX_DEPTH = 32
+_TERM = re.compile(r'"([^"]+)"|(\S+)')
+_AROUND = ".,;:!?()[]{}<>'\"`*"
+_PROVIDED = "it comes from a tool of the model's provider"
+_WITHHELD = "(its output is kept from the model)"
+OWN = "search_memory"
+"""Its calls are no part of what it finds."""
+
+
+class SessionTranscript:
+    """Implements :class:`~handrail.contract.doors.memory.Transcript` by reading what is kept, each time, within bounds."""
+
+    def __init__(self, session_id: str, database: Database) -> None:
+        self._session_id = session_id
+        self._database = database
+
+    async def search(self, query: str, *, limit: int = 10, kinds: Sequence[PassageKind] = ()) -> Recalled:
+        terms = terms_of(query)
+        if not terms:
+            raise ToolError(f"{query[:80]!r} has no word to look for", kind="invalid_input")
+        await self._database.writer.flush()  # what came last is on record
+        return await asyncio.to_thread(self._search, terms, limit, frozenset(kinds))
+
+    async def passage(self, id: str, *, start: int = 0, most: int = 16_000) -> Passage:
+        await self._database.writer.flush()
+        return await asyncio.to_thread(self._passage, id, start, most)
+
+    async def artifact(self, ref: str) -> SessionArtifact:
+        await self._database.writer.flush()
+        return await asyncio.to_thread(self._artifact, ref)
+
+    def _artifact(self, ref: str) -> SessionArtifact:
+        with LogReader.at(self._database.path) as reader, readable(reader.connection):
+            untrusted = _source_of(reader, self._session_id, ref)
+        found = Artifacts(self._database.folders.artifacts).get(ref)
+        return SessionArtifact(ref, found.media_type, found.data, untrusted)
+
+    def _search(self, terms: Sequence[str], limit: int, kinds: frozenset[PassageKind]) -> Recalled:
+        there, older = self._all()
+        chosen = [one for one in there if not kinds or one.kind in kinds]
+        ranked = best_of(chosen, terms)
+        shown = tuple(replace(one, text=excerpt(one.text, terms)) for one in ranked[:limit])
+        return Recalled(shown, len(ranked), len(chosen), older)
+
+    def _passage(self, id: str, start: int, most: int) -> Passage:
+        there, _ = self._all()
+        found = next((one for one in there if one.id == id), None)
+        if found is None:
+            text = f"nothing in this session has the id {id[:80]!r}; a search gives ids"
+            raise ToolError(text, kind="invalid_input")
+        end = start + most
+        return replace(found, text=found.text[start:end], next=end if end < len(found.text) else None)
+
+    def _all(self) -> tuple[list[Passage], bool]:
+        """In the order of time; and whether older ones are left out."""
+        with LogReader.at(self._database.path) as reader, readable(reader.connection):
+            kept, older = latest_messages(reader.connection, self._session_id, most=MOST_MESSAGES, max_bytes=MOST_BYTES)
+            said = list(_of_messages(kept))
+            known = {one.id for one in said}
+            calls, more = _of_log(reader, self._session_id, known)
+        return sorted((*said, *calls), key=lambda one: one.at_ns), older or more
+
+
+def terms_of(query: str) -> list[str]:
+    """What a query looks for: its phrases and words, each once, in lower case."""
+    terms = (phrase or word.strip(_AROUND) for phrase, word in _TERM.findall(query))
+    return list(dict.fromkeys(term.casefold() for term in terms if term.strip()))[:MOST_TERMS]
+
+
+def best_of(passages: Sequence[Passage], terms: Sequence[str]) -> list[Passage]:
+    """Those that hold any of ``terms``: the more of them, the rarer they are, and the shorter it is, the further in front;
+    of equals the latest."""
+    counted: list[tuple[Passage, list[int]]] = []
+    length = 0
+    for one in passages:
+        text = one.text.casefold()
+        length += len(text)
+        counts = [text.count(term) for term in terms]
+        if any(counts):
+            counted.append((one, counts))
+    average = max(length / max(len(passages), 1), 1.0)
+    within = [sum(1 for _, counts in counted if counts[n]) for n in range(len(terms))]
+    rare = [math.log(1 + (len(passages) - many + 0.5) / (many + 0.5)) for many in within]
+
+    def weight(one: Passage, counts: Sequence[int]) -> float:
+        norm = 1.2 * (0.25 + 0.75 * len(one.text) / average)
+        return sum(r * count / (count + norm) for r, count in zip(rare, counts, strict=True) if count)
+
+    ranked = sorted(counted, key=lambda entry: (-weight(*entry), -entry[0].at_ns))
+    return [one for one, _ in ranked]
+
+
+def excerpt(text: str, terms: Sequence[str]) -> str:
+    """The part of ``text`` around the first of ``terms`` that it holds."""
+    if len(text) <= EXCERPT:
+        return text
+    places = (re.search(re.escape(term), text, re.IGNORECASE) for term in terms)
+    first = min((place.start() for place in places if place is not None), default=0)
+    start = max(0, min(first - _BEFORE, len(text) - EXCERPT))
+    end = start + EXCERPT
+    return f"{'…' if start else ''}{text[start:end]}{'…' if end < len(text) else ''}"
+
+
+@dataclass(slots=True)
+class _Call:
+    """One of a message's, until its answer is read."""
+
+    id: str
+    at_ns: int
+    tool: str
+    arguments: object
+    result: object = None
+
+
+def _of_messages(kept: Sequence[Said]) -> Iterator[Passage]:
+    open_: dict[str, _Call] = {}
+    for position, at_ns, data in kept:
+        role, id = data.get("role"), f"message/{position}"
+        if role == "user" and isinstance(text := data.get("text"), str):
+            yield Passage(id, "notice" if "notices" in data else "user", at_ns, text)
+        elif role == "assistant":
+            yield from (_shown(call) for call in open_.values())
+            open_ = {}
+            parts = _objects(data.get("parts"))
+            texts = [str(part["text"]) for part in parts if isinstance(part.get("text"), str)]
+            if any(text.strip() for text in texts):
+                yield Passage(id, "assistant", at_ns, "\n".join(texts))
+            for part in parts:
+                wire, name = part.get("call"), part.get("name")
+                if isinstance(wire, str) and isinstance(name, str) and name != OWN:
+                    known = part.get("id")
+                    call_id = known if isinstance(known, str) and known else f"{id}/{wire}"
+                    open_[wire] = _Call(call_id, at_ns, name, part.get("arguments"))
+        elif role == "results":
+            for one in _objects(data.get("results")):
+                if (call := open_.get(str(one.get("of")))) is not None:
+                    call.result = _parsed(one.get("text"))
+    yield from (_shown(call) for call in open_.values())
+
+
+def _of_log(reader: LogReader, session_id: str, known: set[str]) -> tuple[list[Passage], bool]:
+    """The calls of a session that stand in no message, the latest; and whether there are older ones."""
+    found: list[Passage] = []
+    size = 0
+    for proposal in reader.records(session=session_id, kind="proposed", newest_first=True):
+        if proposal.call_id in known or proposal.tool == OWN or proposal.body is None:
+            continue
+        if len(found) >= MOST_CALLS or size > MOST_BYTES:
+            return found, True
+        known.add(proposal.call_id)
+        if any(_kept_from_model(reader, above) is not False for above in _above(proposal.call_id)):
+            continue
+        outcome = reader.outcome_of(proposal.call_id)
+        result = None if outcome is None or outcome.body is None else outcome.body.get("result")
+        if _kept_from_model(reader, proposal.call_id):
+            result = {"type": "output", "data": _WITHHELD}
+        call = _Call(proposal.call_id, proposal.at_ns, proposal.tool or "?", proposal.body.get("arguments"), result)
+        found.append(shown := _shown(call))
+        size += len(shown.text)
+    return found, False
+
+
+def _source_of(reader: LogReader, session_id: str, ref: str) -> str | None:
+    """The foreign origin of a session's artifact; None for the operator and the user.
+
+    :raises ToolError: where the session has no such artifact, or the model may not see it
+    """
+    known = hidden = False
+    source: str | None = None
+    for outcome in _outcomes_with(reader, session_id, ref):
+        body = outcome.body or {}
+        metadata = _members(_members(body.get("result")).get("metadata"))
+        placed: object = metadata.get("artifacts")
+        if metadata.get("artifact") == ref:  # the whole of an output that a prompt shows nothing of
+            hidden = True
+        elif isinstance(placed, list) and ref in placed:
+            if "withheld" in body or any(_kept_from_model(reader, one) is not False for one in _above(outcome.call_id)):
+                hidden = True
+                continue
+            known = True
+            given = metadata.get("untrusted")
+            source = given if isinstance(given, str) else source
+    for message in messages_with(reader.connection, session_id, ref):
+        known = known or any(one.get("artifact") == ref for one in _objects(message.get("pictures")))
+        if any(ref in cast("list[object]", one.get("artifacts") or ()) for one in _objects(message.get("parts"))):
+            known, source = True, source or _PROVIDED
+    if not known:
+        if hidden:
+            raise ToolError(
+                f"{ref} is the output of a tool that keeps it from the model. Ask the user for it.", kind="denied"
+            )
+        text = f"{ref} is not an artifact of this session. Use a reference from a result of your own calls."
+        raise ToolError(text, kind="invalid_input")
+    return source
+
+
+def _outcomes_with(reader: LogReader, session_id: str, ref: str) -> Iterator[LoggedRecord]:
+    """The outcomes of a session's calls that name an artifact, and of those before it was forked."""
+    until = None
+    passed: set[str] = set()
+    while session_id not in passed:
+        passed.add(session_id)
+        yield from reader.outcomes_with(session_id, ref, **({} if until is None else {"until_ns": until}))
+        rows = session_rows(reader.connection, "WHERE id = ?", (session_id,))
+        parent = rows[0].details.get("parent") if rows else None
+        if not isinstance(parent, str):
+            return
+        until = rows[0].opened_ns if until is None else min(until, rows[0].opened_ns)
+        session_id = parent
+
+
+def _members(value: object) -> Mapping[str, Any]:
+    return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}
+
+
+def _kept_from_model(reader: LogReader, call_id: str) -> bool | None:
+    """Whether what a call gave is not for the model, as it was recorded; None where it has not ended."""
+    outcome = reader.outcome_of(call_id)
+    return None if outcome is None else outcome.body is None or "withheld" in outcome.body
+
+
+def _above(call_id: str) -> Iterator[str]:
+    """The calls whose tools made this one: its outermost first (``session/turn.index``, a number more for each below it)."""
+    session, _, numbers = call_id.rpartition("/")
+    parts = numbers.split(".")
+    return (f"{session}/{'.'.join(parts[:many])}" for many in range(2, len(parts)))
+
+
+def _shown(call: _Call) -> Passage:
+    result, untrusted = _as_told(call.result)
+    lines = [f"{call.tool}:", *_lines(call.arguments, 0), "→", *_lines(result, 0)]
+    return Passage(call.id, "call", call.at_ns, "\n".join(lines), call.tool, untrusted)
+
+
+def _as_told(result: object) -> tuple[object, str | None]:
+    """What a call gave, and where that comes from, where that is not the operator or the user."""
+    if not isinstance(result, Mapping):
+        return result, None
+    told = cast("Mapping[str, Any]", result)
+    metadata: object = told.get("metadata")
+    given = cast("Mapping[str, object]", metadata).get("untrusted") if isinstance(metadata, Mapping) else None
+    untrusted = given if isinstance(given, str) else None
+    if told.get("type") == "error":
+        return f"error: {told.get('error_text')}", untrusted
+    return told.get("data", told), untrusted
+
+
+def _lines(value: object, depth: int) -> Iterator[str]:
+    """A JSON value as text to read and to search: without quotes and escapes."""
+    if depth > _MAX_DEPTH:
+        yield "…"
+    elif isinstance(value, Mapping):
+        for key, inner in cast("Mapping[str, object]", value).items():
+            if isinstance(inner, (Mapping, list)):
+                yield f"{key}:"
+                yield from _lines(cast("object", inner), depth + 1)
+            else:
+                yield f"{key}: {_plain(inner)}"
+    elif isinstance(value, list):
+        for inner in cast("list[object]", value):
+            yield from _lines(inner, depth + 1)
+    elif value is not None:
+        yield _plain(value)
+
+
+def _plain(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _parsed(text: object) -> object:
+    try:
+        return json.loads(text) if isinstance(text, str) else None
+    except (ValueError, RecursionError):
+        return text
+
+
+def _objects(value: object) -> list[dict[str, Any]]:
+    items = cast("list[object]", value) if isinstance(value, list) else []
+    return [cast("dict[str, Any]", item) for item in items if isinstance(item, dict)]
+
+
+# Reading about sessions from any process: which ones a workspace has, their state, and what was said in them.
+
+SessionState = Literal[
+    "open",  # a process has it open now
+    "suspended",  # nobody has it open; it can go on
+    "closed",  # for good: its messages and folders are gone, the log of its calls stays
+]
+_MAX_TASK = 200
+_RESUMABLE = (
+    "WHERE closed_ns IS NULL AND under IS NULL AND EXISTS (SELECT 1 FROM message WHERE message.session = session.id)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SessionFacts:
+    """How a session stands. Times are wall-clock nanoseconds.
+
+    :param used_ns: when it was last opened, suspended, or something was said in it
+    :param task: the beginning of the first thing that was asked in it, on one line; None where nothing was
+    :param parent: the session it was forked from
+    :param under: the session that a sub-agent's belongs to, and ``under_call`` the call of it that began this one
+    :param messages: how many are kept
+    :param calls: how many were proposed, by the log
+    :param parked: ids of requests to a person that nobody has answered
+    :param decided: ids of those that were answered, and whose calls go on when the session does
+    """
+
+    id: str
+    state: SessionState
+    agent: str
+    face: str
+    topic: str | None
+    task: str | None
+    parent: str | None
+    headless: bool
+    opened_ns: int
+    used_ns: int
+    closed_ns: int | None
+    messages: int
+    calls: int
+    parked: tuple[str, ...] = ()
+    decided: tuple[str, ...] = ()
+    under: str | None = None
+    under_call: str | None = None
+
+
+class SessionReader:
+    """Reads sessions through one connection.
+
+    :param holder: the fencing token of the process that holds the workspace now; None where none does
+    :raises sqlite3.Error: by every method, where the database cannot be read
+    """
+
+    def __init__(self, connection: sqlite3.Connection, holder: int | None) -> None:
+        self._connection = connection
+        self._holder = holder
+
+    def all(self, *, limit: int = 1000, closed: bool = True) -> list[SessionFacts]:
+        """The most recently used first.
+
+        :param closed: those that are closed for good too
+        """
+        which = "" if closed else "WHERE closed_ns IS NULL "
+        rows = session_rows(self._connection, f"{which}ORDER BY used_ns DESC, id DESC LIMIT ?", (limit,))
+        return [self._facts(row) for row in rows]
+
+    def resumable(self, *, limit: int = 1000) -> list[SessionFacts]:
+        """Those in which something was said and that people can go on with, the most recently used first."""
+        rows = session_rows(self._connection, f"{_RESUMABLE} ORDER BY used_ns DESC, id DESC LIMIT ?", (limit,))
+        return [self._facts(row) for row in rows]
+
+    def get(self, session_id: str) -> SessionFacts | None:
+        rows = session_rows(self._connection, "WHERE id = ?", (session_id,))
+        return self._facts(rows[0]) if rows else None
+
+    def latest(self) -> SessionFacts | None:
+        """The most recently used session in which something was said and that nobody has open."""
+        where = f"{_RESUMABLE} AND (holder IS NULL OR holder IS NOT ?) ORDER BY used_ns DESC, id DESC LIMIT 1"
+        rows = session_rows(self._connection, where, (-1 if self._holder is None else self._holder,))
+        return self._facts(rows[0]) if rows else None
+
+    def messages(self, session_id: str) -> list[Mapping[str, Any]]:
+        """What was said, as :mod:`handrail.agent.conversation` writes it."""
+        return [data for _, data in messages_of(self._connection, session_id)]
+
+    def _facts(self, row: SessionRow) -> SessionFacts:
+        asked = ApprovalReader(self._connection).unanswered(row.id)
+        parent = row.details.get("parent")
+        state: SessionState = "closed" if row.closed_ns is not None else "suspended"
+        if state == "suspended" and row.holder is not None and row.holder == self._holder:
+            state = "open"
+        return SessionFacts(
+            id=row.id,
+            state=state,
+            agent=row.agent,
+            face=row.face,
+            topic=row.topic,
+            task=self._task(row.id),
+            parent=parent if isinstance(parent, str) else None,
+            headless=row.headless,
+            opened_ns=row.opened_ns,
+            used_ns=row.used_ns,
+            closed_ns=row.closed_ns,
+            messages=self._count("SELECT count(*) FROM message WHERE session = ?", row.id),
+            calls=self._count("SELECT count(*) FROM record WHERE session = ? AND kind = 'proposed'", row.id),
+            parked=tuple(approval.id for approval in asked if approval.state == "pending"),
+            decided=tuple(approval.id for approval in asked if approval.state in ("approved", "rejected")),
+            under=row.under,
+            under_call=row.under_call,
+        )
+
+    def _count(self, sql: str, session_id: str) -> int:
+        return cast("int", self._connection.execute(sql, (session_id,)).fetchone()[0])
+
+    def _task(self, session_id: str) -> str | None:
+        """Whose first message it is does not matter: a history begins with its user."""
+        for _, data in messages_of(self._connection, session_id, limit=1):
+            text = data.get("text")
+            if isinstance(text, str):
+                line = " ".join(text.split())
+                return line if len(line) <= _MAX_TASK else f"{line[:_MAX_TASK]}…"
+        return None

@@ -1,1 +1,0 @@
-"""The history of a session, which also survives a restart."""

@@ -1,0 +1,344 @@
+"""The skills of one session: found when it first asks, and the same from then on; each given once."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import cast
+
+from handrail.contract.doors.memory import Skill, SkillLayer, SkillText
+from handrail.contract.errors import ToolError
+from handrail.contract.text.neutral import neutralised
+from handrail.contract.tool.names import nearest
+from handrail.registry.sources.folders import loose
+from handrail.runtime.surface import Values
+from handrail.session.project_files import upwards
+
+# ``SKILL.md`` files: where they are looked for, and what is read of them.
+#
+# What lies in a workspace may be anybody's, and hostile: a name that is none, a file of a terabyte, a FIFO, a
+# link to somewhere else. Each folder on the way is opened by itself, and no link is followed.
+
+SHIPPED = Path(__file__).parent / "shipped_skills"
+FILE = "SKILL.md"
+MAX_BYTES = 256 * 1024
+MAX_SKILLS = 200
+"""Of one folder; further ones are not looked at."""
+MAX_DESCRIPTION = 1_024
+MAX_FILES = 50
+_IN_WORKSPACE = ((".agents", "skills"), (".claude", "skills"))
+_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}\Z")
+_KEY = re.compile(r"([A-Za-z][A-Za-z0-9_-]*):(?:[ \t]+(.*)|)\Z")
+_KNOWN = ("name", "description", "license", "version", "metadata", "compatibility", "author")
+_GRANTING = ("allowed-tools", "allowed_tools", "tools", "permissions", "hooks", "model")
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A folder of skills.
+
+    :param base: canonical; the folders below it are opened one by one
+    :param own: nobody but the operator can write in it
+    """
+
+    layer: SkillLayer
+    base: Path
+    below: tuple[str, ...] = ()
+
+    @property
+    def folder(self) -> Path:
+        return self.base.joinpath(*self.below)
+
+
+@dataclass(frozen=True, slots=True)
+class FoundSkill:
+    """A skill, where it lies, and the hash of its file."""
+
+    skill: Skill
+    at: Layer
+    folder: str
+    sha256: str = ""
+
+
+def layers(workspace: Path, config: Path) -> list[Layer]:
+    """Where skills are looked for, the nearest first: the workspace and, up to the top of its repository, the folders above
+    it; the operator's configuration; what ships."""
+    found = [Layer("workspace", folder, below) for folder in upwards(workspace) for below in _IN_WORKSPACE]
+    return [*found, Layer("user", config, ("skills",)), Layer("shipped", SHIPPED)]
+
+
+def find_skills(workspace: Path, config: Path) -> list[FoundSkill]:
+    """Every skill there is, also those that cannot be read or that a nearer one hides."""
+    nearer: dict[str, str] = {}
+    found: list[FoundSkill] = []
+    for layer in layers(workspace, config):
+        for one in _of_layer(layer):
+            skill = one.skill
+            if not skill.problem and (other := nearer.setdefault(skill.name, skill.place)) != skill.place:
+                skill = replace(skill, hidden_by=other)
+            found.append(replace(one, skill=skill))
+    return found
+
+
+def read_skill(found: FoundSkill) -> tuple[str, str, tuple[str, ...]]:
+    """Its instructions as they are now, the hash of its file, and the other files in its folder.
+
+    :raises ValueError: saying why it cannot be read
+    """
+    content = _content(found.at, found.folder)
+    _, body, _ = _parsed(content)
+    return body, hashlib.sha256(content).hexdigest(), tuple(_beside(found.at, found.folder))
+
+
+def _of_layer(layer: Layer) -> Iterator[FoundSkill]:
+    try:
+        folder = _folder(layer)
+    except OSError:
+        return
+    try:
+        names = sorted(os.listdir(folder))  # noqa: PTH208 - by its descriptor
+    except OSError:
+        return
+    finally:
+        os.close(folder)
+    count = 0
+    for name in names:
+        if name.startswith("."):
+            continue
+        found = _looked_at(layer, name)
+        if found is None:
+            continue
+        if (count := count + 1) > MAX_SKILLS:
+            problem = f"there are more than {MAX_SKILLS} skills in {layer.folder}; the further ones are not looked at"
+            yield FoundSkill(_faulty(layer, name, problem), layer, name)
+            return
+        yield found
+
+
+def _looked_at(layer: Layer, name: str) -> FoundSkill | None:
+    """None for what is no folder."""
+    try:
+        if not stat.S_ISDIR((layer.folder / name).lstat().st_mode) and not (layer.folder / name).is_symlink():
+            return None
+    except (OSError, ValueError):
+        return None
+    if not _NAME.match(name):
+        problem = f"{name[:80]!r} is no name of a skill: at most 64 small letters, digits and '-'"
+        return FoundSkill(_faulty(layer, name, problem), layer, name)
+    try:
+        content = _content(layer, name)
+        front, _, notes = _parsed(content)
+    except ValueError as error:
+        return FoundSkill(_faulty(layer, name, str(error)), layer, name)
+    if (given := front.get("name", name)) != name:
+        problem = f"its front matter names it {given[:80]!r}, and its folder {name!r}; give both the same name"
+        return FoundSkill(_faulty(layer, name, problem), layer, name)
+    place = str(layer.folder / name / FILE)
+    skill = Skill(name, front["description"], layer.layer, place, notes)
+    return FoundSkill(skill, layer, name, hashlib.sha256(content).hexdigest())
+
+
+def _faulty(layer: Layer, name: str, problem: str) -> Skill:
+    shown = name.encode("utf-8", "backslashreplace").decode()[:80]
+    return Skill(shown, "", layer.layer, str(layer.folder / shown / FILE), problem=problem)
+
+
+def _folder(layer: Layer, *below: str) -> int:
+    """A descriptor of a folder in a layer; no part below its base is a link.
+
+    :raises OSError: when there is none
+    """
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+    folder = os.open(layer.base, flags)
+    for part in (*layer.below, *below):
+        try:
+            inner = os.open(part, flags | os.O_NOFOLLOW, dir_fd=folder)
+        finally:
+            os.close(folder)
+        folder = inner
+    return folder
+
+
+def _content(layer: Layer, name: str) -> bytes:
+    """:raises ValueError: for what is no regular file, or too large"""
+    try:
+        if layer.layer == "user" and (problem := loose(layer.folder) or loose(layer.folder / name)):
+            raise ValueError(problem)
+        folder = _folder(layer, name)
+        try:
+            file = os.open(FILE, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+        finally:
+            os.close(folder)
+    except FileNotFoundError:
+        raise ValueError(f"has no {FILE}") from None
+    except OSError as error:
+        linked = (layer.folder / name).is_symlink() or (layer.folder / name / FILE).is_symlink()
+        why = "is a link; put the file itself here" if linked else f"cannot be read: {error.strerror or error}"
+        raise ValueError(why) from None
+    try:
+        if not stat.S_ISREG(os.fstat(file).st_mode):  # looked at first: a folder becomes no file object
+            raise ValueError("is no regular file")
+        with os.fdopen(file, "rb", closefd=False) as opened:
+            content = opened.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise ValueError(f"cannot be read: {error.strerror or error}") from None
+    finally:
+        os.close(file)
+    if len(content) > MAX_BYTES:
+        raise ValueError(f"is larger than {MAX_BYTES // 1024} KiB; put the rest into files beside it")
+    return content
+
+
+def _parsed(content: bytes) -> tuple[dict[str, str], str, tuple[str, ...]]:
+    """Front matter, body, and what of the former has no effect.
+
+    Of YAML only what front matter of skills is made of is read: texts, in quotes or not, on one line or as a block.
+
+    :raises ValueError: saying what is wrong
+    """
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"is not UTF-8 text: the byte at {error.start}") from None
+    lines = text.replace("\r\n", "\n").split("\n")
+    if lines[0].rstrip() != "---":
+        raise ValueError("has no front matter; it begins with a line ---, then name: and description:, then a line ---")
+    end = next((n for n, line in enumerate(lines[1:], 1) if line.rstrip() in ("---", "...")), None)
+    if end is None:
+        raise ValueError("its front matter has no end; write a line --- after it")
+    front = _front(lines[1:end])
+    description = " ".join(front.get("description", "").split())
+    if not description:
+        raise ValueError("its front matter has no description; say in one or two sentences when to use it")
+    if len(description) > MAX_DESCRIPTION:
+        raise ValueError(f"its description has {len(description):,} characters; at most {MAX_DESCRIPTION:,} are read")
+    front["description"] = neutralised(description)
+    notes = [
+        f"{key} has no effect: a skill grants nothing"
+        if key.lower() in _GRANTING
+        else f"{key} has no effect" + (f"; did you mean {close[0]}?" if (close := nearest(key, _KNOWN, 1)) else "")
+        for key in front
+        if key not in _KNOWN
+    ]
+    return front, "\n".join(lines[end + 1 :]).strip("\n"), tuple(notes)
+
+
+def _front(lines: list[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    at = 0
+    while at < len(lines):
+        line, at = lines[at], at + 1
+        matched = _KEY.match(line.rstrip())
+        if matched is None:
+            if line.strip() and not line.startswith((" ", "\t", "#", "-")):
+                raise ValueError(f"its front matter has the line {line[:60]!r}; expected KEY: TEXT")
+            continue
+        key, value = matched[1], (matched[2] or "").strip()
+        if key in found:
+            raise ValueError(f"its front matter says {key} twice")
+        inner: list[str] = []
+        while at < len(lines) and (not lines[at].strip() or lines[at].startswith((" ", "\t"))):
+            inner.append(lines[at].strip())
+            at += 1
+        if value in ("|", ">", "|-", ">-", "|+", ">+", "") or (inner and key in ("name", "description")):
+            value = " ".join([*([] if value[:1] in ("|", ">") else [value]), *inner])
+        found[key] = _unquoted(key, value.strip())
+    return found
+
+
+def _unquoted(key: str, value: str) -> str:
+    if len(value) > 1 and value[0] == value[-1] == "'":
+        return value[1:-1].replace("''", "'")
+    if len(value) > 1 and value[0] == value[-1] == '"':
+        return value[1:-1].replace('\\"', '"').replace("\\\\", "\\")
+    if key in ("name", "description") and value[:1] in ("&", "*", "!", "{", "[", "%", "@", "`", '"', "'"):
+        raise ValueError(f"the {key} in its front matter is no plain text; put it between quotes")
+    return value.split(" #")[0].rstrip()
+
+
+def _beside(layer: Layer, name: str) -> Iterator[str]:
+    """Files in a skill's folder and in those in it, as paths from there, the first so many."""
+    top = layer.folder / name
+    count = 0
+    for folder in (top, *sorted(f for f in _entries(top) if f.is_dir() and not f.is_symlink())):
+        for entry in sorted(_entries(folder)):
+            if entry == top / FILE or entry.is_symlink() or not entry.is_file():
+                continue
+            if (count := count + 1) > MAX_FILES:
+                return
+            yield str(entry.relative_to(top))
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except OSError:
+        return []
+
+
+_KEPT = ("skill", "given")
+"""The tool and the key by which a session keeps which of them were given."""
+_MOST_NAMED = 30
+
+
+class SessionSkills:
+    """Implements :class:`~handrail.contract.doors.memory.Skills`.
+
+    :param config: the operator's configuration folder
+    :param values: where the session keeps which were given
+    """
+
+    def __init__(self, session_id: str, workspace: str, config: Path, values: Values) -> None:
+        self._session_id = session_id
+        self._workspace = workspace
+        self._config = config
+        self._values = values
+
+    @cached_property
+    def _usable(self) -> Mapping[str, FoundSkill]:
+        found = find_skills(Path(self._workspace), self._config)
+        return {one.skill.name: one for one in found if one.skill.usable}
+
+    @property
+    def index(self) -> Sequence[Skill]:
+        return tuple(one.skill for one in self._usable.values())
+
+    async def give(self, name: str) -> SkillText:
+        found = self._usable.get(name)
+        if found is None:
+            raise ToolError(self._unknown(name), kind="invalid_input")
+        kept: object = await self._values.get(self._session_id, *_KEPT)
+        given = cast("list[object]", kept) if isinstance(kept, list) else []
+        if name in given:
+            return SkillText(found.skill, "", again=True)
+        try:
+            body, sha256, files = read_skill(found)
+        except ValueError as error:
+            text = f"the skill {name!r} cannot be read any more: its SKILL.md {error}"
+            raise ToolError(text, kind="unavailable") from None
+        await self._values.put(self._session_id, *_KEPT, [*given, name])
+        return SkillText(found.skill, body, self._readable(found, files), changed=sha256 != found.sha256)
+
+    async def forget_given(self) -> None:
+        """What was given is not in the conversation any more, as after it was compacted: each is given once again."""
+        await self._values.put(self._session_id, *_KEPT, None)
+
+    def _readable(self, found: FoundSkill, files: Sequence[str]) -> tuple[str, ...]:
+        """Those files that the session's tools can read: the ones in the workspace, as they are called there."""
+        folder = found.at.folder / found.folder
+        if found.skill.layer != "workspace" or not folder.is_relative_to(self._workspace):
+            return ()
+        return tuple(str(folder.relative_to(self._workspace) / file) for file in files)
+
+    def _unknown(self, name: str) -> str:
+        names = list(self._usable)
+        close = nearest(name, names, 2)
+        hint = f"; did you mean {' or '.join(map(repr, close))}?" if close else "."
+        more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+        return f"there is no skill {name[:80]!r}{hint} There are: {', '.join(names[:_MOST_NAMED]) or 'none'}{more}"

@@ -1,1 +1,0 @@
-"""The skills that a session has, and the files they are in."""

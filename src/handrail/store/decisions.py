@@ -1,0 +1,216 @@
+"""Small files of the operator's own decisions: written whole, and read only where nobody else could have written them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import secrets
+import stat
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from handrail.contract.errors import StartError, UsageError
+from handrail.store.folders import Folders, unwritable
+
+
+def read_private(path: Path, max_bytes: int) -> bytes | None:
+    """The content of a file that its owner alone could have written; None for anything else, or a longer one."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+    except OSError:
+        return None
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode) or found.st_size > max_bytes:
+            return None
+        if os.name != "nt" and (found.st_uid != os.geteuid() or found.st_mode & 0o077):
+            return None
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            return file.read(max_bytes)
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """Put ``content`` in the place of what was there, whole or not at all, durable when this returns.
+
+    :raises StartError: when its folder cannot be written
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
+    try:
+        descriptor = os.open(
+            temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), stat.S_IRUSR | stat.S_IWUSR
+        )
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        except BaseException:
+            with suppress(OSError):
+                temporary.unlink()
+            raise
+    except OSError as error:
+        raise unwritable(path.parent, error) from None
+
+
+def once(path: Path, content: bytes) -> bytes | None:
+    """Put ``content`` there unless there is something already; what is there then, or None where that cannot be trusted.
+
+    However many do so at once, all get the same.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
+    if not path.exists():
+        with suppress(StartError, OSError):
+            write_private(temporary, content)
+            try:
+                os.link(temporary, path)
+            finally:
+                temporary.unlink()
+    return read_private(path, len(content))
+
+
+# The definitions of a foreign source's tools that a person has approved: a file a source, for all workspaces of
+# this user.
+#
+# What cannot be read as a record counts as none: then nothing of the source is approved.
+
+VERSION = 1
+MAX_BYTES = 64 * 1024 * 1024
+
+
+def read_pins(state: Path, source: str) -> bytes | None:
+    """The record of what was approved of a source, or None where there is none.
+
+    :param state: the root of all state
+    """
+    return read_private(_path(state, source), MAX_BYTES)
+
+
+def tools_in(content: bytes, source: str) -> dict[str, dict[str, Any]]:
+    """By tool id, what a record says was approved of each; empty where it is no record of ``source``."""
+    try:
+        data: Any = json.loads(content)
+        tools: Any = data["tools"] if data["version"] == VERSION and data["source"] == source else {}
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return {}
+    if not isinstance(tools, dict):
+        return {}
+    held = cast("dict[str, Any]", tools)
+    return {tool_id: cast("dict[str, Any]", kept) for tool_id, kept in held.items() if isinstance(kept, dict)}
+
+
+def write_pins(state: Path, source: str, tools: Mapping[str, Mapping[str, Any]]) -> None:
+    """Keep this, instead of what was approved of the source before.
+
+    :raises StartError: when the state folder cannot be written
+    """
+    path = _path(state, source)
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise unwritable(path.parent, error) from None
+    whole = {"version": VERSION, "source": source, "tools": dict(tools)}
+    write_private(path, json.dumps(whole, ensure_ascii=True, sort_keys=True).encode())
+
+
+def _path(state: Path, source: str) -> Path:
+    name = hashlib.sha256(source.encode("utf-8", "surrogatepass")).hexdigest()[:24]
+    return state / "sources" / f"{name}.json"
+
+
+# Which content of a workspace's own configuration a person has trusted: one hash per workspace, in its private
+# state.
+#
+# The record lies beside the workspace's database, outside the workspace, readable and writable by its owner
+# alone. What cannot be read as a record counts as none: then nothing is trusted.
+
+FILE_NAME = "trust.json"
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_KEY = re.compile(r"[0-9a-f]{24}")
+_MAX_BYTES = 16 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Trust:
+    """One decision of a person.
+
+    :param workspace: the real path it was made for
+    :param sha256: of the trusted content, in hexadecimal
+    :param at_ns: when, in nanoseconds of wall-clock time
+    """
+
+    workspace: str
+    sha256: str
+    at_ns: int
+
+
+def of(folders: Folders) -> Trust | None:
+    """What is trusted in this workspace, or None."""
+    record = _read(folders.own / FILE_NAME)
+    return record if record is not None and record.workspace == str(folders.workspace) else None
+
+
+def grant(folders: Folders, sha256: str, *, clock: Callable[[], int]) -> Trust:
+    """Trust this content from now on, instead of what was trusted before.
+
+    :param folders: prepared
+    :raises UsageError: when ``sha256`` is no hash
+    :raises StartError: when the state folder cannot be written
+    """
+    if not _SHA256.fullmatch(sha256):
+        raise UsageError(f"{sha256[:80]!r} is no SHA-256 hash; 64 hexadecimal digits were expected")
+    trust = Trust(str(folders.workspace), sha256, clock())
+    text = json.dumps(
+        {"version": VERSION, "workspace": trust.workspace, "sha256": trust.sha256, "at_ns": trust.at_ns}
+    ).encode("utf-8", "surrogateescape")
+    write_private(folders.own / FILE_NAME, text)
+    return trust
+
+
+def revoke(folders: Folders) -> bool:
+    """Trust nothing here any more; whether anything was trusted.
+
+    :raises StartError: when the record cannot be removed
+    """
+    try:
+        (folders.own / FILE_NAME).unlink()
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise unwritable(folders.own, error) from None
+    return True
+
+
+def everywhere(state: Path) -> list[Trust]:
+    """The records of all workspaces, by path."""
+    try:
+        folders = [folder for folder in (state / "ws").iterdir() if _KEY.fullmatch(folder.name)]
+    except OSError:
+        return []
+    found = [_read(folder / FILE_NAME) for folder in folders]
+    return sorted((record for record in found if record is not None), key=lambda record: record.workspace)
+
+
+def _read(path: Path) -> Trust | None:
+    """A record that its owner alone could have written; anything else is none."""
+    content = read_private(path, _MAX_BYTES)
+    if content is None:
+        return None
+    try:
+        data: Any = json.loads(content.decode("utf-8", "surrogateescape"))
+        workspace, sha256, at_ns = data["workspace"], data["sha256"], data["at_ns"]
+        known = data["version"] == VERSION
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    if not (known and isinstance(workspace, str) and isinstance(sha256, str) and isinstance(at_ns, int)):
+        return None
+    return Trust(workspace, sha256, at_ns) if _SHA256.fullmatch(sha256) else None

@@ -1,0 +1,457 @@
+"""Which program a server's command is. Nothing is fetched at run time: what would fetch is installed before, by a person.
+
+``handrail mcp install NAME`` records what it installed in ``mcp/installed/NAME.json`` of the state root: the resolved
+command, its arguments, the folder it lies in, the hashes of the files that are to stay as they are, and under ``of`` for
+which command and arguments it was installed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import secrets
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from handrail.contract.errors import UsageError
+from handrail.origins.programs import (
+    ProgramRefused,
+    find_program,
+    folder_around,
+    own_interpreter,
+    program_environment,
+    workspaces,
+)
+from handrail.sandbox.view.toolchains import around
+from handrail.store import decisions
+from handrail.upstream.definition import ServerDefinition
+
+_FETCHING = frozenset({"npx", "bunx", "pnpx", "uvx", "pipx", "docker", "podman", "nerdctl"})
+_FETCHING_BY = {
+    "npm": {"exec", "x", "install", "i", "ci", "create", "init"},
+    "pnpm": {"dlx", "exec", "install", "i", "add", "create"},
+    "yarn": {"dlx", "create", "install", "add"},
+    "bun": {"x", "install", "i", "add", "create"},
+    "uv": {"run", "tool", "pip", "sync", "add"},
+    "go": {"run", "install", "get"},
+    "cargo": {"run", "install"},
+    "pip": {"install", "download"},
+    "pip3": {"install", "download"},
+    "deno": {"run", "install", "x"},
+}
+_MAX_RECORD = 64 * 1024 * 1024
+_PIECE = 1 << 20
+
+
+class Refused(Exception):
+    """A server's command cannot be started; the text says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """:param argv: an absolute program and its arguments
+    :param folders: what it lies in, to be read in its sandbox
+    :param hashes: by path in ``folder``, what files are to be
+    """
+
+    argv: tuple[str, ...]
+    folders: tuple[str, ...] = ()
+    folder: str = ""
+    hashes: tuple[tuple[str, str], ...] = ()
+
+    def check(self) -> None:
+        """
+        :raises Refused: when a file is not what was installed
+        """
+        for name, wanted in self.hashes:
+            path = Path(self.folder) / name
+            try:
+                found = _hash(path)
+            except OSError as error:
+                raise Refused(f"{path} cannot be read: {error.strerror}; install it again") from None
+            if found != wanted:
+                raise Refused(f"{path} is not what was installed any more; look why, and install it again")
+
+
+def fetches(command: str, args: tuple[str, ...]) -> bool:
+    """Whether a command would fetch what it runs."""
+    name = os.path.basename(command).removesuffix(".cmd").removesuffix(".exe").lower()  # noqa: PTH119 - may be no path here
+    first = next((one for one in args if not one.startswith("-")), "")
+    return name in _FETCHING or first in _FETCHING_BY.get(name, ())
+
+
+def resolve(definition: ServerDefinition, state: Path, workspace: str, *, to_start: bool = True) -> Resolved:
+    """The program of a server.
+
+    :param state: the root of all state
+    :param to_start: whether its folders are needed too
+    :raises Refused: where it would fetch something, lies where calls can write, or is not there
+    """
+    record = _installed(state, definition, workspace)
+    if record is not None:
+        return _apart(record, workspace)
+    if fetches(definition.command, definition.args):
+        raise Refused(
+            f"{definition.command} would fetch its program when it is started, and nothing is installed at run time; "
+            f"install it once with: handrail mcp install {definition.name}"
+        )
+    command = str(Path(definition.command).expanduser()) if definition.command.startswith("~") else definition.command
+    try:
+        program = find_program(command, outside=(workspace,))
+    except ProgramRefused as error:
+        raise Refused(str(error)) from None
+    real = f"{os.path.realpath(os.path.dirname(program))}/{os.path.basename(program)}"  # noqa: PTH119, PTH120
+    folders = around(program, workspace) if to_start else ()
+    return _apart(Resolved((real, *definition.args), folders), workspace)
+
+
+def _apart(found: Resolved, workspace: str) -> Resolved:
+    """
+    :raises Refused: for a program that a call could have written
+    """
+    if (folder := folder_around(found.argv[0], (workspace, *workspaces()))) is not None:
+        raise Refused(
+            f"{found.argv[0]} lies in the workspace {folder}, where a call could change it, and would be started with the "
+            "server's variables; keep it elsewhere"
+        )
+    if not os.access(found.argv[0], os.X_OK):
+        raise Refused(f"{found.argv[0]} is not there any more, or cannot be run; install it again")
+    return found
+
+
+def _installed(state: Path, definition: ServerDefinition, workspace: str) -> Resolved | None:
+    """What was installed for a server; None where nothing was, for another command, or it cannot be read as that."""
+    content = decisions.read_private(state / "mcp" / "installed" / f"{definition.name}.json", _MAX_RECORD)
+    if content is None:
+        return None
+    try:
+        data: Any = json.loads(content)
+        command, folder = str(data["command"]), str(data["folder"])
+        args = tuple(map(str, data["args"]))
+        hashes = tuple((str(path), str(digest)) for path, digest in cast("dict[Any, Any]", data["hashes"]).items())
+        of = data.get("of")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+    if not command.startswith("/") or not folder.startswith("/"):
+        return None
+    if of is not None and of != [definition.command, *definition.args]:
+        return None
+    folders = tuple(dict.fromkeys((os.path.realpath(folder), *around(command, workspace))))
+    return Resolved((command, *args), folders, folder, hashes)
+
+
+def _hash(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(_PIECE):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+# What ``npx``, ``uvx`` and the like would fetch whenever a server is started, fetched once, on a person's word.
+#
+# A package goes into a folder of its own in the state root, with exact versions, and what every file of it is
+# to be is written down beside it. From then on the server is started from there and fetches nothing.
+
+_NPM = re.compile(
+    r"(?P<name>(?:@[a-z0-9~-][a-z0-9._~-]*/)?[a-z0-9~-][a-z0-9._~-]*)(?:@(?P<version>[\w.^~><=|*+-]+))?", re.I
+)
+_PYPI = re.compile(
+    r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)(?P<extras>\[[\w,.-]+\])?(?P<version>(?:==|>=|<=|~=|!=|<|>|@)[\w.,*<>=!~+ -]+)?"
+)
+_TIMEOUT_S = 900
+_OF_MANAGERS = (
+    *("http_proxy", "https_proxy", "no_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY"),
+    *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "NODE_EXTRA_CA_CERTS", "NETRC"),
+)
+_OF_MANAGERS_BEGIN = ("PIP_", "npm_config_", "NPM_CONFIG_", "NPM_TOKEN")
+"""Variables by which package managers reach their registries."""
+
+Kind = Literal["npm", "pypi"]
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """What a command would fetch.
+
+    :param spec: as the package manager takes it
+    :param program: which of its programs is run; empty for the only or the main one
+    :param further: packages that are to lie beside it
+    :param args: what the program is given
+    """
+
+    kind: Kind
+    name: str
+    spec: str
+    program: str
+    args: tuple[str, ...]
+    further: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        beside = f" with {', '.join(self.further)}" if self.further else ""
+        return f"{self.spec} from {'npm' if self.kind == 'npm' else 'PyPI'}{beside}"
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """:param versions: of every package that came, by name"""
+
+    package: Package
+    version: str
+    versions: Mapping[str, str]
+    folder: Path
+    argv: tuple[str, ...]
+    files: int
+
+
+def package_of(definition: ServerDefinition) -> Package | None:
+    """What a server's command would fetch; None where it fetches nothing.
+
+    :raises UsageError: for a command that fetches in a way that this does not know
+    """
+    words = (definition.command, *definition.args)
+    if not definition.command or not fetches(definition.command, definition.args):
+        return None
+    name = Path(definition.command).name.lower().removesuffix(".cmd").removesuffix(".exe")
+    rest = list(definition.args)
+    two = {"npm": ("exec", "x"), "pnpm": ("dlx",), "yarn": ("dlx",), "bun": ("x",)}
+    if name in two and rest and rest[0] in two[name]:
+        return _of_npm(rest[1:])
+    if name in ("npx", "bunx", "pnpx"):
+        return _of_npm(rest)
+    if name == "uvx":
+        return _of_pypi(rest, "--from")
+    if name == "uv" and rest[:2] == ["tool", "run"]:
+        return _of_pypi(rest[2:], "--from")
+    if name == "pipx" and rest[:1] == ["run"]:
+        return _of_pypi(rest[1:], "--spec")
+    raise UsageError(
+        f"{' '.join(words)} fetches what it runs in a way that cannot be done once; install the server by yourself, outside "
+        "of the workspace, and give its absolute path as command"
+    )
+
+
+def _of_npm(words: Sequence[str]) -> Package:
+    options, program, args = _options(words, {"-p": "package", "--package": "package", "-c": "call", "--call": "call"})
+    if "call" in options:
+        raise UsageError("a command for a shell (-c) cannot be installed; name the package and its arguments")
+    named = options.get("package", [])
+    if not named and not program:
+        raise UsageError("the command names no package")
+    specs = named or [program]
+    match = _NPM.fullmatch(specs[0])
+    if match is None:
+        raise UsageError(f"{specs[0]!r} is no package of npm's registry; expected NAME or NAME@VERSION")
+    for one in specs[1:]:
+        if _NPM.fullmatch(one) is None:
+            raise UsageError(f"{one!r} is no package of npm's registry; expected NAME or NAME@VERSION")
+    return Package("npm", match["name"], specs[0], program if named else "", tuple(args), tuple(specs[1:]))
+
+
+def _of_pypi(words: Sequence[str], source: str) -> Package:
+    valued = {source: "from", "--with": "with", "-w": "with", "--python": "python", "-p": "python"}
+    options, program, args = _options(words, valued)
+    if not program:
+        raise UsageError("the command names no package")
+    spec = options.get("from", [program])[-1]
+    program_name, _, version = program.partition("@")
+    if "from" not in options:
+        spec = program_name if version in ("", "latest") else f"{program_name}=={version}"
+    match = _PYPI.fullmatch(spec)
+    if match is None:
+        raise UsageError(f"{spec!r} is no package of PyPI; expected NAME or NAME==VERSION")
+    beside = tuple(one for given in options.get("with", []) for one in given.split(","))
+    for one in beside:
+        if _PYPI.fullmatch(one) is None:
+            raise UsageError(f"{one!r} is no package of PyPI; expected NAME or NAME==VERSION")
+    return Package("pypi", match["name"], spec, program_name, tuple(args), beside)
+
+
+def _options(words: Sequence[str], valued: Mapping[str, str]) -> tuple[dict[str, list[str]], str, list[str]]:
+    """The options before the program, by what they are; the program; and what comes after it."""
+    found: dict[str, list[str]] = {}
+    left = list(words)
+    while left and left[0].startswith("-"):
+        option = left.pop(0)
+        if option == "--":
+            break
+        key, equals, value = option.partition("=")
+        if key in valued:
+            if not equals:
+                if not left:
+                    raise UsageError(f"{key} has no value")
+                value = left.pop(0)
+            found.setdefault(valued[key], []).append(value)
+    program = left.pop(0) if left else ""
+    if left[:1] == ["--"]:
+        left.pop(0)
+    return found, program, left
+
+
+def install(
+    definition: ServerDefinition, package: Package, state: Path, workspace: str, *, scripts: bool = False
+) -> Installed:
+    """Fetch a server's package and record how it is started. What was installed for it before is replaced when this one is
+    whole.
+
+    :param state: the root of all state
+    :param scripts: whether packages of npm may run their own programs while they are installed
+    :raises UsageError: with what went wrong; nothing has changed then
+    """
+    base = state / "mcp" / "packages"
+    folder = base / f"{definition.name}-{secrets.token_hex(4)}"
+    records = state / "mcp" / "installed"
+    for made in (base, records):
+        made.mkdir(mode=0o700, parents=True, exist_ok=True)
+    record = records / f"{definition.name}.json"
+    before = _folder_in(record)
+    folder.mkdir(mode=0o700)
+    try:
+        done = (_with_npm if package.kind == "npm" else _with_pip)(package, folder, workspace, scripts)
+        hashes = _hashes(folder)
+        entry = {
+            "command": done[0][0],
+            "args": [*done[0][1:], *package.args],
+            "folder": str(folder),
+            "hashes": hashes,
+            "of": [definition.command, *definition.args],
+            "package": str(package),
+            "versions": done[1],
+        }
+        decisions.write_private(record, json.dumps(entry).encode())
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    if before is not None and before.parent == base and before != folder:
+        shutil.rmtree(before, ignore_errors=True)
+    name = _normal(package.name) if package.kind == "pypi" else package.name
+    return Installed(package, done[1].get(name, ""), done[1], folder, done[0], len(hashes))
+
+
+def recorded(definition: ServerDefinition, state: Path) -> tuple[str, str] | None:
+    """What was installed for a server as it is configured now, and its version; None where nothing was."""
+    content = decisions.read_private(state / "mcp" / "installed" / f"{definition.name}.json", 64 * 1024 * 1024)
+    try:
+        data: Any = json.loads(content or b"null")
+        if data["of"] != [definition.command, *definition.args]:
+            return None
+        package = str(data["package"])
+        bare = package.partition(" from ")[0]
+        for name, version in cast("dict[str, str]", data["versions"]).items():
+            if bare == name or re.match(
+                re.escape(name) + r"[@=<>~!\[]", _normal(bare) if "@" not in bare[:1] else bare
+            ):
+                return name, version
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return package, ""
+
+
+def _with_npm(package: Package, folder: Path, workspace: str, scripts: bool) -> tuple[tuple[str, ...], dict[str, str]]:
+    npm, node = (_needed(name, workspace, package) for name in ("npm", "node"))
+    (folder / "package.json").write_text("{}")
+    options = ["--no-audit", "--no-fund", "--save-exact", *([] if scripts else ["--ignore-scripts"])]
+    _run([npm, "install", *options, "--", package.spec, *package.further], folder, Path(node).parent)
+    modules = folder / "node_modules"
+    lock = json.loads((modules / ".package-lock.json").read_text())["packages"]
+    versions = {path.rpartition("node_modules/")[2]: str(one.get("version", "")) for path, one in lock.items() if path}
+    said = json.loads((modules / package.name / "package.json").read_text())
+    programs: Any = said.get("bin") or {}
+    if isinstance(programs, str):
+        programs = {package.name.rpartition("/")[2]: programs}
+    wanted = package.program or package.name.rpartition("/")[2]
+    entry = programs.get(wanted) or (next(iter(programs.values())) if len(programs) == 1 else None)
+    if entry is None:
+        names = ", ".join(programs) or "none"
+        raise UsageError(
+            f"{package.name} has no program {wanted!r}; its programs: {names}. Name one with -p {package.name} PROGRAM"
+        )
+    script = (modules / package.name / entry).resolve()
+    if not script.is_relative_to(folder.resolve()) or not script.is_file():
+        raise UsageError(f"{package.name} names a program that is not in it: {entry}")
+    return (os.path.realpath(node), str(script)), versions
+
+
+def _with_pip(package: Package, folder: Path, workspace: str, _scripts: bool) -> tuple[tuple[str, ...], dict[str, str]]:
+    python = folder / "bin" / "python"
+    _run([own_interpreter(), "-I", "-m", "venv", str(folder)], folder, None)
+    quiet = ["--quiet", "--no-input", "--disable-pip-version-check", "--no-compile"]
+    _run([str(python), "-I", "-m", "pip", "install", *quiet, package.spec, *package.further], folder, None)
+    said = _run(
+        [str(python), "-I", "-m", "pip", "list", "--format", "json", "--disable-pip-version-check"], folder, None
+    )
+    versions = {_normal(str(one["name"])): str(one["version"]) for one in json.loads(said)}
+    program = folder / "bin" / (package.program or package.name)
+    if not program.is_file():
+        raise UsageError(f"{package.name} has no program {program.name!r}; name it after --from {package.spec}")
+    return (str(python), str(program)), versions
+
+
+def _needed(name: str, workspace: str, package: Package) -> str:
+    try:
+        return find_program(name, outside=(workspace,))
+    except ProgramRefused as error:
+        raise UsageError(f"{package} needs {name}: {error}") from None
+
+
+def _run(command: Sequence[str], folder: Path, first: Path | None) -> str:
+    """What a package manager prints.
+
+    :raises UsageError: with the end of what it said, where it failed
+    """
+    environment = {**program_environment(_OF_MANAGERS, prefixes=_OF_MANAGERS_BEGIN), "PYTHONDONTWRITEBYTECODE": "1"}
+    if first is not None:
+        environment["PATH"] = f"{first}{os.pathsep}{environment['PATH']}"
+    try:
+        done = subprocess.run(
+            command,
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UsageError(f"{Path(command[0]).name} did not do it: {error}") from None
+    if done.returncode != 0:
+        said = (done.stderr.strip() or done.stdout.strip())[-800:]
+        raise UsageError(f"{Path(command[0]).name} could not install it: {said}")
+    return done.stdout
+
+
+def _hashes(folder: Path) -> dict[str, str]:
+    """What every file is, by its path in ``folder``; what Python writes for itself is left out."""
+    found: dict[str, str] = {}
+    for at, inner, files in os.walk(folder):
+        inner[:] = sorted(name for name in inner if name != "__pycache__")
+        for name in sorted(files):
+            path = Path(at) / name
+            if path.is_symlink() or not path.is_file():
+                continue
+            digest = hashlib.sha256()
+            with path.open("rb") as file:
+                while piece := file.read(_PIECE):
+                    digest.update(piece)
+            found[str(path.relative_to(folder))] = digest.hexdigest()
+    return found
+
+
+def _folder_in(record: Path) -> Path | None:
+    try:
+        return Path(str(json.loads(record.read_bytes())["folder"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _normal(name: str) -> str:
+    """A project's name as PyPI compares it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
