@@ -47,7 +47,7 @@ TYPES = {
     "Array": "array",
 }
 """What corpora call JSON Schema's types."""
-HANDRAIL = (sys.executable, "-m", "handrail.frontends.cli")
+HANDRAIL = (sys.executable, "-m", "handrail")
 """How the program is started."""
 KNOWN = ("object", "number", "integer", "string", "boolean", "array", "null")
 KEPT = ("description", "enum", "default", "required", "format")

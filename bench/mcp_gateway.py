@@ -31,7 +31,7 @@ PROXY = "outside client, through FastMCP's proxy"
 BARE, MANY = "bare SDK server, 1 tool", f"handrail mcp, {UPSTREAMS} x {TOOLS} tools"
 ROOT = Path(__file__).resolve().parent
 STARTED = (sys.executable, str(ROOT / "mcp_gateway.py"))
-HANDRAIL = (sys.executable, "-m", "handrail.frontends.cli")
+HANDRAIL = (sys.executable, "-m", "handrail")
 
 
 async def serve_bare() -> None:

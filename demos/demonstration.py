@@ -32,12 +32,12 @@ class Stuck(HandrailError):
 
 
 def parser(name: str, description: str, *, exit_codes: str) -> argparse.ArgumentParser:
-    """The arguments of ``python -m handrail.frontends.cli.NAME``, with the one that all of them take.
+    """The arguments of ``python -m demos.NAME``, with the one that all of them take.
 
     :param exit_codes: what each of them means, for the end of ``--help``
     """
     made = argparse.ArgumentParser(
-        prog=f"python -m handrail.frontends.cli.{name}", description=description, epilog=f"Exit codes: {exit_codes}."
+        prog=f"python -m demos.{name}", description=description, epilog=f"Exit codes: {exit_codes}."
     )
     made.add_argument("--keep", action="store_true", help="keep the repository, its state and its log afterwards")
     return made

@@ -46,7 +46,7 @@ def driven(folder: Path, how: str, client: Path, node: Path) -> tuple[set[str], 
     ours = [
         sys.executable,
         "-m",
-        "handrail.frontends.cli",
+        "handrail",
         "acp",
         "--model",
         f"script:{script}",

@@ -50,7 +50,7 @@ def test_json_snippets_are_what_they_are_shown_as(text: str) -> None:
 
 
 def test_the_commands_with_a_model_are_real(folder: Folder) -> None:
-    shown = folder.python("-m", "handrail.frontends.cli", "run", "--help").stdout
+    shown = folder.python("-m", "handrail", "run", "--help").stdout
     assert all(option in shown for option in ("--model", "--base-url"))
 
 

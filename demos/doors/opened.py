@@ -65,7 +65,7 @@ class Crew:
         name, *rest = arguments
         with self.complaining() as complaints:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", "-m", "handrail.frontends.cli", name, *self.place.common, *rest),
+                *(sys.executable, "-P", "-m", "handrail", name, *self.place.common, *rest),
                 cwd=self.place.folder,
                 env=surroundings(self.place),
                 stdin=asyncio.subprocess.DEVNULL if stdio is None else stdio,
@@ -253,7 +253,7 @@ class EditorDoor:
             from mcp.client.stdio import stdio_client
         except ImportError:
             raise StartError("the editor's door needs the extra 'mcp': pip install 'handrail[mcp]'") from None
-        words = ["-P", "-m", "handrail.frontends.cli", "mcp", *crew.place.common, "--rule", EDIT]
+        words = ["-P", "-m", "handrail", "mcp", *crew.place.common, "--rule", EDIT]
         server = StdioServerParameters(command=sys.executable, args=words, env=surroundings(crew.place))
         with crew.complaining() as complaints:
             async with Client(stdio_client(server, errlog=complaints)) as client:

@@ -410,7 +410,7 @@ def test_no_module_is_taken_from_a_workspace_that_a_variable_names(
     (there := tmp_path / "elsewhere" if words else Path(path) / "sub").mkdir(parents=True)
     arguments = ["modes", "--json", *words.format(workspace=workspace).split()]
     done = subprocess.run(
-        [sys.executable, "-m", "handrail.frontends.cli", *arguments],
+        [sys.executable, "-m", "handrail", *arguments],
         cwd=there,
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,

@@ -10,7 +10,7 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-COLD = (sys.executable, "-m", "handrail.frontends.cli")
+COLD = (sys.executable, "-m", "handrail")
 """The program started from nothing: where its very start is the subject, where it is looked at or killed by its process
 id, and within a sandbox."""
 

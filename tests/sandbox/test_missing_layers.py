@@ -42,7 +42,7 @@ class Machine:
         os.write(descriptor, filter)
         os.lseek(descriptor, 0, os.SEEK_SET)
         seccomp = ("--seccomp", str(descriptor)) if filter else ()
-        handrail = (sys.executable, "-m", "handrail.frontends.cli", *command)
+        handrail = (sys.executable, "-m", "handrail", *command)
         places = ("--workspace", str(self.folder / "ws"), "--config", str(self.folder / "config" / "handrail.toml"))
         try:
             ran = subprocess.run(
