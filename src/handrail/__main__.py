@@ -1,4 +1,4 @@
-"""``python -m handrail``: the command, where only the interpreter is at hand."""
+"""``python -m handrail``: the ``handrail`` command, for environments without its script."""
 
 from handrail.frontends.cli import main
 

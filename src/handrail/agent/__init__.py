@@ -1,1 +1,1 @@
-"""How does a model's turn run?"""
+"""How does a model's turn run? The loop of one model, its conversation, providers and sub-agents."""

@@ -1,4 +1,4 @@
-"""What a run may use, and what it has used: turns, tokens, time and calls."""
+"""The budget of a run and its usage: turns, tokens, time and calls."""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
-"""Keeping a conversation within its model's context: requests leave out older exchanges and carry an outline, or the
-model's own summary, in their place. The stored conversation is not changed."""
+"""Compaction of a conversation: older exchanges become an outline, or the model's own summary.
+
+Requests carry the outline or summary in place of the older messages, so that they fit the model's context. The stored
+conversation does not change.
+"""
 
 from __future__ import annotations
 
@@ -29,11 +32,10 @@ from handrail.contract.doors.memory import History
 from handrail.contract.errors import UsageError
 from handrail.contract.text.neutral import neutralised
 
-# A model's own summary of the older part of a conversation, to stand in its place.
+# A model's own summary of the older part of a conversation.
 #
-# It is asked for in a request of its own, without tools. What it is made of came from tools and other agents as
-# well, so it is shown to the model as data, and what comes back is labelled as what it is: words that tell, and
-# allow nothing.
+# A separate request without tools asks for it. The messages contain output of tools and other agents, so the model gets them
+# as data. The summary is labelled as a record that grants no permission.
 
 MOST_TOKENS = 2_000
 """Of the summary."""

@@ -1,5 +1,7 @@
-"""The history that a run builds. Only whole exchanges enter it, so a provider accepts it at any moment; each message is
-stored as it is added, a reply before its calls are proposed."""
+"""The conversation of one agent: whole exchanges only, each message stored as it is added.
+
+A provider can accept the conversation at any moment. A reply is stored before its calls are proposed.
+"""
 
 from __future__ import annotations
 
@@ -28,22 +30,21 @@ from handrail.contract.call import Answer, Result
 from handrail.contract.doors.memory import Entry, History
 from handrail.contract.tool.names import wire_name
 
-# A conversation as rows of plain data, and back. Reading a partial set of rows still gives a history that a
-# provider accepts.
+# The stored form of a conversation: rows of plain data. A partial set of rows still gives a history that a provider
+# accepts.
 #
 # Each message is one JSON object with ``v`` (the form's version) and ``role``:
 #
-# - ``user``: ``text``; with ``pictures``, each ``{"artifact", "media_type"}``, it shows these; with ``notices``, it is not the user's word but tells of what these delivery ids stand for; with
-#   ``headless``, nobody could be asked then
+# - ``user``: ``text``; with ``pictures``, each ``{"artifact", "media_type"}``, it shows these; with ``notices``, it holds
+#   the notifications with these delivery ids instead of the user's words; with ``headless``, no person could be asked then
 # - ``assistant``: ``parts``, each ``{"text"}``, ``{"call": <wire id>, "name", "arguments", "id": <the kernel's call id>}``
-#   or ``{"kept": <provider>, "block"}``, with ``said`` and ``artifacts`` where the provider used a tool of its own
-# - ``results``: ``results``, each ``{"of": <wire id>, "text", "error"}``; with ``partial``, calls of the message before
-#   are still without an answer, and a later ``results`` has all of them
+#   or ``{"kept": <provider>, "block"}``, with ``said`` and ``artifacts`` if the provider used one of its own tools
+# - ``results``: ``results``, each ``{"of": <wire id>, "text", "error"}``; with ``partial``, some calls of the message before
+#   have no answer yet, and a later ``results`` has all of them
+# - ``compacted``: ``text`` replaces all messages before the position ``from``
 #
-# - ``compacted``: ``text`` stands in the place of all messages before the position ``from``
-#
-# A reply with calls is kept before its calls are proposed. So a process that ends in the middle leaves calls
-# without results, each with the id under which the log knows what became of it.
+# A reply with calls is stored before its calls are proposed. So a process that ends in the middle leaves calls without
+# results, each with the id under which the log has its outcome.
 
 VERSION = 1
 KINDS = ("image/png", "image/jpeg", "image/gif", "image/webp")

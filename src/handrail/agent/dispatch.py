@@ -1,4 +1,4 @@
-"""Where a reply's calls go, and when they start: what the loop needs of a session, and the way it uses it."""
+"""The dispatch of a reply's calls to the session, and the Protocols of the session that the loop uses."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The loop: request → text or structured calls → answers → again, until text alone, a budget or a stop ends it.
+"""The agent loop: request, reply, calls and answers, until a text without calls, a budget or a stop ends it.
 
-Only the structured channel counts: text is never searched for calls. Every call that a reply opened is
-proposed to the session exactly once and answered, whichever outcome the run comes to.
+Only structured calls count: the loop never searches text for calls. Every call that a reply opened is proposed to the
+session exactly once and answered, whatever the outcome of the run.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from handrail.contract.text.neutral import neutralised
 from handrail.contract.tool.native import NativeOffer
 from handrail.contract.tool.spec import ToolSpec
 
-# Notices for an agent between its turns (a job ended, a trigger fired), written as one labelled message.
+# Notifications to an agent between its turns (a job ended, a trigger fired), written as one labelled message.
 
 MOST_AT_ONCE = 100
 """Notices in one message; further ones come before the next request."""
@@ -115,8 +115,7 @@ def _line(notice: Notice) -> str:
     return json.dumps(told, ensure_ascii=False, separators=(",", ":"), default=str)
 
 
-# Tools that the model's provider carries out itself, within one run: which are offered, and what is kept of
-# their use.
+# Provider tools within one run: the offered ones, and the stored record of their use.
 
 
 class Natives:

@@ -1,6 +1,6 @@
-"""The provider Protocol: one request in, block events out, and the errors a provider can end with.
+"""The Protocol of a model: a request in, a stream of block events out, and the errors of a provider.
 
-A provider adapter translates two ways and decides nothing: it turns a :class:`ModelRequest` into its API's
+A provider adapter translates in two directions and decides nothing: it turns a :class:`ModelRequest` into its API's
 form, and the API's stream into :data:`BlockEvent` values. It never collects a whole reply, never parses a
 call's arguments, and never retries.
 """
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from handrail.catalog.dialects import Dialect
 
 
-# --- what a reply is made of, in the order it arrives ---------------------------------------------------------
+# Block events: the parts of a reply, in the order in which they arrive.
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ class Finished:
 BlockEvent = TextDelta | CallOpened | CallArguments | CallClosed | Kept | NativeGiven | Usage | Finished
 
 
-# --- the conversation, in a form of no provider ---------------------------------------------------------------
+# The conversation, independent of any provider.
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +252,7 @@ class Model(Protocol):
         ...
 
 
-# --- how it can fail: read by the operator, never by a model --------------------------------------------------
+# Errors of a provider: read by the operator, never by a model.
 
 
 class ProviderError(HandrailError):
@@ -282,10 +282,9 @@ class StreamCut(ProviderError):
     """The reply began and broke off."""
 
 
-# Pictures that a user shows with what they say: checked, kept by their content, and there again when a
-# conversation goes on.
+# Pictures in a user's message: checked, stored by their content, and loaded again when a conversation continues.
 #
-# What is kept of a message names each by its hash; the bytes are an artifact.
+# A stored message names each picture by its hash; the bytes are an artifact.
 
 MOST_BYTES = 5 * 1024 * 1024
 """Of one picture: what each of the providers takes."""

@@ -1,4 +1,4 @@
-"""The system text: the same bytes for the same workspace and tools, so that providers can cache it."""
+"""The system text, with the project's instructions. Its bytes are stable, so that providers can cache it."""
 
 from __future__ import annotations
 
@@ -111,8 +111,8 @@ def skill_lines(skills: Iterable[Skill], budget: int = MAX_SKILL_BYTES) -> list[
     return lines
 
 
-# A project's instruction files (such as AGENTS.md) for the system text: those of its repository above the
-# workspace, and those in it, which are read like any file; labelled as the project's words.
+# A project's instruction files (such as AGENTS.md) in the system text: those of its repository above the workspace, and
+# those in the workspace, which are read like any file. They are labelled as text of the project.
 
 MAX_TOKENS = 8_000
 """Of all files together; what does not fit is left out, the farthest first."""

@@ -1,6 +1,6 @@
-"""Reads one reply in a task of its own, so that a slow watcher, a deadline or a stop never leaves a stream half open.
+"""The task that reads one reply, so that a slow listener, a deadline or a stop never leaves a stream half open.
 
-The connection is opened, read and closed by that one task.
+That one task opens, reads and closes the connection. Also here: bounded retries of a busy provider.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Generic, TypeVar
 from handrail.agent.model import BlockEvent, Model, ModelRequest, ProviderBusy, ProviderError, StreamCut, Usage
 from handrail.agent.stream import EVENT_UNITS, MAX_REPLY_UNITS, ReplyTooLong
 
-# Asking a busy provider again: bounded, with back-off, and only while nothing of the reply has arrived.
+# Retries of a busy provider: bounded, with back-off, and only before the reply begins to arrive.
 #
-# Once a block has arrived a second request could bring its calls a second time, so from then on every failure
-# is a :class:`~handrail.agent.model.StreamCut`.
+# After the first block a second request could repeat its calls, so from then on every failure is a
+# :class:`~handrail.agent.model.StreamCut`.
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The state of one run: what it has used, why it stops, and how it ends."""
+"""One run of an agent: its usage, its reading of replies and its end. An agent that stays alive has many."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def _refused(call: ProposedCall, kind: ErrorKind, why: str) -> ProposedCall:
     return call._replace(fault=f"{why}; nothing was run", fault_kind=kind) if call.fault is None else call
 
 
-# Reading one reply of a model to its end, or as far as it comes. How it ended is recorded in the run.
+# Reading one reply of a model, to its end or to the point where it breaks off. The run records how it ended.
 
 
 async def read_reply(
@@ -206,8 +206,7 @@ async def read_reply(
         await pump.aclose()
 
 
-# An agent that stays alive: it waits for jobs that end, triggers that fire and messages from its user, and
-# works on each.
+# An agent that stays alive: it waits for jobs that end, triggers that fire and messages from its user, and works on each.
 
 LONGEST_PAUSE_S = 60.0
 """Pauses between attempts to go on, while the provider is away or calls wait for a person."""

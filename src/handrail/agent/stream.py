@@ -1,8 +1,8 @@
-"""Block events in, one reply out: its text, and its calls as proposals in the order they were opened.
+"""Assembly of one reply from block events: its text, and its calls as proposals in the order of their opening.
 
-A provider's stream is hostile input. Whatever arrives, every call that was opened becomes exactly one
-:class:`~handrail.contract.call.ProposedCall`; what must not run carries a ``fault`` that says why, and what
-comes after the provider closed a block never changes a whole call into another.
+A provider's stream is hostile input. Every opened call becomes exactly one :class:`~handrail.contract.call.ProposedCall`,
+whatever arrives. A call that must not run carries a ``fault`` with the reason. Data after the end of a block never changes
+a whole call into another.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Running sub-agents: each task that a call hands over gets a child session with a conversation of its own."""
+"""Running sub-agents: each delegated task gets a child session with a separate conversation."""
 
 from __future__ import annotations
 

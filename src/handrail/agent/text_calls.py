@@ -1,6 +1,6 @@
-"""Tool calls written as text, for models without tool calling: two forms, and how each is explained, written and parsed.
+"""Tool calls written as text, for models without tool calling: two forms, with explanation, writer and parser.
 
-*Bracket*, after a closing tag that stands behind the name::
+*Bracket*, after a closing tag that follows the name::
 
     [/edit]@@path=notes.md
     @@old<<END
@@ -13,9 +13,9 @@
 
     <call name="edit"><arg name="path">notes.md</arg><arg name="old">one line</arg>…</call>
 
-A call begins at the start of a line, outside of a fence of code and of ``<think>``, and counts once it is closed; what stands in its middle
-when the text ends never runs. What a value is, text or JSON, its tool's schema says: text is taken as it stands, so nothing
-has to be quoted, and nothing is guessed.
+A call begins at the start of a line, outside code fences and ``<think>``, and counts once it is closed. A call that is
+still open when the text ends never runs. The tool's schema decides whether a value is text or JSON: text is taken
+unchanged, so no quoting is needed and the parser guesses nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import Any, Literal, Protocol, cast, get_args
 from handrail.agent.model import BlockEvent, CallArguments, CallClosed, CallOpened, TextDelta
 from handrail.contract.text.json import MAX_ARGUMENT_BYTES
 
-# Where in a reply's text no call begins: in fences of code, and in what a model thinks before it speaks.
+# Parts of a reply in which no call begins: code fences, and a model's thoughts before its answer.
 
 _FENCE = re.compile(r"[ \t]{0,3}(`{3,}(?=[^`]*$)|~{3,})")
 _THOUGHTS = re.compile(r"[ \t]*<(think|thinking)>")
@@ -80,7 +80,7 @@ TEXT_FORMS: tuple[TextForm, ...] = get_args(TextForm)
 
 _NAME = r"[A-Za-z][A-Za-z0-9_-]{0,63}"
 _BLANK = r"[ \t]{0,16}"
-# What an argument may be called: the text dialect gives others another name.
+# The valid names of arguments. The text dialect renames others.
 _KEY = r'[^\s=<>"@]{1,128}'
 _ENTITIES = {"&lt;": "<", "&gt;": ">", "&quot;": '"', "&apos;": "'", "&amp;": "&"}
 _ENTITY = re.compile("|".join(_ENTITIES))

@@ -1,8 +1,8 @@
-"""How one call is carried out: nine steps, in one place, in this order.
+"""The arbiter: it carries out one call in nine steps, and the calls of one reply in their order.
 
-:meth:`Arbiter.carry_out` reads like the list in the README. Each step is one short method below it; a step
-says no by raising :class:`~handrail.arbiter.call.Refusal`, and whatever happens the call is answered once. A step that
-seldom has to wait gives back what there is to wait for, or None: a coroutine that never waits costs as much as the step.
+:meth:`Arbiter.carry_out` reads like the list in the README. Each step is one short method below it. A step rejects a call
+by raising :class:`~handrail.arbiter.call.Refusal`, and the call is answered exactly once in every case. A step that
+seldom has to wait returns an awaitable or None: a coroutine that never waits costs as much as the step.
 """
 
 from __future__ import annotations
@@ -40,12 +40,11 @@ from handrail.store.lease import Lease
 from handrail.store.tables.approvals import ApprovalTable
 from handrail.store.tables.jobs import JobTable, StateTable
 
-# What a call asks for, worked out while its block is still open in the model's stream.
+# Prevalidation: the checks of a call, made while its block is still open in the model's stream.
 #
-# A block is closed a moment after the last piece of its arguments has come, and from then on every step is one
-# that somebody waits for. Reading the arguments, checking them, finding the locks and judging by the rules
-# change nothing and tell nobody, so they are done in that moment. The call takes its steps as always, in their
-# order; it only finds these answers there, and the disk awake where it will have to be noted first.
+# The block closes a moment after the last piece of its arguments, and from then on each step adds to the delay of the call.
+# Parsing the arguments, checking them, finding the locks and evaluating the rules have no side effects, so they run in that
+# moment. The call still takes all its steps in order. It finds these answers ready, and the disk awake for its first record.
 
 
 def look_ahead(call: Call, resources: Resources, authorisation: Authorisation) -> LookedAhead | None:
@@ -84,10 +83,10 @@ def _looked_at(call: Call, resources: Resources, authorisation: Authorisation) -
     return LookedAhead(proposed, given, compact, call.arguments, wants, lane.authority.layer, lane.rules, verdict)
 
 
-# Calls to tools whose schema the model has not seen: what the refusal tells it when the arguments do not fit.
+# Calls to tools whose schema the model has not seen, and the help in the error about wrong arguments.
 #
-# Whether a tool is in view decides nothing about its calls. But arguments that were guessed are answered with
-# the schema that they were guessed of, and a tool that wants its manual read first is not run before.
+# A call is allowed or denied in the same way whether or not its tool is loaded. But the error about guessed arguments
+# includes the tool's schema, and a tool with required reading does not run before the model has read its manual.
 
 MAX_SCHEMA = 32 * 1024
 """Bytes of JSON; of a larger schema only the way to it is told."""
@@ -585,7 +584,7 @@ def _intent_to_hold(wants: tuple[Want, ...]) -> dict[str, Any]:
     return {"locks": lock_names(wants)}
 
 
-# The calls of one model reply: entered in its order, run side by side where locks allow, answered in order.
+# The calls of one model reply: started in its order, run in parallel as far as locks allow, answered in order.
 
 
 class Reply:

@@ -1,4 +1,4 @@
-"""A proposed call's arguments: as the object that is checked and run, and as they go on record."""
+"""The arguments of a call, as it runs with them and as the log stores them. Bounded checks and idempotency keys."""
 
 from __future__ import annotations
 
@@ -99,11 +99,11 @@ def for_the_record(arguments: Any, compact: bytes | None, redactor: Redactor) ->
     return (orjson.Fragment(bytes(memoryview(compact))) if plain else arguments), None
 
 
-# Checks of arguments that are beyond the event loop's budget, each in a process of limited time and memory.
+# Argument checks that exceed the event loop's budget, each in a process with limited time and memory.
 #
-# The estimate of :mod:`handrail.contract.schema.effort` is an upper bound. Many real schemas are far cheaper
-# than theirs, and only the check itself shows that. A process that the system ends at a bound can make it
-# without holding up anything.
+# The estimate of :mod:`handrail.contract.schema.effort` is an upper bound. Many real schemas cost far less than their
+# estimate, and only the check itself can show it. A separate process, which the system ends at a limit, can make the check
+# without blocking the kernel.
 
 _TIMEOUT_S = 20.0
 """Wall time; the processor time has a bound that a busy machine does not reach sooner."""
@@ -194,7 +194,7 @@ def _import_path() -> list[str]:
     return [one for one in wanted if one.startswith("/") and folder_around(one, folders) is None]
 
 
-# Idempotency keys: a call proposed again under the same durable key gets the recorded answer and does not run
+# Idempotency keys: a call that is proposed again under the same durable key gets the recorded answer and does not run
 # twice.
 
 _MAY_PASS = frozenset({"unavailable", "cancelled", "timeout"})

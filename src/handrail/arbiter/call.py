@@ -1,4 +1,4 @@
-"""One call in progress: what is known of it so far, and how a step refuses it."""
+"""The state of one call in progress, the lane that it belongs to, and the refusal by which a step ends it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     pass
 
 
-# Which calls of a session have failed, and how often. Created with the first failure.
+# Failed calls of a session, with their counts. The object is created with the first failure.
 
 MAX_KEPT = 500
 _NOT_COUNTED = frozenset({"cancelled", "interrupted"})

@@ -1,4 +1,4 @@
-"""The door by which one call hands work to sub-agents."""
+"""The runtime service by which one call hands work to sub-agents, and its checks before the call runs."""
 
 from __future__ import annotations
 

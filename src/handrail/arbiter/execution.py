@@ -1,8 +1,8 @@
-"""One run of work that may have to be stopped, and why it stopped: by itself, by a time-out, by a user or by a shutdown.
+"""One run of interruptible work, and the reason of its end: completion, time-out, user or shutdown.
 
-Two ways to run. *Inline* awaits the work in the caller's own task, which costs next to nothing and is right
-for short reads. *Apart* gives the work a task of its own, so that work which does not heed its cancellation
-can be left behind after a grace period while the caller is answered; its locks stay held until it ends.
+There are two ways to run. *Inline* awaits the work in the caller's own task, which costs almost nothing and suits short
+reads. *Apart* gives the work its own task. If the work ignores its cancellation, the caller is answered after a grace
+period, while the locks stay held until the work ends.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from handrail.contract.errors import ErrorKind, ToolError
 from handrail.contract.session import StopReason
 from handrail.store.database.writer import Written
 
-# Tasks that take their first step at once, as Python 3.12 has it for eager tasks.
+# Tasks that take their first step at once, like eager tasks in Python 3.12.
 #
-# The next turn of the event loop may have much else to do first, and from rest even an empty one costs as much
-# as a step of a call.
+# The next turn of the event loop may have much else to do first. Even an idle loop costs as much for it as one step of a
+# call.
 
 
 def begin_at_once(

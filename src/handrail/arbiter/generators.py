@@ -1,7 +1,7 @@
-"""Running a stateful tool's generator in a task of its own, with a runtime that always belongs to the step being taken.
+"""The task that runs a stateful tool's generator, and the runtime that always belongs to the current step.
 
-One task takes every step, so that what a generator opens around a ``yield`` (a time-out, a connection, a context) is left
-where it was entered. Between steps nothing runs, and nothing can be touched through its runtime.
+One task takes every step, so a context that the generator opens around a ``yield`` (a time-out, a connection) is left in
+the task that entered it. Between steps nothing runs, and the runtime gives access to nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Step 4, lock: all that a call needs at once, or its place in the queue; and what a call in the background needs."""
+"""Step 4, lock: take all locks of a call at once, or a place in the queue; background calls included."""
 
 from __future__ import annotations
 

@@ -1,25 +1,25 @@
-"""Shared and exclusive locks on a tree of resources: all at once, first come first served, no deadlock.
+"""Shared and exclusive locks on a tree of resources, and the lock templates of tools.
 
-A *want* is a resource and a mode. A resource is its path from its root, ``("workspace", "src", "a.py")``; a lock
-on it covers everything beneath. Roots are independent. Callers ask for S (shared) or X (exclusive); on the
-ancestors the table takes the intention modes IS or IX by itself, so that ``workspace:X`` meets every file's lock
-without looking at them. S on a folder together with X on something in it is SIX, as in Gray's lock hierarchy.
+All locks of a call are taken at once, first come first served, without deadlock. A *want* is a resource and a mode. A
+resource is its path from its root, ``("workspace", "src", "a.py")``; a lock on it covers everything below. Roots are
+independent. Callers ask for S (shared) or X (exclusive). On the ancestors the table itself takes the intention modes IS or
+IX, so that ``workspace:X`` meets every file's lock without looking at them. S on a folder together with X on something in
+it is SIX, as in Gray's lock hierarchy.
 
-**Why it cannot deadlock.** A request takes its place at all its resources in one synchronous step, so any two
-requests stand in the same order wherever they meet. A request waits only for *earlier* ones that it conflicts
-with. The earliest that waits therefore waits only for holders, and a holder never waits: a call made under a
+**No deadlock.** A request takes its place at all its resources in one synchronous step, so any two
+requests have the same order wherever they meet. A request waits only for *earlier* ones that it conflicts
+with. The earliest waiting request therefore waits only for holders, and a holder never waits: a call made under a
 grant runs under that grant or is refused (:meth:`Grant.covers`). A tool that holds no locks, and runs under none, may
 wait: the calls that it makes ask for their own locks.
 
-**Why nobody starves.** What has arrived later and conflicts never passes; what conflicts with no earlier request
-passes at once.
+**No starvation.** A later request never passes an earlier one that it conflicts with. A request without an earlier
+conflict passes at once.
 
-**What it costs.** Per resource: one packed counter for each mode, over the requests whose turn has come there,
-and only while somebody waits there one FIFO per mode. Whoever is first of a FIFO is let in as soon as no
-conflicting counter and no earlier conflicting FIFO stands against it, together with all that are compatible
-behind it; a request that has its turn at every resource (``missing`` is 0) is granted. A request is looked at
-once per resource when it comes, once when its turn comes and once when it goes, however many others wait;
-queues are looked at only when the last holder of a mode leaves.
+**Cost.** Each resource has one packed counter for each mode, over the requests whose turn has come there. Only while
+requests wait there, it also has one FIFO per mode. The head of a FIFO enters as soon as it conflicts with no counter and no
+earlier FIFO, together with all compatible requests behind it. A request that has its turn at every resource (``missing`` is
+0) is granted. The table visits a request once per resource when it arrives, once when its turn comes and once when it
+leaves, however many others wait. It visits queues only when the last holder of a mode leaves.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from handrail.contract.text.json import json_type
 from handrail.contract.tool.spec import LockMode, LockSpec, ToolSpec, fill, placeholders
 
 # pyright: reportPrivateUsage=false
-# The table, its requests and its grants are one mechanism; nobody else sees their inner fields.
+# The table, its requests and its grants are one mechanism; no other code sees their inner fields.
 
 
 Resource = tuple[str, ...]
@@ -388,14 +388,14 @@ def _described(plan: _Plan) -> str:
     return ", ".join(f"{'/'.join(resource)}:{_NAMES[mode]}" for resource, mode in plan)
 
 
-# What a call locks: a tool's lock templates, filled from its arguments, as canonical resources.
+# Lock templates of tools, filled from a call's arguments, as canonical resources.
 #
-# - ``workspace`` is the root of every ``file:`` resource in the workspace, and in the agent's further roots that may be
-#   written: what locks the workspace as a whole (``bash``) may write there too;
-# - ``file:<path>`` elsewhere (a session's output, a read-only root) stands under a root of its own;
-# - every other template is one resource by itself, independent of the rest: ``memory``, ``account:alice``.
+# - ``workspace`` is the root of every ``file:`` resource in the workspace, and in the agent's further writable roots: a call
+#   that locks the whole workspace (``bash``) may write there too;
+# - ``file:<path>`` elsewhere (a session's output, a read-only root) has a separate root;
+# - every other template is one independent resource: ``memory``, ``account:alice``.
 #
-# Two spellings of one file are one resource, since paths are located before they become one.
+# Two spellings of one file are one resource, since paths are located first.
 
 WORKSPACE = "workspace"
 ELSEWHERE = "file:/"

@@ -1,4 +1,4 @@
-"""How a call reaches the resources and prompts of sources: only the one that it was authorised for."""
+"""A call's access to resources and prompts of sources: only to the one that it was authorised for."""
 
 from __future__ import annotations
 

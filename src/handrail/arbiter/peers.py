@@ -1,4 +1,4 @@
-"""What a running tool asks of the client at the face: judged and bounded on its way out, checked on its way back."""
+"""Requests of a running tool to the client: authorised and bounded on their way out, validated on their way back."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ def said(level: LogLevel, data: object, logger: str | None) -> dict[str, Any]:
     return {"level": level, "data": plain, "logger": None if logger is None else str(logger)[:_MAX_KEY]}
 
 
-# ── what comes back ──────────────────────────────────────────────────────────────────────────────
+# Validation of the client's answers.
 
 
 def _methods(put: Mapping[str, Ask]) -> str:

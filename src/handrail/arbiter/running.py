@@ -1,4 +1,4 @@
-"""Step 6, execute: run the tool within its time, and know how it ended whatever it does."""
+"""Step 6, execute: run the tool within its time-out, and record how it ended."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The open states of stateful tools. A state ends with its last step, with ``tool.close``, by its time-out or with its session.
+"""The open states of stateful tools. A state ends with its last step, ``tool.close``, a time-out, or its session.
 
-A step is a call like any other. It is found here which state it goes on with, and from then on it *is* a call of the tool
-that is open: judged, locked, timed and recorded as that, by the arguments that it was opened with and what it is sent.
+A step is a call like any other. The code here finds the state that the step continues. From then on the step *is* a call of
+the open tool: authorised, locked, timed and recorded as such, by the arguments of the opening call and the value it sends.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The resources that an open session has subscribed to."""
+"""The resource subscriptions of an open session."""
 
 from __future__ import annotations
 

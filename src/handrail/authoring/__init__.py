@@ -1,1 +1,1 @@
-"""How is a tool written? Checking one for its author, and starting a new one."""
+"""How is a tool written? A linter, templates of new tools, and the import of MCP servers."""

@@ -1,9 +1,9 @@
-"""MCP servers from the files of other programs, as tables of ``handrail.toml``.
+"""The import of MCP servers from files of other programs, as tables of ``handrail.toml``.
 
-Read are the files of Claude Desktop and Claude Code, Cursor, VS Code, Windsurf, Gemini and all that write an object with a
-server under each name. What looks like a secret is never written into the configuration: its value goes into a file of
-mode 0600 beside it, and the configuration names that. What a file says of rights (``autoApprove`` and the like) is told
-and left out: rights are given by rules.
+It reads the files of Claude Desktop and Claude Code, Cursor, VS Code, Windsurf, Gemini and all that write an object with a
+server under each name. Values that look like secrets never reach the configuration: each goes into a separate file of mode
+0600, and the configuration names it. Rights in a file (``autoApprove`` and similar) are reported and left out: rules
+grant rights.
 """
 
 from __future__ import annotations

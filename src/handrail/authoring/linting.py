@@ -1,8 +1,8 @@
-"""A tool looked at for its author: what keeps it from being loaded, and what makes it worse than it could be.
+"""The linter for tools: faults that prevent loading, and weaknesses that their authors will regret.
 
-An *error* is what start-up would refuse, and what no call can ever fit. A *warning* is what works and will be regretted: a description that no model can
-choose by, a side effect or a lock that was left to the strict default, a parameter that nothing reads. Nothing is run, but
-for Python files whose tools are given in code: those are imported, as the program that gives them would.
+An *error* is a fault that start-up would refuse, or a schema that no call can fit. A *warning* is a weakness that works: a
+description that no model can choose by, a side effect or a lock that was left to the strict default, a parameter that nothing
+reads. Nothing runs, except Python files with tools given in code: those are imported, as their program would do.
 """
 
 from __future__ import annotations
@@ -37,8 +37,7 @@ from handrail.registry.sources.executables import Confinement, ExecutableTool
 from handrail.registry.sources.folders import METADATA, FolderSource, ModuleTool, declared_in, is_module
 from handrail.registry.sources.offerings import OFFERING_FILE
 
-# Parameters that are a valid schema and still no good: no call fits them, or a part of them says what nobody
-# can mean.
+# Parameters that are a valid schema and still wrong: no call fits them, or a part of them contradicts itself.
 
 Node = Mapping[str, Any]
 
@@ -284,7 +283,7 @@ def warnings_of(found: Found) -> list[Finding]:
     return [Finding("warning", found.place, where, text, spec.id) for where, text in said]
 
 
-# --- where tools are ----------------------------------------------------------------------------------------------
+# The sources of the tools under a path.
 
 
 @dataclass(frozen=True, slots=True)
@@ -402,7 +401,7 @@ def _declared(found: Found) -> Mapping[str, Any] | None:
     return cast("Mapping[str, Any]", runtime) if isinstance(runtime, Mapping) else None
 
 
-# --- what to say ----------------------------------------------------------------------------------------------------
+# The checks of one tool.
 
 
 def _about_words(spec: ToolSpec) -> Iterator[tuple[str, str]]:

@@ -1,6 +1,6 @@
-"""A tool to begin with: one that works, in each of the forms that a tool can have, and its test.
+"""Templates of a new tool: one that works, in each of the forms that a tool can have, with its test.
 
-Each counts the words of a text, so that an author changes a few lines of something that runs.
+Each counts the words of a text, so that an author changes a few lines of a running tool.
 """
 
 from __future__ import annotations

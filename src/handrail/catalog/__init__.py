@@ -1,1 +1,1 @@
-"""What may a model see, and how is a tool found?"""
+"""What may a model see, and how is a tool found? The view, its prompt, schemas and search."""

@@ -1,4 +1,4 @@
-"""What each provider's schema language can say of a tool's parameters, and the form in which it takes a tool.
+"""The schema language of each provider, and the form in which it takes a tool, its own server tools included.
 
 Sources: https://platform.openai.com/docs/guides/function-calling, https://docs.anthropic.com/en/docs/agents-and-tools/tool-use,
 https://ai.google.dev/api/caching#FunctionDeclaration, https://modelcontextprotocol.io/specification (tools).
@@ -86,8 +86,7 @@ DIALECTS: Mapping[str, Dialect] = {
 }
 
 
-# A tool that a provider carries out itself, in the form in which that provider takes it, or why a model is not
-# offered it.
+# Provider tools: the form in which each provider takes one, or the reason why a model is not offered it.
 
 _API = {
     "openai-chat": "the chat completions API",

@@ -1,11 +1,11 @@
-"""A tool's parameters as one provider can take them, with no part of them lost.
+"""Adaptation of a tool's parameters to the schema language of one provider, without losing any of them.
 
-What a provider's schema language cannot say is said looser, and in words. A fitted schema takes every call that the
-tool's own names, and the kernel checks each against the tool's own. Properties keep their places and their nesting;
-one whose name a provider refuses travels under another, and :meth:`Fitted.restored` gives it back its own.
+A constraint that the provider's language lacks becomes looser, and is added in words. A fitted schema accepts every call
+that the tool's own schema accepts, and the kernel checks each call against the tool's own. Properties keep their places and
+their nesting. A property whose name a provider refuses gets another name, and :meth:`Fitted.restored` restores the original.
 
-A reference stays one where the provider follows it. Where it is written out, a form of a kilobyte can become one of
-hundreds, which every request would pay for; so references are followed only as many levels deep as stays in proportion.
+A reference remains if the provider follows it. Otherwise it is written out, and a form of a kilobyte can become one of
+hundreds, which every request would pay for. So references are followed only a proportionate number of levels deep.
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ from urllib.parse import unquote
 
 from handrail.catalog.dialects import ANNOTATIONS, Dialect
 
-# Schemas put together and taken apart: what two of them ask at once, what either of several takes.
+# Merging and splitting of schemas: the conjunction of two, the union of several.
 #
-# What these give is never narrower than what they were given; where that cannot be said in one schema it is
-# looser.
+# The result is never narrower than the input. If one schema cannot express it exactly, it is looser.
 
 _MAX_SAID = 240
 _BUNDLES = (
@@ -205,7 +204,7 @@ def said(keyword: str, value: object) -> str:
     return f"({keyword}: {text if len(text) <= _MAX_SAID else text[:_MAX_SAID] + '…'})"
 
 
-# Where schemas stand within a schema, and where its references lead.
+# Walks through a schema: its subschemas, and the targets of its references.
 
 SCHEMAS_IN = (
     "items",

@@ -1,7 +1,7 @@
-"""What one interaction's model has in view, and the door by which tools look at the catalog and bring tools into view.
+"""The tools in the model's view during one interaction, and the service by which tools search and load others.
 
-A session has one of these at a time. It changes nothing about which calls are carried out: that is decided by rules,
-whatever is in view.
+A session has one interaction at a time. The view has no effect on permission: rules decide about a call in the same way
+whether or not its tool is in view.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from handrail.contract.generation import Entry, Generation
 from handrail.contract.tool.names import nearest, wire_name
 from handrail.contract.tool.spec import ToolSpec
 
-# A tool's manual, and which manuals a session has read.
+# A tool's manual, and the manuals that a session has read.
 
 READER = "info"
 """The tool that reads manuals, under whose name a session keeps which it has read."""

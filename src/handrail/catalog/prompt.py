@@ -1,6 +1,6 @@
-"""The prompt's part on tools: the index of what is not in view, guidance, what the provider has, skills, hints, always in this order.
+"""The prompt's part on tools, in a fixed order: index, guidance, provider tools, skills, hints. Token estimates.
 
-The same tools give the same bytes, whatever has been brought into view meanwhile, so that providers can cache them.
+The same tools give the same bytes, whatever has been loaded meanwhile, so that providers can cache them.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from handrail.contract.tool.names import wire_name
 from handrail.contract.tool.native import native_name
 from handrail.contract.tool.spec import ToolSpec
 
-# About how many tokens a text takes in a model's context.
+# Token estimates of a text.
 #
-# An estimate of our own: vocabularies differ between providers and none can be had offline. It splits text as
-# byte-pair tokenizers do before they merge, and counts what is left of each piece. On tool definitions, prose
-# and code it came within a tenth of what ``o200k_base`` counts.
+# The estimate is Handrail's own: vocabularies differ between providers and none is available offline. It splits text as
+# byte-pair tokenizers do before they merge, and counts each resulting piece. On tool definitions, prose and code it came
+# within a tenth of the count of ``o200k_base``.
 
 _PIECE = re.compile(
     r"[ ]?[A-Za-z]+"  # a word with the blank before it
@@ -155,11 +155,10 @@ def _ways(view: View) -> str:
     return f"{'; '.join(ways)}. " if ways else ""
 
 
-# About how many tokens a catalog costs: each tool, each category, each source, what of it is in view, and in
-# all.
+# Token costs of a catalog: of each tool, category and source, of the part in view, and in total.
 #
-# Providers are given one tool in forms of their own (:mod:`handrail.catalog.fitting`); what is counted is
-# the form in which it takes the most, so that no provider's takes more than is told.
+# Providers get a tool in different forms (:mod:`handrail.catalog.fitting`). The most expensive form is counted, so that no
+# provider's exceeds the estimate.
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
-"""One generation of tools as one agent's models see it: what is core, which categories the rest is in.
+"""One generation of tools as the models of one agent see it: core tools, and categories for the rest.
 
-Made once for each generation and never changed. Which tools of it an interaction has in view beside the core ones is
-the interaction's own matter (:mod:`handrail.catalog.interaction`).
+A view is made once for each generation and never changes. :mod:`handrail.catalog.interaction` tracks the tools that an
+interaction has loaded in addition to the core.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from handrail.contract.tool.names import OFFER_IDS
 from handrail.contract.tool.native import AT_PROVIDER
 from handrail.contract.tool.spec import ToolSpec
 
-# Which category a tool is in: exactly one, and what models are told of each.
+# Categories: each tool is in exactly one, with a text for models.
 #
-# The text of each of the seven that ship is put together from fixed words, and promises only what a tool in it
-# does. A foreign source is one category by the name that its operator gave it, with the operator's text:
-# nothing that a server says of itself or of its tools moves them to another.
+# The text of each of the seven shipped categories is composed from fixed words, and promises only the abilities of its tools.
+# A third-party source is one category under the name and text that its operator gave it: nothing that a server says about
+# itself or its tools moves them to another.
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,14 +375,14 @@ def is_extension(entry: Entry) -> bool:
     return entry.source != BUILT_IN
 
 
-# The active set of one interaction: what was brought into a model's view, in the order in which it was.
+# The active set of one interaction: the tools loaded into a model's view, in loading order.
 #
-# It is kept as steps that are only added to, so that a length says which of its states is meant, and whoever
-# has a copy needs the new steps only. A step is one text:
+# It is kept as steps that are only appended, so a length identifies a state, and the holder of a copy needs only the new
+# steps. A step is one text:
 #
-# - ``ID``: it is in view, and stays there; also of one that was there already, and might have had to make room
-# - ``?ID``: a search has found it; it makes room for others as long as nobody calls it
-# - ``-ID``: it has made room
+# - ``ID``: in view, and stays there; also for a tool that was there already, and might have had to make room
+# - ``?ID``: found by a search; it makes room for others until a call uses it
+# - ``-ID``: removed to make room
 
 FOUND, LEFT = "?", "-"
 _MANY = 1_000

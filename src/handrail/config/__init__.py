@@ -1,11 +1,11 @@
 """What has the operator set?
 
-What is configured is checked whole, with every fault of every layer at once.
+The operator's configuration, checked whole, with every fault of every layer at once.
 
 The layers, the weaker before the stronger: defaults, ``handrail.toml`` in the platform's configuration folder (or
-the file that is named), the workspace's own ``handrail.toml``, ``HANDRAIL_*`` variables, flags. Every value keeps its
-origin. Of the workspace's file, ``deny`` and ``ask`` rules always count; anything else only once a person has
-trusted exactly this content (:mod:`handrail.store.decisions`). Tool folders lie beside the first file, never in a
+a named file), the workspace's own ``handrail.toml``, ``HANDRAIL_*`` variables, flags. Every value keeps its
+origin. Of the workspace's file, ``deny`` and ``ask`` rules always count; all else counts only once a person has
+trusted exactly this content (:mod:`handrail.store.decisions`). Tool folders lie next to the first file, never in a
 workspace.
 """
 

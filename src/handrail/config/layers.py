@@ -1,4 +1,4 @@
-"""Several layers of settings made one: which value holds, where it comes from, and which do not hold and why."""
+"""The layers of settings and their merge: the value in force, its origin, and the values without effect."""
 
 from __future__ import annotations
 
@@ -191,8 +191,7 @@ def _put(table: dict[str, Any], key: str, value: Any) -> None:
     table[last] = value
 
 
-# Settings given by the environment (``HANDRAIL_LIMITS__GRACE_MS=…``) and by flags (``--set
-# limits.grace_ms=…``).
+# Settings from the environment (``HANDRAIL_LIMITS__GRACE_MS=…``) and from flags (``--set limits.grace_ms=…``).
 
 PREFIX = "HANDRAIL_"
 _PROGRAMS = ("STATE", "HEADLESS", "DEBUG", "MODEL")

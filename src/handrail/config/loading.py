@@ -1,4 +1,4 @@
-"""All layers read and put together, for one workspace or for none."""
+"""The configuration of one workspace, or of none: all layers read and merged."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from handrail.store.folders import Folders
 
 
-# The workspace's own ``handrail.toml``: read safely, and what of it counts before a person has trusted it.
+# The workspace's own ``handrail.toml``: read safely, and limited to ``deny`` and ``ask`` rules until a person trusts it.
 
 UNTRUSTED = "its content is not trusted; look at it with handrail trust"
 NARROWING = ("deny", "ask")

@@ -1,4 +1,4 @@
-"""``[mcp]``: the upstream MCP servers whose tools come in behind the same rules, as an operator sets them."""
+"""``[mcp]``: upstream MCP servers, whose tools are under the same rules, and access to Handrail's own server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A configuration file, opened once and read whole: what is hashed is what is parsed."""
+"""The reader of a configuration file, which opens it once, so that the hashed text is the parsed text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any, cast
 from handrail.contract.errors import Fault, LoadError
 from handrail.contract.schema.schema import path_text
 
-# The line number of each value in a TOML text, which the standard library's reader does not give.
+# Line numbers of the values in a TOML text, which the standard library's reader does not give.
 
 _STRING = re.compile(
     r'"""(?:[^\\]|\\.)*?"""(?:"{0,2}(?!"))'

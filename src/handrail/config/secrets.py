@@ -1,7 +1,7 @@
-"""``[secrets]``: names for values that are stored elsewhere, in a variable, in a file, or with a program that prints them.
+"""``[secrets]``: names for values that are stored elsewhere: in a variable, a file, or with a program.
 
-A value itself is never in a configuration file: such files are copied, shown and committed. What is wrong with an entry
-is said without repeating it, since it may be a value that somebody wrote there.
+A value itself is never in a configuration file: such files are copied, shown and committed. A message about a faulty entry
+does not repeat it, since it may be a secret that the user wrote there.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The settings there are, with their meaning and their defaults: the one list that files, variables and flags speak of."""
+"""All settings, with their meaning and their defaults: the one list behind files, variables and flags."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A commented ``handrail.toml`` that says what every setting means and changes none."""
+"""A commented ``handrail.toml`` that explains every setting and changes none, and the JSON schema of the file."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What *is* a tool? Pure types and Protocols: no I/O, and no import of another room."""
+"""What *is* a tool? Types and Protocols of tools, calls and sessions, without I/O or imports of other rooms."""

@@ -1,7 +1,7 @@
-"""The agent manifest: an agent as TOML, checked whole, with every fault named at once.
+"""The agent manifest: an agent described in TOML, and a check that reports every fault at once.
 
-What stands here is what its operator says about an agent; no model, tool or workspace has a part in it. A name
-that leads out of the manifest, to a tool or a folder, is checked where those are known.
+The manifest holds the operator's settings for one agent. Names that lead out of it, to a tool or a folder, are checked by
+the rooms that know tools and folders.
 """
 
 from __future__ import annotations
@@ -355,6 +355,6 @@ def _fault_in_root(path: str) -> str | None:
     return None
 
 
-# A project's instruction files: text for whoever works on it, which grants nothing.
+# Instruction files of a project, such as AGENTS.md: text for the model, which grants no permission.
 
 NAMES = ("AGENTS.md", "CLAUDE.md", "CONTEXT.md")

@@ -1,4 +1,4 @@
-"""What a person is asked before a call may run, what they answer, and the state of that while it lasts."""
+"""Approval requests: the request that a person sees, the answer, its state, and the Protocols of handler and desk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A proposed call, and what comes back of it to its two audiences."""
+"""A proposed call, its result, the answer for model and user, and the events of a running call."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 from handrail.contract.errors import ErrorKind, ToolError
 
-# The envelope every call answers with.
+# The result envelope, which every call is answered with.
 
 _EMPTY: Mapping[str, Any] = MappingProxyType({})
 
@@ -129,7 +129,7 @@ def call_id(session_id: str, turn: int, position: int) -> str:
     return f"{session_id}/{turn}.{position}"
 
 
-# The events that a face can watch while calls run: one ordered stream per session.
+# Events that a frontend can follow while calls run: one ordered stream for each session.
 
 EventKind = Literal[
     "proposed",

@@ -1,6 +1,6 @@
-"""Converting results between the envelope and the shapes of other systems.
+"""Conversions between the result envelope and the result shapes of other systems.
 
-Inside there is only :class:`~handrail.contract.call.Result`. Five shapes meet it at the edges:
+The kernel itself uses only :class:`~handrail.contract.call.Result`. Five shapes meet it at the edges:
 
 - the *envelope* on the wire: ``{type, data | error_text, metadata}``;
 - the *status* shape: ``{status, summary, artifact_ref}``;
@@ -8,8 +8,8 @@ Inside there is only :class:`~handrail.contract.call.Result`. Five shapes meet i
 - the *card*: ``{text, html, title, error}``;
 - MCP's *content*: ``{content, structuredContent, isError}``.
 
-What comes from outside is not believed: of its metadata only what describes the tool's own answer is kept,
-never what the kernel measures or decides.
+Results from outside are not trusted: of their metadata only the keys that describe the tool's own answer are kept,
+never those that the kernel measures or decides.
 """
 
 from __future__ import annotations

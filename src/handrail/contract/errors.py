@@ -1,10 +1,8 @@
-"""The errors Handrail raises, named for the situation of whoever sees them.
+"""The errors that Handrail raises, one branch for each audience, and the quoting of values in their texts.
 
-Three audiences, three branches:
-
-- a *model* sees :class:`ToolError`, which the arbiter turns into an error result;
-- an *operator* sees :class:`LoadError` and :class:`StartError`, with every fault at once;
-- a *programmer* who misuses the library sees :class:`UsageError`.
+- A *model* sees :class:`ToolError`, which the arbiter turns into an error result.
+- An *operator* sees :class:`LoadError` and :class:`StartError`, with every fault at once.
+- A *programmer* who misuses the library sees :class:`UsageError`.
 """
 
 from __future__ import annotations
@@ -94,10 +92,10 @@ class LogUnavailable(HandrailError):
     """The commit log cannot take records, so no call may run (full disk, read-only state)."""
 
 
-# How an error message quotes a text that somebody sent: whole, or not at all.
+# Quotes in error messages: a received text is quoted whole or not at all.
 #
-# Where it is made nobody knows the registered secrets. They are taken out of the finished message, by their
-# forms; what a cut leaves of one has none of these.
+# The code that makes a message does not know the registered secrets. Redaction removes them from the finished message by
+# their known forms, which a shortened secret would not have.
 
 
 def excerpt(text: str, most: int) -> str:

@@ -1,4 +1,4 @@
-"""One generation of the registry: an immutable value, which a turn keeps from its first call to its last."""
+"""One generation of the registry: an immutable set of tools, which a turn keeps from its first call to its last."""
 
 from __future__ import annotations
 
@@ -320,7 +320,7 @@ class Unheard(Protocol):
         ...
 
 
-# What the registry asks of a source of tools.
+# The Protocol of a tool source, and the results of loading it.
 
 Rank = Literal["built-in", "global", "agent", "code", "package"]
 """Who a source speaks for. Only a built-in may have a locked id; only ``agent`` may override, and only ``global``."""

@@ -1,4 +1,4 @@
-"""A rule as somebody writes it: one line of text, or a table that holds the line and examples of what it is to match."""
+"""A rule as a person writes it, as a line or a table with examples, and the names of the modes."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ def entry_of(given: object) -> RuleEntry:
     return RuleEntry.model_validate(given) if isinstance(given, Mapping) else RuleEntry(rule=str(given))
 
 
-# The names of the modes: how much a session does without asking. Their meanings are in
-# :mod:`handrail.policy.rules.rules`.
+# The names of the modes, which say how much a session does without approval. :mod:`handrail.policy.rules.rules` defines
+# their meanings.
 
 Mode = Literal["plan", "ask", "accept-edits", "auto"]
 MODES: tuple[Mode, ...] = get_args(Mode)

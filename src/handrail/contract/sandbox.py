@@ -1,7 +1,7 @@
 """The Protocol between code that starts a process and the provider that confines it.
 
-A provider is given the *call set* and a *profile* and must refuse what it cannot enforce: there is no flag
-that asks for less.
+A provider receives the *call set* and a *profile*, and must refuse everything that it cannot enforce. No flag asks for
+less.
 """
 
 from __future__ import annotations

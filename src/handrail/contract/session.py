@@ -1,4 +1,4 @@
-"""One conversation with a workspace, as faces and agents see it, wherever its calls are carried out."""
+"""The Protocols of a session and its turns, as frontends and agents use them, in this process or another."""
 
 from __future__ import annotations
 

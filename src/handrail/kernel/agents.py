@@ -1,4 +1,4 @@
-"""An agent in one workspace: its manifest, roots and rules, found out together so that their faults are one list."""
+"""An agent in one workspace: its manifest, roots, rules and tools, checked together so that all faults are one list."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Assembling the rooms, from the bottom up, in the process that holds the workspace."""
+"""The assembly of all rooms, from the bottom up, in the process that holds the workspace."""
 
 from __future__ import annotations
 

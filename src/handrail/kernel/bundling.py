@@ -1,10 +1,10 @@
-"""An agent with its tools, frozen: ``handrail build AGENT``.
+"""``handrail build AGENT``: an agent with its tools, frozen into a bundle, and the builds of their executables.
 
-The bundle is a configuration folder that needs no other: the agent's manifest, its settings, and the manifests, modules and
-programs of the tools that it has, overrides resolved, each file by its hash; likewise the agents that it can hand work to,
-and those that they can, and the operator's skills where one of them reads skills. Whatever reads it checks the hashes
-first. What an agent has beside that, built-ins and the tools of installed packages, comes with Handrail and those packages wherever
-the bundle is started, and is named in it by definition.
+The bundle is a complete configuration folder: the agent's manifest, its settings, and the manifests, modules and
+programs of its tools, overrides resolved, each file by its hash. It includes the agents that it can hand work to,
+directly and indirectly, and the operator's skills if one of them reads skills. Readers check the hashes first. Built-in
+tools and tools of installed packages are named by their definitions, since Handrail and those packages provide them wherever
+the bundle starts.
 """
 
 from __future__ import annotations
@@ -46,8 +46,7 @@ from handrail.store.folders import Folders
 # The executables that ``handrail build`` makes from source folders, each by its tool's build command.
 #
 # A build runs in a sandbox, on a copy of the tool's folder: without network, with nothing else to write, for a
-# bounded time. The operator's own folder stays as it is. What the copy holds afterwards is what the bundle
-# gets.
+# bounded time. The operator's own folder does not change, and the bundle gets the content of the copy afterwards.
 
 MAX_SHOWN = 16 * 1024 * 1024
 """Bytes of a build's output that are shown; the rest is read and dropped."""

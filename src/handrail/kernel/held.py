@@ -1,4 +1,4 @@
-"""The kernel in the process that holds the workspace: it carries out all calls, its own and those of processes that joined."""
+"""The kernel in the process that holds the workspace: it carries out its own calls and those of joined processes."""
 
 from __future__ import annotations
 

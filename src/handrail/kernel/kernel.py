@@ -1,7 +1,7 @@
-"""An open workspace, as a program sees it; in whichever process its calls are carried out.
+"""An open workspace, as a program sees it, in whichever process its calls are carried out.
 
 The first process that opens a workspace *holds* it: :mod:`handrail.kernel.held` puts the rooms together there. Every
-further one of the same user *joins* it over a socket. Both are a :class:`Kernel`.
+further one of the same user *joins* it over a socket. Both have a :class:`Kernel`.
 """
 
 from __future__ import annotations

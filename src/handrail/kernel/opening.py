@@ -1,4 +1,4 @@
-"""Opening a workspace: hold it, or join the process of the same user that does."""
+"""The opening of a workspace: hold it, or join the process of the same user that does."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The sandbox that a configuration asks for: this machine's own, or a provider that an installed package offers.
+"""The choice of the sandbox provider: this machine's own, or one that an installed package provides.
 
-A package offers one by the entry point group ``handrail.sandboxes``: something that is called with nothing and gives a
-:class:`handrail.contract.sandbox.Sandbox`. An operator chooses it by name (``[sandbox] provider``), nobody else.
+A package provides one by the entry point group ``handrail.sandboxes``: a callable without arguments that returns a
+:class:`handrail.contract.sandbox.Sandbox`. Only an operator chooses it, by name (``[sandbox] provider``).
 """
 
 from __future__ import annotations

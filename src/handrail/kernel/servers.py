@@ -1,8 +1,10 @@
-"""``kernel.mcp``: the upstream MCP servers of an open kernel, and servers that a program connects itself::
+"""``kernel.mcp``: the upstream MCP servers of an open kernel, and sign-in at one.
 
-async with kernel.mcp.connect("files", command="mcp-server-filesystem", args=["/data"]) as server:
-    await server.approve()
-    result = await session.call("files_read_file", {"path": "/data/notes.txt"})
+A program can also connect a server::
+
+    async with kernel.mcp.connect("files", command="mcp-server-filesystem", args=["/data"]) as server:
+        await server.approve()
+        result = await session.call("files_read_file", {"path": "/data/notes.txt"})
 """
 
 from __future__ import annotations
@@ -243,8 +245,7 @@ def status_of(source: McpSource) -> ServerStatus:
     )
 
 
-# Connecting an upstream MCP server without a kernel, to let a person sign in with a browser or to list what it
-# has.
+# Connection of a server without a kernel, for a person to sign in with a browser or to list its content.
 
 PATIENCE_S = 300.0
 _MAX_HEAD = 16 * 1024

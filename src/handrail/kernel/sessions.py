@@ -1,4 +1,4 @@
-"""Which sessions are open in the process that holds the workspace: how each is opened, suspended, forked and closed."""
+"""The open sessions in the process that holds the workspace: opening, suspending, forking and closing them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from handrail.session.skills import SessionSkills
 from handrail.session.taking_up import project_rules
 from handrail.store.tables.sessions import SessionRow
 
-# Building a session's lane when it is opened: its surroundings, its rules, and the bounds of a sub-agent.
+# Construction of a session's lane on opening: its surroundings, its rules, and the limits of a sub-agent.
 
 _ANYTHING = (
     "An agent like this one, with a conversation of its own: for a part of the work whose details you need not see."

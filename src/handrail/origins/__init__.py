@@ -1,3 +1,1 @@
-"""Where does the kernel's own code come from?
-
-Where the kernel's own code and programs may come from: never from a workspace that is open."""
+"""Where does the kernel's own code come from? Never from a workspace that is open."""

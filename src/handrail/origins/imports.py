@@ -1,10 +1,9 @@
-"""Keeps the kernel from importing what a call has written.
+"""An import guard that keeps files written by calls out of the kernel's process.
 
-Python looks for a module along ``sys.path``, whose first entry is the folder of the script that was started, and much is
-imported when it is first needed. So a file that a tool writes in a workspace could become a part of the kernel in the
-same run. While a workspace is open, :class:`WorkspaceImportGuard` comes first among the finders and answers for the
-imports that are the kernel's: it looks everywhere but in open workspaces, and refuses what is only there. Other imports
-of an embedding program are left alone.
+Python looks for a module along ``sys.path``, whose first entry is the folder of the started script, and imports many modules
+late. So a file that a tool writes in a workspace could become a part of the kernel in the same run. While a workspace is open,
+:class:`WorkspaceImportGuard` is the first finder and answers for the kernel's imports: it searches everywhere except in open
+workspaces, and refuses a module that exists only there. Other imports of an embedding program are left alone.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Which program the kernel starts when it starts one by itself, outside of any sandbox or relying on what it says.
+"""The lookup of programs that the kernel starts by itself, outside any sandbox, and the list of open workspaces.
 
-:func:`find_program` is the only place where such a program is looked up. It takes none that a call could have written or
-that another user of the machine could replace: not from an open workspace, by PATH also not from the current folder, not by a relative entry
-of PATH, not through a link that lies there, not from a folder that everybody may write, and no script whose interpreter
-is such a program.
+:func:`find_program` is the only lookup of such a program. It refuses every program that a call could have written or
+that another user of the machine could replace: one in an open workspace, by PATH also one in the current folder, one by a
+relative entry of PATH or through a link in such a folder, one in a world-writable folder, and a script whose interpreter is
+such a program.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from pathlib import Path
 
 from handrail.contract.errors import StartError
 
-# The workspaces that are open in this process, and whether a path leads through one of them.
+# The workspaces that are open in this process, and a check whether a path leads through one of them.
 #
-# A call can write in a workspace. So the kernel takes neither code nor a program from there, and every link on
-# the way to one counts: a link in the workspace can be changed between a look and a start.
+# A call can write in a workspace. So the kernel takes neither code nor a program from there, and every link on the way
+# counts: a link in the workspace can change between a check and a start.
 
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib64")
 """The system's own folders. They count as outside of a workspace that merely holds them, as ``/`` does."""

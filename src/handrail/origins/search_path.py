@@ -1,6 +1,6 @@
-"""Takes the current folder off the search path for modules, before a program of Handrail's imports anything further.
+"""Removal of the current folder from the module search path, before a program of Handrail imports anything further.
 
-It imports only what the interpreter has loaded already: each further import would be looked for in that folder first.
+It imports only modules that the interpreter has loaded already: each further import would search that folder first.
 """
 
 from __future__ import annotations

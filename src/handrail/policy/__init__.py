@@ -1,1 +1,1 @@
-"""May this call run?"""
+"""May this call run? Rules, shell commands, capabilities and watchdogs decide."""

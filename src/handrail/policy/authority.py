@@ -1,4 +1,4 @@
-"""May this call run? Capability check, then rules, then watchdogs; each can only narrow what the one before left."""
+"""The decision about one call: capability check, rules, then watchdogs. Each step only narrows the one before."""
 
 from __future__ import annotations
 
@@ -394,10 +394,10 @@ def _tool_rule(verdict: Verdict) -> Ranked | None:
 __all__ = ["Authority", "Verdict"]
 
 
-# Whether a session's rules allow the tools that the model's provider carries out itself.
+# Tools that the model's provider carries out itself, as the rules of a session allow them.
 #
-# No call of it ever comes here to be judged, so only a rule that speaks of all its calls can say anything: a
-# deny of the tool, of its side effect, or of the network that a search or a fetch is about.
+# Their calls never reach the policy, so only a rule about all their calls can decide: a deny of the tool, of its side
+# effect, or of the network for a search or a fetch.
 
 _REACHES_OUT = ("native.web_search", "native.web_fetch")
 
@@ -420,11 +420,11 @@ def ruled(spec: ToolSpec, rules: RuleBook, held_by: str | None = None) -> Native
     return NativeOffer(spec)
 
 
-# What a session's rules keep from every program in a sandbox, whichever call started it.
+# Paths that a session's rules hide from every program in a sandbox, whichever call started it.
 #
-# A rule about a command says that a program may run, not what it may read: what nobody may read is not there
-# for it, and what nobody may write cannot be written. Decided by the rules about ``fs.read`` and ``fs.write``
-# alone; a rule about one tool (``allow read .env``) is about that tool.
+# A rule about a command lets a program run. It does not say what the program may read, so the sandbox hides each file that
+# no tool may read, and write-protects each file that no tool may write. Only rules about ``fs.read`` and ``fs.write``
+# decide here; a rule about one tool (``allow read .env``) is about that tool.
 
 _ALL = frozenset(("", "*", "**", ".", "./"))
 

@@ -1,4 +1,4 @@
-"""``handrail explain``: how a call would be decided, by what, and the exact change that would decide it otherwise."""
+"""``handrail explain``: the decision about a call, its reasons, and the exact change that would reverse it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from handrail.policy.suggestions import SOURCE, always, target_pattern
 from handrail.policy.targets import PathRoots, Target, shown_argv
 from handrail.policy.verdict import Finding, Step, reason_of
 
-# A verdict told step by step; worked out only when somebody asks.
+# The trace of a verdict, step by step, computed only on request.
 
 _MAX_STEPS = 400
 _MOST_STEPS_UNMATCHED = 60

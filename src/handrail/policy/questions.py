@@ -1,7 +1,7 @@
-"""The two questions put to the rules about a call: may this *tool* do it, and may this *capability* be used on it?
+"""The two questions that rules answer about a call: may the *tool* run, and may it use each *capability*?
 
-Each is answered by the most specific rule that matches, and the stricter answer holds. A :class:`Prepared` is the
-part that depends only on the tool and the book, made once and used for every call.
+The most specific matching rule answers each, and the stricter answer holds. A :class:`Prepared` is the part that depends
+only on the tool and the rule book; it is made once and used for every call.
 """
 
 from __future__ import annotations

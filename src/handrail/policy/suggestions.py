@@ -1,5 +1,7 @@
-"""Rules to suggest for a call that was asked about: the narrowest that would allow it, and a wider one where that is
-safe. Each is tried out before it is suggested."""
+"""Suggested rules for a call that needs approval: the narrowest that allows it, and a wider one if that is safe.
+
+Each rule is tried out before it is suggested.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The targets of one call, in the form that rules are matched against: canonical paths, hosts, scripts."""
+"""The targets of one call, as canonical paths, hosts and scripts, and the capability layers that bound them."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ def host_of(text: str) -> str:
         raise ToolError(str(error), kind="invalid_input") from None
 
 
-# The layers that bound what a call may touch: the tool's own, its agent's, its parent's, the host's ceiling.
+# The layers that bound a call: the tool's own, its agent's, its parent's, the host's ceiling.
 
 CEILING = "the host's ceiling"
 VERBS: Mapping[Capability, str] = {

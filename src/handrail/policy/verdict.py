@@ -1,4 +1,4 @@
-"""How one call was decided, with everything needed to say why."""
+"""The verdict on one call, with its steps and reasons."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The account of one call, from the log alone: its tool, who decided it, which locks it waited for, how it ended."""
+"""The timeline of one call, from the log alone: its tool, decision, lock waits and end."""
 
 from __future__ import annotations
 

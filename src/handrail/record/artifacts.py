@@ -1,4 +1,4 @@
-"""Stored outputs, addressed by the hash of their content: written once, atomically, and checked when read."""
+"""Artifacts: stored outputs, addressed by the hash of their content, written atomically and checked when read."""
 
 from __future__ import annotations
 

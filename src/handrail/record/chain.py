@@ -1,18 +1,18 @@
-"""The chain's arithmetic: what exactly is hashed, so that a record cannot change, vanish or appear unseen.
+r"""The hash chain of the log: the exact hashed bytes, so that every changed, lost or added record is found.
 
 Records are chained in *groups*, the 1 to 64 neighbours that were written at once. One hash covers the headers of a group,
 the commitments to its bodies, and by them the group before it (integers big-endian)::
 
-    hash        = sha256("handrail group 1\\0" + first:8 + count:4 + previous:32 + headers + commitments:32 each)
+    hash        = sha256("handrail group 1\0" + first:8 + count:4 + previous:32 + headers + commitments:32 each)
     headers     = [[at_ns, kind, session, call], ...] as compact JSON in UTF-8
-    commitment  = sha256("handrail body 1\\0" + salt:16 + body)
+    commitment  = sha256("handrail body 1\0" + salt:16 + body)
     previous    = hash of the group before; of the first: 32 zero bytes
 
-``first`` is the sequence of the group's first record. Bodies and salts are in none of the hashes but their commitment:
-they can be removed together, and the commitment that stays behind tells nothing about them, while all hashes still hold.
+``first`` is the sequence of the group's first record. Bodies and salts enter the hashes only by their commitment. They can
+be removed together: the commitment that remains reveals nothing about them, while all hashes still hold.
 
-Each stored record has its commitment as its *seal*, the last one of a group the group's hash after it. So where a group
-ends is told by what is hashed: a border that was moved, taken away or put in leaves a hash that fits nothing.
+Each stored record has its commitment as its *seal*, the last one of a group the group's hash after it. So the end of a group
+follows from hashed data: a border that was moved, removed or added leaves a hash that fits nothing.
 """
 
 from __future__ import annotations

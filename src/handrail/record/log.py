@@ -1,11 +1,11 @@
 """The commit log: append-only, hash-chained, durable when a call depends on it.
 
-What the bodies hold is the arbiter's business, except for the names that reading relies on:
+The arbiter defines the bodies, except for the names that readers rely on:
 
-- ``proposed``: ``tool`` (id), ``arguments``; ``topic``, where its session has one
+- ``proposed``: ``tool`` (id), ``arguments``; ``topic``, if its session has one
 - ``refused``, ``committed``: ``result``, the wire form of a :class:`~handrail.contract.call.Result`; a ``committed``
-  with ``late`` only adds how work ended that its call was already answered for
-- ``detached``: ``job``; ``result``, what its proposer was answered
+  with ``late`` only adds how work ended whose call was already answered
+- ``detached``: ``job``; ``result``, the answer to its proposer
 - ``interrupted``: ``tool``, ``intended`` (sequence of the record that was left without an outcome)
 - ``provided``: ``provider``, ``name``, ``tool`` (id or ""), ``arguments``, ``failed``, ``artifacts``, ``topic``; of no call
 - ``redacted``: ``sequences``, runs ``[first, last]`` of the records whose bodies were removed
@@ -437,8 +437,7 @@ def _storable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-# Records that only the journal has: of calls that had just begun when their process ended, or begin at this
-# moment.
+# Records that only the journal has: of calls that had just begun when their process ended, or that begin at this moment.
 
 
 def noted(connection: sqlite3.Connection, folder: Path) -> list[Record]:

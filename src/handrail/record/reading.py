@@ -1,7 +1,7 @@
-"""Reading the commit log: records by filter, one row per call, and look-ups by call.
+"""Queries on the commit log: records by filter, one row for each call, and lookups by call.
 
-Works on any connection, also while another process writes. What a body holds was written by models and tools:
-here it is data, and whatever does not look as expected is shown as absent.
+They work on any connection, even while another process writes. Models and tools wrote the content of bodies. Here it is
+data, and a value of an unexpected form is shown as absent.
 """
 
 from __future__ import annotations

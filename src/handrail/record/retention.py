@@ -1,8 +1,8 @@
-"""Removing what was recorded: bodies by recorded redaction, and whatever they alone referred to.
+"""Removal of recorded data: bodies by a recorded redaction, and the files that only they referred to.
 
-What is removed can be chosen by age and by session. The records themselves stay, as headers without a body, so that the
-chain still verifies and says how many were redacted; nothing else of them is left in the database, in its
-write-ahead log, among the artifacts or in the sessions' folders.
+The data can be chosen by age and by session. The records themselves stay, as headers without a body, so that the chain still
+verifies and says how many were redacted. Nothing else of them is left in the database, in its write-ahead log, among the
+artifacts or in the sessions' folders.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ from handrail.store.folders import Folders, remove_tree
 from handrail.store.inventory import tree_bytes
 from handrail.store.tables.sessions import LAST_USED
 
-# Files and folders that nothing on record refers to any more: artifacts, sidecars, and what ended sessions left
-# behind.
+# Orphans: artifacts, sidecars and files of ended sessions that no record refers to any more.
 
 _REF = re.compile(rb"sha256:([0-9a-f]{64})")
 _HEX = re.compile(r"[0-9a-f]+")

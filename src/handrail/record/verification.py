@@ -1,4 +1,4 @@
-"""Checking the whole chain: is the log still what was written?"""
+"""Verification of the whole chain: every record and body is compared with its hash."""
 
 from __future__ import annotations
 

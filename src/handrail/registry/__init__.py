@@ -1,1 +1,1 @@
-"""Which tools are there?"""
+"""Which tools are there? Agents, sources, their loading into generations, and approved definitions."""

@@ -1,7 +1,7 @@
-"""Agents in the configuration folder, ``agents/<id>/agent.toml``, and the tools that each of them has.
+"""Agents in the configuration folder, ``agents/<id>/agent.toml``, the tools of each, and the seal of a bundle.
 
-Read like a tool folder: only from where nobody but the operator can write. A faulty agent keeps no other from
-being used.
+The folder is read like a tool folder: only if no one but the operator can write there. A faulty agent does not affect
+others.
 """
 
 from __future__ import annotations
@@ -195,11 +195,10 @@ def _no_tool(name: str, known: Mapping[str, Entry]) -> str:
     return f"there is no tool {name!r}" + (f"; did you mean {' or '.join(close)}?" if close else "")
 
 
-# A frozen configuration folder: an agent with its tools, every file by its hash.
+# Bundles: a frozen configuration folder with an agent and its tools, every file by its hash.
 #
-# ``bundle.json`` in a configuration folder says which files there are and what is in them. Where one stands,
-# nothing is loaded that differs: a file that was changed, added, taken away or made executable is a fault and
-# stops start-up.
+# ``bundle.json`` in a configuration folder lists its files with their hashes. With it, nothing loads that differs: a file
+# that was changed, added, removed or made executable is a fault and stops start-up.
 
 BUNDLE_FILE = "bundle.json"
 FORMAT = 1

@@ -1,7 +1,7 @@
-"""Which generation is the current one, and when the tools of the older ones end.
+"""The current generation of each agent, the end of tools in older ones, and the record of changes in the log.
 
-A new generation is published in one step, whole. Whoever holds an older one (a turn, a call) goes on with it;
-a tool ends when no generation that anybody holds has it any more, and at the latest with the kernel.
+A new generation is published in one step, whole. A turn or call that holds an older one continues with it. A tool ends when no
+held generation contains it any more, and at the latest with the kernel.
 """
 
 from __future__ import annotations
@@ -120,10 +120,10 @@ async def _quietly(tools: Iterable[Tool]) -> None:
     await _end(tools)
 
 
-# Recording an agent's generations in the log: every tool of the first, then the changes from one to the next.
+# The record of an agent's generations in the log: every tool of the first, then the changes from one to the next.
 #
-# Whoever reads it goes back from a change to the generation that it ``after`` names, until one names the tool.
-# So that the way stays short, a generation is told whole again once the changes since would name as many tools.
+# A reader goes back from a change to the generation that it ``after`` names, until one names the tool. To keep that way
+# short, a generation is recorded whole again once the changes since would name as many tools.
 
 MOST_CHANGES = 50
 """Generations in a row that are told by what changed."""

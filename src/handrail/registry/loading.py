@@ -1,7 +1,7 @@
-"""Sources into a generation: in order, checked whole, with every fault listed at once.
+"""Loading of sources into a generation: in order, checked whole, with every fault at once.
 
-A later source never takes a name from an earlier one. The one exception is resolved here: an agent's folder
-overrides a tool of the global folder by the same id.
+A later source never takes a name from an earlier one, with one exception: an agent's folder overrides a tool of the global
+folder with the same id.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from handrail.registry.sources.code import NativeTool
 from handrail.registry.sources.executables import ExecutableTool
 from handrail.runtime.secrets import NO_SECRETS, SecretStore, secret_settings
 
-# Whether a sound tool may run here, and its status: why it is withheld, and by whom.
+# Availability of a sound tool here: its status, and the reason if it is withheld.
 
 
 class Reason(NamedTuple):

@@ -1,8 +1,8 @@
-"""Pinned definitions: which definitions of foreign tools a person has approved, and whether they have changed since.
+"""Pinned definitions: the definitions of third-party tools that a person has approved, and their changes since.
 
-A foreign tool's name, description and schema, its guidance and its manual are words of somebody else that a model will act
-on. They count once a person has approved them as they stand; when one of them changes afterwards the tool is off until a
-person has looked at the difference. What no model is told of a tool (its limits, its locks) is no part of this.
+A model acts on the name, description, schema, guidance and manual of a third-party tool. They count once a person has
+approved them. When one of them changes afterwards, the tool is off until a person has reviewed the difference. Parts that no
+model sees (limits, locks) are not pinned.
 """
 
 from __future__ import annotations

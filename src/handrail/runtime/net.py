@@ -1,9 +1,9 @@
-"""The net door of the runtime: fetches over http and https, with every hop judged and every address checked.
+"""The network service of the runtime: HTTP fetches with every redirect authorised and every address checked.
 
-The same check as the sandbox's proxy (:mod:`handrail.sandbox.network.egress`): the host is judged by the call's set and the
-rules (where ask counts as deny), every address of it is checked and the checked one is dialled, while the certificate
-is verified for the host's name. A redirect is a new request, judged anew; what a tool adds to a request for one
-origin does not go to another.
+The check is that of the sandbox's proxy (:mod:`handrail.sandbox.network.egress`): the call's set and the rules decide about
+the host (ask counts as deny), all its addresses are checked, and a checked one is dialled. The certificate is verified for
+the host's name. A redirect is a new request with a new check. Headers that a tool adds for one origin are not sent to
+another.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ from handrail.contract.text.hosts import WebAddress, bracketed, read_url
 from handrail.contract.tool.requires import CapabilitySet, May
 from handrail.sandbox.network.egress import Egress, Resolver
 
-# One HTTP exchange over a connection that is already checked: sent strictly, read with bounds, decoded with
-# bounds.
+# One HTTP exchange over a checked connection: strict in sending, bounded in reading and decoding.
 
 MAX_HEAD_BYTES = 64 * 1024
 _PIECE = 1 << 16

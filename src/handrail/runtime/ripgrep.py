@@ -1,4 +1,4 @@
-"""ripgrep as a program: where it is, what it is told, and how its output is read."""
+"""Ripgrep: its program and arguments, a reader of its output, and a check of its results."""
 
 from __future__ import annotations
 
@@ -297,11 +297,11 @@ def failure(exit_code: int, said: bytes) -> ToolError | None:
     return ToolError(f"ripgrep ended with {exit_code}: {text or 'it said nothing'}", kind="backend")
 
 
-# What a search found, checked against the files that may be read.
+# Verification of search results against the files that may be read.
 #
-# A search walks names and opens them later, in another process: a file that is swapped for a link, or renamed,
-# in between is reported under a name that it does not have. So each result is checked here. The file that was
-# judged is opened beneath its root without links, and only what stands in it at the reported place is shown.
+# Ripgrep lists names and opens them later, in another process. If a file is renamed or swapped for a link in between, the
+# result has the wrong name. So the checked file is opened here below its root without following links, and a result counts
+# only if the file holds the line at the reported place.
 
 _MOST_KNOWN = 10_000
 _MOST_SHOWN = 16 * MAX_TEXT

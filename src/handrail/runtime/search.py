@@ -1,8 +1,8 @@
-"""The search door of the runtime: ripgrep in the sandbox, its results judged and verified file by file.
+"""The search service of the runtime: ripgrep in the sandbox, each result authorised and verified.
 
-In a sandbox nothing but the roots is there to be read, and what rules hide is masked, except what this very call may
-read. ripgrep opens by name what it has listed before. So each result is verified afterwards
-(:mod:`handrail.runtime.ripgrep`): the file that was judged, opened without links, has to hold the line.
+The sandbox contains only the roots. Files that rules hide are masked, except those that this very call may read. Ripgrep
+opens files by the names that it listed before. So each result is verified afterwards (:mod:`handrail.runtime.ripgrep`): the
+authorised file, opened without links, must hold the line.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Named secrets, and who may have which: a tool gets those that it declared, by name, and no other.
+"""Named secrets, and their access control: a tool gets the secrets that it declared, by name, and no others.
 
-A value goes to a tool in this process through :class:`DeclaredSecrets`, to an executable by an inherited descriptor
-(``Profile.secrets``); never into arguments, an argv or an environment. Programs that the shell door starts get none.
+A tool in this process gets a value through :class:`DeclaredSecrets`, an executable by an inherited descriptor
+(``Profile.secrets``), never by arguments or environment. Programs that the shell service starts get none.
 """
 
 from __future__ import annotations

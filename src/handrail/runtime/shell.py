@@ -1,4 +1,7 @@
-"""The shell door of the runtime: one program or script in the sandbox of its call, and nothing left of it after."""
+"""The shell service of the runtime: one program or script in the sandbox of its call. Terminals of a session.
+
+Nothing that a program starts outlives its call.
+"""
 
 from __future__ import annotations
 
@@ -234,7 +237,7 @@ async def ended(process: Process) -> None:
         raise cancelled
 
 
-# The terminals of one session: opened and typed into by its calls, shown as the output of their jobs.
+# Terminals of one session: its calls open them and type into them, and their output is that of their jobs.
 
 MOST_TERMINALS = 16
 """Of one session at once."""

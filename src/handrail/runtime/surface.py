@@ -1,4 +1,4 @@
-"""The runtime one call is handed: cheap to make, each door built when it is first touched."""
+"""The runtime that one call receives: cheap to create, each service built on first use."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What does the operating system enforce?"""
+"""What does the operating system enforce? The view, filters, network and start of sandboxed programs."""

@@ -1,4 +1,4 @@
-"""The sandbox provider on bubblewrap: namespaces of its own, no network, and only the folders of the call set."""
+"""The sandbox provider on bubblewrap: separate namespaces, no network, and only the folders of the call set."""
 
 from __future__ import annotations
 

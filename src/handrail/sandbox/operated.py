@@ -1,4 +1,4 @@
-"""A sandbox as its operator has set it: with their limits, and beside it the tools that they named to run without one."""
+"""A sandbox with its operator's settings: limits, and the named tools that run without a sandbox."""
 
 from __future__ import annotations
 
@@ -19,11 +19,10 @@ from handrail.sandbox.start.pool import Pooled
 from handrail.sandbox.start.spawn import spawn
 from handrail.sandbox.view import toolchains
 
-# Programs without any sandbox: only for tools that their operator has named for it, and never instead of one
-# that fails.
+# Programs without any sandbox: only for tools that their operator has named, and never as a fallback for a failed sandbox.
 #
-# What such a program may do is what the operator may do. It is a process group of its own, which ends with its
-# call; what leaves the group does not.
+# Such a program may do everything that the operator may do. It is a separate process group, which ends with its call. A
+# process that leaves the group survives.
 
 NAME = "nothing"
 """What results say that a program was confined by."""

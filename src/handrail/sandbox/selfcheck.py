@@ -1,9 +1,8 @@
-"""A sandbox provider is put to the test: does what a call must not reach stay out of reach?
+"""A test suite for sandbox providers: each check tries to reach one thing that a call must not reach.
 
-:func:`self_check` runs the suite of :mod:`handrail.sandbox.selfcheck` against any
-:class:`handrail.contract.sandbox.Sandbox`, this machine's own or one of another package. Each check tries from inside a
-sandbox and looks from outside, in a temporary folder. None does harm where it is not held, so the suite may be run
-against a provider that confines nothing.
+:func:`self_check` runs the suite against any :class:`handrail.contract.sandbox.Sandbox`, this machine's own or one of
+another package. Each check tries from inside a sandbox and observes from outside, in a temporary folder. A check does no
+harm without confinement, so the suite may run against a provider that confines nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from handrail.contract.errors import ToolError
 from handrail.contract.sandbox import Limits, Profile, Program, Sandbox
 from handrail.contract.tool.requires import CapabilitySet, Layer, ShellRequires
 
-# One check of a sandbox provider, and the ground that it is tried on.
+# One check of a sandbox provider, and the fixture that it runs in.
 
 _ANY_PROGRAM = ShellRequires(cmd="*")
 
@@ -258,11 +257,10 @@ def counted(outcomes: Sequence[Outcome]) -> Mapping[str, int]:
     return {state: sum(one.state == state for one in outcomes) for state in ("held", "open", "not tried")}
 
 
-# What every sandbox provider has to hold: the checks that :func:`handrail.sandbox.selfcheck.self_check` runs.
+# The checks that every sandbox provider has to pass.
 #
-# Each tries something from inside that is harmless where nothing confines it, and gives None where it was held,
-# else what was reached. They need bash and the usual small programs inside, and where it says so perl or
-# python.
+# Each tries something from inside that is harmless without confinement. It returns None if the sandbox held, else the thing
+# that was reached. They need bash and the usual small programs inside, and some need perl or python, as they say.
 
 _MIB = 1024 * 1024
 _found: list[Check] = []
@@ -277,7 +275,7 @@ def _check(group: str, name: str) -> Callable[[_Run], _Run]:
     return note
 
 
-# ── files ────────────────────────────────────────────────────────────────────────────────────────────
+# Files.
 
 
 @_check("files", "a program writes in the workspace")
@@ -355,7 +353,7 @@ async def _settings(ground: Ground) -> str | None:
     return f"it may write {' '.join(ran.out.split())}" if ran.out.strip() else None
 
 
-# ── network ──────────────────────────────────────────────────────────────────────────────────────────
+# Network.
 
 
 @_check("network", "a server on this machine's loopback is not reached")
@@ -391,7 +389,7 @@ async def _unix_server(ground: Ground) -> str | None:
     return None
 
 
-# ── processes ────────────────────────────────────────────────────────────────────────────────────────
+# Processes.
 
 
 @_check("processes", "those of this machine are not seen")
@@ -450,7 +448,7 @@ async def _no_namespaces(ground: Ground) -> str | None:
     return "it made one" if "made" in ran.out else None
 
 
-# ── what it is given ─────────────────────────────────────────────────────────────────────────────────
+# The environment, secrets and descriptors that a program receives.
 
 
 @_check("environment", "it has what the call says and nothing of Handrail's own")
@@ -486,7 +484,7 @@ async def _descriptors(ground: Ground) -> str | None:
     return "one was inherited" if str(ground.outside) in ran.out or ground.secret in ran.out else None
 
 
-# ── limits ───────────────────────────────────────────────────────────────────────────────────────────
+# Limits.
 
 
 @_check("limits", "a file grows to its bound")

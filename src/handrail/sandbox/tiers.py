@@ -1,8 +1,8 @@
-"""What this machine can enforce: found out by trying it, once per process.
+"""The confinement that this machine can enforce, found by a trial, once per process.
 
-There is no weaker way to start a program. Where one of the layers is missing, :func:`choose` gives a sandbox that
-refuses, saying what is missing and how to get it. Only an operator can say by name which layer may be missing; the
-sandbox's name then says so too, and with it every result.
+There is no weaker way to start a program. If one of the layers is missing, :func:`choose` gives a sandbox that refuses, with
+the missing layer and its remedy. Only an operator can name a layer that may be missing; then the sandbox's name says so
+too, and with it every result.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What does one conversation hold?"""
+"""What does one conversation hold? Its turns, past, arrivals, skills and resumption."""

@@ -1,7 +1,7 @@
-"""What the calls of a session are resolved and judged by: an agent, the tools that it has, its rules.
+"""The context of a session's calls: its agent, tools and rules, the limits of child sessions, and session opening.
 
-One arbiter, one lock table and one log serve any number of contexts. Those of one agent share their generations of
-tools, except where a process brought tools of its own: these belong to its sessions alone.
+One arbiter, one lock table and one log serve any number of contexts. The contexts of one agent share their generations of
+tools, except if a process registered client tools: these belong to its sessions alone.
 """
 
 from __future__ import annotations
@@ -205,8 +205,8 @@ class Context:
             await self.shelf.succession.aclose()
 
 
-# A session and those of the sub-agents that its calls begin: what bounds a child, what ends with its parent,
-# and what goes on until that is opened again.
+# Parent and child sessions: the limits that a parent sets for the sessions of its sub-agents, and the answers that these
+# get from the parent's user.
 
 T = TypeVar("T")
 
@@ -291,7 +291,7 @@ async def _unless_left(asking: Awaitable[T | None], session: HeldSession) -> T |
             asked.exception()  # looked at
 
 
-# How a session is opened, whoever opens it.
+# The opening of a session, for every caller.
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The events of a session as an iteration, within bounds."""
+"""The events of a session as a bounded iteration, and events about changed tools, resources and prompts."""
 
 from __future__ import annotations
 
@@ -77,8 +77,7 @@ async def events_of(session: Watched, readers: list[EventQueue]) -> AsyncIterato
         readers.remove(queue)
 
 
-# News for a session's watchers beside its calls: changes of the tools, resources and prompts that it has or
-# shows.
+# Change events, in addition to those of calls: changes of the tools, resources and prompts that a session has or shows.
 
 Watchers = list[Callable[[Generation], None]]
 

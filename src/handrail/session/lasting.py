@@ -1,4 +1,4 @@
-"""The part of a session that outlives its process: loading it when the session is opened again, and forking it."""
+"""The stored part of a session: its messages, the output of provider tools, and loading or forking it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from handrail.store.opening import Store
 from handrail.store.tables.messages import Messages
 from handrail.store.tables.sessions import SessionRow
 
-# Storing what a provider's own tool returned: its JSON, and the files that it carries as base64.
+# Output of a provider's own tool, as it is stored: its JSON, and the files that it carries as base64.
 
 _DATA_URL = re.compile(r"data:([A-Za-z0-9!#$&^_.+-]{1,100}/[A-Za-z0-9!#$&^_.+-]{1,100})(?:;[^,;]{0,100})*;base64,")
 _MAX_DEPTH = 64
@@ -69,7 +69,7 @@ def _taken(text: str, media_type: str, files: list[File]) -> dict[str, Any] | No
     return {"file": len(files), "media_type": media_type, "bytes": len(data)}
 
 
-# A session's messages, kept in the store without any registered secret.
+# The messages of a session, stored without registered secrets.
 
 
 class SessionHistory:

@@ -1,4 +1,4 @@
-"""The past of a session: its conversation as it is kept, also what was left out of the model's view, and its calls."""
+"""The past of a session: a search in its stored conversation and calls, and a reader for other processes."""
 
 from __future__ import annotations
 
@@ -310,7 +310,7 @@ def _objects(value: object) -> list[dict[str, Any]]:
     return [cast("dict[str, Any]", item) for item in items if isinstance(item, dict)]
 
 
-# Reading about sessions from any process: which ones a workspace has, their state, and what was said in them.
+# Reading sessions from any process: the sessions of a workspace, their state, and their messages.
 
 SessionState = Literal[
     "open",  # a process has it open now

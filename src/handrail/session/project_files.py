@@ -1,8 +1,8 @@
-"""A project's instruction files above the workspace: those of its repository, which no tool of the session can reach.
+"""Instruction files of a repository above the workspace, which no tool of the session can reach.
 
-Read by whoever holds the workspace, and by the session's rules all the same: what they keep from the tool that reads files
-is not read here either. No link is followed. That they were read is on record, though by no call: which, and the hash of what
-the model is told of each.
+The process that holds the workspace reads them, under the session's rules: a file that the rules keep from the tool
+``read`` is not read here either. Links are not followed. A record without a call lists the files that were read, with the
+hash of the text that the model gets of each.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A session in the process that carries its calls out: its lane, its turns, its events."""
+"""A session in the process that carries its calls out: its lane, turns, events, rules, and place among sub-agents."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from handrail.session.project_files import files_above, permitting
 from handrail.session.taking_up import TakingUp
 from handrail.session.turn import HeldTurn
 
-# Rules that are given to a session while it is open: parsed, and checked for any that can match nothing.
+# Rules added to an open session: parsed, and rejected if they can match nothing.
 
 GIVEN = "session"
 """The source of the rules that a program gives a session, when it opens it and later."""

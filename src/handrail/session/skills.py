@@ -1,4 +1,4 @@
-"""The skills of one session: found when it first asks, and the same from then on; each given once."""
+"""The skills of one session: found on first use and fixed from then on. Each is given to the model once."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from handrail.registry.sources.folders import loose
 from handrail.runtime.surface import Values
 from handrail.session.project_files import upwards
 
-# ``SKILL.md`` files: where they are looked for, and what is read of them.
+# ``SKILL.md`` files: the folders that are searched, and the content that is read.
 #
-# What lies in a workspace may be anybody's, and hostile: a name that is none, a file of a terabyte, a FIFO, a
-# link to somewhere else. Each folder on the way is opened by itself, and no link is followed.
+# Files in a workspace may be hostile: an invalid name, a file of a terabyte, a FIFO, a link to another place. Each folder
+# on the way is opened separately, and no link is followed.
 
 SHIPPED = Path(__file__).parent / "shipped_skills"
 FILE = "SKILL.md"

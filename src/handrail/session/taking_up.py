@@ -1,4 +1,4 @@
-"""Earlier calls whose answers were not heard: told by what is on record, or taken up where they are parked, as one reply."""
+"""Recovery of earlier calls: a lost answer is read from the log, and calls that wait for approval are resumed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from handrail.policy.suggestions import NEVER, PROJECT
 from handrail.record.log import CommitLog
 from handrail.runtime.files.roots import Roots
 
-# The result of a call whose answer was lost, read from the log. Nothing is run.
+# The result of a call whose answer was lost, read from the log. Nothing runs again.
 
 _INTERRUPTED = (
     "Handrail ended while this call was running, and nobody knows how far it came; it is not run again. "
@@ -83,7 +83,7 @@ def _ended(text: str) -> Result:
     return Result.error("interrupted", text, recorded=True)
 
 
-# Parked calls, which wait for a person across a restart: resumed under their own ids once answered.
+# Parked calls, which wait for a person across a restart: resumed under their own ids after the answer.
 
 _NOT_WHOLE = "its arguments held a registered secret, which is never stored, so it cannot be taken up; propose it again"
 

@@ -1,1 +1,1 @@
-"""Where is state kept?"""
+"""Where is state kept? The database, lease, folders and decisions of a workspace."""

@@ -1,4 +1,7 @@
-"""Small files of the operator's own decisions: written whole, and read only where nobody else could have written them."""
+"""Small files with the operator's own decisions: approved tool definitions, and trust in a workspace's configuration.
+
+They are written whole, and read only if no other user could have written them.
+"""
 
 from __future__ import annotations
 
@@ -78,10 +81,9 @@ def once(path: Path, content: bytes) -> bytes | None:
     return read_private(path, len(content))
 
 
-# The definitions of a foreign source's tools that a person has approved: a file a source, for all workspaces of
-# this user.
+# Approved tool definitions of third-party sources: one file for each source, for all workspaces of this user.
 #
-# What cannot be read as a record counts as none: then nothing of the source is approved.
+# An unreadable record counts as absent: then nothing of the source is approved.
 
 VERSION = 1
 MAX_BYTES = 64 * 1024 * 1024
@@ -127,11 +129,10 @@ def _path(state: Path, source: str) -> Path:
     return state / "sources" / f"{name}.json"
 
 
-# Which content of a workspace's own configuration a person has trusted: one hash per workspace, in its private
-# state.
+# Trust in a workspace's own configuration: the hash of the content that a person has trusted, in private state.
 #
-# The record lies beside the workspace's database, outside the workspace, readable and writable by its owner
-# alone. What cannot be read as a record counts as none: then nothing is trusted.
+# The record lies next to the workspace's database, outside the workspace, accessible to its owner alone. An unreadable
+# record counts as absent: then nothing is trusted.
 
 FILE_NAME = "trust.json"
 _SHA256 = re.compile(r"[0-9a-f]{64}")

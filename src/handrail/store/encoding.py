@@ -1,13 +1,13 @@
-"""Encoding values as JSON bytes without ever failing: what cannot be JSON is kept in a form that says so.
+"""JSON encoding that never fails: a value without a JSON form is stored in a marked substitute form.
 
-The quick way is orjson. What that does not take (half surrogate pairs, integers beyond 64 bits, keys that are
-not text, cycles, depth) goes a slower way, whose texts begin with a blank: for them the standard library's decoder
-is used, which reads back unchanged what JSON can express at all. What it cannot:
+The fast path is orjson. Values that it rejects (half surrogate pairs, integers beyond 64 bits, keys that are not text,
+cycles, depth) take a slower path. Its texts begin with a blank, which selects the standard library's decoder; that one reads
+everything back unchanged that JSON can express. Other values are replaced:
 
 - NaN and infinities become ``null``: JSON has neither
 - bytes become ``{"$bytes": "<base64>"}``; sets and tuples become arrays
 - any other object becomes ``{"$object": "<type>", "text": "<its str, cut>"}``
-- what lies deeper than 200 levels, or in a cycle, becomes ``{"$depth": 200}``
+- values deeper than 200 levels, or in a cycle, become ``{"$depth": 200}``
 """
 
 from __future__ import annotations

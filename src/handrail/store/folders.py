@@ -1,4 +1,4 @@
-"""Where state is kept: one private folder per workspace, and its sessions' output and scratch apart from it.
+"""The state folders: one private folder for each workspace, and separate ones for output and scratch of sessions.
 
 Below the state folder (``--state``, else ``HANDRAIL_STATE``, else the platform's)::
 
@@ -34,11 +34,10 @@ if TYPE_CHECKING:
     from handrail.contract.tool.requires import Variables
 
 
-# Folders that are more than anybody's project: homes, places of keys and settings, and what the system keeps
-# for itself.
+# Folders that are too broad for a workspace: homes, folders of keys and settings, and the system's own folders.
 #
-# A folder is known by its path and by the file system's own identity of it and of each folder above it, so that
-# a link, a bind mount or another case of letters does not hide it.
+# A folder is recognised by its path and by the file system's identity of it and of each folder above it, so that a link, a
+# bind mount or another case of letters does not hide it.
 
 # ruff: noqa: PTH116, PTH117, PTH120
 

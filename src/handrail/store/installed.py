@@ -1,7 +1,7 @@
-"""What installed Python packages offer by entry points, read again only where a package was installed, changed or removed.
+"""Entry points of installed Python packages, read again only after a package was installed, changed or removed.
 
-Asked as it comes, the library reads a file of every package in the environment, each time, which took longer than
-anything else that a kernel does to open. Whether it would find the same again is seen from the names, times and sizes.
+Without a cache, the standard library reads a file of every package in the environment on each query, which took longer than
+any other part of opening a kernel. Names, times and sizes show whether the result would be the same again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What is kept for which workspace, how large it is, and removing it.
+"""The inventory of stored state: an entry with its size for each workspace, and its removal.
 
-Everything of a workspace has its key in its name, so it is found also when the workspace is gone, damaged state
-included. Nothing here opens a database, and no link is followed.
+All state of a workspace has its key in its name, so it is found even if the workspace is gone or its state damaged.
+Nothing here opens a database, and no link is followed.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""One arbiter for each workspace: a renewed lease with a fencing token, counted in the database.
+"""The lease of a workspace: one arbiter at a time, with renewals, a holder file, and a fencing token in the database.
 
-Whoever acquires the lease counts the database's token up, in one transaction with the check that nobody else validly
-holds it. A holder that dies is replaced at once, one that is paused or hangs after two seconds. It can never do harm
-afterwards: every transaction of its writer looks at the token (see :class:`~handrail.store.database.database.Database`), and
-:attr:`Lease.valid` is false before anybody may take over, since both sides count from the same beat:
+A process acquires the lease by incrementing the database's token, in one transaction with the check that no other process
+validly holds it. A dead holder is replaced at once, a paused or hanging one after two seconds. It can do no harm afterwards:
+every transaction of its writer checks the token (see :class:`~handrail.store.database.database.Database`), and
+:attr:`Lease.valid` is false before another process may take over, since both sides count from the same beat:
 
-- a renewal counts only if it was written while the one before was still fresh, looked at *after* writing. So
-  whoever finds the old beat stale has read it before, and whoever reads later finds the new one;
-- a holder that comes too late for that asks the database, with its write lock held, as those who take over do: either
-  it is confirmed, and they find its new beat, or they were first, and it is over.
+- a renewal counts only if it was written while the one before was still fresh, checked *after* writing. So a process that
+  finds the old beat stale has read it before, and a later reader finds the new one;
+- a holder that is too late for that asks the database, with its write lock held, as processes that take over do: either
+  it is confirmed, and they find its new beat, or they were first, and it has lost the lease.
 """
 
 from __future__ import annotations
@@ -37,14 +37,12 @@ from handrail.store.database.connection import abandon, connect, is_busy, migrat
 from handrail.store.database.journal import set_aside
 from handrail.store.folders import Folders, unwritable
 
-# Who holds a workspace: one locked file for each acquisition, with a beat that tells a live holder from a
-# paused one.
+# Holder files: one locked file for each acquisition, with a beat that distinguishes a live holder from a paused one.
 #
-# The file ``holder-<token>`` lies in the workspace's private folder. Its lock is taken back by the operating
-# system when its process dies, by whatever means. The beat at its beginning is the time of the last renewal on
-# the machine's monotonic clock, which all processes share, which nobody can set, and which stands still while
-# the machine sleeps, so that a closed lid makes no holder look paused. Behind it stands a note for people and
-# for those who join.
+# The file ``holder-<token>`` lies in the workspace's private folder. The operating system releases its lock when the process
+# dies, for any reason. The beat at its beginning is the time of the last renewal on the machine's monotonic clock. All
+# processes share that clock, no process can set it, and it stops while the machine sleeps, so a closed lid makes no holder
+# look paused. A note for people and for connecting processes follows the beat.
 
 STALE_NS = 2_000_000_000
 """A holder that has not renewed for so long may be replaced."""

@@ -1,4 +1,4 @@
-"""A workspace's state, opened as a whole: folders, lease, database; closed in the opposite order."""
+"""The opening of a workspace's state as a whole: folders, lease, database; closed in the opposite order."""
 
 from __future__ import annotations
 

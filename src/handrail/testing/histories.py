@@ -1,4 +1,4 @@
-"""What is wrong with the messages of a request, by the rules of the providers' APIs and a little stricter.
+"""Validation of a request's messages, by the rules of the providers' APIs and a little stricter.
 
 Stricter: call ids are unique within the whole conversation for both, and Anthropic's roles alternate.
 """
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-# Tools that a provider carries out itself, as the loopback servers play them and judge them in a request.
+# Provider tools, as the loopback servers play them and check them in a request.
 
 _FORMS: Mapping[str, tuple[str, frozenset[str]]] = {
     "web_search_20250305": (

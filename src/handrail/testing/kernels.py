@@ -1,4 +1,4 @@
-"""A whole kernel in a folder of its own, and a person and a client who answer by script."""
+"""A whole kernel in a temporary folder, a person and a client with scripted answers, and a scripted resolver."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ class ScriptedPeer:
         self.let_gone.append(call_id)
 
 
-# A resolver that is told what names lead to, also to something else the second time.
+# A scripted name resolver, whose second answer for a name may differ from the first.
 #
 # ::
 #

@@ -1,4 +1,4 @@
-"""Models in process for tests: replies written in Python, requests kept to look at."""
+"""Models in process for tests: replies written in Python, and recorded requests."""
 
 from __future__ import annotations
 

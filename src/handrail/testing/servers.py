@@ -1,7 +1,7 @@
 """Loopback servers that speak the providers' streaming protocols: scripted replies, recorded requests.
 
-They are strict where the real ones are: a wrong key is answered 401, a history that a provider would not take
-400, with every fault found. Replies are played in order, one a request; a request that was refused plays none.
+They are as strict as the real ones: a wrong key is answered 401, an invalid history 400, with every fault found. Replies are
+played in order, one a request; a refused request plays none.
 ::
 
     async with OpenAIServer(Reply(Call("read", {"path": "a.txt"})), Reply("done")) as server:
@@ -443,7 +443,7 @@ def halves(text: str) -> list[str]:
     return [piece for piece in (text[:middle], text[middle:]) if piece]
 
 
-# A loopback server that speaks OpenAI's responses API, and refuses what the real one refuses.
+# A loopback server for OpenAI's responses API, as strict as the real one.
 
 _NATIVE = frozenset({"web_search", "code_interpreter", "image_generation"})
 
@@ -587,7 +587,7 @@ def _is_content(item: Mapping[str, Any]) -> bool:
     return item.get("role") == "user" and bool(parts) and all(known)
 
 
-# A loopback server that speaks the Gemini API, and refuses what the real one refuses.
+# A loopback server for the Gemini API, as strict as the real one.
 
 
 class GeminiServer(ProviderServer):

@@ -1,7 +1,7 @@
-"""An MCP server over stdin and stdout that misbehaves as it is told: ``python upstream_program.py PLAN.json``.
+"""An MCP server over stdin and stdout with scripted misbehaviour: ``python upstream_program.py PLAN.json``.
 
-It is a program of its own and needs nothing but Python. The plan says which tools it lists and what goes wrong; see
-:class:`handrail.testing.upstreams.Program`. A plan that changes on disk holds from its next message on.
+It is a separate program and needs only Python. The plan lists its tools and its misbehaviour; see
+:class:`handrail.testing.upstreams.Program`. A plan that changes on disk applies from the next message on.
 """
 
 # pyright: basic

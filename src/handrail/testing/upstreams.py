@@ -1,4 +1,4 @@
-"""Upstream MCP servers that misbehave as they are told: a program over stdin and stdout, and a server on loopback.
+"""Upstream MCP servers with scripted misbehaviour: a program over stdin and stdout, and a server on loopback.
 
 ::
 
@@ -239,7 +239,7 @@ async def http_server(**given: Any) -> AsyncGenerator[HttpServer]:
         listening.close()
 
 
-# A source of somebody else's tools, whose definitions a test can change.
+# A third-party source of tools, whose definitions a test can change.
 
 
 @dataclass(slots=True)

@@ -1,6 +1,4 @@
-"""Which tools ship?
-
-The built-in tools, each written as a user would write one."""
+"""Which tools ship? The built-in tools, each written as a user would write one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""task and memory.compact: what a call asks of agents: work of a sub-agent, and room in the session's own conversation."""
+"""task, memory.compact and agents as tools: delegation to sub-agents, and compaction of this conversation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What several built-in tools declare alike: closed objects, files and folders, and what reading or changing a file takes."""
+"""Shared parts of tool declarations: closed objects, paths, and the requirements of reading and changing files."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""browse_tools, load_tools, find_tools, tool_search, info: finding tools that are not in view yet.
+"""browse_tools, load_tools, find_tools, tool_search, info: discovery of tools that are not loaded yet.
 
-They give no tool a right to run and take none away; what they bring is in the model's view from its next request on.
+They neither grant nor remove the right to run a tool. A loaded tool is in the model's view from its next request on.
 """
 
 from __future__ import annotations

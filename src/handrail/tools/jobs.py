@@ -1,4 +1,4 @@
-"""jobs, read_job, wait, stop_task: looking after the session's calls that outlive their turn."""
+"""jobs, read_job, wait, stop_task: management of the session's background jobs."""
 
 from __future__ import annotations
 

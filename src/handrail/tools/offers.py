@@ -1,8 +1,7 @@
-"""resource.list, resource.read, resource.subscribe, resource.unsubscribe, prompt.list, prompt.get, prompt.complete: what
-sources have beside tools.
+"""resource.list, .read, .subscribe, .unsubscribe, prompt.list, .get, .complete: resources and prompts of sources.
 
-Results are MCP's, as plain data. The operator's own may be read; what a server gives is that server's text, is asked for
-under the rules about it, and is labelled as its.
+Results are MCP's, as plain data. The operator's own may be read. A server's text is requested under the rules about that
+server, and is labelled with its origin.
 """
 
 from __future__ import annotations

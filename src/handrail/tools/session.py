@@ -1,4 +1,4 @@
-"""todo: the list of what is to be done, kept for the session."""
+"""todo, question, scratchpad, skill, tool.step, tool.close, search_memory, artifact.read: tools on the session."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _with_ids(todos: list[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-# question: ask the people at the session, and wait for what they say.
+# question: a question to the session's user, and its answer.
 
 _DAY_MS = 24 * 60 * 60 * 1000
 
@@ -220,7 +220,7 @@ class Scratchpad(Tool):
         return {"key": key, "deleted": True}
 
 
-# skill: the instructions for one kind of work, read when they are needed.
+# skill: the instructions for one kind of work, read on demand.
 
 _OUR_TAG = re.compile(r"<(?=/?skill_content)", re.IGNORECASE)
 _FROM: dict[str, str] = {
@@ -268,9 +268,9 @@ def _skill_shown(text: SkillText) -> dict[str, Any]:
     return told
 
 
-# tool.step, tool.close: going on with what a stateful tool has opened, and ending it.
+# tool.step, tool.close: the next step of a state that a stateful tool has opened, and its end.
 #
-# They are declared here and judged, locked and timed as the tool that is open: what they do is that tool's.
+# Such a call is authorised, locked and timed as a call of the open tool, and does that tool's work.
 
 _STATE_ID = {
     "type": "string",
@@ -332,7 +332,7 @@ class Close(Tool):
 STATE_TOOLS: tuple[Tool, ...] = (Step(), Close())
 
 
-# search_memory and artifact.read: finding again what was said and done in the session, and what its calls made.
+# search_memory and artifact.read: a search in the session's past, and the stored outputs of its calls.
 
 MOST_HITS = 50
 MOST_CHARACTERS = 16_000

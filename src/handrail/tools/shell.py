@@ -1,4 +1,4 @@
-"""bash and python: one command text, or one program, in the sandbox."""
+"""bash and python: one command text, or one program, in the sandbox. terminal.*: programs with typed input."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ class _Heard:
         return self._kept.decode("utf-8", "replace")
 
 
-# terminal.start, send, read, resize and stop: programs that are typed to, each a job of its session.
+# terminal.start, send, read, resize and stop: programs with typed input, each a job of its session.
 
 LONGEST_TERMINAL_MS = 24 * 3_600_000
 LONGEST_WAIT_MS = 60_000

@@ -1,4 +1,4 @@
-"""add_timer, add_schedule, watch_channel, list_triggers, remove_trigger: being told something later."""
+"""Triggers (add_timer, add_schedule, watch_channel, list_triggers, remove_trigger) and channels between agents."""
 
 from __future__ import annotations
 

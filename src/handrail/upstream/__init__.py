@@ -1,11 +1,13 @@
 """How are other MCP servers reached?
 
-Upstream MCP servers as sources of tools: one owner each, connected on first use, listed from a cache before.
+The client of upstream MCP servers, which serve as sources of tools.
 
-- ``definition``: what an operator says of a server · ``installed``: which program that is · ``listing``: what it said it has
-- ``owner``: the one task that keeps a connection · ``conversation``: what is said on it · ``asks``: what the server asks
-- ``stdio``, ``http``, ``sse``, ``dialling``, ``oauth``: how it is reached
-- ``source``, ``tools``, ``offering``: what the registry sees
+Each server has one owner, is connected on first use, and lists its tools from a cache before that.
+
+- ``configured`` and ``definition``: the operator's settings · ``install``: the installed program of a server
+- ``owner``: the one task that keeps a connection · ``servers``: all servers of a workspace
+- ``client``: the protocol, its transports, and the server's requests · ``oauth``: sign-in
+- ``source``, ``tools``: the registry's view of a server
 
 Nothing here is imported before a server is configured, and nothing of the MCP SDK before a server is reached over HTTP.
 """

@@ -1,4 +1,4 @@
-"""The upstream MCP servers that a configuration names: read from its files and tables, and checked together."""
+"""The upstream MCP servers of a configuration: read from its files and tables, and checked together."""
 
 from __future__ import annotations
 
@@ -24,10 +24,9 @@ if TYPE_CHECKING:
     from handrail.upstream.definition import Oauth, ServerDefinition
 
 
-# Finding secrets that stand as plain text in a server's configuration, so that they are redacted, whole and in
-# parts.
+# Search for secrets in plain text in a server's configuration, so that they are redacted, whole and in parts.
 #
-# A server may say back any part of what it was sent: the token without the word before it, the password out of
+# A server may send back any part of a secret that it received: the token without the word before it, the password out of
 # the base64.
 
 _NAME = re.compile(r"token|key|secret|passw|auth|credential|cookie|(?:^|[_-])(?:pass|pwd)(?:[_-]|$)", re.IGNORECASE)
@@ -342,10 +341,10 @@ def is_beneath(path: Path, folder: Path) -> bool:
     return path.resolve().is_relative_to(folder.resolve()) or path.absolute().is_relative_to(folder)
 
 
-# The ``mcpServers`` object that other programs keep in their own files, read as upstream servers of ours.
+# The ``mcpServers`` object in files of other programs, read as upstream servers.
 #
-# What such a file says of rights (``autoApprove``, ``alwaysAllow`` and the like) gives none here.
-# ``${VARIABLE}`` and ``${VARIABLE:-default}`` stand for variables of this process, as in those programs.
+# Rights in such a file (``autoApprove``, ``alwaysAllow`` and similar) have no effect here. ``${VARIABLE}`` and
+# ``${VARIABLE:-default}`` are replaced by variables of this process, as in those programs.
 
 MAX_BYTES = 4 * 1024 * 1024
 _VARIABLE = re.compile(r"\$\{(?:env:)?([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")

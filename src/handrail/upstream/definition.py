@@ -1,4 +1,4 @@
-"""One upstream server as its operator has set it: plain data."""
+"""One upstream server as its operator has configured it, as plain data, and its cached listing."""
 
 from __future__ import annotations
 
@@ -110,10 +110,10 @@ class ServerDefinition:
         return hashlib.sha256(json.dumps(what).encode("utf-8", "surrogatepass")).hexdigest()
 
 
-# A server's last listing, kept between starts, so that its tools are known without connecting it.
+# The cache of a server's last listing, so that its tools are known without a connection.
 #
-# The file lies in the state root for all workspaces of this user; what cannot be read as a listing of just this
-# server counts as none. Everything in it is the server's words: it is judged anew at each load.
+# The file lies in the state root for all workspaces of this user. A file that is not a valid listing of exactly this server
+# counts as absent. All content comes from the server, so every load checks it again.
 
 VERSION = 1
 MAX_BYTES = 64 * 1024 * 1024

@@ -1,8 +1,8 @@
-"""Which program a server's command is. Nothing is fetched at run time: what would fetch is installed before, by a person.
+"""The program behind a server's command, and its installation by a person. Nothing is fetched at run time.
 
-``handrail mcp install NAME`` records what it installed in ``mcp/installed/NAME.json`` of the state root: the resolved
-command, its arguments, the folder it lies in, the hashes of the files that are to stay as they are, and under ``of`` for
-which command and arguments it was installed.
+``handrail mcp install NAME`` records the installation in ``mcp/installed/NAME.json`` of the state root: the resolved
+command, its arguments, its folder, the hashes of the files that must not change, and under ``of`` the command and arguments
+that it was installed for.
 """
 
 from __future__ import annotations
@@ -154,10 +154,10 @@ def _hash(path: Path) -> str:
     return digest.hexdigest()
 
 
-# What ``npx``, ``uvx`` and the like would fetch whenever a server is started, fetched once, on a person's word.
+# Installation of packages that ``npx``, ``uvx`` and the like would fetch at each start: fetched once, if a person agrees.
 #
-# A package goes into a folder of its own in the state root, with exact versions, and what every file of it is
-# to be is written down beside it. From then on the server is started from there and fetches nothing.
+# A package goes into a separate folder in the state root, with exact versions and a recorded hash of every file. From then
+# on the server starts from there and fetches nothing.
 
 _NPM = re.compile(
     r"(?P<name>(?:@[a-z0-9~-][a-z0-9._~-]*/)?[a-z0-9~-][a-z0-9._~-]*)(?:@(?P<version>[\w.^~><=|*+-]+))?", re.I

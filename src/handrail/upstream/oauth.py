@@ -1,7 +1,7 @@
-"""Signing in at a server that asks for it: the SDK's OAuth client, what it holds kept in the state root, mode 0600.
+"""OAuth sign-in at an upstream server, by the SDK's client, with its tokens in the state root, mode 0600.
 
-A token is added to each request without waiting for anybody. A 401 is answered by refreshing the token once, else by
-signing in where a person can, and then the request is tried once more. No token is ever logged or shown.
+Each request gets a token without waiting. On a 401 the token is refreshed once, else a person signs in if possible, and then
+the request is tried once more. No token is ever logged or shown.
 """
 
 from __future__ import annotations
@@ -342,8 +342,7 @@ def _asks_for_more(response: httpx2.Response) -> bool:
     return response.status_code == 403 and "insufficient_scope" in response.headers.get("www-authenticate", "")
 
 
-# Two ways to sign in that the SDK's providers do not go: as servers of 2025-03-26 have it, and by an identity's
-# assertion.
+# Two OAuth flows that the SDK's providers lack: that of servers of 2025-03-26, and identity assertion.
 #
 # Source: https://modelcontextprotocol.io/specification/2025-03-26/basic/authorization,
 # https://github.com/modelcontextprotocol/ext-auth (enterprise-managed authorization), RFC 8693, RFC 7523

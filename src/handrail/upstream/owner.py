@@ -1,7 +1,7 @@
 """The owner of a server's connection: it connects on first use, waits between attempts, and disconnects.
 
-One task opens, keeps and closes; callers speak over what it gives them and never open anything themselves. A call that
-comes while a next attempt is waited for is answered at once. A slow tool ends its own call and nothing else.
+One task opens, keeps and closes the connection; callers use it and never open anything themselves. A call that arrives during
+the wait for the next attempt fails at once. A slow tool ends its own call and nothing else.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from handrail.upstream.client.conversation import Conversation
 
 
-# What a server lists, page by page, within bounds.
+# The listing of a server, page by page, within bounds.
 
 MOST_PAGES = 1_000
 _LISTS = (

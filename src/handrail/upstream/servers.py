@@ -1,9 +1,9 @@
 """The upstream MCP servers of one workspace, connected in the process that holds it.
 
-Four grants, each by itself: a person installs (``handrail mcp install``), configures or enables, names the hosts and
-folders, and approves what the tools say of themselves; that a call runs is then a matter of the rules.
+Four separate grants lead to a tool: a person installs the server (``handrail mcp install``), configures or enables it, names
+its hosts and folders, and approves the definitions of its tools. The rules then decide about each call.
 
-What only servers need is loaded with the first of them: most calls are made where none is configured.
+Code that only servers need is loaded with the first of them: most calls run without any.
 """
 
 from __future__ import annotations

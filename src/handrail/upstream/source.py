@@ -1,4 +1,4 @@
-"""An upstream server as the registry sees it: what it listed the last time, judged like every foreign source."""
+"""An upstream server as a source of the registry: its last listing, checked like every third-party source."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from handrail.upstream.owner import Upstream
 
 
-# What an upstream server has beside tools, as it listed it: each request goes to the server on behalf of one
-# call.
+# The resources and prompts in a server's listing. Each request goes to the server on behalf of one call.
 
 _SAID = ("annotations", "icons", "_meta")
 

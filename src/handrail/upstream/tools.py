@@ -1,4 +1,4 @@
-"""One tool of an upstream server: what the server says of it, made into a spec, and its calls."""
+"""One tool of an upstream server: its spec, made from the server's listing, and its calls."""
 
 from __future__ import annotations
 

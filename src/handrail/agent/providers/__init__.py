@@ -1,4 +1,4 @@
-"""The ways to reach a model, opened by name; an SDK is imported only when its provider is asked for."""
+"""Adapters to model providers, opened by name. An SDK is imported only when its provider is used."""
 
 from __future__ import annotations
 

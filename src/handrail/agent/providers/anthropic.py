@@ -1,4 +1,4 @@
-"""Anthropic messages, and every server that speaks them.
+"""Anthropic's messages API, and every server that speaks it.
 
 https://docs.anthropic.com/en/docs/build-with-claude/streaming
 A call's block is closed by its ``content_block_stop``.
@@ -42,10 +42,11 @@ if TYPE_CHECKING:
     from anthropic.types import MessageParam, RawMessageStreamEvent, ToolUnionParam
 
 
-# Anthropic's server tools in a reply and in the history: what they were asked, and what they gave.
+# Anthropic's server tools in a reply and in the history.
 #
-# https://docs.anthropic.com/en/docs/agents-and-tools/tool-use/web-search-tool A use is a ``server_tool_use``
-# block, what came of it a block whose type ends in ``_tool_result``. Both go back unchanged.
+# https://docs.anthropic.com/en/docs/agents-and-tools/tool-use/web-search-tool
+# A use is a ``server_tool_use`` block, its result a block whose type ends in ``_tool_result``. Both are sent back
+# unchanged.
 
 _USE, _RESULT = "server_tool_use", "_tool_result"
 

@@ -1,4 +1,4 @@
-"""What an HTTP failure of a provider means, in the words an operator can act on. Keys never appear in them."""
+"""Errors for failed HTTP requests to a provider, in words for the operator and without keys. Readers of SDK objects."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _retry_after_s(headers: Mapping[str, str]) -> float | None:
     return None
 
 
-# Reads fields of the SDKs' objects, which are built from what a server sent without any check.
+# Readers of the SDKs' objects, which are built from a server's data without validation.
 
 
 def get(value: object, name: str) -> object:

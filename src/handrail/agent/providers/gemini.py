@@ -1,8 +1,8 @@
 """Google's Gemini API.
 
 https://ai.google.dev/api/generate-content#method:-models.streamgeneratecontent
-A call comes as one part, whole, so its block is closed where it is opened. What signs a part (the model's hidden reasoning)
-goes back in front of the same part.
+A call arrives as one whole part, so its block is closed when it is opened. The signature of a part (the model's hidden
+reasoning) is sent back in front of the same part.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""OpenAI chat completions, and every server that speaks them.
+"""OpenAI's chat completions API, and every server that speaks it.
 
 https://platform.openai.com/docs/api-reference/chat-streaming
 A call's block is closed by the start of the next one or by a finish reason that ends a whole reply. Some servers name all
-their calls before any arguments come: a call that had none when the next began is closed by the finish reason.
+their calls before any arguments arrive: a call without arguments when the next began is closed by the finish reason.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from openai.types.chat.completion_create_params import WebSearchOptions
 
 
-# What the OpenAI SDK raises, in the words of :mod:`handrail.agent.providers.failures`; for both of its APIs.
+# Errors of the OpenAI SDK, translated by :mod:`handrail.agent.providers.failures`; for both of its APIs.
 
 KEY = "OPENAI_API_KEY"
 

@@ -1,8 +1,8 @@
 """OpenAI's responses API.
 
 https://platform.openai.com/docs/api-reference/responses-streaming
-Each item of a reply is opened and closed by its own event. Nothing is stored at the provider: the history goes with each
-request, with the encrypted reasoning that belongs to it.
+Each item of a reply is opened and closed by its own event. The provider stores nothing: each request carries the history,
+with the encrypted reasoning that belongs to it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,35 @@
-"""A scripted model: plays turns from a file, and checks what a model in its place would have seen.
+"""A scripted model: it plays turns from a file, and checks each request that it receives.
 
-The format is described in :mod:`handrail.agent.providers.script`.
+A script is a TOML or JSON file (by its suffix)::
+
+    version = 1
+
+    [[turns]]                                # one reply of the model each, in order
+    text = "Let me look."
+    [[turns.calls]]
+    name = "bash"
+    arguments = { command = "pytest -q" }    # or: raw = '{"command": '  (sent unchanged)
+    label = "tests"                          # so that later turns can refer to its result
+    id = "call_1"                            # the provider's id; left out: one is made
+
+    [[turns]]
+    text = "All done: ${tests.data.exit_code}."
+    [turns.expect]                           # checked before this turn is played
+    tools = ["read", "bash"]                 # these are offered
+    absent = ["web_fetch"]                   # these are not
+    prompt = "regular expression"            # found in the system text
+    task = "regular expression"              # found in the last user message
+    results = 1                              # so many results answer the turn before
+    [[turns.expect.result]]
+    of = "tests"                             # a label, or a position among the last results (default 0)
+    at = "data.exit_code"                    # a path into the result; left out: the whole result
+    equals = 0                               # or: contains = "text", matches = "regular expression", exists = true
+
+``${tests.data.exit_code}`` or ``${0.metadata.output_path}`` in a text or an argument is replaced by the value at that path
+of a result; an argument that is only such a reference keeps the value's type. ``$${`` is a plain ``${``.
+
+A turn may also have ``finish`` (``"length"``, ``"refused"``, …), ``cut = true`` (the stream breaks off in the middle of its
+last block) and ``usage = { input = 100, output = 20 }``.
 """
 
 from __future__ import annotations
@@ -37,38 +66,7 @@ from handrail.contract.schema.schema import path_text
 from handrail.contract.tool.manifest import faults_of
 from handrail.contract.tool.names import wire_name
 
-# What a script for the scripted model looks like, and how its file is read.
-#
-# A script is a TOML or JSON file (by its suffix)::
-#
-#     version = 1
-#
-#     [[turns]]                                # one reply of the model each, in order
-#     text = "Let me look."
-#     [[turns.calls]]
-#     name = "bash"
-#     arguments = { command = "pytest -q" }    # or: raw = '{"command": '  (sent as it stands)
-#     label = "tests"                          # so that later turns can refer to its result
-#     id = "call_1"                            # the provider's id; left out: one is made
-#
-#     [[turns]]
-#     text = "All done: ${tests.data.exit_code}."
-#     [turns.expect]                           # checked before this turn is played
-#     tools = ["read", "bash"]                 # these are offered
-#     absent = ["web_fetch"]                   # these are not
-#     prompt = "regular expression"            # found in the system text
-#     task = "regular expression"              # found in the last user message
-#     results = 1                              # so many results answer the turn before
-#     [[turns.expect.result]]
-#     of = "tests"                             # a label, or a position among the last results (default 0)
-#     at = "data.exit_code"                    # a path into the result; left out: the whole result
-#     equals = 0                               # or: contains = "text", matches = "regular expression", exists = true
-#
-# ``${tests.data.exit_code}`` or ``${0.metadata.output_path}`` in a text or an argument stands for what is at
-# that path of a result; an argument that is nothing but one keeps its type. ``$${`` is a plain ``${``.
-#
-# A turn may also say ``finish`` (``"length"``, ``"refused"``, …), ``cut = true`` (the stream breaks off in the
-# middle of its last block) and ``usage = { input = 100, output = 20 }``.
+# The script as data, and the reader of its file.
 
 REFERENCE = re.compile(r"\$(\$?)\{([^{}]*)\}")
 """``${of.path}``, or ``$${`` for a plain ``${``."""

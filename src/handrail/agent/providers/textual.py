@@ -1,4 +1,4 @@
-"""Tool use for a model without tool calling: the system text describes the tools, and calls are read from the reply's text."""
+"""Tool use for a model without tool calling: tools are described in the system text, calls parsed from the reply."""
 
 from __future__ import annotations
 

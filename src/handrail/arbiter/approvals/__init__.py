@@ -1,1 +1,1 @@
-"""A person is asked: the request, the desk where it waits, and the answer."""
+"""Approvals: the request to a person, the desk that keeps it, and the files that it covers."""

@@ -1,4 +1,4 @@
-"""Asking a person about a call: the request, the wait (without locks and without a time-out), and applying the answer."""
+"""Approval of one call: the request, the wait without locks or time-out, and the effect of the answer."""
 
 from __future__ import annotations
 
@@ -33,8 +33,7 @@ from handrail.policy.targets import Target, shown_command
 from handrail.record.log import Record
 from handrail.runtime.shell import ENTERS, runs_unseen, takes_input, typed_value
 
-# How rules judge input typed into a terminal: where a shell reads it, as shell text; where that is unknown, by
-# asking.
+# Terminal input, as rules evaluate it: as shell text if a shell reads it. If the reader is unknown, a person must approve.
 
 _SHELLS = (
     SHELLS

@@ -1,8 +1,8 @@
-"""The files that an approved call runs, bound to its approval by their content.
+"""The workspace files that an approved call runs, bound to the approval by their content.
 
-The request holds what each file is when a person is asked. The same is found again when the call is about to run, after
-its locks are held, also days later and in another process: where anything differs, the call does not run. Other calls
-cannot change a file in between, since they wait for the lock; a program in the background can.
+The request holds the state of each file when the person is asked. The same check runs again when the call is about to run,
+with its locks held, even days later and in another process. If anything differs, the call does not run. Other calls cannot
+change a file in between, since they wait for the lock; a background program can.
 """
 
 from __future__ import annotations

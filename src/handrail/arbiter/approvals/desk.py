@@ -1,8 +1,8 @@
-"""What waits for a person: asked once, answered once, from whichever door, and used once.
+"""The desk of approval requests: each is asked once, answered once from any frontend, and used once.
 
-A request is a row before anybody is told of it. Whoever answers first moves the row on; whoever comes later is told
-``conflict`` and by what. A call that waits in this process is woken by the answer wherever it came from; a call whose
-process has ended is taken up when its session is opened again. Nothing here runs anything.
+A request is stored before anyone sees it. The first answer changes its row; a later one gets ``conflict`` and the earlier
+answer. An answer wakes a call that waits in this process, wherever the answer came from. A call whose process has ended is
+resumed when its session is opened again. Nothing here runs a call.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from handrail.store.database.database import Work
 from handrail.store.encoding import decode, encode
 from handrail.store.tables.approvals import ApprovalTable
 
-# An approval request's content: the answers it offers, how long it stays open, and its wording.
+# The content of a request: the answers that it offers, its lifetime, and its wording.
 
 HOUR_NS = 3_600_000_000_000
 ID_CHARACTERS = "0123456789abcdefghjkmnpqrstvwxyz"

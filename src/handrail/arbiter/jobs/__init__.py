@@ -1,1 +1,1 @@
-"""Calls that continue in the background, and their output."""
+"""Background jobs: calls that continue after their turn, their output, and views of them."""

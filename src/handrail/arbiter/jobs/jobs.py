@@ -1,9 +1,9 @@
-"""Jobs: calls that outlive their turn. They are detached from it, go on by themselves, and are resumed after a restart.
+"""Background jobs: calls that outlive their turn, and their recovery after a restart.
 
-A call is detached before its locks (a call in the background) or while its tool runs (one that is promoted). It is a row
-from then on, durable before its proposer is answered with the job; the steps that are left are taken in a task of its own,
-under the same call id. What that comes to is on record before the row ends, and the row ends before its session is told:
-whoever starts after a crash finds out from the one what is missing of the other, and nothing runs twice.
+A call becomes a job before it takes locks (a background call) or while its tool runs (a promoted call). Its row is durable
+before the proposer is answered with the job. A separate task takes the remaining steps, under the same call id. The result
+is in the log before the row ends, and the row ends before the session is notified. So a restart after a crash can compare
+the two and complete the missing part, and nothing runs twice.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from handrail.record.reading import LoggedRecord
 from handrail.store.tables.arrivals import NoticeTable
 from handrail.store.tables.jobs import JobRow, JobTable, Retention
 
-# How a job is described: the state and the notice of its end, and its arguments in one line.
+# The description of a job: its state, the notification of its end, and its arguments in one line.
 
 MAX_ABOUT = 160
 MAX_IN_NOTICE = 2_000
@@ -536,7 +536,7 @@ class DetachedCalls:
         return views(spec, recorded)[1]
 
 
-# Recovering jobs whose process has ended: found at the next start, resumed when their session is opened again.
+# Recovery of jobs whose process has ended: found at the next start, resumed when their session is opened again.
 
 
 class Restarts:

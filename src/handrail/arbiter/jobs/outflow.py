@@ -1,7 +1,7 @@
-"""A call's output while it runs: sent to watchers, and stored in a file when the call is a job.
+"""The output of a running call: sent to listeners, and stored in a file if the call is a job.
 
-It comes in pieces, from whichever thread, and is text without any secret before anybody has it: what may be the beginning of
-one is held back until more has come. Nothing here grows without bound.
+The output arrives in pieces, from any thread, and is redacted before anyone receives it. A piece that may begin a secret is
+held back until more arrives. All buffers are bounded.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ class Outflow:
                 self._tell("\n[what comes after this is not shown while it runs]\n")
 
 
-# ── looking into it ──────────────────────────────────────────────────────────────────────────────
+# Reading a job's output file.
 
 
 def read(path: str, cursor: int, max_bytes: int, *, grows: bool) -> JobOutput:

@@ -1,4 +1,4 @@
-"""Listing, reading, waiting for and stopping jobs: those of one session, or of the whole workspace."""
+"""Views of jobs, for one session or the whole workspace: list, read, wait, stop."""
 
 from __future__ import annotations
 

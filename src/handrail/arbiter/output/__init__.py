@@ -1,1 +1,1 @@
-"""The form of a result: shaped, shortened, and kept in a file if it is large."""
+"""The output of a call: its conversion, redaction, truncation, and the files that hold the whole."""

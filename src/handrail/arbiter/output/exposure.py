@@ -1,4 +1,4 @@
-"""Who sees what of an output: the people at the face, the lane's model, both, or the log alone."""
+"""The views of an output for the user, the model and the log, and its neutralised form for the model."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from handrail.contract.call import Result
 from handrail.contract.text.neutral import found, may_have_any, neutralised
 from handrail.contract.tool.spec import ToolSpec
 
-# Neutralising a result for the model: dangerous characters in foreign text are spelled out
+# Neutralisation: dangerous characters in foreign text are spelled out for the model
 # (:mod:`handrail.contract.text.neutral`), counted and flagged.
 #
-# The people and programs at the face, the log, artifacts and sidecars have the text as it is.
+# Users, programs, the log, artifacts and sidecars get the original text.
 
 FLAG = "neutralised"
 """In the metadata: how many places of which kind were spelled out."""

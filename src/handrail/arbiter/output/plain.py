@@ -1,8 +1,8 @@
-"""Whatever a tool returns, as plain JSON data: a fresh copy, every time, without an exception.
+"""Conversion of any return value to plain JSON data: always a fresh copy, never an exception.
 
-What JSON has a way to say is said in it (sets and tuples are arrays, models and dataclasses objects, dates their ISO
-text). What it cannot hold (NaN, huge integers, half a surrogate pair, cycles, foreign objects) becomes text, and a
-note says where and why. Binary parts are taken out, for whoever stores them.
+Sets and tuples become arrays, models and dataclasses objects, dates their ISO text. Values that JSON cannot hold (NaN, huge
+integers, half a surrogate pair, cycles, foreign objects) become text, and a note records the place and the reason. Binary
+parts are taken out for the caller to store. Large outputs are encoded in short steps.
 """
 
 from __future__ import annotations
@@ -24,11 +24,10 @@ from pydantic import BaseModel
 
 from handrail.contract.call import Blob, Result
 
-# JSON of large outputs, in steps that each hold the interpreter for a few milliseconds.
+# JSON of large outputs, encoded in steps that each hold the interpreter for a few milliseconds.
 #
-# A thread does not help the event loop while one native call is under way: orjson takes 50 to 100 ms for a text
-# of 8 MB and does not give the interpreter up. So a long text is written in pieces, and so is a container that
-# comes to much.
+# A thread would not keep the event loop free during one native call: orjson takes 50 to 100 ms for a text of 8 MB and does
+# not release the interpreter. So long texts and large containers are encoded in pieces.
 
 PIECE = 128 * 1024
 """Characters that one native call writes, and in containers about so many bytes."""

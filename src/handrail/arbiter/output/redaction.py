@@ -1,7 +1,7 @@
-"""Registered secrets, replaced by their names wherever a text, bytes or JSON would carry them.
+"""Redaction: registered secrets are replaced by their names in text, bytes, JSON, stored values and Python logs.
 
-Every occurrence goes, in each of the forms of :mod:`handrail.arbiter.output.secret_forms`. Where occurrences overlap, all of
-their characters go. Whoever registers nothing pays nothing: every method then gives back what it was given.
+Every occurrence is removed, in each of the forms of :mod:`handrail.arbiter.output.secret_forms`. If occurrences overlap,
+all their characters are removed. Without registered secrets, every method returns its input unchanged.
 """
 
 from __future__ import annotations
@@ -254,8 +254,7 @@ def fault_in(value: object) -> str | None:
     return None
 
 
-# What Handrail itself logs in Python, without the secrets that a kernel knows: an error's text may hold what a
-# peer sent.
+# Redaction of Handrail's own Python logging: the text of an error may contain data that a peer sent.
 
 LOGGERS = (
     "handrail",

@@ -1,11 +1,12 @@
-"""The forms that a secret takes on its way, and where they stand in a text.
+"""The encoded forms of a secret, and a search for them in a text.
 
-A value is looked for as it is, inside JSON (once and twice encoded), in a URL (``quote``, ``quote_plus``, every byte
-encoded, hexadecimal digits of either case), in HTML (by name, and any of its characters by number), in hexadecimal, and in base64: either alphabet, with padding or
-without, at any of the three places it can begin at in a longer base64 text, and across the line ends of a wrapped one.
+A value is searched for as it is, inside JSON (once and twice encoded), in a URL (``quote``, ``quote_plus``, every byte
+encoded, hexadecimal digits of either case), in HTML (by name, and any of its characters by number), in hexadecimal, and in
+base64: either alphabet, with padding or without, at any of the three offsets in a longer base64 text, and across the line
+ends of a wrapped one.
 
-A *form* is a sequence of atoms, each a few alternatives of text. Most texts hold no secret, so a look at one is a search
-for *needles*, pieces of which one is in every occurrence; only around those that are found the forms are tried.
+A *form* is a sequence of atoms, each with a few alternative texts. Most texts hold no secret, so the search looks for
+*needles* first: pieces of which every occurrence contains at least one. Forms are tried only around needles that are found.
 """
 
 from __future__ import annotations

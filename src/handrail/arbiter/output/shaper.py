@@ -1,9 +1,9 @@
-"""What comes of a tool's return value: one result for the people at the face, one for the model, one for the log.
+"""The stages that turn a tool's return value into three results: for the user, for the model, and for the log.
 
-The stages are always the same, in this order: make it plain JSON, take out binary parts as artifacts, redact,
-cut to the tool's limits with the whole in a sidecar, hide from each side what the tool does not show it, and spell out
-for the model what acts, hides or imitates.
-None of them raises: a value that cannot be shown, a full disk, a hostile object each become a result that says so.
+The stages always have this order: convert to plain JSON, take out binary parts as artifacts, redact, truncate to the
+tool's limits with the whole in a sidecar, hide from each side the parts that the tool does not show it, and spell out
+dangerous or imitating text for the model.
+No stage raises: a value that cannot be shown, a full disk or a hostile object becomes a result that says so.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ from handrail.contract.errors import ERROR_KINDS, HandrailError
 from handrail.contract.text.neutral import may_have_any
 from handrail.contract.tool.spec import ToolSpec
 
-# Cutting one output to its tool's limits: a head for whoever reads the result, the whole for the sidecar.
+# Truncation of one output to its tool's limits: a head for the reader of the result, the whole for the sidecar.
 #
-# Pure: plain data in, a :class:`Cut` out. Three shapes, in this order:
+# A pure function from plain data to a :class:`Cut`. Three shapes, in this order:
 #
 # - a list longer than ``max_entries``, alone or as the only list of an object: ``head`` is its first entries, and
 #   the whole has one entry a line (``path:line:text`` for a match, the text itself for a text, else JSON);
 # - a text, alone or as the one long text of an object: ``head`` is its beginning;
 # - anything else: ``head`` is the beginning of its JSON text.
 #
-# The other keys of an object are kept beside ``head`` as they are, where they are small.
+# Small values of the other keys of an object stay unchanged next to ``head``.
 
 _SMALL = 4
 """What stands beside the head may take one part in so many of the limit."""

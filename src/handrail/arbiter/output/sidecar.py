@@ -1,4 +1,4 @@
-"""The file that holds the whole of a truncated output, in the folder its session may read."""
+"""Sidecars: files that hold the whole of a truncated output, and the disk quotas of outputs in a workspace."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from typing import NamedTuple
 
 from handrail.contract.doors.jobs import JobOutput
 
-# Room for the outputs of jobs: how much those of a workspace may take together, and whose is removed where
-# there is none.
+# The disk quota of job outputs in one workspace.
 #
-# Those of jobs that ended are removed, the first that ended first. In the place of each stands a note of what
-# was there, so that whoever reads it later is told what happened.
+# If space runs out, the outputs of ended jobs are removed, the first ended first. A note replaces each, so that a later
+# reader learns of the removal.
 
 JOB_ENDING = ".job.txt"
 """What an output's file name ends with."""
@@ -141,12 +140,10 @@ def _write(path: str, text: str) -> bool:
     return True
 
 
-# Room for the whole of outputs that were cut: how much those of a workspace may take together, and whose goes
-# where there is none.
+# The disk quota of sidecars in one workspace.
 #
-# Those of sessions that nobody has open make room, the oldest first. In the place of each stands a note of what
-# was there, so that whoever opens its session again is told. What an open session has stays, and so does what a
-# fork has too.
+# If space runs out, the sidecars of closed sessions are removed, the oldest first. A note replaces each, so that a reopened
+# session learns of the removal. The files of open sessions stay, and so do files that a fork shares.
 
 NOTE = ".note"
 """What follows a file's name in that of the note on its way to its place."""

@@ -1,1 +1,1 @@
-"""How a text becomes a vector: the model that ships, and others that an operator names."""
+"""Embedders, which turn text into vectors: the shipped model, and others that an operator can choose."""

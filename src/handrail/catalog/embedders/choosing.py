@@ -1,4 +1,4 @@
-"""Which embedder a search by meaning uses: the local model, a server, fastembed, a package's own, or none."""
+"""The choice of the embedder for semantic search: the local model, an endpoint, fastembed, a package's own, or none."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def _of_a_package(name: str, entry_points: Callable[[], Iterable[metadata.EntryP
 
 # Embeddings from any endpoint that speaks OpenAI's ``POST /embeddings``: a provider, Ollama, vLLM, llama.cpp.
 #
-# The texts of tools and the requests put to the search leave the machine for that endpoint; nothing else does.
+# The texts of tools and the search requests leave the machine for that endpoint; nothing else does.
 
 _AT_ONCE = 64
 _LARGEST = 64 << 20

@@ -1,4 +1,4 @@
-"""What turns texts into vectors: the door behind which models, endpoints and libraries stand."""
+"""The Protocol of an embedder, which turns texts into vectors, and checks of its output."""
 
 from __future__ import annotations
 

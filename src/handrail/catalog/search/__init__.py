@@ -1,1 +1,1 @@
-"""How a tool is found that serves a need: by words, by meaning, and how sure that is."""
+"""The search for tools: by words, by meaning, and with a confidence for each hit."""

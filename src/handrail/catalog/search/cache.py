@@ -1,4 +1,4 @@
-"""What a search keeps between two starts: vectors by the text they are of, and the words of whole catalogues."""
+"""The disk cache of the search: vectors by the text that they encode, and the words of whole catalogues."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from typing import Any, cast
 
 from handrail.catalog.search.lexical import WEIGHTS, Lexical
 
-# Cache files that are either whole or absent: what a search keeps on disk between two starts.
+# Cache files, each either whole or absent.
 #
-# One file is a magic line, a JSON head (what it is, of which version, how long each block is), the blocks, and
-# a digest of all before it. It is replaced at once, readable by its owner alone. Whatever is cut short,
-# altered, of another version or of another kind is not used; it is made again, and the reason is told.
+# A file is a magic line, a JSON head (kind, version, length of each block), the blocks, and a digest of all before it. It is
+# replaced atomically and readable by its owner alone. A file that is truncated, altered, of another version or of another
+# kind is not used; it is made again, and the reason is reported.
 
 _MAGIC = b"handrail search 1\n"
 _DIGEST = 32

@@ -1,10 +1,10 @@
-"""The one thread that encodes: requests first, then whatever tools have no vector yet.
+"""The encoder thread: it encodes requests first, then tools without a vector.
 
-A search waits for its request's vectors only so long, and not at all while the embedder is stuck in an earlier call;
-it then goes by words. So a model that is still loading, or an endpoint that hangs, delays nobody.
+A search waits for its request's vectors for a bounded time, and not at all while an earlier call blocks the embedder; it
+then searches by words. So a model that is still loading, or an endpoint that hangs, delays no search.
 
-An embedder that refuses texts (:class:`~handrail.catalog.embedders.embedder.TextsRefused`) is given them one by one and shortened;
-those of which it takes nothing are set aside, and found by words. Only what it cannot do at all turns meaning off.
+If an embedder refuses texts (:class:`~handrail.catalog.embedders.embedder.TextsRefused`), it gets them one by one and
+shortened. Texts that it still refuses are set aside, and found by words. Only a complete failure turns semantic search off.
 """
 
 from __future__ import annotations

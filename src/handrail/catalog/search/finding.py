@@ -1,8 +1,8 @@
-"""Which tools fit a need: an index for each generation, made when it is first asked of and kept as long as that lives.
+"""The search indexes: one for each generation, made on its first search and kept as long as the generation.
 
-Making one and searching in it are the work of threads. What changed from one generation to the next is all that is read
-anew. The first index, and with it the model for a search by meaning, is made shortly after a model was shown a catalog that
-holds more than is in view; a search that comes earlier waits for it.
+Threads build and search the indexes. A new index reads only the changes since the last generation. The first index, and with
+it the model for semantic search, is made shortly after a model was shown a catalog with tools outside its view. An earlier
+search waits for it.
 """
 
 from __future__ import annotations

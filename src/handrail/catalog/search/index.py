@@ -1,7 +1,7 @@
-"""The search over a catalogue: ask for what is needed in plain words, get the tools that do it, or "nothing fits".
+"""The search over a catalogue: a need in plain words, the tools that serve it, or "nothing fits".
 
-An :class:`Index` is an immutable value over one list of documents. Words are searched from the first moment; meaning
-joins in when the embedder's thread has what it needs, and :attr:`Found.means` says which of both an answer is made of.
+An :class:`Index` is an immutable value over one list of documents. Words are searched from the first moment. Meaning is added
+when the embedder's thread has the vectors; :attr:`Found.means` names the methods behind an answer.
 """
 
 from __future__ import annotations
@@ -25,16 +25,14 @@ if TYPE_CHECKING:
     from handrail.catalog.search.vectors import Vicinity
 
 
-# Two ways of scoring, one order: words and meaning weighed together, and hits that between them serve every
-# part.
+# Ranking: scores by words and by meaning, combined, and a choice of hits that together serve every part of a request.
 #
-# Meaning counts by how far a tool stands out among all tools, in standard deviations. Words count as BM25 has
-# them: it weighs by how rare a word is already, and in standard deviations one chance word would count for more
-# the fewer tools have any. For a request in parts, each next hit is the one that adds most: to a part that no
-# earlier hit serves as well, and to the request as a whole. A second tool for the same part adds little there,
-# so five places hold the tools for five needs rather than five near-copies of one; when all have theirs, the
-# next best tools of single parts come before those that are a little like several. A part that no tool is near
-# to ("could you help me with two things?") counts less.
+# Meaning counts by how far a tool stands out among all tools, in standard deviations. Words count by their BM25 score, which
+# already weighs a word by its rarity; in standard deviations one chance word would count for more the fewer tools match. For
+# a request in parts, each next hit is the one that adds most: to a part that no earlier hit serves as well, and to the
+# request as a whole. A second tool for the same part adds little there, so five places hold the tools for five needs rather
+# than five near-copies of one. When every part has its tool, the next best tools of single parts come before those that are
+# a little similar to several. A part that no tool is close to ("could you help me with two things?") counts less.
 
 MEANING, WORDS = 0.75, 0.12
 """What a standard deviation of meaning counts, and what a point of BM25 does: the best mean over corpora, each left out once."""
@@ -140,14 +138,13 @@ def _added(serves: Sequence[float], covered: Sequence[float], heavy: Sequence[fl
     return sum(w * max(0.0, s - _COVERED * c) for s, c, w in zip(serves, covered, heavy, strict=True))
 
 
-# How likely a hit serves the request, when to say that nothing does, and which hits are not worth a place in
-# view.
+# Confidence: the probability that a hit serves the request, the threshold for "nothing fits", and hits not worth loading.
 #
-# All are logistic in a few measures, fitted by ``bench/finding/calibrate.py`` on requests with known tools of
-# three public corpora, put to catalogues of 10 to 10,000 tools drawn from them: some with their tools, some
-# without and without all that resembles those, and on requests of the other corpora. What was fitted without a
-# corpus holds on it nearly as well where its requests are of a kind with the others (the same command prints
-# that, by size). What a tool's name counts for that the request says in full is fitted beside the rest.
+# All are logistic in a few measures, fitted by ``bench/finding/calibrate.py`` on requests with known tools of three public
+# corpora, put to catalogues of 10 to 10,000 tools drawn from them: some with their tools, some without these and similar
+# ones, and on requests of the other corpora. A fit without one corpus holds on it nearly as well if its requests are of a
+# similar kind (the same command prints that, by size). The weight of a tool's full name in a request is fitted with the
+# rest.
 
 _CONSIDERED = 5
 """Hits by which a request is judged."""
@@ -264,7 +261,7 @@ def _logistic(value: float) -> float:
     return 1 / (1 + math.exp(-max(-30.0, min(30.0, value))))
 
 
-# Whether a request was in a language that the search reads at all, where nothing was found for it.
+# The language of a request without hits: the search may not read it.
 
 STEMS = "English"
 """What a search by words reads: its stems and its filler are of that."""

@@ -1,9 +1,9 @@
-"""BM25 over the fields of tools: which tools share telling words with a request. Needs the standard library only.
+"""BM25 over the fields of tools, which finds tools that share telling words with a request. Standard library only.
 
-What a term weighs in a tool is its count in each field times that field's weight, and BM25 divides by the sum of all
-of them. Only the first few of a term's repetitions in a field count for it, all of them count as length: a description
-stuffed with keywords pays for each one. Postings lie in flat arrays, which are written to and
-read from disk as they are; where numpy is loaded already, big catalogues are scored with it, to the same figures.
+The weight of a term in a tool is its count in each field times that field's weight; BM25 divides by the sum of all of them.
+Only the first few repetitions of a term in a field count for it, but all count as length: a description stuffed with keywords
+pays for each one. Postings are flat arrays, written to and read from disk unchanged. If numpy is already loaded, it scores
+big catalogues, with the same results.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from typing import Any, cast
 
 from handrail.catalog.search.words import MOST_LETTERS, compounds, spelled, term_of, terms, together, words
 
-# What of a tool is searched: its fields as texts, each cut to a length that no honest tool needs.
+# The searched fields of a tool, each cut to a length that no honest tool needs.
 #
-# Definitions come from anywhere, so nothing about them is taken for granted: a description that is a number,
-# parameters that are a list, a name of a megabyte, a schema that holds itself a thousand levels deep.
+# Definitions come from anywhere, so the code assumes nothing about them: a description may be a number, parameters a list,
+# a name a megabyte long, a schema recursive a thousand levels deep.
 
 _NAME, _DESCRIPTION, _PARAMETER, _PARAMETERS = 200, 2_000, 300, 40
 """Characters of a name, of a description, of one parameter's text; parameters of one tool."""

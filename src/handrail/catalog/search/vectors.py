@@ -1,8 +1,8 @@
-"""Search by meaning: which tools' vectors point where a request's does.
+"""Semantic search: the tools whose vectors point in the direction of a request's.
 
 Up to a few thousand tools are compared one by one, which a CPU does in half a millisecond. Above that each vector
-is first compared by the signs of its components (one bit each, 48 bytes a tool), and the best few hundred exactly: on
-10,000 real definitions that found for 750 real requests what comparing all of them finds, in a fourth of the time.
+is first compared by the signs of its components (one bit each, 48 bytes a tool), and the best few hundred exactly. On
+10,000 real definitions that found the same tools for 750 real requests as an exact comparison, in a fourth of the time.
 """
 
 from __future__ import annotations
@@ -205,15 +205,14 @@ class _BySigns:
         return packed.view(numpy.uint64)
 
 
-# Which words requests and tools commonly use: the background against which a particular word is telling.
+# Background vectors: the words that requests and tools commonly use, against which a particular word is telling.
 #
-# A model's vectors of requests all share the direction "somebody asks for something", those of tools "this does
-# something". Subtracted, what is left tells one from another, and a tool that is a little like every request
-# (one that praises itself as good for everything) loses that advantage. Any embedder's background is made of
-# these texts.
+# A model's vectors of requests all share the direction "a user asks for something", those of tools "this does something".
+# Without it, the rest distinguishes them, and a tool that resembles every request (one that praises itself as good for
+# everything) loses that advantage. Every embedder's background is computed from these texts.
 #
-# What other catalogues have says when nothing here fits: a request that lies nearer to a tool that is not here
-# than to any that is, asks for that one. For the local model a thousand such are kept as vectors, made by
+# Tools of other catalogues show when nothing here fits: a request that is closer to a tool outside this catalogue than to any
+# inside asks for that one. For the local model a thousand such tools are stored as vectors, made by
 # ``bench/finding/elsewhere.py``.
 
 
@@ -305,14 +304,13 @@ TOOLS = (
 )
 
 
-# The learned map from a request's vector to the vectors of tools that serve it, fitted on requests with known
-# tools.
+# The learned map from a request's vector to the vectors of tools that serve it, fitted on requests with known tools.
 #
-# Two things are learned. The adapter turns every request the same way: a scale and a few directions. Then the
-# requests that are most like it and were served before say where the tools for such are: "do I need an
-# umbrella" has nothing in common with "forecast for a place", but much with other requests for which that was
-# right. The other way round, tools are drawn a little to what was asked of tools most like them. All of it was
-# made by ``bench/finding/adapter.py``, and all of it helps on tools and requests that it was not made of.
+# Two parts are learned. The adapter turns every request in the same way: a scale and a few directions. Then the most similar
+# earlier requests show where the right tools are: "do I need an umbrella" has nothing in common with "forecast for a place",
+# but much with other requests that this tool served. Conversely, tools move a little towards the requests for the tools
+# most similar to them. ``bench/finding/adapter.py`` made all of it, and all of it helps on tools and requests outside its
+# training data.
 
 ALIKE = 32
 """Served requests by which one is judged: those most like it."""

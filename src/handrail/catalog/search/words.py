@@ -1,8 +1,8 @@
-"""What counts as a word in a search: identifiers come apart, inflections fall together, filler is left out.
+"""The words of a search: identifiers are split, inflections merged, filler removed, requests cut into their parts.
 
-Compounds are written in three ways ("e-mail", "email", "e mail"). A text that is searched has the parts and the whole
-of each that it writes with a hyphen, and of those apart that are commonly written together; a request is then
-understood by what the searched texts have (:meth:`~handrail.catalog.search.lexical.Lexical.understood`).
+Compounds are written in three ways ("e-mail", "email", "e mail"). A searched text has the parts and the whole of each
+hyphenated compound, and of separate words that are commonly joined. A request is then understood by the terms of the searched
+texts (:meth:`~handrail.catalog.search.lexical.Lexical.understood`).
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from itertools import islice
 # one term.
 #
 # After M. F. Porter, "The English (Porter2) stemming algorithm", snowballstem.org, without the apostrophe
-# rules: words come here without apostrophes. A word of another language mostly stays what it is, which is as
-# good.
+# rules: words arrive here without apostrophes. A word of another language mostly stays unchanged, which is as good.
 
 _EXCEPTIONS = {
     "skis": "ski",
@@ -372,11 +371,10 @@ def _plain(text: str) -> str:
     return unicodedata.normalize("NFC", bare)
 
 
-# A request that holds several needs, cut into its parts: sentences, and clauses that ask for something further.
+# Parts of a request with several needs: sentences, and clauses that ask for something further.
 #
-# "Book a table, and then tell me tomorrow's weather" is two needs, and a tool for one of them has little in
-# common with the whole. What is quoted is never cut, however many full stops it holds, unless it is the whole
-# request.
+# "Book a table, and then tell me tomorrow's weather" is two needs, and a tool for one of them has little in common with the
+# whole. A quotation is never cut, however many full stops it holds, unless it is the whole request.
 
 _VERBS = """add analyze analyse apply arrange assess book build buy calculate call cancel change check choose classify
     close compare compute convert count create decide define delete deploy describe design detect determine display

@@ -1,1 +1,1 @@
-"""The services that a tool reaches through its runtime: files, jobs, agents, channels, terminals, memory. One Protocol a file."""
+"""Protocols of the services that a tool reaches through its runtime: files, jobs, agents, channels, memory."""

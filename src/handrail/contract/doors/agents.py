@@ -1,6 +1,6 @@
-"""Handing work to a sub-agent: which agents there are, what a task says, and the Protocol of whoever runs it.
+"""Sub-agents: the available agents, a delegated task, and the Protocol of the runner that carries it out.
 
-A sub-agent works in a session of its own, a *child* of the one whose call began it. What its calls may touch is what the
+A sub-agent works in a child session of the session whose call started it. Its calls may touch only those things that the
 host's ceiling, its parent and its own manifest all allow.
 """
 

@@ -1,4 +1,4 @@
-"""What comes to a session from elsewhere: messages over channels, and triggers that fire. The doors that tools see of both."""
+"""Channels between sessions, triggers, and notifications to an agent: the Protocols that tools and sessions use."""
 
 from __future__ import annotations
 
@@ -152,11 +152,10 @@ class Triggers(Protocol):
         ...
 
 
-# Notices: what a session's agent hears outside of its calls' answers, such as a job that ended or a trigger
-# that fired.
+# Notifications to a session's agent about events outside its calls, such as a finished job or a fired trigger.
 #
-# A notice is durable and is taken once. It is data for a model, never an order of the user's: whoever shows it
-# to a model says what it is and where it comes from.
+# A notification is durable and is delivered once. It is data for the model, not an order of the user: the code that shows
+# it to a model also says so, and names its origin.
 
 NoticeKind = Literal["job", "agent", "trigger", "message"]
 """A job ended; a sub-agent did; a trigger fired; something came over a channel."""

@@ -1,4 +1,4 @@
-"""The file and search doors of a runtime: reading, replacing and finding files beneath the roots."""
+"""The file and search services of a runtime: reading, replacing and finding files below the roots."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The Protocols by which tools reach upper rooms: the catalog, jobs, agents and channels.
+"""The services by which tools reach background jobs, terminals and the tool catalog.
 
-Only their shapes are here, so that tools, the arbiter and the implementations agree on them. A runtime has such a door when
-its kernel was built with an implementation; otherwise no tool can require its capability.
+Only the Protocols and their values are here, so that tools, the arbiter and the implementations agree on them. A runtime
+has such a service if its kernel was built with an implementation. Otherwise no tool can require its capability.
 """
 
 from __future__ import annotations
@@ -264,8 +264,7 @@ class Catalog(Protocol):
         ...
 
 
-# Terminals of a session: programs that are typed to, by tools that ask for them with the capability
-# ``terminals``.
+# Terminals of a session: programs that receive typed input from tools with the capability ``terminals``.
 
 KEYS: Mapping[str, str] = MappingProxyType(
     {

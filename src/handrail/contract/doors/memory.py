@@ -1,4 +1,4 @@
-"""The Protocol by which an agent's conversation is stored: messages in order, as plain data."""
+"""The stored past of a session: its conversation, a search in its transcript, and the skills that it can read."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class History(Protocol):
         ...
 
 
-# What was said and done in a session so far, for whoever looks for a part of it.
+# The transcript: a search in the conversation and calls of a session so far.
 
 PassageKind = Literal["user", "assistant", "notice", "call"]
 """What a user said, what the model said, what its agent was told meanwhile, and a call with what came of it."""
@@ -155,10 +155,10 @@ class Transcript(Protocol):
         ...
 
 
-# Skills: instructions for one kind of work, each in a folder with a ``SKILL.md``, told in one line and read on
-# demand.
+# Skills: instructions for one kind of work, each in a folder with a ``SKILL.md``. The prompt lists each in one line, and
+# the model reads the whole text on demand.
 #
-# A skill is text. It grants nothing: what a model does because of one is judged like anything else.
+# A skill is text and grants no permission: the policy checks calls that follow a skill like all other calls.
 
 SkillLayer = Literal["workspace", "user", "shipped"]
 """Who wrote it: whoever writes the workspace, which is nobody's word; the operator; Handrail's authors."""

@@ -1,7 +1,7 @@
-"""Resources and prompts, which a source may offer beside tools. Their shapes are MCP's.
+"""Resources and prompts, which a source may provide in addition to tools. Their shapes are MCP's.
 
-Reading and getting go through the arbiter like every call (``resource.read``, ``prompt.get``, …), under the same rules; an
-offering only carries them out.
+Reading and getting pass through the arbiter like every call (``resource.read``, ``prompt.get``, …), under the same rules.
+An offering only carries them out.
 
 Source: https://modelcontextprotocol.io/specification/2025-11-25/server
 """

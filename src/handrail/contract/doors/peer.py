@@ -1,7 +1,7 @@
 """The Protocol of a client that can do more than call tools: answer forms, lend its model, name its roots.
 
-These are MCP's client features, in MCP's own shapes. A face that has such a client gives the session a :class:`Peer`; a
-tool reaches it through ``runtime.peer``, each request by a capability of its own: ``elicit``, ``sample``, ``roots``.
+These are MCP's client features, in MCP's own shapes. A frontend with such a client gives the session a :class:`Peer`. A
+tool reaches it through ``runtime.peer``; each request has its own capability: ``elicit``, ``sample``, ``roots``.
 
 Source: https://modelcontextprotocol.io/specification/2025-11-25/client
 """

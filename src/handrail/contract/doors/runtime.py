@@ -1,9 +1,9 @@
-"""The typed surface a tool sees: the only way from ``execute`` to the world.
+"""The typed runtime that a tool receives: its only way from ``execute`` to the world.
 
-Every door here is a Protocol; the implementations live in the ``runtime`` room and above. A door that the
-tool did not require raises :class:`~handrail.contract.errors.ToolError` of kind ``denied`` when it is
-touched, with the line to add to ``requires``. All paths that a tool passes are workspace-relative or
-absolute text as the model wrote it; all that come back are the form to show (relative inside the workspace).
+Every service here is a Protocol; the implementations live in the ``runtime`` room and above. Access to a service that the
+tool did not require raises :class:`~handrail.contract.errors.ToolError` of kind ``denied``, with the line to add to
+``requires``. A tool passes paths as the model wrote them, workspace-relative or absolute. Returned paths have the form to
+show, relative inside the workspace.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The names that tools may not write, or only if a person or a rule that names them allows it."""
+"""Protected names: files that tools may not write, or only with an approval or a rule that names them."""

@@ -1,7 +1,7 @@
-"""The rows of the protected names that a tool writes only where a person, or a rule that names them, says so.
+"""Rows of the protected names that a tool writes only with an approval, or a rule that names them.
 
-Other agents follow the words in some of these. A program takes its settings, or code that it loads, from the others when
-a person starts it. The form of a row is that of :mod:`handrail.contract.protected.never`. ``FREE`` holds names that
+Other agents follow the text of some of these files. Programs take settings, or code that they load, from the others when
+a person starts them. The form of a row is that of :mod:`handrail.contract.protected.never`. ``FREE`` holds names that
 were considered and left to the rules, with the reason in the place of a source.
 """
 

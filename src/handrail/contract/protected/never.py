@@ -1,8 +1,8 @@
-"""The rows of the protected names that no tool writes: a program reads these files unasked and runs what they say.
+"""Rows of the protected names that no tool writes: a program reads these files unasked and runs their content.
 
-A row says which program reads the names, and where its makers say so. Names are in lower case, with spaces between
-them. ``a/b`` is an entry ``b`` of a folder ``a``. ``*`` stands for any characters of the last name. A name covers
-everything beneath it. :mod:`handrail.contract.protected.protected` compares them.
+A row names the program that reads the files, and the page of its makers that says so. Names are in lower case, with spaces
+between them. ``a/b`` is an entry ``b`` of a folder ``a``. ``*`` matches any characters of the last name. A name covers
+everything below it. :mod:`handrail.contract.protected.protected` compares them.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Files that programs take orders from: which of them no tool writes, and which a tool writes only with a word for them.
+"""Comparison of paths with the protected names: files that no tool writes, and files that need explicit permission.
 
 A name has one of three answers. *Never*: a program reads the file unasked (a shell that starts, an editor that opens
-the folder, a commit) and runs what it says. No tool writes it and no rule allows it. *Ask always*: other agents follow
-the file, or a tool runs what it says when a person starts that tool. A rule opens it only by naming it. *Free*: rules
+the folder, a commit) and runs its content. No tool writes it and no rule allows it. *Ask always*: other agents follow
+the file, or a tool runs its content when a person starts that tool. A rule allows it only by naming it. *Free*: rules
 decide, as for the project's own code (a Makefile, a test). Private keys are not read either.
 
 :mod:`handrail.contract.protected.never` and :mod:`handrail.contract.protected.ask` hold the rows, each with its source.
-This module compares names with them for every room: rules, file tools, mounts, and the look after a program has ended.
+This module compares names with them for every room: rules, file tools, mounts, and the check after a program has ended.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ _STATES = frozenset((GIT, *_BELOW, ".svn", ".pijul", "_darcs", ".fslckout"))
 """Where version control keeps its state. Its programs write there, and file tools do not."""
 
 
-# ── the rows, made for comparing ─────────────────────────────────────────────────────────────────
+# The rows, prepared for comparison.
 
 
 _ENDS = 3
@@ -166,7 +166,7 @@ def _of_name(name: str) -> Protection | None:
     return None if name in _FREE else _ASK.by_pattern(name)
 
 
-# ── questions ────────────────────────────────────────────────────────────────────────────────────
+# Queries about one path or name.
 
 
 def protection(relative: str) -> Protection | None:
@@ -322,8 +322,8 @@ def _in_git(rest: Sequence[str]) -> Protection | None:
     return None
 
 
-# What serves git's clones and pushes at the other end, where it is git's own and runs nothing that the
-# repository there names.
+# The commands that serve git's clones and pushes at the other end: git itself, with options that keep it from running
+# anything that the repository there names.
 
 _SERVES = (
     "git -c core.hooksPath=/dev/null -c core.fsmonitor=false -c core.alternateRefsCommand=: -c gc.auto=0 "

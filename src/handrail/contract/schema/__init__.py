@@ -1,1 +1,1 @@
-"""Checks by JSON schemas, and estimates of their cost."""
+"""Argument checks by JSON Schema, estimates of their cost, and the schemas that the kernel fixes."""

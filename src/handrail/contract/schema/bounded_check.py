@@ -1,8 +1,8 @@
-"""Check arguments by a schema without an estimate, in a process that bounds itself.
+"""A program that checks arguments by a schema in a process with its own limits.
 
-The kernel starts this with ``python -c`` where a check is beyond the budget of the event loop. The process reads one JSON
-object from its input: ``parameters`` and ``arguments``. It prints whether the arguments fit, and on a second line what is
-wrong with them. The system ends the process at a bound, so a line may be missing.
+The kernel starts this with ``python -c`` if a check exceeds the budget of the event loop. The process reads one JSON
+object from its input: ``parameters`` and ``arguments``. It prints whether the arguments fit, and the problems on a second
+line. The system ends the process at a limit, so a line may be missing.
 """
 
 from __future__ import annotations

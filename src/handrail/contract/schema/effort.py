@@ -1,12 +1,12 @@
-"""How much work a schema can make of a check, and how much it makes of given arguments.
+"""Upper bounds of the cost of a schema check, and of the automata of its regular expressions.
 
-The native checker is quick and has no budget: it holds the process until it is done. So every check is estimated first,
-by upper bounds: how often a value may be looked at, how many characters a pattern reads, how many errors come of it. The
-estimate follows each ``$ref``. It is made of the schema alone, level by level of the arguments that it describes, and a
+The native checker is fast and has no budget: it blocks the process until it is done. So every check is estimated first,
+by upper bounds: how often the checker reads a value, how many characters a pattern reads, how many errors arise. The
+estimate follows each ``$ref``. It is computed from the schema alone, for each level of the arguments that it describes. A
 call then only counts its values and characters by level.
 
-The checker remembers its answer for each definition that holds itself and each container, but only while it asks whether
-a value fits. While it collects errors, nothing bounds the branches but their number; so errors have an estimate apart.
+The checker remembers its answer for each recursive definition and each container, but only while it decides whether a
+value fits. While it collects errors, only the number of branches bounds the work, so errors have a separate estimate.
 """
 
 from __future__ import annotations
@@ -671,7 +671,7 @@ _ASSERTING = frozenset(
 )
 
 
-# How large an automaton a regular expression becomes, by reading it once.
+# The size of the automaton of a regular expression, estimated in one pass over its text.
 
 MOST = 1e15
 _COUNTED = re.compile(r"\{(\d{1,9})(?:,(\d{0,9}))?\}")

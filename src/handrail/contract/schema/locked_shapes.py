@@ -1,4 +1,4 @@
-"""The locked ids that no built-in tool answers: the fixed shape of each, and whether another tool can answer in it."""
+"""Locked tool ids without a built-in tool: their fixed shapes, and a check whether another tool fits one."""
 
 from __future__ import annotations
 

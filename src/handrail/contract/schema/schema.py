@@ -1,13 +1,13 @@
-"""Arguments against a JSON Schema (2020-12): compiled once, nothing fetched, every problem at once.
+"""Checks of arguments by JSON Schema (2020-12): compiled once, nothing fetched, every problem at once.
 
-What a schema leaves open is read strictly at one place only: an object schema that says nothing of
-additional properties takes none at its *top level*, so a misspelt argument is an error and is never
-silently dropped. The schema that a model is shown stays as it was declared.
+A schema is read more strictly than the standard in one place only: an object schema without ``additionalProperties``
+accepts none at its *top level*. So a misspelt argument is an error and is never silently dropped. The model still sees the
+schema as it was declared.
 
-Nothing makes a check run away. Patterns run on an engine that reads each character once; those that look around are taken
-too, and stop after a fixed number of steps; back-references are refused. A schema that no budget could hold is refused when
-it is loaded. A check that is beyond the budget is not made here, and its problems are :class:`CoarseProblems`: see
-:mod:`handrail.contract.schema.effort`. The arbiter then has a bounded process make the check.
+Every check has a bound. Patterns run on an engine that reads each character once. Patterns with look-around are accepted
+too, and stop after a fixed number of steps. Back-references are refused. A schema that no budget could hold is refused when
+it is loaded. A check beyond the budget does not run here; it gives :class:`CoarseProblems` (see
+:mod:`handrail.contract.schema.effort`), and the arbiter has a bounded process make the check.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from handrail.contract.text.json import MAX_ARGUMENT_DEPTH, json_type
 from handrail.contract.tool.names import nearest
 from handrail.contract.tool.spec import branches_of, properties_of, values_of
 
-# Where a schema asks for integers, and values with their whole numbers as such: JSON Schema counts ``1.0`` as
-# one, Python does not.
+# Integers: the places where a schema asks for them, and a conversion of whole numbers. JSON Schema counts ``1.0`` as an
+# integer, Python does not.
 
 _EXACT = 2.0**53
 """Below it a float is the whole number that was written."""

@@ -1,1 +1,1 @@
-"""Texts that are read with care: JSON, patterns, host names, times, and texts that are made neutral."""
+"""Strict readers of texts: JSON, patterns, host names, and text made safe to show to a model."""

@@ -1,11 +1,11 @@
-"""What a host is: one strict reading for rules, grants, proxies and fetches.
+r"""Host names: one strict reading for rules, grants, proxies and fetches.
 
 A host is plain ASCII: a DNS name, a dotted IPv4 address or a bracketed IPv6 address, each in one canonical form.
-Whatever a resolver would read differently than people do (``0x7f.1``, ``2130706433``, ``0177.0.0.1``, ``①②⑦.0.0.1``,
-``a\\0b``, ``user@host``) is no host at all, so that what was judged is what is reached.
+Names that a resolver reads differently than people do (``0x7f.1``, ``2130706433``, ``0177.0.0.1``, ``①②⑦.0.0.1``,
+``a\0b``, ``user@host``) are not hosts, so the kernel reaches exactly the host that the policy checked.
 
 Patterns match exactly or at a label boundary: ``*.example.org`` covers ``a.example.org`` and not ``example.org``;
-``*`` covers every host. A *rule*'s pattern without a port is about every port; a *grant* that names a host without one
+``*`` covers every host. A *rule*'s pattern without a port is about every port. A *grant* that names a host without one
 opens the ports of the web. Only a grant that is itself an address opens an address that is not public.
 """
 

@@ -1,4 +1,4 @@
-"""Arguments as text, the way a model or a shell hands them over: parsed strictly and within bounds."""
+"""Strict, bounded JSON parsing of arguments, in the text that a model or a shell sends."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""How foreign text is shown to a model: terminal control sequences, invisible characters and look-alikes of our own markers are spelled out.
+"""Foreign text made safe for a model: control characters, invisible ones and false markers become escapes.
 
-An escape is ``⟦U+001B⟧`` (one code point, or several of a run: ``⟦U+200B,200C⟧``) for a character that is not seen as
+An escape is ``⟦U+001B⟧`` (one code point, or several of a run: ``⟦U+200B,200C⟧``) for a character that does not show as
 itself, and ``⟦<⟧`` around the first character of a text that imitates a marker: chat templates (``<|im_start|>``,
 ``[INST]``), calls and results written as text, system and skill tags, Handrail's own envelope. Nothing is deleted, and
-:func:`restored` gives the original back. Text in the form of an escape stays as it is, so that spelling out what is
-spelled out changes nothing; :func:`restored` cannot tell it from an escape.
+:func:`restored` gives the original back. Text in the form of an escape stays as it is, so escaping twice changes nothing;
+:func:`restored` cannot tell such text from an escape.
 
-What belongs to ordinary writing stays: joiners between emoji and in scripts that need them, the variation selector of an
-emoji, one direction mark beside right-to-left letters, tabs and line ends.
+Ordinary writing stays: joiners between emoji and in scripts that need them, the variation selector of an emoji, one
+direction mark next to right-to-left letters, tabs and line ends.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _TAGS = (
     "function_calls?|function_results?|function=|invoke|tool_calls?|tool_use|tool_results?|tool_response|tool_output|"
     "system|system-reminder|system_prompt|skill|skills|available_skills|start_of_turn|end_of_turn|antml:[a-z_]+"
 )
-# Each way begins with one character as it is: then the search is for a set of characters.
+# Each alternative begins with one literal character, so that the search looks for a set of characters.
 _MARKS = re.compile(
     r"<(?=\|[\w ./:-]{1,64}\|>)"
     r"|<(?=\uff5c)"

@@ -1,11 +1,11 @@
 """Path and text patterns: one small grammar, translated to regular expressions that cannot blow up.
 
 Paths are POSIX, compared whole. ``*`` and ``?`` stay within one part, ``**`` spans parts, ``[ab]`` and
-``[!ab]`` are one character of a set. A pattern that names a folder covers what is in it.
+``[!ab]`` are one character of a set. A pattern that names a folder covers everything in it.
 In a text (a shell word, an argument's value) ``*`` spans anything.
 
-How a blow-up is kept out: whatever stands between two wildcards is taken where it is first found and never
-given back (atomic groups). For globs that loses no match: an earlier place leaves at least as much to the rest.
+Atomic groups prevent a blow-up: a text between two wildcards is matched where it is first found and never given back. For
+globs that loses no match, since an earlier place leaves at least as much to the rest.
 """
 
 from __future__ import annotations

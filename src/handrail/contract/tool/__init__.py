@@ -1,1 +1,1 @@
-"""What is a tool? Its spec, its manifest, its names, what it requires, and how a function becomes one."""
+"""The declaration of a tool: its spec, manifest, names, requirements and settings, and the ``@tool`` decorator."""

@@ -1,10 +1,9 @@
 """``@tool``: a typed Python function with a docstring becomes a tool.
 
-Parameters come from the signature, their descriptions from the docstring, and everything of the runtime
-view from the decorator's options. A call's arguments have passed the schema before they arrive here, so
-plain JSON types go to the function as they are; models, dataclasses, enums, dates and the like are built
-from the checked JSON, strictly. A parameter annotated ``Runtime`` (or named ``runtime``) is handed the
-call's runtime and is no argument.
+Parameters come from the signature, their descriptions from the docstring, and the runtime view from the decorator's
+options. A call's arguments have passed the schema before they arrive here. Plain JSON types reach the function unchanged;
+models, dataclasses, enums, dates and the like are built strictly from the checked JSON. A parameter annotated ``Runtime``
+(or named ``runtime``) receives the call's runtime and is not an argument.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from handrail.contract.tool.requires import NOTHING, Requires
 from handrail.contract.tool.spec import Bucket, ConfigKey, Exposure, Kind, LockSpec, Mode, SideEffect, ToolSpec
 from handrail.contract.tool.tool import Tool
 
-# A function's signature as a JSON Schema, and how its arguments are built from JSON.
+# Parameters: a function's signature as a JSON Schema, and the conversion of JSON to its arguments.
 
 _SCALARS = frozenset({str, int, float, bool, type(None), object, Any})
 _CONTAINERS = frozenset({list, dict, Sequence, Mapping})
@@ -258,7 +257,7 @@ def _is_plain(annotation: Any) -> bool:
     return False
 
 
-# What a docstring says of a function and of its parameters, in Google or reST form.
+# Docstrings: the description of a function and of its parameters, in Google or reST form.
 
 _SECTION = re.compile(
     r"(Args|Arguments|Parameters|Params|Returns?|Yields?|Raises|Examples?|Notes?|Attributes|See Also|Warnings?):\s*\Z"

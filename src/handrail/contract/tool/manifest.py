@@ -1,8 +1,8 @@
-"""The tool manifest: a tool as JSON in two views, checked whole, with every fault named at once.
+"""The tool manifest: a tool as JSON in two views, and a check that reports every fault at once.
 
-``llm`` is what a model is told; ``runtime`` is everything else and never leaves the kernel. Both of the
-forms that are in use are read: ``parameters`` or ``input_schema``, ``secrets`` or ``secret_resources``,
-``"file:{path}:S"`` or ``{"resource": "file:<path>", "mode": "S"}``. Nothing is coerced and no key is ignored.
+``llm`` is the part that a model sees. ``runtime`` is everything else and never leaves the kernel. Both common forms are
+accepted: ``parameters`` or ``input_schema``, ``secrets`` or ``secret_resources``, ``"file:{path}:S"`` or
+``{"resource": "file:<path>", "mode": "S"}``.
 """
 
 from __future__ import annotations
@@ -36,10 +36,9 @@ from handrail.contract.tool.spec import (
 )
 from handrail.contract.tool.tool import checked
 
-# Checking an untrusted JSON-like mapping against a model: every fault with its place, and the part that is
-# sound.
+# Checks of an untrusted JSON-like mapping by a model: every fault with its place, and the sound part.
 #
-# Nothing is coerced and no key is ignored; an unknown key is answered with the nearest one there is.
+# Nothing is coerced and no key is ignored. The message about an unknown key suggests the nearest known one.
 
 Location = tuple[str | int, ...]
 

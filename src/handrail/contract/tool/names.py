@@ -1,4 +1,4 @@
-"""Canonical ids, and the reversible wire names that each provider accepts."""
+"""Canonical tool ids, and the reversible wire names that each provider accepts."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Tools that a model's provider carries out itself: which there are, what each provider takes of them as options.
+"""Tools that a model's provider carries out itself, and the options that each provider accepts for them.
 
-An agent's manifest names those that its models are offered. Nothing here ever runs one: the provider does, as a part of
-its reply, and gives what came of it in the same stream.
+An agent's manifest names the ones that its models may use. The kernel never runs them: the provider does, as a part of its
+reply, and sends their results in the same stream.
 
 Sources: https://docs.anthropic.com/en/docs/agents-and-tools/tool-use/web-search-tool (and web-fetch, code-execution),
 https://platform.openai.com/docs/guides/tools, https://platform.openai.com/docs/guides/tools-web-search (chat completions).

@@ -1,4 +1,4 @@
-"""The resources and prompts of sources, and which source has the one that a call names."""
+"""The resources and prompts of one source, and the search for the source that has a named one."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What a tool declares it needs, and the capability set that a call effectively has.
+"""Requirements that a tool declares, and the capability set that a call effectively has.
 
 A :class:`Requires` is a declaration with variables in it. :func:`expand` fills the variables and gives one
-*layer*; a :class:`CapabilitySet` is a conjunction of layers (the tool's, the agent's, the parent's, the
-host's ceiling), each of which must allow a thing. So an intersection is never computed and can never turn
+*layer*. A :class:`CapabilitySet` is a conjunction of layers (the tool's, the agent's, the parent's, the
+host's ceiling), and each layer must allow a thing. So an intersection is never computed and can never turn
 empty into everything: two layers without a common host simply never both say yes.
 """
 

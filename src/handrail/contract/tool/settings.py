@@ -1,4 +1,4 @@
-"""The table ``[tools."ID"]``: what an operator sets for one tool, and the declaration that results from it."""
+"""The table ``[tools."ID"]``: an operator's settings for one tool, and the declaration that results from them."""
 
 from __future__ import annotations
 

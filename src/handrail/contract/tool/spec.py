@@ -1,4 +1,4 @@
-"""A tool, declared: what the model sees, and what only the runtime sees."""
+"""The declaration of a tool: the part that a model sees, the part for the runtime, and the checks of both."""
 
 from __future__ import annotations
 
@@ -433,7 +433,7 @@ def _unseen_in(value: object) -> str | None:
     return None
 
 
-# Whether the fields of a spec hold what they are declared to hold: in Python nobody is held to an annotation.
+# Type checks of a spec's fields, since Python does not enforce annotations.
 
 
 def _texts(value: object) -> bool:

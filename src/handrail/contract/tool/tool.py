@@ -1,4 +1,4 @@
-"""A tool that can run: its :class:`~handrail.contract.tool.spec.ToolSpec` and what it does."""
+"""A tool that can run, with its :class:`~handrail.contract.tool.spec.ToolSpec`, and the checked form of each spec."""
 
 from __future__ import annotations
 
@@ -86,11 +86,10 @@ class Tool(abc.ABC):
         """Give back what the tool holds between calls. Called once, when its generation ends."""
 
 
-# What is computed once per spec, however many generations contain it: its faults, its compiled schema, its
-# hash.
+# Values computed once for each spec, however many generations contain it: its faults, its compiled schema, its hash.
 #
-# A spec never changes. Most tools of a generation are those of the one before, so the next one is mostly looked
-# up.
+# A spec never changes, and a generation keeps most tools of the one before. So the next generation finds most of these
+# values in the cache.
 
 T = TypeVar("T")
 

@@ -1,14 +1,14 @@
-"""Trigger classes: kinds of triggers beside the timers, schedules and watched channels that ship, each as a tool that adds one.
+"""Trigger classes: further kinds of triggers, each a tool that adds one. Timers, schedules and channels are built in.
 
 Write one as a tool, and register it like any other (``open_kernel(tools=[…])``, or a package's entry point)::
 
     class Tide(TriggerTool):
-        spec = trigger_spec("add_tide", "Trigger: be told at each high tide.", {"harbour": {"type": "string"}}, "harbour")
+        spec = trigger_spec("add_tide", "Trigger: notify at each high tide.", {"harbour": {"type": "string"}}, "harbour")
 
         def next_ns(self, arguments, now_ns):
             return table_of(arguments["harbour"]).next_high(now_ns)
 
-It is the operator's own code in the kernel's process: what it looks at while it waits is no call of a model's.
+It is the operator's own code in the kernel's process, so the policy does not check its work while it waits.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def described(trigger: Trigger) -> dict[str, object]:
     return shown
 
 
-# What a schedule may be written as: five fields, as cron has them.
+# Schedules: the five fields of cron, read strictly.
 
 MAX_CRON = 200
 """Characters."""

@@ -1,4 +1,4 @@
-"""What each request of an ACP client does.
+"""The handlers for each request of an ACP client.
 
 Source: https://agentclientprotocol.com/protocol/overview
 """

@@ -1,4 +1,4 @@
-"""One session that an editor has open: its prompts, one at a time, and the updates sent about them."""
+"""One session that an editor has open: its prompts, one at a time, their updates, and the user's options."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from handrail.frontends.acp import showing
 from handrail.frontends.acp.telling import Telling
 from handrail.policy.rules.rules import MEANINGS, MODES, read_mode
 
-# What an editor's user can choose: the mode, the model, and a skill by a slash command.
+# The options of an editor's user: the mode, the model, and a skill by a slash command.
 
 COMPACT = "compact"
 """The slash command by which a user asks for compaction."""

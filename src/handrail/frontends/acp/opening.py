@@ -1,4 +1,4 @@
-"""How clients are served, and how a session of a workspace becomes a conversation with one of them."""
+"""Sessions for editors: the kernel of each workspace, the person and files at the editor, and new conversations."""
 
 from __future__ import annotations
 
@@ -37,11 +37,10 @@ if TYPE_CHECKING:
     from handrail.session.past import SessionReader
 
 
-# The person at an editor: what they are asked about a call, and what a tool asks them.
+# The person at an editor: approval requests for calls, and questions of tools.
 #
-# Every request is put by itself, so several can be open and be answered in any order. An editor that goes away
-# while it is asked has answered nothing: the call is parked, and asked about again when its session is taken
-# up.
+# Each request is sent separately, so several can be open and be answered in any order. An editor that disconnects during a
+# request has answered nothing: the call is parked, and asked about again when its session is resumed.
 
 OptionKind = schema.PermissionOptionKind
 
@@ -187,7 +186,7 @@ class Person:
         return answers
 
 
-# The editor's own view of files: what its user has not saved yet, for tools that read.
+# The editor's view of files, with unsaved changes, for tools that read.
 
 
 class BufferClient(Protocol):
@@ -220,8 +219,7 @@ class Editor:
         pass
 
 
-# The workspaces that an editor works in: each has one kernel, opened by the first session in it and closed with
-# the last.
+# The workspaces of an editor: each has one kernel, opened by the first session in it and closed with the last.
 
 McpServer = schema.HttpMcpServer | schema.SseMcpServer | schema.AcpMcpServer | schema.McpServerStdio
 Opening = Callable[[str], "AbstractAsyncContextManager[Kernel]"]

@@ -1,6 +1,7 @@
-"""What runs in a client's terminal while a command runs here: it shows what it is given over a socket, and nothing else.
+"""A program for a client's terminal that shows the text it receives over a socket while a command runs.
 
-The command itself is confined, by Handrail. Started as a program of its own, with the socket's path; it imports nothing of ours.
+Handrail itself runs and confines the command. This is started as a separate program, with the socket's path, and imports
+nothing of Handrail.
 """
 
 import os

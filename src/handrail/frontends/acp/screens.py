@@ -1,9 +1,9 @@
-"""Terminals in an editor, for what commands write while they run.
+"""Terminals in an editor that show the output of running commands.
 
-A command always runs here, confined and by the rules: the protocol's ``terminal/create`` would have the client run it, with all
-that its user may do. So a client that draws terminals from what it is told (``_meta.terminal_output`` among its capabilities)
-is told; in another client's terminal runs a small program that shows what it is sent (:mod:`handrail.frontends.acp.screen`); and one
-that offers no terminals has the output's end as text.
+A command always runs in Handrail's sandbox, under the rules: the protocol's ``terminal/create`` would have the client run it,
+with all rights of its user. A client that can draw terminals from updates (``_meta.terminal_output`` among its capabilities)
+gets updates. Another client's terminal runs a small program that shows the text it receives
+(:mod:`handrail.frontends.acp.screen`). A client without terminals gets the end of the output as text.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a call looks like in an editor: its title, its kind, the places it touches, its differences and its result."""
+"""The form of a call in an editor: its title, its kind, the places it touches, its differences and its result."""
 
 from __future__ import annotations
 

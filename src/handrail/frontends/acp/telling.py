@@ -1,4 +1,4 @@
-"""Sending the updates of one session to an editor, in order and as fast as it reads."""
+"""The updates of one session to an editor, sent in order and as fast as it reads."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The transport of one client's messages, which checks each before the SDK sees it.
 
-The SDK takes every line for an object of the right form: one that is none would end its connection, and what a client puts
-into ``_meta`` would come in as arguments of its handlers. Here a message of a wrong form is answered, or dropped where
-nobody waits for an answer.
+The SDK assumes that every line is an object of the right form. A wrong one would end its connection, and the client's
+``_meta`` would become arguments of its handlers. Here a message of a wrong form gets an error, or is dropped if it expects no
+answer.
 """
 
 from __future__ import annotations

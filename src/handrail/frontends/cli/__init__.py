@@ -1,4 +1,4 @@
-"""The command line: one program, one command per thing a person wants of the kernel."""
+"""The command line: one program, with one command for each task."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands by name, loaded when used, and the exit code and one clear line that every failure ends in."""
+"""The commands by name, loaded on use, with an exit code and one clear line for every failure."""
 
 from __future__ import annotations
 

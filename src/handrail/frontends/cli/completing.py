@@ -1,6 +1,6 @@
-"""Completions for the shell's Tab key, read from what is on disk without starting anything.
+"""Completions for the shell's Tab key, read from files without starting anything.
 
-Nothing here may fail or say anything of its own: what cannot be read completes to nothing.
+Nothing here may fail or print a message: an unreadable source completes to nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Running a command on an event loop: opening its kernel, and turning Ctrl-C into a clean stop of its calls."""
+"""The run of a command on an event loop: its kernel, its session, and a clean stop of its calls on Ctrl-C."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ async def _never() -> Exception:
     raise AssertionError("nobody sets it")
 
 
-# Taking a session up again: which one is meant, and the agent that it is one of.
+# Resuming a session: the choice of the session, and the agent that it belongs to.
 
 
 @contextmanager
@@ -271,7 +271,7 @@ def unknown(reader: SessionReader, session_id: str) -> click.UsageError:
     return click.UsageError(f"there is no session {session_id[:80]!r}; {hint}")
 
 
-# What a reader of the log may miss after a crash: records that are noted, and on their way into it.
+# A note about records that a reader of the log may miss after a crash: they are in the journal, on their way into the log.
 
 
 def say_what_is_missing(command: str, folders: Folders, reader: LogReader) -> None:

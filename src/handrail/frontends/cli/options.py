@@ -1,4 +1,4 @@
-"""The options that every command has, and what they say about the kernel to open."""
+"""The options that commands share, and the kernel that they describe."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def _with(
     return wrapped
 
 
-# Options that take an amount of time: a finite number, no larger than anybody means it.
+# Options with an amount of time: a finite number, at most ten years.
 
 _TEN_YEARS = {"seconds": 10 * 365 * 86_400, "days": 10 * 365}
 
@@ -197,7 +197,7 @@ class Amount(click.FloatRange):
         raise click.BadParameter(f"{str(value)[:80]!r} was given; {expected}", ctx, param)
 
 
-# The options of every command that runs a model: which one, how it is reached, and what it may use.
+# The options of every command that runs a model: its choice, its address, and its budget.
 
 
 @dataclass(frozen=True, slots=True)

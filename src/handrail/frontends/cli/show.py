@@ -1,8 +1,8 @@
-"""The one writer of the command line: every text on a terminal is made inert here, and every JSON value stays exact.
+"""The one writer of the command line: it makes every text on a terminal inert, and keeps every JSON value exact.
 
 Names, paths, titles, errors and outputs come from models, servers, files and programs. Each function that writes makes such
-text visible first, wherever the stream leads: a pager or a log viewer shows a pipe to a terminal later. Two outputs are exact
-in a pipe or a file, since programs read them: JSON, which escapes such characters, and a payload (:func:`out_payload`).
+text visible first, wherever the stream leads: a pager or a log viewer may show a pipe on a terminal later. Two outputs are
+exact in a pipe or a file, since programs read them: JSON, which escapes such characters, and a payload (:func:`out_payload`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from handrail.contract.call import Result
 
-# Control characters but newline and tab, and what is invisible or reorders text: soft hyphen, zero-width, bidi, tags.
+# Control characters except newline and tab, and invisible or reordering ones: soft hyphen, zero-width, bidi, tags.
 _HIDDEN = (
     "\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u034f\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff0-\ufffb"
     "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff\ud800-\udfff"

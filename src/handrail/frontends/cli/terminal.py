@@ -1,4 +1,7 @@
-"""The person at the terminal: shown a call whole before it runs, asked one thing at a time, never waited for in a thread."""
+"""The person at the terminal, who sees a call whole before it runs and answers one question at a time.
+
+Nothing waits for the person in a thread.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from handrail.contract.doors.runtime import Question
 from handrail.contract.errors import HandrailError, ToolError
 from handrail.frontends.cli.show import note_block, one_line, prompt, spelled_out
 
-# What an edit would do to the file as it is now, for whoever has to say yes to it. Nothing is written.
+# The effect of an edit on the file as it is now, for the person who approves it. Nothing is written.
 
 MAX_PREVIEW_BYTES = 4 * 1024 * 1024
 _EDITS = frozenset({"edit", "write", "file.patch"})

@@ -1,4 +1,4 @@
-"""Who may come over HTTP: bearer tokens that an operator gave out, or signed ones of an OAuth authorization server.
+"""Authentication over HTTP: bearer tokens that an operator issued, or tokens of an OAuth authorization server.
 
 Source: https://modelcontextprotocol.io/specification/2025-11-25/basic/authorization
 """
@@ -273,11 +273,10 @@ def scopes_in(claims: Mapping[str, Any]) -> list[str]:
     return [word for word in words if isinstance(word, str)]
 
 
-# Access tokens that say nothing by themselves: their authorization server is asked what each is good for.
+# Opaque access tokens: the authorization server is asked about each.
 #
-# Nobody is let in while it cannot be asked: such a request is answered 503, so that no client throws away a
-# token that may be good. An answer is believed for a short while, and many who come with one token are one
-# question.
+# No client is accepted while the server cannot be asked: such a request is answered 503, so that no client discards a token
+# that may be good. An answer is cached for a short while, and concurrent requests with one token share one query.
 #
 # Source: RFC 7662; https://modelcontextprotocol.io/specification/2025-11-25/basic/authorization
 

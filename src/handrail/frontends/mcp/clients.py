@@ -1,4 +1,4 @@
-"""The connected clients: each one's session, opened when it first needs one and closed when the client has gone."""
+"""The connected clients: each one's session, opened on first need and closed when the client disconnects."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from handrail.kernel.kernel import Kernel
 
 
-# What a client has been shown in listings, and notifying it when that changes.
+# The listings that a client has received, and notifications to it when they change.
 
 MOST_SUBSCRIPTIONS = 1_000
 """Resources to which one client may subscribe."""

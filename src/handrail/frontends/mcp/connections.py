@@ -1,8 +1,8 @@
-"""Connections, requests and sessions of HTTP within bounds, so that no client keeps the others out or is taken for another.
+"""Limits on HTTP connections, requests and sessions, so that no client excludes others or is mistaken for another.
 
-uvicorn waits for ever for a request that was begun, and answers nobody once enough connections are open; the SDK opens no
-session once enough are. Here what is slow or idle makes room, and a request that two readers could read in two ways is
-refused before anything looks at it.
+uvicorn waits forever for a request that was begun, and answers no request once enough connections are open; the SDK opens no
+session once enough are. Here slow or idle ones make room, and a request that two readers could read in two ways is refused
+before any other code sees it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""One call that a client makes: its progress, what it asks the client meanwhile, and how the client resumes it.
+"""One call that a client makes: its progress, its requests to the client meanwhile, and its resumption by the client.
 
-In the sessions of 2025 a call has one request, which stays open until it is answered; what it asks goes out as requests of
-the server's. In the stateless era of 2026 nobody can be asked on an open request: the call is *held*, its request is answered
-with all that is asked at that moment, and the client comes back with the answers and a state that names the held call.
+In the sessions of 2025 a call has one request, which stays open until it is answered; its questions are requests of the
+server. In the stateless era of 2026 an open request cannot carry questions: the call is *held*, its request is answered
+with all questions at that moment, and the client returns with the answers and a state that names the held call.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""An approval and a question as forms that a client's user fills in, and what was filled in as an answer.
+"""Approvals and questions as forms for a client's user, and the answers read from them.
 
-Everything is shown whole, with what would hide or reorder text written out: nobody approves what they cannot see.
+Everything is shown whole, with hiding or reordering characters written out: a user cannot approve unseen text.
 
 Source: https://modelcontextprotocol.io/specification/2025-11-25/client/elicitation
 """

@@ -1,6 +1,6 @@
 """One connected client: its session, its calls in progress, and the requests sent to it on their behalf.
 
-In the older era that is one connection; in the stateless one it is everybody who comes with the same credential.
+In the older era that is one connection; in the stateless one it is every request with the same credential.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The MCP server over streamable HTTP, for many clients at once.
 
-A page in somebody's browser can reach every port of their machine: so only known names of this server and known origins of
-pages are answered. Beyond this machine nobody is answered without a token.
+A page in a browser can reach every port of its machine, so the server answers only requests with known names of this server
+and known origins of pages. Requests from other machines need a token.
 
 Source: https://modelcontextprotocol.io/specification/2025-11-25/basic/transports
 """
@@ -72,8 +72,7 @@ if TYPE_CHECKING:
     from handrail.kernel.kernel import Kernel
 
 
-# Resumable HTTP streams: recent events are kept, so that a client whose connection broke continues where it
-# was.
+# Resumable HTTP streams: recent events are kept, so that a client whose connection broke continues where it was.
 
 MOST_EVENTS = 10_000
 MOST_OF_A_STREAM = 1_000

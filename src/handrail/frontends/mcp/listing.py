@@ -1,4 +1,4 @@
-"""Pages of a listing, and what a client gets of a result."""
+"""Pages of a listing, and the result of a call as the client gets it."""
 
 from __future__ import annotations
 

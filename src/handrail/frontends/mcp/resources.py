@@ -1,4 +1,4 @@
-"""What a client can read beside calling: what its own calls gave in files, and the resources and prompts of sources."""
+"""Resources and prompts for a client: the stored outputs of its calls, those of sources, and skills as prompts."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def _read(path: Path) -> bytes:
         return file.read(MOST_READ)
 
 
-# ── what sources offer ───────────────────────────────────────────────────────────────────────────
+# The resources and prompts of sources.
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,12 +247,10 @@ def with_bytes(value: Any, stored: Mapping[str, bytes]) -> Any:
     return value
 
 
-# The skills of a client's session as prompts: what a person picks in the client, where a model would call
-# ``skill``.
+# The skills of a client's session as prompts: a person picks one in the client, as a model would call ``skill``.
 #
-# Getting one is a call of that tool, judged and recorded like any. The tool gives a skill's text once in a
-# session; a client's prompts are asked for again, and in the stateless era several clients share a session, so
-# what was given is kept here.
+# Getting one is a call of that tool, authorised and recorded like any. The tool gives a skill's text once in a session. A
+# client may ask for a prompt again, and in the stateless era several clients share a session, so the text is kept here.
 
 TOOL = "skill"
 APART = "skill:"

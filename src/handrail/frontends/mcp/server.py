@@ -1,7 +1,7 @@
 """The MCP server: the kernel's tools, resources and prompts, over any transport and both eras of the protocol.
 
-Everything a client does beyond listing is a call like any other: judged, locked, logged and shaped. Calls of one client run
-side by side where their locks allow. A client's cancellation stops the call as the user's stop does.
+Every action of a client beyond listing is a call like any other: authorised, locked, logged and shaped. Calls of one client
+run in parallel as far as their locks allow. A client's cancellation stops the call as the user's stop does.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def told(method: str, answer: Handler) -> Handler:
     return said
 
 
-# A stream of what changes that tells of tasks too: the SDK's own knows of lists and resources alone.
+# A stream of changes that includes tasks: the SDK's own stream knows lists and resources only.
 #
 # Source: https://modelcontextprotocol.io/seps/2663-tasks-extension
 

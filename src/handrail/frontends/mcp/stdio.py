@@ -1,7 +1,7 @@
-"""stdin and stdout for an MCP server, read and written on the event loop.
+"""The stdio transport of the MCP server on the event loop, and early answers while the SDK loads.
 
 The SDK's own transport reads stdin in a thread, which nothing can wake: a signal would not end the server before
-its client hangs up. It also takes lines of any length. Parsing and framing stay the SDK's.
+its client hangs up. It also accepts lines of any length. Parsing and framing remain the SDK's.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _ENDS_KEPT = 4096
 """Bytes of each end of an over-long message, where its id is looked for."""
 _ID = rb'"id"\s*:\s*(-?\d{1,18}|"[^"\\\x00-\x1f]{1,200}")'
 _OTHERS = rb'"(?:jsonrpc|method)"\s*:\s*"[^"\\]{1,200}"'
-# Only what is sure to stand in the outermost object: an id inside the params could be that of another request.
+# Only an id that is certainly in the outermost object: an id inside the params could be that of another request.
 _ID_AT_THE_BEGINNING = re.compile(rb"\s*\{\s*(?:" + _OTHERS + rb"\s*,\s*)*" + _ID + rb"\s*[,}]")
 _ID_AT_THE_END = re.compile(rb"[\]}\",]\s*,?\s*" + _ID + rb"\s*(?:,\s*" + _OTHERS + rb"\s*)*\}\s*\Z")
 
@@ -192,12 +192,12 @@ class Output:
             bound.reschedule(asyncio.get_running_loop().time() + self._patience_s)
 
 
-# The first answers to a client on stdin and stdout, given before the SDK is there to give them.
+# Early answers to a client on stdin and stdout, before the SDK is loaded.
 #
-# To load the SDK takes longer than to open a kernel. What nearly every client says first, its hello and its
-# request for the tools, is answered from here meanwhile, where it has the plainest form that there is. All of
-# it is then said to the server again, whose answers are kept back: so the server knows the client as if it had
-# answered by itself, and where it would have listed other tools, the client is told that the list has changed.
+# Loading the SDK takes longer than opening a kernel. Meanwhile this code answers the first messages of nearly every client,
+# its hello and its request for the tools, if they have the plainest form. The server then receives all of them again, and its
+# answers are held back. So the server knows the client as if it had answered by itself. If it would have listed other tools,
+# the client is notified that the list has changed.
 
 OLDER = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
 NEWER = "2026-07-28"

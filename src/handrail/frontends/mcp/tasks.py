@@ -1,8 +1,8 @@
-"""Calls that go on after their request, as the tasks of MCP's extension of that name.
+"""Calls that continue after their request, as the tasks of MCP's extension of that name.
 
-A task is a job: what lasts of it is the job's row and its records, not anything here. Its id is the job's with a seal over
-that and over whose it is, by a key of this workspace, so that it can be neither guessed nor lent, and is known again by
-whichever process serves next. Only of one that has not ended something is kept here: what it asks, for its client to see.
+A task is a job: only the job's row and its records last. Its id is the job's with a seal over it and over its owner, by a key
+of this workspace, so that it cannot be guessed or lent, and any later process can verify it. For a running task the questions
+to its client are kept here.
 
 Source: https://modelcontextprotocol.io/seps/2663-tasks-extension
 """

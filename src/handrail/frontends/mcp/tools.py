@@ -1,4 +1,4 @@
-"""Which tools a client is listed, and each of them as MCP lists it."""
+"""The tools that a client is listed, in MCP's form, the server's greeting, and the settings for serving clients."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def page_from(key: str, items: Sequence[Any], start: int) -> dict[str, Any]:
     return page
 
 
-# What the server says of itself when a client connects: its name, capabilities and instructions.
+# The server's description on connection: its name, capabilities and instructions.
 
 INSTRUCTIONS = (
     "Every call is checked against its operator's rules before it runs. An error says what was wrong and what to do "

@@ -1,7 +1,7 @@
-"""A check-up: what this machine and this workspace's state are like, what is withheld, and what to do about it.
+"""The checks of ``handrail doctor``: the machine, the workspace's state, withheld tools, and remedies.
 
-:func:`check_up` only looks: it takes no lease, opens no kernel and writes nothing, so it works beside a running Handrail
-and where nothing can start. Each check stands alone, and says what it could not find out.
+:func:`check_up` only looks: it takes no lease, opens no kernel and writes nothing, so it works next to a running Handrail,
+and on a machine where nothing can start. Each check is independent, and reports the facts that it could not find out.
 """
 
 from __future__ import annotations

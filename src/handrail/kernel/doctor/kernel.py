@@ -1,4 +1,4 @@
-"""The whole check-up of a workspace: machine, folders, holder, configuration and tools."""
+"""The whole check of a workspace: machine, folders, holder, configuration, servers, tools, and agents' capabilities."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from handrail.store.folders import Folders
 
 
-# Upstream MCP servers: which there are, how they are reached, and why one cannot be used.
+# Upstream MCP servers: how each is reached, and the reason why one cannot be used.
 
 
 def of_servers(servers: Iterable[ServerStatus]) -> Iterator[Check]:
@@ -220,7 +220,7 @@ def _tools(entries: Iterable[Entry]) -> Iterator[Check]:
         yield Check("in-process Python", "warning", f"{', '.join(trusted)}: {about}")
 
 
-# An agent's capability set: what its manifest says, and what each of its tools adds to it and to no other tool.
+# An agent's capability set: the part of its manifest, and the part that each of its tools adds for that tool alone.
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What holds on this machine whatever the workspace: sandbox, paths, programs, extras, keys."""
+"""The checks of this machine, independent of a workspace: sandbox, paths, programs, extras, keys, token costs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from handrail.config import Configuration
 
 
-# One line of a check-up, and a way to make it that never fails.
+# One line of the report, and a way to run checks so that a failing one does not stop the others.
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ def alone(name: str, look: Callable[[], Iterable[Check]]) -> Iterator[Check]:
         yield Check(name, "problem", f"could not be checked: {type(error).__name__}: {said}")
 
 
-# What confines programs here: each layer with its state, its reason and its remedy, and what runs without any.
+# The confinement of programs: each layer with its state, reason and remedy, and the programs that run without any.
 
 
 def of_sandbox(tier: Tier, workspace: str) -> Iterator[Check]:
@@ -236,7 +236,7 @@ def _installed_in(workspace: str) -> str | None:
     return next((place for place in places if Path(place).resolve().is_relative_to(root)), None)
 
 
-# About how many tokens the tools take in a model's context.
+# Token costs of the tools in a model's context.
 
 
 def costs_for(generation: Generation, found: Configuration, agent: AgentManifest) -> Costs:

@@ -1,4 +1,4 @@
-"""The workspace's and the state's folders: whose they are, how full their disks are, what the log is like."""
+"""The checks of the folders of workspace and state, of disk space and log, of the holder, and of the clock."""
 
 from __future__ import annotations
 
@@ -167,8 +167,7 @@ def _amount(count: int) -> str:
     return f"{count / 1024**3:.1f} GiB" if count >= 1024**3 else f"{count / 1024**2:.1f} MiB"
 
 
-# Who holds the workspace, whether they can be joined, and whether the clock is the one that the records were
-# made by.
+# The holder of the workspace, the socket to join it, and the wall clock since the last records.
 
 _PATIENCE_S = 2.0
 _TOLERANCE_NS = 5_000_000_000

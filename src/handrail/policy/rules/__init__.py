@@ -1,1 +1,1 @@
-"""Rules: how they are written, checked and matched, and the sets that modes and agents have of them."""
+"""Rules: their syntax, checks, matching, the shipped ones, and modes."""

@@ -1,6 +1,7 @@
-"""Rules looked at when they are loaded: those that can never match, contradict each other, or do not do what they say.
+"""Checks of rules at load time: rules that can never match, contradict each other, or fail their own examples.
 
-A rule is refused only where no call at all can match it, so that a refusal is always a mistake found.
+A rule is refused only if no call at all can match it, so every refusal points at a real mistake. Also here: the rules of an
+agent manifest.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from handrail.policy.targets import host_of, kind_of
 _RUNS_OTHERS = programs.RUNNERS | SHELLS | {"find", "xargs"}
 
 
-# ── against the tools there are ──────────────────────────────────────────────────────────────────
+# Checks against the available tools.
 
 
 def fault_with_tools(rule: Rule, specs: Mapping[str, ToolSpec]) -> str | None:
@@ -166,7 +167,7 @@ def check_loaded(
         raise ValueError(problem)
 
 
-# ── against each other ───────────────────────────────────────────────────────────────────────────
+# Checks of rules against each other.
 
 
 def contradictions(rules: Sequence[Rule]) -> list[tuple[int, str]]:
@@ -232,7 +233,7 @@ def _normal(rule: Rule) -> str:
     return rule.pattern.lower() if rule.permission == "net.fetch" else rule.pattern
 
 
-# ── against its own examples ─────────────────────────────────────────────────────────────────────
+# Checks of a rule against its own examples.
 
 
 def fault_in_examples(
@@ -351,7 +352,7 @@ def specs_of(entries: Mapping[str, Any]) -> dict[str, ToolSpec]:
     return {tool_id: entry.spec for tool_id, entry in entries.items()}
 
 
-# The rules of an agent manifest: scope *manifest*, so that a deny among them is final.
+# The rules of an agent manifest: their scope is *manifest*, so a deny among them is final.
 
 
 def rules_of_agent(

@@ -1,7 +1,7 @@
-"""What a rule's pattern is compared with: an argv, a path, a host, or the arguments by name.
+"""Matching of rule patterns with an argv, a path, a host, or the arguments by name.
 
-:class:`Ranked` holds the rules that can matter to one question, most specific first, and finds the first that
-matches a subject. Paths are tried all at once, as one regular expression; the rest one after the other.
+:class:`Ranking` holds the rules that can matter to one question, most specific first, and finds the first that
+matches a subject. One regular expression tries all path patterns at once; other patterns are tried one by one.
 """
 
 from __future__ import annotations
@@ -238,7 +238,7 @@ def _never(_subject: object) -> bool:
     return False
 
 
-# ── paths ────────────────────────────────────────────────────────────────────────────────────────
+# Paths.
 
 
 class _PathTable:
@@ -420,7 +420,7 @@ def _path_test(rule: Rule) -> Callable[[Any], bool]:
     return test
 
 
-# ── hosts and arguments ──────────────────────────────────────────────────────────────────────────
+# Hosts and arguments.
 
 
 class _HostTable:

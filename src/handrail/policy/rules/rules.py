@@ -1,8 +1,8 @@
-"""A rule, the text it is written as, and the book of all rules that hold for a session.
+"""Rules: their syntax, the shipped ones, modes, and names of secret files.
 
 ``ACTION PERMISSION [PATTERN]``, as in ``allow bash git status`` or ``deny fs.write secrets/**``. The permission is
-a tool's id, a glob over ids, ``mcp:server:tool``, a capability, or ``*``. What a pattern is compared with depends
-on what the call is about (see :mod:`handrail.policy.rules.matching`); without a pattern a rule is about every call.
+a tool's id, a glob over ids, ``mcp:server:tool``, a capability, or ``*``. The subject of the call decides what a pattern is
+compared with (see :mod:`handrail.policy.rules.matching`). A rule without a pattern is about every call.
 """
 
 from __future__ import annotations
@@ -256,12 +256,11 @@ def _is_held_below(rule: Rule) -> bool:
     return rule.scope == "mode" and rule.action != "ask"
 
 
-# Names of files that tend to hold secrets, each with the program that keeps them there and where its makers say
-# so.
+# Names of files that often hold secrets, each with the program that stores them there and the page of its makers.
 #
-# A name is a pattern of rules, compared at any depth: ``a/b`` is an entry ``b`` of a folder ``a``, ``*`` and
-# ``?`` stand within one name, and a folder's name covers what is in it. A name that a folder of sources might
-# have as well is only listed together with its folder.
+# A name is a rule pattern, compared at any depth: ``a/b`` is an entry ``b`` of a folder ``a``, ``*`` and ``?`` match within
+# one name, and a folder's name covers its content. A name that may also occur in a source folder is listed only together
+# with its parent folder.
 
 
 class SecretNames(NamedTuple):
@@ -379,7 +378,7 @@ EXCEPT: tuple[str, ...] = (
 """Names of examples and sources that a pattern above would match. Each is longer than that pattern, so its rule wins."""
 
 
-# The shipped rules, visible like any other: they answer only where no other rule matches.
+# The shipped rules: they are visible like all others, and answer only if no other rule matches.
 
 SOURCE = "shipped with Handrail"
 
@@ -426,12 +425,11 @@ def _rule(text: str) -> Rule:
     return Rule("allow" if action == "allow" else "ask", permission, pattern, "default", SOURCE)
 
 
-# Modes: how much a session does without asking, each a set of rules in a scope of its own, visible like any
-# other.
+# Modes: how much a session does without approval. Each is a visible set of rules with a scope for that mode.
 #
-# A deny of a mode is final, as one of the agent's manifest is. Everything else in a mode is an ordinary rule: a
-# more specific one of the project or the session holds against it. Protected paths, watchdogs, capabilities and
-# the policies for single programs hold in every mode.
+# A deny of a mode is final, like a deny of the agent's manifest. All other rules of a mode are ordinary: a more specific
+# one of the project or the session wins. Protected paths, watchdogs, capabilities and the policies for single programs
+# apply in every mode.
 
 _FILE_TOOLS = ("write", "edit", "multi_edit", "file.patch", "json_write")
 """The built-in tools that change files of the workspace and nothing else."""

@@ -1,6 +1,6 @@
-"""Rule patterns as words: quotes make a word literal, everything else in it is a glob.
+"""The words of a rule pattern: quotes make a word literal, everything else in it is a glob.
 
-``allow bash git commit -m 'fix: *'`` has four words, the last of which is a literal star. So any argv, quoted as
+``allow bash git commit -m 'fix: *'`` has four words, the last of which contains a literal star. So any argv, quoted as
 for a shell, is a pattern that matches exactly itself.
 """
 

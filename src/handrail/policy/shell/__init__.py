@@ -1,1 +1,1 @@
-"""Which commands a shell text runs, and which of them only read."""
+"""Shell commands: their parsing, the programs that they start, and a proof that they only read."""

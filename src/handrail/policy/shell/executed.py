@@ -1,9 +1,9 @@
-"""Which words of a shell text may name files of the workspace that it runs.
+"""The words of a shell text that may name workspace files which the text runs.
 
-A person who approves ``bash run.sh`` approves what ``run.sh`` says. So the approval is bound to the content of the files
-that a command runs: its script, what a runner or an interpreter is given, and the files that a program runs without being
-told (a ``Makefile``, a ``package.json``). This finds too much rather than too little: of a command that may run
-something, each word counts that names a file. Nothing here looks at the file system.
+A person who approves ``bash run.sh`` approves the content of ``run.sh``. So the approval is bound to the content of the
+files that a command runs: its script, the file given to a runner or an interpreter, and the files that a program runs by
+default (a ``Makefile``, a ``package.json``). The search finds too much rather than too little: in a command that may run
+something, each word counts that names a file. Nothing here reads the file system.
 """
 
 from __future__ import annotations

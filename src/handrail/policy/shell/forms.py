@@ -1,4 +1,4 @@
-"""The forms of single programs that run, write or execute something besides what their name says."""
+"""The options of single programs that run, write or execute more than the program's name says."""
 
 from __future__ import annotations
 
@@ -236,7 +236,7 @@ def package_runner(argv: Sequence[str]) -> Concern | None:
     return None
 
 
-# ── git ──────────────────────────────────────────────────────────────────────────────────────────
+# Git.
 
 _GIT_HARMLESS = frozenset(
     {"--no-pager", "-P", "--version", "-v", "--help", "-h", "--no-optional-locks", "--literal-pathspecs"}
@@ -315,7 +315,7 @@ def _only_reads_config(words: Sequence[str]) -> bool:
     return first in _GIT_READS_CONFIG
 
 
-# ── sed and awk ──────────────────────────────────────────────────────────────────────────────────
+# Sed and awk.
 
 _BRACKET = r"\[\^?\]?[^\]\n/|#,\\]*\]"
 
@@ -386,7 +386,7 @@ def awk(argv: Sequence[str]) -> Concern | None:
     return None
 
 
-# ── interpreters ─────────────────────────────────────────────────────────────────────────────────
+# Interpreters.
 
 _PYTHON = re.compile(r"(?:python|pypy)[0-9.]*(?:\.exe)?")
 _VERSIONED = re.compile(r"(?P<name>[a-z]+?)[0-9.]+")

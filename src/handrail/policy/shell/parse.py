@@ -1,8 +1,8 @@
-"""Shell text as a list of simple commands, or the reason why it cannot be read as one.
+"""A parser of shell text: a list of simple commands, or the reason why the text is unclear.
 
-Two independent readers must agree: tree-sitter's grammar for bash, of whose node types only a closed list is
-understood, and a small lexer of exactly that subset, which removes the quotes. What either does not know, and
-any word they read differently, makes the whole text unclear. Nothing here runs or expands anything.
+Two independent readers must agree: tree-sitter's grammar for bash, of which only a closed list of node types is
+accepted, and a small lexer of exactly that subset, which removes the quotes. An unknown construct in either, or a word that
+they read differently, makes the whole text unclear. Nothing here runs or expands anything.
 """
 
 from __future__ import annotations
@@ -236,7 +236,7 @@ def _hidden(text: str) -> str | None:
     return None
 
 
-# ── the first reader: tree-sitter ────────────────────────────────────────────────────────────────
+# The first reader: tree-sitter.
 
 
 def _outside_the_list(root: Node) -> str | None:
@@ -326,7 +326,7 @@ def _files_made_out(root: Node, raw: bytes, commands: tuple[Command, ...]) -> tu
     )
 
 
-# ── the second reader: a lexer of the subset ─────────────────────────────────────────────────────
+# The second reader: a lexer of the subset.
 
 
 def _lexed(text: str) -> tuple[Command, ...]:
@@ -476,7 +476,7 @@ def _short(word: str) -> str:
     return repr(word if len(word) <= 60 else word[:60] + "…")
 
 
-# Shell texts that need no shell: one program with literal arguments, which is run as just that.
+# Texts that need no shell: one program with literal arguments, which the kernel runs directly.
 
 OF_THE_SHELL = frozenset(
     (

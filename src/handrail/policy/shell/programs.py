@@ -1,9 +1,9 @@
-"""What a parser alone cannot see: programs that run other programs, write, or run code they are given.
+"""The programs that run other programs, write, or run given code, and the words that make them do so.
 
-A plain ``find . -exec …`` or ``env X=1 …`` *parses* as one harmless command. :func:`concern` says which words
-of an argv make it more than that. Such a command is asked about even under an allow rule, unless the rule names
+A plain ``find . -exec …`` or ``env X=1 …`` *parses* as one harmless command. :func:`concern` returns the words
+of an argv that make it more than that. Such a command needs approval even under an allow rule, unless the rule names
 those very words literally: ``allow bash python *`` does not cover ``python -c …``, ``allow bash python -c 'print(1)'``
-covers exactly that. The tables are a first form: they make known ways visible, the sandbox confines the unknown.
+covers exactly that. The tables make known ways visible; the sandbox confines the unknown ones.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Whether a command is proved to change nothing. What is not in the table below is not proved: it errs to "no".
+"""A proof that a command changes nothing. A command that is not in the table below has no proof.
 
-The proof is about what a program does by its own nature with these very words. What a program can still be made to do
-by configuration (git's fsmonitor, textconv, external diff and pager; a shell's aliases) is not looked at, so a call is
-treated as read-only only where it then *runs* so: the workspace mounted read-only, without network and secrets.
+The proof is about the effect of a program with these very words. It ignores the effects of configuration (git's fsmonitor,
+textconv, external diff and pager; a shell's aliases). So a call is treated as read-only only if it also *runs* so: with the
+workspace mounted read-only, without network and secrets.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def of_script(script: Script) -> str | None:
     return None if script.commands else "it holds no command"
 
 
-# ── checks ───────────────────────────────────────────────────────────────────────────────────────
+# Checks of the words of one program.
 
 
 def _any(_argv: Sequence[str]) -> None:

@@ -1,9 +1,8 @@
-"""Programs that run a command which their own words hold, and every way in which such a command can be read.
+"""The commands that an argv may run: its other spellings, and the command that its program would start.
 
-:func:`readings` gives the commands that an argv may run: the argv in its other spellings, and what its program would
-start. Every rule that denies or asks is compared with each of them. A reading is *certain* where the program is known
-to run it, and otherwise a guess: an unknown program may run any words that it is given. :mod:`handrail.policy.shell.programs`
-answers the opposite question, which form of a program a rule that allows covers.
+:func:`readings` returns them. Every rule that denies or asks is compared with each of them. A reading is *certain* if the
+program is known to run it, and otherwise a guess: an unknown program may run any of its words.
+:mod:`handrail.policy.shell.programs` answers the opposite question: which form of a program an allow rule covers.
 """
 
 from __future__ import annotations
@@ -386,7 +385,7 @@ class _Search:
                 yield tuple(words)
 
 
-# ── other spellings of one command ───────────────────────────────────────────────────────────────
+# Other spellings of one command.
 
 
 def _spellings(words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
@@ -474,7 +473,7 @@ def _git_aliases(words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
             yield ("git", *match.group("value").split(), *rest)
 
 
-# ── the places in a command's words ──────────────────────────────────────────────────────────────
+# The positions in a command's words where another command may begin.
 
 
 def _is_interpreter(program: str) -> bool:

@@ -1,7 +1,7 @@
-"""Programs that run the command in their last words, and change nothing about it that matters to a decision.
+"""Programs that run the command in their last words without any relevant change, such as ``timeout`` and ``nice``.
 
-``timeout 5 nice git status`` is judged as ``git status``. Only forms that are understood word by word are unwrapped;
-every other form, and every other program that runs what its words say, keeps its own policy
+``timeout 5 nice git status`` is evaluated as ``git status``. Only forms that are understood word by word are unwrapped.
+Every other form, and every other program that runs a command in its words, keeps its own policy
 (:mod:`handrail.policy.shell.programs`), which is to ask.
 """
 
@@ -157,10 +157,10 @@ def layers(argv: Sequence[str]) -> tuple[tuple[str, ...], ...]:
     return (*found, tuple(argv))
 
 
-# The tables of :mod:`handrail.policy.shell.runners`: programs that run a command given in their words, and
-# those that do not.
+# Tables for :mod:`handrail.policy.shell.runners`: programs that run a command given in their words, and those that do not.
 #
-# A program in no table is unknown: any of its words may be a command, which is asked about if a rule denies it.
+# A program in no table is unknown: any of its words may be a command, and a deny rule about that command makes the call
+# need approval.
 
 
 def _names(*lines: str) -> frozenset[str]:

@@ -1,4 +1,4 @@
-"""The watchdogs that ship: what looks like carrying data out, secrets on their way out, and calls that only ever fail."""
+"""The shipped watchdogs, which look for exfiltrated data, outgoing secrets and calls that always fail."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Commands and addresses that look like carrying data out: files of secrets, the environment or encoded data on their way
-into a program that talks to the network, data in host names and queries, and pushes to places that no remote names.
+"""The shipped watchdogs: exfiltration by commands and addresses, secrets in arguments, and calls that always fail.
 
-It knows shapes, not intentions, and a determined model finds others; what really keeps data in is the sandbox, which has
-no network but the hosts that were granted. This asks before data goes to those.
+The check for exfiltration finds secret files, the environment or encoded data on their way into a network program, data in
+host names and queries, and pushes to places that no remote names. It knows shapes, not intentions, and a determined model
+finds others. The sandbox is the real barrier: it has no network except the granted hosts. This check asks before data goes
+to those.
 """
 
 from __future__ import annotations
@@ -23,10 +24,9 @@ from handrail.contract.tool.spec import ToolSpec
 from handrail.policy.rules.rules import SECRET_LIKE, Action
 from handrail.policy.watchdogs.watchdog import Opinion, WatchdogCall, allow
 
-# A shell text taken apart roughly: which programs it runs, what flows into which, and where a value is put
-# together.
+# A rough decomposition of a shell text: its programs, the data flow between them, and the values that it builds.
 #
-# Not a parser and nothing to allow by: it looks for shapes also in text that no parser takes, and never raises.
+# It is not a parser and allows nothing. It looks for shapes even in text that no parser accepts, and never raises.
 
 MAX_CHARACTERS = 100_000
 _T = TypeVar("_T")
@@ -510,8 +510,7 @@ def _texts(value: Any, depth: int = 0) -> Iterator[str]:
             yield from _texts(item, depth + 1)
 
 
-# Secrets in arguments that leave: registered ones in any of their forms, and texts in the shape of well-known
-# keys.
+# Secrets in outgoing arguments: registered secrets in any of their forms, and texts with the shape of well-known keys.
 
 _KEY = "[A-Za-z0-9_-]"
 SHAPES: Mapping[str, tuple[str, str]] = {
@@ -601,7 +600,7 @@ def _entropy_of(text: str) -> float:
     return -sum(count / size * math.log2(count / size) for count in Counter(text).values())
 
 
-# Calls that were made before, exactly so, and only ever failed.
+# Identical calls that were made before and always failed.
 
 PATIENCE = 3
 """How many times as often a call may fail where other calls succeed in between."""

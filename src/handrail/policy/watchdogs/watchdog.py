@@ -1,4 +1,4 @@
-"""Watchdogs: an operator's own look at every call before it runs. They narrow, never widen, and failing means no."""
+"""Watchdogs: an operator's hooks that check every call before it runs. They only narrow, and a failure means deny."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from handrail.policy.questions import Verdict
 from handrail.policy.rules.rules import ACTIONS, STRICTNESS, Action
 from handrail.policy.verdict import Step
 
-# What a watchdog is asked, and the answers it may give.
+# The input of a watchdog, and its possible answers.
 
 DEFAULT_TIMEOUT_MS = 5_000
 

@@ -1,4 +1,4 @@
-"""All sources of one agent's tools, in their loading order, and which of the tools the agent takes."""
+"""All sources of one agent's tools, in their loading order, and the selection that the agent's manifest makes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tools given in code: decorated functions, tool objects, tool classes, and modules that hold them."""
+"""Tools from Python: given in code, built in, of a provider, agents as tools, and from installed packages."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ class BuiltinSource:
         return Loaded(tuple(Found(tool, BUILT_IN) for tool in BUILTINS), aliases=ALIASES)
 
 
-# Tools that a model's provider carries out itself, as a source: those that an agent's manifest names.
+# Tools that a model's provider carries out itself, as a source: the ones named in an agent's manifest.
 
 SOURCE = "native"
 """``Entry.source`` of them."""
@@ -164,7 +164,7 @@ class NativeSource:
         )
 
 
-# Agents as tools of their own, as a source: those that another agent's manifest lists among its tools.
+# Agents as tools, as a source: the ones that another agent's manifest lists among its tools.
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,10 +192,10 @@ class AgentSource:
         return Loaded(tuple(Found(AgentTool(one.id, one.description), AGENTS) for one in chosen))
 
 
-# Tools that installed Python packages offer by the entry point group ``handrail.tools``.
+# Tools of installed Python packages, from the entry point group ``handrail.tools``.
 #
-# An entry point names a tool, a class of a tool, a module of tools, or a list or tuple of these. Packages are
-# found as they are installed; nothing is fetched.
+# An entry point names a tool, a tool class, a module of tools, or a list or tuple of these. Only installed packages count;
+# nothing is fetched.
 
 TOOLS_GROUP = "handrail.tools"
 
@@ -234,11 +234,11 @@ def _package(point: metadata.EntryPoint) -> str:
     return f"{point.dist.name} {point.dist.version}" if point.dist is not None else "an unnamed package"
 
 
-# Sources of tools that installed Python packages add by the entry point group ``handrail.sources``.
+# Tool sources of installed Python packages, from the entry point group ``handrail.sources``.
 #
-# An entry point names a :class:`~handrail.contract.generation.Source`, or a function without arguments that
-# makes one. The operator knows it by the entry point's name. What it offers is somebody else's: faulty tools
-# are quarantined, and none is there before a person has approved what it says of itself.
+# An entry point names a :class:`~handrail.contract.generation.Source`, or a function without arguments that makes one. The
+# operator knows it by the entry point's name. Its tools are third-party: faulty ones are quarantined, and none is available
+# before a person has approved its definition.
 
 SOURCES_GROUP = "handrail.sources"
 

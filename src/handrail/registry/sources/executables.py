@@ -7,10 +7,10 @@ exit code 0. Diagnostics go to stderr. The answer may be plain data, an envelope
 ``HANDRAIL_SESSION_ID``, ``HANDRAIL_AGENT`` and ``HANDRAIL_WORKSPACE``; nothing of the kernel's own.
 
 The secrets that a tool declared are one JSON object, name to value, to be read from the descriptor whose number is in
-``HANDRAIL_SECRETS_FD``; there is none where it declared none.
+``HANDRAIL_SECRETS_FD``; without declared secrets there is no such descriptor.
 
-Each call is a process group of its own in the sandbox of that call's capability set, with the tool's folder
-read-only beside it, and nothing of it outlives the call.
+Each call is a separate process group in the sandbox of that call's capability set, with the tool's folder mounted
+read-only, and nothing of it outlives the call.
 """
 
 from __future__ import annotations

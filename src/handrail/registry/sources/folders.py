@@ -1,8 +1,8 @@
-"""Folders of manifests and executables: ``foo.json`` beside ``foo``, in any language, and of Python modules. What there is
-beside tools stands in ``offering.json``.
+"""Tool folders: ``foo.json`` with its executable ``foo`` in any language, and Python modules as tools.
 
-Read once, when a generation is built, from folders that only the operator can write: whoever could write
-there could run programs as tools. What is loose (owner, permissions, links that lead out) is a fault.
+A folder is read once, when a generation is built, and only if no one but the operator can write there: another writer could
+run programs as tools. Loose permissions, owners, or links that lead out are faults. ``offering.json`` in a folder holds
+resources and prompts.
 """
 
 from __future__ import annotations
@@ -33,11 +33,10 @@ from handrail.registry.sources.persistent import PersistentTool, digest_of
 # Python modules as tools: ``execute(topic, params, config=None, telemetry=None)`` and metadata, in a tool
 # folder.
 #
-# The metadata stands beside the module as a manifest (``weather.json`` for ``weather.py``), or in it as a
-# literal ``METADATA = {…}``, which is read without running anything. A module runs in a worker process in the
-# sandbox of what it requires, like any program of a tool folder, with the packages of the Python that Handrail
-# runs on. ``config`` holds its settings and the secrets that it declares, ``telemetry`` what the face knows of
-# the person's surroundings; each of its fields may be None.
+# The metadata is a manifest next to the module (``weather.json`` for ``weather.py``), or a literal ``METADATA = {…}`` in it,
+# which is read without running anything. A module runs in a worker process in the sandbox of its requirements, like any
+# program of a tool folder, with the packages of the Python that Handrail runs on. ``config`` holds its settings and the
+# secrets that it declares, ``telemetry`` the user's surroundings as the frontend knows them; each of its fields may be None.
 
 METADATA = "METADATA"
 _VIEWS = frozenset({"llm", "runtime"})

@@ -1,7 +1,7 @@
-"""Runs one Python module's ``execute(topic, params, config, telemetry)`` in a process of its own, in the tool's sandbox.
+"""The worker that runs one Python module's ``execute(topic, params, config, telemetry)`` in the tool's sandbox.
 
-Started as ``python -I -c <this text> MODULE [serve]``; stands alone and imports nothing of ours, which is not there. The
-protocol is that of executable tools: one JSON object in, one out, or one per line with ``serve``.
+Started as ``python -I -c <this text> MODULE [serve]``. It imports nothing of Handrail, which the sandbox does not contain.
+The protocol is that of executable tools: one JSON object in, one out, or one per line with ``serve``.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
-"""An operator's own resources and prompts, as data: ``offering.json`` in a folder of tools.
+"""An operator's own resources and prompts, as data: ``offering.json`` in a tool folder. URI templates.
 
-Checked whole when it is read; what is faulty stops start-up like a faulty manifest. Files are named beneath the folder and
-read when they are asked for. ``{{name}}`` in a text stands for an argument; what is put in is never looked at again.
+The file is checked whole when it is read; a fault stops start-up like a faulty manifest. Content files are named below the
+folder and read on request. ``{{name}}`` in a text is replaced by an argument, and the inserted text is not expanded again.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from handrail.contract.errors import Fault, LoadError, ToolError
 from handrail.contract.schema.schema import path_text
 from handrail.contract.text.json import ArgumentText, parse_object
 
-# Templates of URIs, read backwards: which URIs one makes, and by which values.
+# URI templates, matched in reverse: the URIs that one makes, and the values that make them.
 #
-# A template may be a foreign server's, and a URI is a model's: so no expression that backtracks, which the two
-# could make run for ever.
+# A template may come from a third-party server, and a URI from a model. So there is no expression that backtracks, which the
+# two could make run forever.
 #
 # Source: https://www.rfc-editor.org/rfc/rfc6570
 

@@ -1,16 +1,17 @@
-"""Executable tools that stay up between calls: no start-up per call.
+"""Executable tools that stay up between calls, which saves their start-up on each call.
 
-The protocol: one JSON object per line, both ways, one call at a time. While a call waits for a client's answer, others go to
-further processes of the same.
+The protocol: one JSON object per line, in both directions, one call at a time. While a call waits for a client's answer,
+others go to further processes of the same tool.
 
 - to stdin: ``{"id": "…", "arguments": {…}}``
-- from stdout: ``{"id": "…", "result": …}``, or ``{"id": "…", "error": "…"}`` where the error is a text or
+- from stdout: ``{"id": "…", "result": …}``, or ``{"id": "…", "error": "…"}`` with a text or
   ``{"text": "…", "kind": "failed", "data": …}``
-- before that as many messages as it has: :mod:`handrail.registry.sources.persistent`
+- before that any number of messages, described above :class:`Midway`
 
-The process is started for the first call, in a sandbox of the tool's own set that belongs to the source, and
-ends when no generation has it any more: one that is the same, with the same files, goes on in the next. It reaches hosts only while it has a call, and only those that this call may reach. A call
-that is cancelled, or an answer that breaks the protocol, ends the process; the next call starts another. Where starts answer no call, the next one waits a little longer, up to a bound.
+The process is started for the first call, in a sandbox of the tool's own set that belongs to the source. It ends when no
+generation contains the tool any more; the same tool with the same files continues in the next generation. It reaches hosts
+only during a call, and only those that this call may reach. A cancelled call, or an answer that breaks the protocol, ends the
+process, and the next call starts another. If starts answer no call, the next one waits a little longer, up to a limit.
 """
 
 from __future__ import annotations
@@ -43,19 +44,18 @@ from handrail.registry.sources.executables import (
 )
 from handrail.runtime.guard.guard import GuardedProcess, Vetoed
 
-# Messages to and from a persistent tool in the middle of a call: one JSON object per line, like all the others.
+# Messages to and from a persistent tool during a call: one JSON object per line.
 #
 # From the program, each with the call's id:
 #
-# - ``{"id": "…", "progress": {"done", "total", "fraction", "message"}}``, whichever it knows
+# - ``{"id": "…", "progress": {"done", "total", "fraction", "message"}}``, the known ones of these
 # - ``{"id": "…", "log": {"level", "data", "logger"?}}``
-# - ``{"id": "…", "ask": {KEY: {"method", "params"}, …}}`` of the client at the face; it waits for the next line
-# - ``{"id": "…", "let_go": true}``: the client need not hold the line
+# - ``{"id": "…", "ask": {KEY: {"method", "params"}, …}}`` of the frontend's client; the program waits for the next line
+# - ``{"id": "…", "let_go": true}``: the client may close its connection
 #
 # To the program: ``{"id": "…", "answers": {KEY: …}}``, or ``{"id": "…", "refused": "why"}``.
 #
-# It is told which requests its client answers with the call itself, under ``offers``, where its manifest
-# requires any.
+# If the tool's manifest requires any, the call itself lists under ``offers`` the requests that its client answers.
 
 MOST_SAID = 100_000
 """Messages in the middle of one call."""
@@ -434,7 +434,7 @@ def _as_error_envelope(error: object) -> dict[str, Any]:
     }
 
 
-# Whether a program that stays up would be another one if it were started now.
+# A fingerprint of a persistent program, to tell whether a start now would run another one.
 
 MOST_FILES = 1_000
 MOST_BYTES = 64 * 1024 * 1024

@@ -1,1 +1,1 @@
-"""The files that a tool reads and writes, each opened beneath its root."""
+"""The file service of a tool: canonical paths, reading, replacing, and unsaved changes in an editor."""

@@ -1,7 +1,7 @@
-"""Opening files beneath a root by the kernel's own path resolution.
+"""Opening of files below a root by the kernel's own path resolution, and the choice of an agent's further roots.
 
-``RESOLVE_BENEATH`` keeps ``..`` and absolute links inside, ``RESOLVE_NO_MAGICLINKS`` closes ``/proc/self/root``
-and its like, and ``RESOLVE_NO_SYMLINKS`` makes the opened file the very one whose canonical path was judged: a
+``RESOLVE_BENEATH`` keeps ``..`` and absolute links inside. ``RESOLVE_NO_MAGICLINKS`` closes ``/proc/self/root``
+and similar links. ``RESOLVE_NO_SYMLINKS`` makes the opened file exactly the one whose canonical path the policy checked: a
 link swapped in meanwhile fails instead of being followed.
 """
 
@@ -110,7 +110,7 @@ def explained(error: OSError, located: Located, doing: str) -> ToolError:
             return ToolError(f"{doing} {shown}: {error.strerror or error}", kind="failed")
 
 
-# An agent's roots beside the workspace: real folders, apart from everything that Handrail itself relies on.
+# An agent's further roots: real folders, separate from everything that Handrail itself relies on.
 
 _OF_THE_SYSTEM = ("/proc", "/sys", "/dev", "/run", "/boot", "/etc", "/usr/local/etc")
 """What a sandbox masks in parts or makes anew; a mount over it would undo that."""

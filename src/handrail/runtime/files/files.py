@@ -1,8 +1,8 @@
-"""The file door of the runtime: reading and replacing files beneath the session's roots.
+"""The file service of the runtime: reading and replacing files below the session's roots.
 
-Each touch goes the same way: the path is made canonical, lies beneath a root or is refused, is judged by the
-rules under that canonical name, and is then opened beneath the root with links refused. So what is opened is
-what was judged, and a link swapped in between makes the open fail.
+Each access takes the same steps: the path becomes canonical, must lie below a root, is checked by the rules under that
+canonical name, and is then opened below the root without following links. So the opened file is the checked one, and a
+link swapped in between makes the open fail.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from handrail.runtime.guard.running import running_programs
 from handrail.runtime.ripgrep import HiddenFiles
 from handrail.sandbox.view.tree import check_passing
 
-# What one session has read: the content hash of each file, so that nothing unseen is written over.
+# Read tracking: the content hash of each file that a session has read, so that no tool overwrites unseen content.
 
 
 class SeenFiles:
@@ -87,12 +87,11 @@ class SeenFiles:
                 self._keep(path, None)
 
 
-# Git directories that do not carry the name ``.git``: any folder with a HEAD, ``objects`` and ``refs`` is one.
+# Git directories without the name ``.git``: any folder with a HEAD, ``objects`` and ``refs`` is one.
 #
-# A person who stands in such a folder and types ``git status`` runs what its ``config`` says. By its name such
-# a path is an ordinary one, so a write is looked at together with what lies beside it: nothing in a git
-# directory is written, nor the piece that would make one of a folder. Nor is what the settings of git name
-# under other names: hooks, included files, scripts that a command of the settings runs.
+# A person who types ``git status`` in such a folder runs the commands in its ``config``, although its path has an ordinary
+# name. So each write is checked together with the files around it. No tool writes in a git directory, or adds the piece that
+# completes one. The same holds for files that git's settings name: hooks, included files, scripts of a configured command.
 
 _HEAD = "head"
 _REFERENCE = re.compile(rb"\s*(?:ref:|[0-9a-fA-F]{40})")
@@ -199,10 +198,10 @@ def _there(located: Located, parts: list[str], *, unseen: bool = True) -> bool:
     return True
 
 
-# Whole lines out of a file of any size, from either end, without loading it.
+# Whole lines of a file of any size, from either end, without loading the file.
 #
-# A sparse index remembers how many line ends come before each mebibyte, so a file is counted once and not once
-# a call. Lines end at ``\n`` (with a ``\r`` before it dropped); bytes that are no UTF-8 are shown as U+FFFD.
+# A sparse index remembers the number of line ends before each mebibyte, so a file is counted once and not on every call.
+# Lines end at ``\n`` (a ``\r`` before it is dropped). Bytes that are not UTF-8 are shown as U+FFFD.
 
 STEP = 1 << 20
 """One mark of the index per so many bytes."""

@@ -1,8 +1,8 @@
-"""Replacing one file's content at once: everybody sees the old bytes or the new ones, also after a crash.
+"""Atomic replacement of one file's content, also across a crash, and private copies of hard-linked files.
 
-The new content goes to a temporary file in the same folder, is made durable there, and takes the name in one
-step. What it displaces is looked at again after that step: if it is not what was expected (somebody else wrote
-in the meantime), the step is undone and reported as a conflict, so no edit is lost silently.
+The new content goes to a temporary file in the same folder, becomes durable there, and takes the name in one step. The
+displaced file is checked after that step. If it is not the expected one (another process wrote in the meantime), the step
+is undone and reported as a conflict, so no edit is lost silently.
 """
 
 from __future__ import annotations
@@ -267,12 +267,12 @@ def _rename(parent: int, old: str, new: str, flags: int) -> bool:
     raise OSError(number, os.strerror(number), new)
 
 
-# Private copies of files in a workspace that have further names outside of it (hard links).
+# Private copies of workspace files that have further names outside the workspace (hard links).
 #
-# Package managers (pnpm, uv, bun) link the files of a project to one store, so a program that writes such a
-# file in place changes every other project. So before a program starts, the file's name in the workspace is
-# given to a copy of it, with the same content, permissions and times. The copies are made durable before the
-# first takes its name, and a name is given away only while it is that file's: an edit in between is not lost.
+# Package managers (pnpm, uv, bun) link the files of a project to one store, so a program that writes such a file in place
+# changes every other project. So before a program starts, a copy with the same content, permissions and times takes the
+# file's name in the workspace. All copies are durable before the first takes its name. A copy replaces only the file that it
+# was made from, so an edit in between is not lost.
 
 MOST_FILES = 20_000
 MOST_BYTES = 256 * 1024 * 1024

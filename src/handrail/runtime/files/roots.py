@@ -1,8 +1,8 @@
-"""Where a path really is: the canonical form that rules are judged on, and the form that is shown.
+"""The canonical form of a path, on which rules are evaluated, and its short form to show.
 
-A path a model writes may climb, be relative or go through links. :meth:`Roots.locate` gives the one absolute
-path that names the same thing without any of that, so that a rule, a lock and an open speak of the same file.
-It is a *name* only: whoever opens it does so beneath the root with links refused, so a swap in between fails.
+A model's path may climb, be relative or follow links. :meth:`Roots.locate` returns the one absolute path that names the
+same thing without any of that, so that a rule, a lock and an open mean the same file. The result is only a *name*: callers
+open it below the root without following links, so a swap in between fails.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""The file door of a session in an editor: reading a file gives what its user sees, unsaved changes included.
+"""The file service of a session in an editor: reading a file returns the editor's text, with unsaved changes.
 
-The editor is asked by a path, and opens whatever stands there by then. A program in the sandbox could put a link there between
-our look and the editor's, and so be told what lies outside the workspace. So a text of the editor's counts only where no folder
-on the way has changed since well before it was asked: the time of that change is the operating system's, and no program can set
-it. For writing there is no such check, since it would come too late: files are written here and never by the editor, and none is
-written whose user has unsaved changes in it.
+The editor is asked by a path, and opens the file that is there by then. A program in the sandbox could put a link there
+between our check and the editor's, and so read a file outside the workspace. So the editor's text counts only if no folder
+on the way has changed since well before the request. The operating system sets that change time, and no program can forge
+it. Writing has no such check, since it would come too late: this process writes files, never the editor. A file with
+unsaved changes in the editor is not written.
 """
 
 from __future__ import annotations

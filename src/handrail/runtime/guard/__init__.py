@@ -1,1 +1,1 @@
-"""The look at protected names and git's settings after a program has run."""
+"""The guard around programs: it protects files and git settings, and checks both after a program has ended."""

@@ -1,8 +1,8 @@
-"""After a program has run: files that it made under protected names, and what is done with them.
+"""The check after a program has run: files under protected names are moved away or put back.
 
-Names are compared with what there was when it started. So is the content of what may be changed by keys, and of every
-file that was mounted over: a mount ends when a process outside replaces the file that it is on. A repository that was newly
-made goes as a whole: one without its configuration and hooks is no less than half of it.
+Names are compared with the names at the program's start. Contents are compared for files that may change in some keys only,
+and for every mounted-over file, since a mount ends when an outside process replaces its file. A newly made repository is
+moved away as a whole, since one without configuration and hooks would be broken.
 """
 
 from __future__ import annotations

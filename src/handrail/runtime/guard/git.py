@@ -1,8 +1,8 @@
-"""What a program with the capability ``vcs.config`` may leave behind: configuration with harmless keys, and samples.
+"""Changes to git configuration that a program with the capability ``vcs.config`` may leave behind.
 
-Its configuration files are read before it starts and after it has ended. What differs in more than the allow-list of
-:mod:`handrail.runtime.guard.gitconfig` is put back as it was, and so is word of where a repository is (a ``.git`` file, a
-``commondir``) that leads anywhere but to a repository in the same folder.
+The configuration files are read before the program starts and after it has ended. A file that differs in more than the
+allow-list of :mod:`handrail.runtime.guard.gitconfig` is restored. So is a pointer to a repository (a ``.git`` file, a
+``commondir``) that leads anywhere except to a repository in the same folder.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""git's configuration files: read as git reads them, and which of their entries run nothing.
+"""Git's configuration files: a strict reader, the harmless entries, and the files that settings name.
 
-The reader follows ``config.c`` of git and refuses what that refuses; it also refuses what only reads alike in some
-versions (a NUL, an entry before the first section). The list of harmless entries is closed: it names keys, and for
-each what its value may be. Whoever may write a key outside of it can have any program run by the next ``git status``.
+The reader follows ``config.c`` of git and refuses the files that git refuses. It also refuses files that git versions read
+differently (a NUL, an entry before the first section). The list of harmless entries is closed: it names keys, and for
+each its allowed values. A program that may write any other key could have any command run by the next ``git status``.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ class _Reader:
         return Unreadable(f"line {line}: {what}")
 
 
-# ── what runs nothing ────────────────────────────────────────────────────────────────────────────
+# Harmless entries, which run nothing.
 
 _FLAG = re.compile(r"true|false|yes|no|on|off|[0-9]{1,4}|", re.IGNORECASE)
 _NAME = re.compile(r"(?!-)[A-Za-z0-9_][A-Za-z0-9._/+@-]*")
@@ -270,12 +270,11 @@ def beyond_the_list(before: Sequence[Entry], after: Iterable[Entry], inside: Cal
     return list(dict.fromkeys(changed or [entry.key for entry in has]))
 
 
-# What git's settings name: the files and folders that git executes, or takes settings and words from.
+# Files and folders that git's settings name, to execute them or to read settings and text from them.
 #
-# A repository's settings, the person's and the machine's are read as git reads them, with what they include,
-# and without running git. A command is taken apart into words, and each word that can be a path counts. So a
-# word too many is protected, and no word too few. Files are bounded, opened without waiting, and read again
-# only where they have changed.
+# The settings of the repository, the person and the machine are read as git reads them, with included files, and without
+# running git. A command is split into words, and each word that can be a path counts. So the result may hold a word too many
+# and never one too few. Files are bounded, opened without waiting, and read again only after a change.
 
 _DEEPEST_INCLUDE = 10
 _MOST_FILES = 64

@@ -1,8 +1,7 @@
-"""A sandbox wrapper that guards protected paths: pinned and masked before a program starts, checked once it has ended.
+"""A sandbox wrapper that guards protected paths: mounted before a program starts, checked after it has ended.
 
-Around any provider. What is there is mounted over; what a program newly made under a protected name cannot be
-prevented by mounts, so it is moved away as soon as nobody of the sandbox is left, before its call is answered, and
-the call fails.
+It wraps any provider. Existing files are mounted over. Mounts cannot prevent a new file under a protected name, so such a
+file is moved away as soon as the sandbox has no process left, before the call is answered, and the call fails.
 """
 
 from __future__ import annotations

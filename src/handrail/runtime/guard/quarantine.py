@@ -1,8 +1,8 @@
-"""Quarantine: moving away files that a program made under protected names, to where they do no harm.
+"""Quarantine of files that a program made under protected names, and the originals of mounted-over files.
 
-The program has ended, but others may still write in the workspace: every step goes from a folder's descriptor to a
-name in it and follows no link. What is kept carries another name, and a git directory in it has no HEAD any more, so
-that whoever looks at it with a shell, git or an editor runs nothing.
+The program has ended, but others may still write in the workspace. So every step goes from a folder's descriptor to a
+name in it and follows no link. Quarantined files get another name, and a git directory among them loses its HEAD, so that a
+shell, git or an editor that opens them runs nothing.
 """
 
 from __future__ import annotations
@@ -221,12 +221,12 @@ def _disarm(place: Path) -> None:
                     Path(folder.child(name)[0]).rename(folder.child(f"{name}{_SUFFIX}")[0])
 
 
-# Files as they were when a program started, and whether they are still those files when it has ended.
+# Originals: the state of files when a program started, to compare and restore them after its end.
 #
-# A file that is mounted over cannot be written by the program. The mount ends, however, when a process outside
-# of the sandbox gives the file's name to another file (``rename``) or removes it: git and most editors replace
-# files that way. From then on the program writes what it finds under that name. So each such file is compared
-# when the program has ended. As long as it is the same file, the mount was on it all the time.
+# A program cannot write a file that is mounted over. But the mount ends when a process outside the sandbox gives the file's
+# name to another file (``rename``) or removes it, as git and most editors do. From then on the program writes the file that
+# it finds under that name. So each such file is compared when the program has ended. If it is still the same file, the mount
+# was there all the time.
 
 MAX_KEPT_BYTES = 32 * 1024 * 1024
 """Content kept of all files of one folder that programs work in; a file beyond it is compared, not put back."""

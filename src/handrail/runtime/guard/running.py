@@ -1,9 +1,8 @@
-"""What the programs that run now have mounted over and may change, whichever session started them.
+"""The running programs of all sessions, with the files that they have mounted over and may change.
 
-A mount over a file ends, in every sandbox, when the file's name is given to another file. A file tool writes by
-``rename``, so it would take the mount away from a running program, which is then ended. So a file tool waits until
-no program has the file mounted over, for a bounded time. A program that starts waits, for as long, for the file tools and
-the git tools that may replace a file which it mounts over.
+A mount over a file ends, in every sandbox, when another file takes the file's name. A file tool writes by ``rename``, so it
+would remove the mount from a running program, which is then ended. So a file tool waits, for a bounded time, until no
+program has the file mounted over. A starting program waits as long for the file and git tools that may replace such a file.
 """
 
 from __future__ import annotations

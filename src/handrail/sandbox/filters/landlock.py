@@ -1,13 +1,13 @@
-"""What Landlock lets a sandboxed program do: a ruleset as plain data, which the launcher inside puts into force.
+"""The Landlock ruleset of a sandbox, as plain data, which the launcher inside puts into force.
 
-It repeats what the mounts say in a second way that does not depend on them: reading and starting programs in the
-folders that are mounted, writing only in those mounted writable, no abstract socket and no signal beyond the sandbox.
-A read-only call has no TCP but to the proxy; others have their own loopback, where tests start servers: Landlock knows
-ports and no addresses, and that there is nothing but a loopback is what the launcher sees to before it restricts.
-bubblewrap cannot start under Landlock, so it is the launcher that restricts itself.
+It repeats the mounts in a second way that does not depend on them: reading and starting programs in the mounted folders,
+writing only in those mounted writable, no abstract socket and no signal beyond the sandbox. A read-only call has no TCP
+except to the proxy. Others have their own loopback, where tests start servers: Landlock knows ports and no addresses, and
+the launcher makes sure that only a loopback exists before it restricts. Bubblewrap cannot start under Landlock, so the
+launcher restricts itself.
 
-Follows linux/landlock.h. What an older kernel does not know is left out of what is handled; a rule never carries
-more than is handled.
+Follows linux/landlock.h. Rights that an older kernel does not know are left out of the handled ones, and a rule never
+carries more than the handled ones.
 """
 
 from __future__ import annotations

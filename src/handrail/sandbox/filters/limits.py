@@ -1,15 +1,15 @@
-"""What the processes of a sandbox may use up, as the kernel's resource limits, and how one that ended a program is told.
+"""Resource limits of a sandbox's processes and of all sandboxes together, and the message about a limit that was hit.
 
-The launcher sets them inside the sandbox. Set on bubblewrap itself, the bound on processes would count everything else
-that the user runs; inside, the kernel counts the sandbox's own. It counts none for the machine's real root, whom only a
-control group or another user's identity (:mod:`handrail.sandbox.view.identity`) can bound.
+The launcher sets them inside the sandbox. On bubblewrap itself, the limit on processes would count everything else that the
+user runs; inside, the kernel counts the sandbox's own. For the machine's real root the kernel counts none: only a control
+group or another user's identity (:mod:`handrail.sandbox.view.identity`) can bound it.
 
-Some bounds of the kernel are shared by all processes of a user, whose editor fails once a sandbox has used them up. Of
-these a sandbox gets a part: as a resource limit where there is one, else as a count of its user namespace.
+Some limits of the kernel are shared by all processes of a user, whose editor fails once a sandbox has used them up. A
+sandbox gets a part of these: as a resource limit if one exists, else as a count of its user namespace.
 
 Memory of a process is RLIMIT_DATA. RLIMIT_AS would count address space that is only reserved: with 8 GiB of it node does
-not start, while all its use and that of a JVM stay below 512 MiB of data. What all processes hold together, and what they
-share, no such limit counts (:mod:`handrail.sandbox.filters.memory`).
+not start, while all its use and that of a JVM stay below 512 MiB of data. These limits do not count the sum over all
+processes or shared memory (:mod:`handrail.sandbox.filters.memory`).
 """
 
 from __future__ import annotations
@@ -28,15 +28,13 @@ from typing import Literal, NamedTuple
 
 from handrail.contract.sandbox import Limits
 
-# Bounds that only a control group has: on the processes of real root, whom RLIMIT_NPROC does not count, and on
-# memory.
+# Control groups, for two limits: on the processes of real root, whom RLIMIT_NPROC does not count, and on memory.
 #
-# All sandboxes of one Handrail share them, so they keep the machine and not one sandbox from another. A group
-# is made beside the others at the top (cgroup v2), or beneath Handrail's own (v1), and removed when Handrail
-# ends; what a killed one left is removed by the next. Without the right to make one there is none, which the
-# tier says. An ordinary user has it only beneath groups that systemd gave them, where each start would wait for
-# the whole machine's forks to pause (:func:`entrance`): theirs is bounded with Handrail itself, by whoever
-# starts it in a group with a bound (:func:`own_bound`).
+# All sandboxes of one Handrail share the groups, so they protect the machine and not one sandbox from another. A group is
+# made next to the others at the top (cgroup v2), or below Handrail's own (v1), and removed when Handrail ends. The next start
+# removes groups of a killed one. Without the right to make a group there is none, and the tier says so. An ordinary user has
+# that right only below groups that systemd gave them, where each start would wait for the whole machine's forks to pause
+# (:func:`entrance`). Such a Handrail is bounded as a whole, by a group that it is started in (:func:`own_bound`).
 
 _PREFIX = "handrail-"
 _SHELL = "/bin/sh"

@@ -1,18 +1,18 @@
-"""What all of a sandbox holds together, by looking: memory, files in /tmp, pipes. One that holds more than its call may is ended.
+"""A monitor of a sandbox's total memory, with files in /tmp and pipes. It ends a sandbox that exceeds its limit.
 
-The kernel bounds the private memory of each process (:mod:`handrail.sandbox.filters.limits`). What processes share, files in
-memory, and the sum over many of them every user can bound only by looking. So a program that runs for longer is looked
-at, and its sandbox ended when it holds too much. While the whole machine uses less than one call may, that is one read
-of ``/proc/meminfo``.
+The kernel bounds the private memory of each process (:mod:`handrail.sandbox.filters.limits`). An ordinary user can bound
+shared memory, files in memory and the sum over all processes only by polling. So a program that runs for longer is polled,
+and its sandbox ended when it holds too much. While the whole machine uses less than one call may, a poll is one read of
+``/proc/meminfo``.
 
-Two more bounds are kept this way. The kernel's memory for the files of the private /tmp and /dev/shm and for their
-extended attributes is not in their size: each look asks both file systems how many files they have. All pipes of a user
-share one bound, above which the kernel gives every new pipe of that user two pages: each look makes a pipe, and counts
-those of the sandbox once it is given a short one.
+Two more limits are enforced this way. The size of the private /tmp and /dev/shm does not include the kernel's memory for
+their files and extended attributes, so each poll asks both file systems for their number of files. All pipes of a user
+share one limit, above which the kernel gives every new pipe of that user two pages. So each poll makes a pipe, and counts
+those of the sandbox once it gets a short one.
 
-A look has gaps: what is allocated between two of them, and what no process has in its descriptors or its address space
-at that moment (on its way through a socket, or handed from one short-lived process to the next). Where a control group
-can be made (:mod:`handrail.sandbox.filters.limits`), the kernel itself bounds those; elsewhere a machine that runs out of
+Polling has gaps: memory that is allocated between two polls, and memory that no process has in its descriptors or address
+space at that moment (on its way through a socket, or handed from one short-lived process to the next). If a control group
+can be made (:mod:`handrail.sandbox.filters.limits`), the kernel itself bounds those. Elsewhere a machine that runs out of
 memory takes it from sandboxes first.
 """
 

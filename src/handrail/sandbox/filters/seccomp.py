@@ -1,10 +1,10 @@
 """The system calls that a sandboxed program may make, as a seccomp filter (classic BPF, seccomp(2)).
 
-What a namespace does not confine, or what opens parts of the kernel that no build or test needs, is answered with an
-error: new namespaces and mounts, tracing others, kernel keys, modules, clocks, handles, terminal injection, every
-socket family but the internet's and pairs, kernel memory that no other bound counts (System V queues, long segments
-and large semaphore sets, longer pipes), and Linux AIO, of whose requests the whole machine has one number. So is each
-call that is newer than this table. A program for another architecture (32-bit or x32 on x86-64) is killed or gets
+A call fails with an error if a namespace does not confine it, or if it opens parts of the kernel that no build or test
+needs: new namespaces and mounts, tracing others, kernel keys, modules, clocks, handles, terminal injection, every
+socket family but the internet's and pairs, kernel memory that no other limit counts (System V queues, long segments
+and large semaphore sets, longer pipes), and Linux AIO, whose requests share one limit on the whole machine. The same holds
+for each call that is newer than this table. A program for another architecture (32-bit or x32 on x86-64) is killed or gets
 ENOSYS, since its numbers mean other calls.
 
 The filter is assembled by hand: bubblewrap takes exactly these bytes, and no library is needed.
@@ -20,10 +20,9 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
-# The numbers of the system calls that the filter of :mod:`handrail.sandbox.filters.seccomp` names.
+# The numbers of the system calls that the filter names.
 #
-# From the kernel's own tables: ``arch/x86/entry/syscalls/syscall_64.tbl`` and, for arm64,
-# ``scripts/syscall.tbl``.
+# From the kernel's own tables: ``arch/x86/entry/syscalls/syscall_64.tbl`` and, for arm64, ``scripts/syscall.tbl``.
 
 LAST_KNOWN = 469
 """The newest call that was looked at (file_setattr, Linux 6.17), the same everywhere since all machines count alike."""

@@ -1,1 +1,1 @@
-"""Which hosts a sandboxed process reaches, and the proxy through which it does."""
+"""The network of a sandboxed process: its permitted hosts, and the proxy that leads to them."""

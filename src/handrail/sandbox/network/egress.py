@@ -1,12 +1,12 @@
-"""The one check of every connection that leaves on behalf of a call: which host, which address, which socket.
+"""The one check of every connection that leaves on behalf of a call: host, address and socket.
 
-Used by the proxy in front of a sandbox and by the runtime's own fetches. A host is judged by its canonical name
-(:mod:`handrail.contract.text.hosts`), resolved once, every address it has is checked, and one of the *checked* addresses is
-dialled, so a name that leads elsewhere the second time (rebinding) is of no use. An address that is not public is
-reached only where every layer of the call's set names it literally.
+Used by the proxy in front of a sandbox and by the runtime's own fetches. A host is authorised by its canonical name
+(:mod:`handrail.contract.text.hosts`) and resolved once. All its addresses are checked, and one of the *checked* addresses
+is dialled, so a name that resolves differently the second time (rebinding) has no effect. An address that is not public is
+reached only if every layer of the call's set names it literally.
 
-What remains open: a network's own NAT64 prefix (one other than ``64:ff9b::/96``) or a router that sends public
-addresses inwards cannot be seen from here.
+Open: a network's own NAT64 prefix (one other than ``64:ff9b::/96``) or a router that sends public addresses inwards cannot
+be seen from here.
 """
 
 from __future__ import annotations

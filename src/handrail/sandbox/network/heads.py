@@ -1,4 +1,4 @@
-"""HTTP/1 heads, read the strict way: what two readers could take apart differently is refused.
+"""Strict readers of HTTP/1 heads and TLS hellos, which refuse everything that two readers could read differently.
 
 So nothing can be smuggled past the proxy: lines end in CRLF, a head has one meaning of where its body ends, names are
 tokens, no value has control characters, and nothing is continued on a next line (RFC 9112).
@@ -155,11 +155,10 @@ def _framing(fields: Fields) -> int | Literal["chunked"] | None:
     return int(lengths[0])
 
 
-# What a TLS client says in the clear before anything is encrypted: which server it means (RFC 8446, RFC 6066).
+# The TLS ClientHello, which names the intended server in the clear (RFC 8446, RFC 6066).
 #
-# A tunnel is opened to one host; a ClientHello that names another would reach a neighbour on the same address.
-# Read strictly: what cannot be read whole is refused, and so is a hello that is hidden (ECH, whose outer name
-# says nothing).
+# A tunnel is opened to one host; a ClientHello that names another would reach a neighbour on the same address. The reader is
+# strict: it refuses a hello that it cannot read whole, and a hidden one (ECH, whose outer name says nothing).
 
 MAX_HELLO_BYTES = 64 * 1024
 

@@ -1,4 +1,4 @@
-"""``listener.pl`` for machines without perl, or of another build: run as a program of its own, never imported."""
+"""``listener.pl`` for machines without perl, or of another build: run as a separate program, never imported."""
 
 from __future__ import annotations
 

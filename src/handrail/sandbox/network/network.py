@@ -1,8 +1,8 @@
 """The network of a sandbox: its own loopback, and on it one port behind which the host's proxy answers.
 
 No program in the sandbox has a socket to the outside. A separate process enters the sandbox's network namespace,
-listens there and hands the *listening* socket back; a socket stays in the namespace that it was made in, so the proxy
-on the host's side accepts what is connected inside. The kernel's own process never changes its namespace.
+listens there and hands the *listening* socket back. A socket stays in the namespace that it was made in, so the proxy
+on the host's side accepts connections from inside. The kernel's own process never changes its namespace.
 """
 
 from __future__ import annotations

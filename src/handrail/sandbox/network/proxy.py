@@ -1,11 +1,11 @@
-"""The only way out of a sandbox: an HTTP proxy on the host's side, which judges every request and every tunnel.
+"""The only way out of a sandbox: an HTTP proxy on the host's side, which authorises every request and every tunnel.
 
-``CONNECT host:port`` opens a tunnel, a request with a whole ``http://`` URL is made once and its connection closed; a
-redirect is simply the client's next request. Each, and all that goes out through a tunnel, is judged anew by :class:`~handrail.sandbox.network.egress.Egress`. What is
-refused is answered ``403`` with the reason and the next step.
+``CONNECT host:port`` opens a tunnel. A request with a whole ``http://`` URL is made once and its connection closed; a
+redirect is simply the client's next request. :class:`~handrail.sandbox.network.egress.Egress` checks each of them, and all
+data that leaves through a tunnel. A refusal is a ``403`` with the reason and the next step.
 
-In a tunnel the TLS hello must name the host that the tunnel was opened to; on port 443 there must be one. What remains
-open: inside TLS (and in a tunnel to another port that is not TLS) a request may name another site of the same server.
+In a tunnel the TLS hello must name the host that the tunnel was opened to; on port 443 there must be one. Open: inside TLS
+(and in a tunnel to another port that is not TLS) a request may name another site of the same server.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""How a process starts within its sandbox: the launcher, its pipes, its terminal, and sandboxes kept ready."""
+"""The start of a process within its sandbox: launcher, pipes, terminal, and sandboxes kept ready."""

@@ -1,24 +1,25 @@
-"""What is said to the first process of a sandbox, which restricts itself and becomes the program.
+"""The messages to a sandbox's first process, which restricts itself and becomes the program.
 
-Where it comes from: ``launcher.pl``, or ``launcher_python.py`` where the machine has no perl. It has three
-descriptors besides the program's own:
+Its program is ``launcher.pl``, or ``launcher_python.py`` if the machine has no perl. It has three descriptors in addition to
+the program's own:
 
-- the *letter*, a file in memory. Its first part says how to restrict (Landlock, limits) and in which namespaces it
-  must not find itself; that is known before the call is. Its second part is the call.
-- the *channel*, a socket. One byte from here means that the letter's second part is written: ``e`` that it is nothing
-  but a text to be evaluated, ``g`` that it is any other. Back come ``T`` and a part
+- the *letter*, a file in memory. Its first part says how to restrict (Landlock, limits) and which namespaces it
+  must not find itself in; that is known before the call is. Its second part is the call.
+- the *channel*, a socket. One byte from here means that the letter's second part is written: ``e`` for a plain text to
+  evaluate, ``g`` for any other call. The launcher answers ``T`` and a part
   (its mount table, and the device and inode of each path that it was asked to look at, as one text ``DEVICE:INODE``),
   ``r`` (ready, waiting for that byte), ``x`` (the program is about to be started), ``E`` and a text (it cannot be), or
   ``L`` after ``x`` (its arguments are longer than the system takes). The byte from here comes once the table is right.
 - the *lifeline*, a socket whose other end only the holder has: when it hangs up, the first process ends and the kernel
   ends all others with it. So nothing outlives a killed holder, whichever moment it dies at. When the program has ended,
-  the first process kills and waits for all that is left, and then says the exit code here, in one byte: nobody is left
-  but itself, and the namespaces can be taken down while the answer is on its way. If a mount ends or its mount point is
-  moved away, it kills all others at once, also before the program has begun; then the mount point follows that byte.
+  the first process kills and waits for all others, and then sends the exit code here, in one byte. By then only the first
+  process is left, and the namespaces can be taken down while the answer is on its way. If a mount ends or its mount point
+  is moved away, it kills all others at once, even before the program has begun; then the mount point follows that byte.
 
 A fourth number is of a descriptor that it closes at once; any others are the program's.
 
-A call is that byte and then the second part. A part is its length and then items, each with its length (4 bytes, big-endian).
+A call is that byte and then the second part. A part is its length and then items, each with its length (4 bytes,
+big-endian).
 """
 
 from __future__ import annotations
@@ -79,9 +80,9 @@ _HEAD = 5
 _CHANNEL, _LETTER = 3, 4
 """The numbers that a waiting shell has them under."""
 
-# First it goes once through what it will do later, so that the memory for it is there when somebody waits.
-# One line, so that the text's own lines are counted from 1. Evaluated are texts in which nobody can tell, mostly where
-# the shell already is: that is the first way. Others are given to a bash of their own, in place of this one.
+# The launcher first runs once through its later steps, so that their memory is there when a caller waits.
+# One line, so that the text's own lines are counted from 1. The shell evaluates a text directly if no difference can be seen,
+# mostly in the folder where the shell already is: that is the first way. Other texts get a new bash in place of this one.
 _BEGIN = f"printf x >&{_CHANNEL};exec {_CHANNEL}<&- {_LETTER}<&-;"
 _EVALUATE = 'SECONDS=0;: /bin/bash;eval -- "$BASH_EXECUTION_STRING";'
 _BOOT = (

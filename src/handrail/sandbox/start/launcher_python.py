@@ -1,6 +1,6 @@
-"""The first process of a sandbox where there is no perl: runs inside, so it imports nothing of Handrail.
+"""The first process of a sandbox on a machine without perl. It runs inside, so it imports nothing of Handrail.
 
-:mod:`handrail.sandbox.start.launcher` says what it reads and answers; ``launcher.pl`` does the same, sooner.
+:mod:`handrail.sandbox.start.launcher` describes its input and answers; ``launcher.pl`` does the same, faster.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""Sandboxes made ready before they are needed: each is used once, and only for a call that it was made for.
+"""Sandboxes made before they are needed: each is used once, and only for a call that it was made for.
 
-Making a sandbox takes several times as long as starting a shell without one. So once a call has been carried out, the
-next one of its kind is made in the background: namespaces, mounts, limits and Landlock in force, and for shell texts
-a bash that waits for its text; where its calls have hosts, the socket that their proxy will accept on. What a ready
-sandbox is, its key, is everything that a start would be given now, and what each mounted path is at this moment: where
-anything differs, a sandbox is made anew.
+Making a sandbox takes several times as long as starting a shell without one. So after a call, the next sandbox of its kind
+is made in the background: namespaces, mounts, limits and Landlock in force, for shell texts a bash that waits for its text,
+and for calls with hosts the socket of their proxy. The key of a ready sandbox is every parameter that a start would have
+now, and the state of each mounted path at this moment. If anything differs, a new sandbox is made.
 """
 
 from __future__ import annotations

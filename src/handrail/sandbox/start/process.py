@@ -1,9 +1,9 @@
-"""A confined process: fed, read, waited for, and ended with everything it started.
+"""A confined process: its input, output, end and terminal. Ending it ends everything that it started.
 
-The first process of the sandbox's pid namespace is the launcher. When its program has ended, not when the last holder
-of a pipe has, it ends all others and says so; should it be killed itself, the kernel ends them with it, before
-bubblewrap's outer process learns of it. So nobody is left once either is heard of. What then is taken down without
-anybody waiting is the empty namespaces.
+The first process of the sandbox's pid namespace is the launcher. When its program has ended, even if other processes still
+hold its pipes, the launcher ends all others and reports. If the launcher itself is killed, the kernel ends them with it,
+before bubblewrap's outer process learns of it. So no process is left once either is reported. The empty namespaces are taken
+down later, and no caller waits for that.
 """
 
 from __future__ import annotations
@@ -468,9 +468,8 @@ def _has_ended(descriptor: int) -> bool:
 # A pseudo-terminal as a sandbox's stdin, stdout and stderr (pty(7)): the program has one end, the holder the
 # other.
 #
-# The holder's end is the only other one: a program cannot get at the terminal that the holder itself was
-# started from, and the seccomp filter keeps it from typing into its own (TIOCSTI). The launcher makes it the
-# program's controlling terminal.
+# A program cannot reach the terminal that the holder itself was started from, and the seccomp filter keeps it from typing
+# into its own (TIOCSTI). The launcher makes this one the program's controlling terminal.
 
 _LOCAL = 3
 _OUTPUT = 1

@@ -1,8 +1,8 @@
-"""Starting one program with exactly the descriptors it is given, by posix_spawn.
+"""Starting one program with exactly the given descriptors, by posix_spawn. The search for bubblewrap.
 
-Python's own ways either copy nothing but the standard three to numbers of one's choice, or inherit what other
-libraries left open. Here the child's numbers are said one by one and everything else is closed. The call does
-not copy the address space, so its cost does not grow with the embedding program.
+Python's own ways either copy only the standard three to chosen numbers, or inherit descriptors that other libraries left
+open. Here each number of the child is given and everything else is closed. The call does not copy the address space, so its
+cost does not grow with the embedding program.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def is_inside(binary: str, folders: tuple[str, ...]) -> bool:
     return folder_around(binary, folders) is not None
 
 
-# A process that is another one with something around it: what is not overridden is the other's.
+# A wrapper around another process: each method that a subclass does not override is the other's.
 
 
 class Delegating:

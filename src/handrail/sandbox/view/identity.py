@@ -1,8 +1,8 @@
-"""Whose rights a sandbox's programs have: those of the workspace's owner, where Handrail itself runs as real root.
+"""The user of a sandbox's programs: the workspace's owner, if Handrail itself runs as real root. Remembered lookups.
 
-Root in a user namespace is still the owner of all that root owns: files that only root may read, the kernel's settings,
-and no bound on processes. So bubblewrap is started as the user who owns the workspace. Where that is root, programs stay
-root; then the mounts, Landlock and the filter of system calls hold them, and ``handrail doctor`` says so.
+Root in a user namespace is still the owner of everything that root owns: files that only root may read and the kernel's
+settings, without a limit on processes. So bubblewrap is started as the user who owns the workspace. If that is root, programs
+stay root; then the mounts, Landlock and the filter of system calls hold them, and ``handrail doctor`` says so.
 """
 
 from __future__ import annotations
@@ -21,12 +21,11 @@ from typing import NamedTuple, TypeVar, TypeVarTuple
 from handrail.contract.errors import ToolError
 from handrail.contract.sandbox import Mechanism, Profile
 
-# What is looked at before a sandbox is started, so that the same plan need not be made again from the same
-# answers.
+# Lookups on the machine before a sandbox starts, recorded so that a plan can be reused while their answers stay the same.
 #
-# A plan follows from what is asked for and from what was found on the machine meanwhile. Each such look is made
-# through a :class:`Looks`, which remembers it with its answer. The plan may be used again when all of them,
-# made again, give the same answers: then making it again would give the same plan.
+# A plan follows from the request and from the lookups on the machine. Each lookup is made through a :class:`Looks`, which
+# records it with its answer. The plan may be used again if all of them, repeated, give the same answers: then planning again
+# would give the same plan.
 
 _Found = TypeVar("_Found")
 _What = TypeVarTuple("_What")

@@ -1,8 +1,8 @@
-"""The mounts that a sandbox must have, and the ones that this machine has.
+"""A comparison of the mounts that a sandbox must have with those that it has.
 
-bubblewrap makes each mount by path, and a program that can write in the workspace can put another file or a link in the
-place of a folder meanwhile. So the plan says which file or folder each mount must show, and the launcher compares that
-with what was mounted before it starts anything.
+Bubblewrap makes each mount by path, and a program that can write in the workspace can meanwhile replace a folder by another
+file or a link. So the plan says which file or folder each mount must show, and the launcher compares that with the actual
+mounts before it starts anything.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What a sandbox sees of the file system, as bubblewrap's arguments, derived from one capability set.
+"""The file system of a sandbox, as bubblewrap's arguments, derived from one capability set.
 
-The system's programs and configuration read-only, without what only root may read; a private /proc, /dev and
-/tmp; the toolchains read-only; of the profile's folders exactly those the capability set reaches; the scratch
-as home. Everything else is not hidden but absent.
+The system's programs and configuration are read-only, without files that only root may read. /proc, /dev and /tmp are
+private, the toolchains read-only. Of the profile's folders exactly those are mounted that the capability set reaches; the
+scratch is the home. Everything else is not hidden but absent.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a sandbox is started with, put together from what a call may touch and from what is on the machine.
+"""Launch plans: everything that a sandbox is started with, derived from a call's permissions and the machine.
 
-What a sandbox is made of is the same for most calls of a kind. So it is remembered with everything that was looked at to
-find it out (:mod:`handrail.sandbox.view.identity`), and put together anew where that, looked at again, is not as it was.
+Most calls of a kind need the same sandbox. So its plan is remembered with all lookups that led to it
+(:mod:`handrail.sandbox.view.identity`), and made again if a repeated lookup gives another answer.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Which paths of a workspace a sandbox mounts over: what is protected stays as it is, what is hidden is not seen.
+"""The workspace paths that a sandbox mounts over: protected ones become read-only, hidden ones unreadable.
 
-A path that is only bound read-only can be walked around: rename the folder that it lies in, make another of that
-name, and write there. So every folder on the way from the writable root to such a path is a mount too, which cannot
-be renamed.
+A program could bypass a path that is only bound read-only: rename its folder, make another of that name, and write there.
+So every folder between the writable root and such a path is a mount too, which cannot be renamed.
 """
 
 from __future__ import annotations

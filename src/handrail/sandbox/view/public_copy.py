@@ -1,14 +1,14 @@
-"""What everybody may read beneath a folder of the system's configuration, as a copy that root's sandboxes are shown.
+"""A copy of the publicly readable files of a system configuration folder, shown to root's sandboxes.
 
-Root in a user namespace is still the owner of all that root owns, so of ``/etc`` itself its sandboxes could read the
-password hashes. Mounts over what is private would come off whenever the machine puts another file in its place: the
-kernel takes a mount away with the name that it is on. A copy has never had anything private in it, and is one mount.
+Root in a user namespace is still the owner of everything that root owns, so of ``/etc`` itself its sandboxes could read the
+password hashes. Mounts over private files would vanish whenever the machine replaces such a file: the kernel takes a mount
+away with the name that it is on. A copy has never had anything private in it, and is one mount.
 
-The copy is in a folder that only root writes, with the contents that had the public's read permission at the moment at
-which they were opened: regular files, folders and symbolic links, beneath public folders only, walked to without
-following a link. It is compared with its source every few seconds and brought up to date file by file, so a program
-that runs sees a new name server as it would in ``/etc``; what was public and becomes private goes then. It stays for the next process, is shared by those that see
-the same source, and goes when another is made and nobody uses this one.
+The copy is in a folder that only root writes. It has the contents that were publicly readable at the moment of their
+opening: regular files, folders and symbolic links, below public folders only, walked to without following a link. It is
+compared with its source every few seconds and updated file by file, so a running program sees a new name server as it would
+in ``/etc``; a file that becomes private is removed. The copy stays for the next process and is shared by all that see the
+same source. It is removed when another is made and no process uses it.
 """
 
 from __future__ import annotations

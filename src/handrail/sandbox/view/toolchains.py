@@ -1,9 +1,8 @@
-"""The interpreters and compilers a project needs, found on PATH, to be mounted read-only.
+"""Interpreters and compilers that a project needs, found on PATH, to be mounted read-only; the locale of programs.
 
-Mounting only the system's own folders would leave out what people really use: pyenv, nvm, conda, cargo, a
-project's virtual environment and the interpreter beneath it. Only installations are taken, never a home folder
-or anything that holds one. What the workspace says (``.python-version``, ``pyvenv.cfg``) can choose among
-installed interpreters and add nothing else.
+Mounting only the system's own folders would leave out common installations: pyenv, nvm, conda, cargo, a project's virtual
+environment and the interpreter below it. Only installations are taken, never a home folder or a folder that holds one. The
+workspace's files (``.python-version``, ``pyvenv.cfg``) can choose among installed interpreters and add nothing else.
 """
 
 from __future__ import annotations
@@ -254,11 +253,10 @@ def _outermost(paths: Iterable[str]) -> tuple[str, ...]:
     return tuple(kept)
 
 
-# Which of the kernel's own locale a program is given: a character set in which every reader finds the same
-# backslashes.
+# The locale variables that a program inherits: only character sets in which every reader finds the same backslashes.
 #
-# In GBK, Big5 and Shift-JIS the second byte of a character may be that of a backslash. A shell in such a locale
-# reads a text otherwise than the parser that judged it.
+# In GBK, Big5 and Shift-JIS the second byte of a character may be that of a backslash. A shell in such a locale reads a text
+# differently from the parser that checked it.
 
 PLAIN = "C.UTF-8"
 """What stands in the place of any other."""

@@ -1,10 +1,10 @@
-"""What lies in a folder, known from the last look and looked at again only where it has changed.
+"""A cached listing of a folder tree, read again only in folders that have changed.
 
 Before a program starts and after it has ended, the kernel has to know every protected name and every hidden file of
 the workspace. Reading 24,000 names takes a tenth of a second; asking 2,400 folders for their status takes three
 milliseconds. A folder's status-change time moves with every entry that is made, removed or renamed in it, and no
-program can set it. Where it is so young that another change could fall into the same tick of the clock, the folder is
-read again at the next look.
+program can set it. If that time is so recent that another change could fall into the same tick of the clock, the folder is
+read again next time.
 """
 
 from __future__ import annotations

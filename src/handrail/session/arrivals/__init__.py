@@ -1,1 +1,1 @@
-"""Events from outside of a session's turns: channels, triggers, notices."""
+"""Events that reach a session from outside its turns: notifications, channel messages and triggers."""

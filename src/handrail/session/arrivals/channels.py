@@ -1,4 +1,4 @@
-"""Channels between sessions: who sends, who reads, and who waits for a message."""
+"""Channels between the sessions of a workspace, and the notifications that sessions have not yet received."""
 
 from __future__ import annotations
 
@@ -369,7 +369,7 @@ class SessionChannels:
         return Key("", channel.removeprefix(SHARED)) if channel.startswith(SHARED) else Key(self._top, channel)
 
 
-# The notices of sessions: kept in the store until their agent takes them, with a way to wait for the next.
+# Notifications: kept in the store until the session's agent takes them, with a way to wait for the next.
 
 MAX_TEXT = 64 * 1024
 """Characters of one notice; of a longer one the beginning is kept, and it says so."""

@@ -1,4 +1,4 @@
-"""Triggers: one clock for all of a workspace's, and what a session is told when one of its own fires."""
+"""Triggers of a workspace: one clock for all, channel watches, and the notifications that they send."""
 
 from __future__ import annotations
 
@@ -28,13 +28,11 @@ from handrail.store.database.database import Database, Work
 from handrail.store.opening import Store
 from handrail.store.tables.arrivals import Kept, TriggerTable
 
-# When a trigger that goes by the clock fires: by its interval, or by its cron expression in the machine's local
-# time.
+# The next time of a trigger: by its interval, or by its cron expression in the machine's local time.
 #
-# Where the clocks change, a schedule of every hour (its hour is ``*``) comes each time that the clock shows
-# what it names: twice where they are put back, not at all for what they pass over as they are put forward. Any
-# other comes once for each time that it names: at the first of two, and for one that is passed over as late as
-# if the clocks had not been put forward yet.
+# Clock changes: an hourly schedule (its hour is ``*``) fires each time that the clock shows a matching time, so twice for a
+# repeated hour and not at all for a skipped one. Any other schedule fires once for each matching time: at the first of two
+# repeated times, and for a skipped time at the moment it would have been without the change.
 
 SECOND_NS = 1_000_000_000
 _EPOCH = datetime(1970, 1, 1)
@@ -113,7 +111,7 @@ def when(trigger: Trigger) -> str:
     return f"The trigger {trigger.name} ({how}) fired"
 
 
-# Triggers that watch a channel: each message of it is told to their session.
+# Triggers that watch a channel: each of its messages is sent to their session as a notification.
 
 
 class Teller(Protocol):
@@ -573,7 +571,7 @@ def _prompt(text: str) -> str:
     return text
 
 
-# All that reaches a workspace's sessions from outside of their turns: notices, channels, triggers.
+# All arrivals of a workspace's sessions: notifications, channels and triggers.
 
 
 class Arrivals:

@@ -1,4 +1,4 @@
-"""Triggers of registered classes: each waits in a task of its own, and one that keeps failing is given up."""
+"""Tasks that wait for triggers of registered classes. A trigger that keeps failing is given up."""
 
 from __future__ import annotations
 

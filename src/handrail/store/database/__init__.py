@@ -1,1 +1,1 @@
-"""The one database: its connections, its writer, its schema, and how processes hear of changes."""
+"""The database: its connections, writer, journal, schema, and wake-up signals between threads."""

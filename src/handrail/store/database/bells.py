@@ -1,7 +1,7 @@
-"""Waking a thread, or an event loop, from another thread, as quickly as the platform can.
+"""Wake-up signals for a thread or an event loop from another thread, as fast as the platform can.
 
-On Linux both wait at a counter of the kernel's own (eventfd). From rest that takes a third of the time of a lock that is
-released, and half of that of the pair of sockets by which asyncio wakes its loops.
+On Linux both wait on a counter of the kernel (eventfd). From rest that takes a third of the time of a released lock, and
+half of that of the socket pair by which asyncio wakes its loops.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Connections to the workspace's SQLite database: to write, or only to read while another process holds it."""
+"""Connections to the workspace's SQLite database, for writing or only reading; engine choice, migration, compaction."""
 
 from __future__ import annotations
 
@@ -25,14 +25,12 @@ if TYPE_CHECKING:
     from importlib import metadata
 
 
-# Which engine opens a workspace's database: Python's own SQLite, or one that an installed package offers in its
-# place.
+# The engine that opens a workspace's database: Python's own SQLite, or one that an installed package provides.
 #
-# A package offers one by the entry point group ``handrail.stores``: a function with the parameters of
-# :func:`sqlite3.connect`, which gives a connection of SQLite's own that is set up in its way, say with the key
-# of an encrypted file or a file system of its own. An operator chooses it by name (``[state] store``) for the
-# workspaces that have no state yet. Its name is kept beside the database, so that whoever opens it later, be it
-# only to look, does so in the same way.
+# A package provides one by the entry point group ``handrail.stores``: a function with the parameters of
+# :func:`sqlite3.connect`, which returns a SQLite connection with the package's setup, such as the key of an encrypted file
+# or another file system. An operator chooses it by name (``[state] store``) for workspaces without state. The name is stored
+# next to the database, so that later openings, even read-only ones, use the same engine.
 
 GROUP = "handrail.stores"
 OWN = "sqlite"
@@ -411,8 +409,7 @@ def migrate(path: Path, connection: sqlite3.Connection) -> None:
     connection.execute(f"PRAGMA user_version = {VERSION}")
 
 
-# Removing deleted data from the database file itself: the write-ahead log is emptied and free pages are given
-# back.
+# Compaction of the database file: the write-ahead log is emptied and free pages are returned, so that deleted data is gone.
 
 _COMPACTION_PATIENCE_S = 5
 _WORTHWHILE = 0.25

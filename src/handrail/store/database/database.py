@@ -1,4 +1,4 @@
-"""The workspace's SQLite database, as its one holder writes it."""
+"""The writing side of the workspace's SQLite database, used only by the holder of the lease."""
 
 from __future__ import annotations
 

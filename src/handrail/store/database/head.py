@@ -1,9 +1,8 @@
-"""How far the log was written, kept apart from the log, so that an older copy of the database is found out.
+"""The position of the log's last written record, stored outside the log to detect an older copy of the database.
 
-The chain tells a record that was changed, and nothing of records that were cut from its end: an older copy is intact in
-itself. After each group that is durable in the database, the number and the hash of its last record are written here, in
-place, into a file of one length in another folder of the state. It is not synced: after a power cut it may tell of an
-earlier record, which the log has as well.
+The chain shows a changed record, but not records cut from its end: an older copy is intact. After each group that is durable
+in the database, the number and the hash of its last record are written here, in place, into a file of fixed length in
+another folder of the state. It is not synced: after a power cut it may name an earlier record, which the log has as well.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""What is durable before the database has it: a small file beside it, of one length, written in place.
+"""The journal: a small file of fixed length for notes that are durable before the database has them.
 
-A call with side effects waits until its intent is on the disk. A transaction of the database takes two to three times as
-long for that as the one sync which nothing can do without, so what a call waits for is noted here first, in one write
-and one sync. The database has it moments later, mostly in one transaction with the call's outcome; after a crash, whoever
-opens the workspace next puts into it what stands only here.
+A call with side effects waits until its intent is on the disk. For that a transaction of the database takes two to three
+times as long as the one unavoidable sync. So the intent is noted here first, in one write and one sync. The database has it
+moments later, mostly in one transaction with the call's outcome. After a crash, the next process that opens the workspace
+copies notes into the database that only the journal has.
 
 Notes are numbered from 1 and follow each other from the file's beginning. Once the database has them all, the next one is
-written over the first: older ones may stand behind it, and are told by their numbers. A note that was only partly written
-ends what is read; nobody was told that it is durable.
+written over the first; older notes may remain behind it, and their numbers identify them. Reading ends at a note that was
+only partly written; no caller was notified that it is durable.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The database's shape, as the ordered steps that lead to it. A step that was shipped is never edited."""
+"""The database's schema, as ordered migration steps. A step that was shipped is never edited."""
 
 from __future__ import annotations
 

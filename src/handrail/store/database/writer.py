@@ -1,7 +1,7 @@
-"""One thread that writes, for everybody: group commit without linger.
+"""The writer: one thread that writes for all callers, in groups, without waiting to fill a group.
 
 While one group is being made durable the next one gathers, so a lone caller waits for one sync and sixty-four
-callers share a few. Nothing waits on purpose for company, except items that nobody waits for.
+callers share a few. Only items without a waiting caller may wait for others to join them.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from handrail.contract.errors import LogUnavailable
 from handrail.store.database.bells import LoopBell, new_bell
 
-# Who waits for an item that the writer was given, and until when: for the disk, or until it can be read as
-# well.
+# Futures of queued items: a caller waits until an item is durable, or can be read as well.
 
 Waiting = asyncio.Future[None]
 
@@ -86,7 +85,7 @@ def settle(futures: Sequence[asyncio.Future[Any]], failure: str | None) -> None:
                     future.exception()  # seen: nobody has to await it
 
 
-# What the writer writes to, and how that says that it cannot.
+# The sink that the writer writes to, and the errors by which it refuses.
 
 T_contra = TypeVar("T_contra", contravariant=True)
 

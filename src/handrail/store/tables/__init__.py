@@ -1,1 +1,1 @@
-"""The tables of the database, one or two a file."""
+"""The tables of the database, one to three in each file."""

@@ -1,8 +1,8 @@
-"""What people were asked and what they answered, as rows that outlive the process; and the rules that answers stored.
+"""Approval requests and their answers, as durable rows, and the rules that answers stored.
 
 A row only ever moves forward: ``pending`` to ``approved``, ``rejected``, ``expired`` or ``withdrawn``, and ``approved``
 to ``used``, ``expired`` or ``withdrawn``. Each move is a statement that is true of one row in one state
-(:class:`~handrail.store.database.database.OneRow`), so that whoever comes second gets nothing.
+(:class:`~handrail.store.database.database.OneRow`), so the second of two competing moves fails.
 """
 
 from __future__ import annotations

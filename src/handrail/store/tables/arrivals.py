@@ -1,4 +1,7 @@
-"""Channels and their messages, as rows. A scope is the session at the top of a tree, or ``""`` for the whole workspace."""
+"""Channels with their messages, notifications and triggers, as rows.
+
+The scope of a channel is the session at the top of a tree, or ``""`` for the whole workspace.
+"""
 
 from __future__ import annotations
 
@@ -306,7 +309,7 @@ class _Statements:
 _STATEMENTS = _Statements()
 
 
-# What sessions' agents are to be told: a notice a row, by the id of its delivery, taken once.
+# Notifications to the agents of sessions: one row for each, by its delivery id, taken once.
 
 MOST_AT_ONCE = 200
 MOST_BYTES_AT_ONCE = 4 * 1024 * 1024
@@ -428,7 +431,7 @@ _TRIM_NOTICES = (
 )
 
 
-# Triggers, as rows: one for each name in a session, as long as it may fire.
+# Triggers: one row for each name in a session, as long as it may fire.
 
 _KINDS = get_args(TriggerKind)
 

@@ -1,8 +1,8 @@
-"""Calls that outlive their turn, as rows that outlive the process.
+"""Background jobs and the open states of stateful tools, as durable rows.
 
-A row moves from ``pending`` to ``running``, back when it is to be run again after a restart, and from both to one of four
-ends, for good: each move is a statement that is true of one row in one state, so whoever comes second changes nothing.
-Rows of jobs that ended are removed by age and by number.
+A job's row moves from ``pending`` to ``running``, back when it is to run again after a restart, and from both to one of four
+final states. Each move is a statement that is true of one row in one state, so the second of two competing moves changes
+nothing. Rows of ended jobs are removed by age and by number.
 """
 
 from __future__ import annotations
@@ -238,10 +238,9 @@ def _row(row: tuple[Any, ...]) -> JobRow:
     return JobRow(job, given, definition, output, untrusted, bool(told), exposure, bool(masked), bool(up))
 
 
-# What calls of stateful tools have opened, as rows: a state itself lives in memory, that it was there is kept.
+# Open states of stateful tools: the state itself lives in memory, and its row records that it existed.
 #
-# A row is durable before its id is given to anybody, so that whoever asks for the state after a crash is told
-# how it ended.
+# A row is durable before the caller gets its id, so a request for the state after a crash is answered with how it ended.
 
 _STATE_COLUMNS = "id, session, call, tool, opened_ns, ended_ns, ended"
 _DAY_NS = 24 * 3600 * 1_000_000_000

@@ -1,4 +1,4 @@
-"""What was said in each session: a message a row, in order, written by the one writer."""
+"""The messages of each session, one row for each, in order; searches in them."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class _Statements:
 _STATEMENTS = _Statements()
 
 
-# A session's latest messages, for whoever looks something up in them.
+# Lookups in a session's latest messages.
 
 
 class Said(NamedTuple):

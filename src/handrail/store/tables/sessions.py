@@ -1,4 +1,4 @@
-"""Which sessions there are, and what tools remember in them."""
+"""Sessions, the values that tools store in them, their rules, and the hashes of files that they have read."""
 
 from __future__ import annotations
 
@@ -321,7 +321,7 @@ def _text(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-# What a session remembers beside its messages: rules stored by a person's answers, and which files it has read.
+# Further memory of a session: rules stored by a person's answers, and the files that it has read.
 
 MAX_SEEN = 10_000
 """Files of a session whose content hash is kept; of more, the ones longest unused have to be read again."""

@@ -1,1 +1,1 @@
-"""The tools for files and texts."""
+"""The tools for files and text."""

@@ -1,4 +1,4 @@
-"""read, write, edit, multi_edit and file.patch: one file at a time, and never over what the model has not seen."""
+"""read, write, edit, multi_edit, file.patch: one file at a time, never over content that the model has not seen."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from handrail.tools.files.text import (
     with_line_end,
 )
 
-# Line operations on a text: replace a range, insert at a line, append. Pure.
+# Line operations on a text: replace a range, insert at a line, append. Pure functions.
 
 _FIELDS = {
     "replace": ({"first_line", "last_line", "content"}, "first_line, last_line and content"),

@@ -1,4 +1,4 @@
-"""How much of a file fits into one answer of ``read``, and what to do with one that is no text."""
+"""Answers of ``read`` within their limits, also for binary files and images; glob, grep and tree."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def _whole_characters(data: bytes) -> tuple[str | None, int]:
         return None, 0
 
 
-# glob, grep and tree: where files are, and where in them a text is.
+# glob, grep and tree: searches for files by name, and for text in them.
 
 _FOLDER = {
     "type": "string",

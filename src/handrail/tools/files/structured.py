@@ -1,4 +1,4 @@
-"""json_read and json_write: one value of a JSON file, by where it stands."""
+"""json_read and json_write: one value of a JSON file, by its JSON Pointer."""
 
 from __future__ import annotations
 
@@ -17,11 +17,9 @@ from handrail.contract.tool.tool import Tool
 from handrail.tools.declaring import FILE, file_changing, file_reading, object_schema
 from handrail.tools.files.text import blocks_between, decoded, encoded, line_end, lines_of, unified, with_line_end
 
-# Places in a JSON text, by JSON Pointer (RFC 6901): what stands there, and the text with something else there.
-# Pure.
+# Places in a JSON text, by JSON Pointer (RFC 6901): the value there, and the text with another value there. Pure functions.
 #
-# A change replaces the characters of one value and leaves all others as they are: order, numbers, blanks and
-# line ends.
+# A change replaces the characters of one value and leaves all others unchanged: order, numbers, blanks and line ends.
 
 _BLANK = re.compile(r"[ \t\n\r]*")
 _INDENT = re.compile(r"[{\[]\n([ \t]+)\S")

@@ -1,4 +1,4 @@
-"""Text as lines: line ends, the splice of an edit, its unified diff, and why a text was not found."""
+"""Text as lines: line ends, the splice of an edit, its unified diff, and hints about a text that was not found."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The git tools: the git program in the sandbox, on repositories of the workspace, kept from running other programs."""
+"""The git tools, which run the git program in the sandbox, on repositories of the workspace, without other programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parts of the answers that several git tools give: bounded lists, hidden paths, conflicts, filters not run."""
+"""Shared parts of the git tools: parsers of git's output, parts of answers, and parts of declarations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from handrail.contract.tool.spec import LockSpec, ToolSpec
 from handrail.tools.declaring import MAX_OUTPUT, WORKSPACE
 from handrail.tools.git.repository import Repository, text
 
-# What git prints for programs to read, taken apart.
+# Parsers of git's machine-readable output.
 
 _CHANGES = {
     "A": "added",
@@ -239,8 +239,7 @@ def filters_noted(repository: Repository) -> dict[str, Any]:
     }
 
 
-# What the git tools declare alike: what reading and changing a repository takes, and the arguments that several
-# of them have.
+# Shared parts of the declarations: requirements for reading and changing a repository, and common arguments.
 
 TIMEOUT_MS = 120_000
 """For what writes many files."""

@@ -1,4 +1,4 @@
-"""git.add, git.commit, git.create_branch, git.checkout: what goes into the next commit, and where it goes."""
+"""git.add, git.commit, git.create_branch, git.checkout, git.merge, git.stash: changes to the index and branches."""
 
 from __future__ import annotations
 
@@ -401,7 +401,7 @@ def refuse_hidden(repository: Repository, hidden: Iterable[bytes]) -> None:
         )
 
 
-# git.merge and git.stash: bringing together what was done apart, and putting aside what is not done yet.
+# git.merge and git.stash: joining two lines of work, and putting unfinished changes aside.
 
 _MOST_STASHES = 100
 

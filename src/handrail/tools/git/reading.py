@@ -1,4 +1,4 @@
-"""git.status, git.log, git.blame, git.branches: what there is, and since when."""
+"""git.status, git.log, git.blame, git.branches, git.diff, git.show: the state and history of a repository."""
 
 from __future__ import annotations
 
@@ -285,10 +285,9 @@ def _remotes(repository: Repository) -> dict[str, str]:
     return found
 
 
-# git.diff and git.show: what changed, as counts and as a patch, and what a file was.
+# git.diff and git.show: changes as counts and as a patch, and a file's earlier content.
 #
-# Files that rules keep from being read are left out by name: what git holds of them is no more to be read than
-# they are.
+# Files that rules hide are listed by name only: git's stored content of such a file is as unreadable as the file itself.
 
 _PLAIN = (
     "--no-ext-diff",

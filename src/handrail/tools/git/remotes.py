@@ -1,4 +1,4 @@
-"""git.init, git.clone, git.push: where repositories come from, and where commits go to."""
+"""git.init, git.clone, git.push: new repositories, and the transfer of commits to others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One repository as the tools see it: where it is, how git is run in it, and what its failures mean."""
+"""One repository as the tools see it: its location, a safe way to run git in it, its remotes, and git's failures."""
 
 from __future__ import annotations
 
@@ -17,13 +17,12 @@ from handrail.contract.tool.names import nearest
 
 # Settings that keep git from running other programs, whatever a repository's configuration says.
 #
-# A repository's own configuration can name hooks, filters, drivers, helpers and transports. None of it is taken
-# from anybody whom the operator trusts: a repository may come out of an archive. So git is run with the
-# person's and the machine's configuration left out, with settings of ours over the repository's
-# (``GIT_CONFIG_COUNT``: they are read last, and git takes the last of nearly all), and with one more for each
-# entry of the repository's that would run something. Where git takes the first, an option on its command line
-# says it (:mod:`handrail.contract.protected.protected`). The sandbox is what holds should one have been
-# forgotten.
+# A repository's own configuration can name hooks, filters, drivers, helpers and transports. The operator trusts none of it,
+# since a repository may come out of an archive. So git runs without the configuration of the person and the machine, with
+# Handrail's settings over the repository's (``GIT_CONFIG_COUNT``: they are read last, and git takes the last value of nearly
+# all), and with one more setting for each entry of the repository that would run something. If git takes the first value, an
+# option on its command line sets it (:mod:`handrail.contract.protected.protected`). If a setting is missing here, the sandbox
+# still holds.
 
 _MOST_OVERRIDES = 200
 
@@ -483,7 +482,7 @@ def _no_repository(folder: str, done: Completed) -> ToolError:
     return failure(("rev-parse",), done)
 
 
-# Where a remote is: an address on the web, a path, or something that these tools do not reach.
+# Kinds of remotes: an address on the web, a path, or one that these tools do not reach.
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _HELPER = re.compile(r"[A-Za-z0-9+-]+::")

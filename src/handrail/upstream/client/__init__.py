@@ -1,1 +1,1 @@
-"""The client of MCP: its transports, its conversation, and what a server asks of it."""
+"""The client of MCP: its transports, its conversation, and the requests of a server."""

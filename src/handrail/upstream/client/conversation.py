@@ -1,8 +1,8 @@
-"""What is said on one connection: the version, requests and their answers, and what the server says unasked.
+"""The conversation on one connection: the version, requests with their answers, and messages from the server.
 
-Both eras: up to 2025-11-25 a connection begins with ``initialize``; from 2026-07-28 each request says for itself who
-asks and what the client can do. A caller waits for its answer in its own task and may leave at any time; that ends its
-request and nothing else.
+Both eras: up to 2025-11-25 a connection begins with ``initialize``; from 2026-07-28 each request names its client and the
+client's abilities. A caller waits for its answer in its own task and may leave at any time; that ends its request and nothing
+else.
 
 Source: https://modelcontextprotocol.io/specification/2025-11-25/basic/lifecycle
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from handrail.contract.doors.runtime import Runtime
 
 
-# What carries the messages of one connection, and what it tells of its end.
+# The transport of one connection: the Protocols of channel and listener, and the errors of its end.
 
 Message = dict[str, Any]
 

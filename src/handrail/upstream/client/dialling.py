@@ -1,4 +1,4 @@
-"""An HTTP client whose every connection is let through by the one check of hosts and addresses, and dialled as checked."""
+"""An HTTP client that checks the host and address of every connection, and dials the checked address."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A server reached over streamable HTTP: each request is a POST of its own, answered at once or as a stream of events.
+"""The streamable HTTP transport: each request is a separate POST, answered at once or as a stream of events.
 
-A stream that breaks off is taken up again where the server said how. What a server sends on the stream of a request
-belongs to that request. A slow answer is waited for; only its caller gives it up.
+A broken stream is resumed if the server said how. Messages on the stream of a request belong to that request. The transport
+waits for slow answers; only the caller gives up. Also here: the older HTTP+SSE transport.
 
 Source: https://modelcontextprotocol.io/specification/2025-11-25/basic/transports#streamable-http
 """
@@ -364,8 +364,7 @@ def in_a_field(value: str) -> str:
     return f"=?base64?{base64.b64encode(value.encode('utf-8', 'surrogatepass')).decode()}?="
 
 
-# A server of the first HTTP transport (2024-11-05): one stream of events from it, and POSTs to where the stream
-# says.
+# The first HTTP transport (2024-11-05): one stream of events from the server, and POSTs to an address that the stream names.
 
 
 class SseChannel:

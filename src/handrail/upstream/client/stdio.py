@@ -1,7 +1,7 @@
-"""A server that is a program of this machine: started in a sandbox of its own set, spoken to by lines of JSON.
+"""The stdio transport: a program of this machine, started in its own sandbox, with lines of JSON.
 
-It belongs to no call: it is started for the first one and ends with its owner. What it may read, write and reach is what
-its operator granted the server, whoever calls. What it writes to stderr is kept as far as it says why it ended.
+The program belongs to no call: it is started for the first one and ends with its owner. Its operator grants the files and
+hosts that it may reach, whoever calls. Of its stderr the part is kept that explains its end.
 """
 
 from __future__ import annotations

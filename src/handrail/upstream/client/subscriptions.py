@@ -1,7 +1,7 @@
-"""Which resources of a server somebody wants to hear of, on whatever connection there is.
+"""The resource subscriptions at one server, kept over reconnections.
 
-In the older era each is a request of its own; in the newer one a single stream names everything that is wanted, and is
-opened anew when that changes.
+In the older era each is a separate request. In the newer era a single stream names all of them, and is reopened when they
+change.
 """
 
 from __future__ import annotations

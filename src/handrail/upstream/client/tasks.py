@@ -1,8 +1,8 @@
-"""Calls that a server answers with a task: followed to their end, so that whoever called has the result as ever.
+"""Calls that a server answers with a task or questions, followed to their end so that the caller gets the result.
 
-In the newer era that is an extension: the server says by its answer that there is one, and it is looked at until it has
-ended. One that goes on is listened to as well, and where its server tells of it, it is looked at seldom. Up to 2025-11-25 the client asks for it, for the tools that cannot be called otherwise. Either way a call that is given
-up, or whose time is over, stops its task.
+In the newer era tasks are an extension: the server's answer names the task, and the client polls it until it has ended. The
+client also listens to a running task, and polls rarely if the server reports it. Up to 2025-11-25 the client requests a task,
+for tools that cannot be called otherwise. In both cases a call that is cancelled or times out stops its task.
 
 Sources: https://modelcontextprotocol.io/seps/2663-tasks-extension and
 https://modelcontextprotocol.io/specification/2025-11-25/basic/utilities/tasks
@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from handrail.upstream.client.conversation import Conversation
 
 
-# Requests that a server of the newer era answers by asking back: the client is asked everything at once, and it
-# is tried again.
+# Requests that a server of the newer era answers with questions: the client gets all at once, and the request is repeated.
 #
 # Source: https://modelcontextprotocol.io/specification/2026-07-28 (multi-round-trip requests)
 

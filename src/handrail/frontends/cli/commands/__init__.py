@@ -1,1 +1,1 @@
-"""The commands, one a file, loaded by name."""
+"""The commands, one or two in each file, loaded by name."""

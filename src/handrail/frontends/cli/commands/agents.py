@@ -1,4 +1,4 @@
-"""``handrail agents``: which agents there are, and what is wrong with those that cannot be used."""
+"""``handrail agents``: the agents, and the faults of those that cannot be used."""
 
 from __future__ import annotations
 

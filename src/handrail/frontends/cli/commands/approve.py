@@ -1,4 +1,4 @@
-"""``handrail approve``: what waits for a person in this workspace, and the way to answer it from any terminal."""
+"""``handrail approve``: the open approval requests of this workspace, answered from any terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``handrail completion``: what a shell has to be told once, so that Tab completes Handrail's words."""
+"""``handrail completion``: a script that lets a shell complete Handrail's words with Tab."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``handrail config``: each setting, where it comes from, and what is not in force and why."""
+"""``handrail config``: each setting with its origin, and the settings without effect."""
 
 from __future__ import annotations
 

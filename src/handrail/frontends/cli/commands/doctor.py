@@ -1,4 +1,4 @@
-"""``handrail doctor``: what this machine can enforce, what is missing, and what to do about it."""
+"""``handrail doctor``: the confinement that this machine can enforce, missing parts, and their remedies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``handrail explain``: how a call would be decided here, and what would change that. Nothing runs."""
+"""``handrail explain``: how a call would be decided here, and the changes that would reverse it. Nothing runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``handrail find``: which tools fit a need, how sure that is, and what speaks for each."""
+"""``handrail find``: the tools that fit a need, with confidence and evidence."""
 
 from __future__ import annotations
 

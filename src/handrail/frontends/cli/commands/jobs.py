@@ -1,4 +1,4 @@
-"""``handrail jobs``: the calls of a workspace that run in the background, from any terminal; and one that could is put there."""
+"""``handrail jobs``: the background jobs of a workspace, from any terminal, and running calls to move there."""
 
 from __future__ import annotations
 

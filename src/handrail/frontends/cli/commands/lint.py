@@ -1,4 +1,4 @@
-"""``handrail lint``: a tool, a folder of them or all that is configured, checked for its author."""
+"""``handrail lint``: a check of one tool, a folder of tools, or all configured ones, for their author."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``handrail log``: what happened in a workspace, and whether the record of it is still what was written."""
+"""``handrail log``: the events in a workspace, a verification of their record, and its purge."""
 
 from __future__ import annotations
 
@@ -241,7 +241,7 @@ def _time(at_ns: int) -> str:
     return local.isoformat(sep=" ", timespec="milliseconds")
 
 
-# ``handrail log purge``: what was recorded is removed for good, after it was shown and agreed to.
+# ``handrail log purge``: permanent removal of recorded data, after a person has seen it and agreed.
 
 
 def purge(setting: Setting, before: str | None, session: str | None, *, dry_run: bool, yes: bool) -> int:
@@ -409,7 +409,7 @@ def _counted(found: Survey) -> dict[str, object]:
     }
 
 
-# ``handrail log acknowledge``: going on with a log that ends earlier than it was written, on a person's word.
+# ``handrail log acknowledge``: continue with a log that ends earlier than it was written, if a person agrees.
 
 
 def acknowledge(setting: Setting, *, yes: bool) -> int:

@@ -1,4 +1,4 @@
-"""``handrail mcp``: the tools for MCP clients, on stdin and stdout or over HTTP."""
+"""``handrail mcp``: the tools for MCP clients, on stdin and stdout or over HTTP, and sign-in at upstream servers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from handrail.frontends.mcp.tools import Serving
 
 
-# ``handrail mcp login``: signing in at a server that asks for it, once.
+# ``handrail mcp login``: one sign-in at a server that asks for it.
 
 _OF_DESKTOPS = (
     "DISPLAY",

@@ -1,4 +1,4 @@
-"""``handrail mcp import``, ``install`` and ``list``: the upstream MCP servers behind this one, on their operator's word."""
+"""``handrail mcp import``, ``install`` and ``list``: the configuration of upstream MCP servers by their operator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``handrail modes``: how much is done without asking, each mode as the set of rules that it is."""
+"""``handrail modes``: the modes, which say how much is done without approval, each with its rules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``handrail new``: something to begin with that works."""
+"""``handrail new``: a new tool that works, to begin with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``handrail run``: a model works on a task through the tools, watched on the terminal."""
+"""``handrail run``: a model works on a task through the tools, shown live on the terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``handrail sessions``: which conversations a workspace has, what was said in one, and how one is closed for good."""
+"""``handrail sessions``: the conversations of a workspace, shown, forked or closed."""
 
 from __future__ import annotations
 

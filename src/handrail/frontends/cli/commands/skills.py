@@ -1,4 +1,4 @@
-"""``handrail skills``: which skills a session's model would find here, who wrote each, and what is wrong with the rest."""
+"""``handrail skills``: the skills that a session's model would find here, with author and faults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``handrail sources``: sources of tools that are not the operator's own, and what a person approves of them."""
+"""``handrail sources``: third-party sources of tools, and a person's approval of their definitions."""
 
 from __future__ import annotations
 

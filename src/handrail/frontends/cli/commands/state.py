@@ -1,4 +1,4 @@
-"""``handrail state``: what is kept for which workspace, and removing it."""
+"""``handrail state``: the stored state of each workspace, and its removal."""
 
 from __future__ import annotations
 

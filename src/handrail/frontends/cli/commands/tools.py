@@ -1,4 +1,4 @@
-"""``handrail tools``: which tools there are, and which are withheld for what reason."""
+"""``handrail tools``: the available tools, the withheld ones with the reason, and their token costs."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def _in_force(entry: Entry) -> dict[str, object]:
     return view
 
 
-# ``handrail tools --cost``: what the tools take of a model's context, the dearest first.
+# ``handrail tools --cost``: the tools' share of a model's context, the most expensive first.
 
 _BAR = 20
 """Characters of a bar that stands for the whole."""

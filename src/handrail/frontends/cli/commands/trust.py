@@ -1,4 +1,4 @@
-"""``handrail trust``: a person looks at a workspace's own configuration and decides whether all of it counts."""
+"""``handrail trust``: a person reviews a workspace's own configuration and decides whether all of it counts."""
 
 from __future__ import annotations
 
