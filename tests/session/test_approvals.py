@@ -473,3 +473,38 @@ async def test_rows_are_plain_data_and_come_back_whole(tmp_path: Path, kernel_in
         await session.call("question", {"questions": [{"question": "Which?", "options": [{"label": "x"}]}]})
         for row in kernel.approvals.pending():
             assert Approval.from_dict(row.to_dict()) == row
+
+
+async def test_a_rule_that_was_forgotten_does_not_come_back_with_the_call_that_was_answered_with_it(
+    tmp_path: Path, kernel_in: Opens
+) -> None:
+    async with kernel_in(tmp_path, tools=[pay]) as kernel:
+        session = await kernel.session(attendant=Away())
+        await session.call("bank.pay", {"source": "a"})
+        (row,) = kernel.approvals.pending()
+        await session.suspend()
+        await kernel.approvals.decide(row.id, ApprovalAnswer("project"), by="test")
+        (rule,) = kernel.approvals.rules()
+        await kernel.approvals.forget_rule(rule.id)
+        session = await kernel.session(session.id, attendant=Away())
+        (answer,) = await session.resume_parked()
+        assert answer.result.ok and ran == ["a:1"]
+        again = await session.call("bank.pay", {"source": "a"})
+        assert again.error_kind == "unavailable" and ran == ["a:1"]
+
+
+async def test_a_stop_that_was_answered_while_its_session_was_left_holds_when_it_is_opened_again(
+    tmp_path: Path, kernel_in: Opens
+) -> None:
+    async with kernel_in(tmp_path, tools=[pay]) as kernel:
+        session = await kernel.session(attendant=Away())
+        await session.call("bank.pay", {"source": "a"})
+        (row,) = kernel.approvals.pending()
+        await session.suspend()
+        await kernel.approvals.decide(row.id, ApprovalAnswer("stop"), by="test")
+        session = await kernel.session(session.id, rules=["allow bank.pay"], attendant=Away())
+        (answer,) = await session.resume_parked()
+        assert answer.result.error_kind == "cancelled"
+        with pytest.raises(UsageError, match="was stopped by the user"):
+            await session.call("bank.pay", {"source": "b"})
+        assert ran == []

@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from handrail import config as configuration
-from handrail.arbiter.approvals.desk import Approvals
+from handrail.arbiter.approvals.desk import Approvals, OpenSessions
 from handrail.arbiter.jobs.views import WorkspaceView
 from handrail.arbiter.offers import judged_as
 from handrail.arbiter.output.redaction import redacted_logs
@@ -48,7 +48,7 @@ from handrail.runtime.files.roots import Roots
 from handrail.session.arrivals.triggers import Arrivals
 from handrail.session.context import Context, Opening
 from handrail.session.session import ENDED, HeldSession, Under, new_session_id
-from handrail.session.taking_up import Heeding, project_rules
+from handrail.session.taking_up import project_rules
 from handrail.store.folders import locate
 from handrail.store.lease import Holder, WorkspaceHeld, holder_of
 from handrail.store.opening import Store
@@ -60,6 +60,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("handrail.ipc")
 
+
+Hold = Callable[[Brought], AbstractAsyncContextManager[Kernel]]
+"""Holds the workspace in this process; see :func:`hold`."""
 
 Join = Callable[[WorkspaceHeld, Brought], AbstractAsyncContextManager[Kernel]]
 """Joins the process that holds a workspace; see :func:`handrail.kernel.joined.join`."""
@@ -90,7 +93,8 @@ class HeldKernel(Kernel):
         self._leaving: asyncio.Task[None] | None = None
         self.sessions = HeldSessions(rooms, self._context, face)
         self.server = Server(self)
-        Heeding(self.rooms.arbiter.approvals, self.sessions.lane, self.sessions.lanes, self._judged_by)
+        opened = OpenSessions(self.sessions.lane, self.sessions.lanes, self._judged_by)
+        self.rooms.arbiter.approvals.attach(opened)
 
     @property
     def workdir(self) -> str:

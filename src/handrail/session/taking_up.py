@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Sequence
 
-from handrail.arbiter.approvals.binding import RunFiles
-from handrail.arbiter.approvals.desk import Approvals, check_changed, rule_of
+from handrail.arbiter.approvals.desk import Approvals
 from handrail.arbiter.arbiter import Arbiter, Reply
 from handrail.arbiter.arguments import recorded_result
 from handrail.arbiter.call import Call, Lane
@@ -14,16 +12,14 @@ from handrail.arbiter.delegating import naming
 from handrail.arbiter.execution import StopReason
 from handrail.arbiter.output.exposure import views
 from handrail.arbiter.output.shaper import Shaper
-from handrail.contract.approvals import Approval, StoredRule
+from handrail.contract.approvals import Approval
 from handrail.contract.call import Answer, ProposedCall, Result
 from handrail.contract.doors.agents import Tree
 from handrail.contract.errors import LogUnavailable
 from handrail.contract.generation import Generation
-from handrail.policy.authority import Authority
-from handrail.policy.rules.rules import Rule, RuleBook, parse_rule
+from handrail.policy.rules.rules import Rule, parse_rule
 from handrail.policy.suggestions import NEVER, PROJECT
 from handrail.record.log import CommitLog
-from handrail.runtime.files.roots import Roots
 
 # The result of a call whose answer was lost, read from the log. Nothing runs again.
 
@@ -142,62 +138,6 @@ def project_rules(approvals: Approvals) -> list[Rule]:
                     "handrail approve --rules lists it; forget it there, and answer anew"
                 ) from None
     return found
-
-
-class Heeding:
-    """What an answer changes beside its own call: the rules of sessions that are open, and whether one goes on.
-
-    :param lane: of an open session, by its id
-    :param lanes: of all that are open
-    :param judged_by: what a parked call of no open session would be judged by
-    """
-
-    def __init__(
-        self,
-        approvals: Approvals,
-        lane: Callable[[str], Lane | None],
-        lanes: Callable[[], Iterable[Lane]],
-        judged_by: Callable[[], tuple[Generation, Authority, RuleBook, Roots]],
-    ) -> None:
-        self._lane = lane
-        self._lanes = lanes
-        self._judged_by = judged_by
-        approvals.watch(self._heard)
-        approvals.forgotten = self._forgotten
-        approvals.check_parked = self._check
-
-    def _heard(self, row: Approval) -> None:
-        if row.choice is None or row.state not in ("approved", "rejected"):
-            return
-        lane = self._lane(row.request.session_id)
-        rule = rule_of(row)
-        if rule is not None:
-            for concerned in self._lanes() if rule.scope == "project" else (lane,):
-                if concerned is not None and rule not in concerned.rules.rules:
-                    concerned.rule_by(concerned.rules.with_rules(rule))
-        if row.choice == "stop" and lane is not None:
-            lane.closed = lane.closed or f"session {lane.session_id} was stopped by the user"
-            for call in tuple(lane.running.values()):
-                if call.id != row.request.call_id:  # which hears of it by itself
-                    call.execution.stop("user")
-
-    def _forgotten(self, stored: StoredRule) -> None:
-        for lane in self._lanes():
-            kept = tuple(r for r in lane.rules if r.text != stored.text or r.source not in (PROJECT, NEVER))
-            if len(kept) < len(lane.rules):
-                lane.rule_by(lane.rules.of(*kept))
-
-    def _check(self, row: Approval, given: Mapping[str, Any]) -> Mapping[str, str]:
-        generation, authority, rules, roots = self._judged_by()
-        lane = self._lane(row.request.session_id)
-        if lane is not None:
-            authority, rules, roots = lane.authority, lane.rules, lane.around.roots
-            generation = generation if lane.current is None else lane.current()
-        entry = generation.resolve(row.request.tool_id)
-        if entry is None:  # it is refused when it is taken up
-            return {}
-        verdict = check_changed(entry, given, authority, rules, roots)
-        return RunFiles(roots, None if lane is None else lane.around.scratch).of(verdict.targets, given)
 
 
 class TakingUp:

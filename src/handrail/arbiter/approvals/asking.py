@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Any, cast
 
 from handrail.arbiter.approvals.binding import RunFiles, changes
-from handrail.arbiter.approvals.desk import WITHOUT_A_RULE, Approvals, check_changed, rule_of, rule_offered
+from handrail.arbiter.approvals.desk import WITHOUT_A_RULE, Approvals, check_changed, rule_offered
 from handrail.arbiter.call import Call, Lane, Refusal
 from handrail.arbiter.delegating import check_handing
 from handrail.arbiter.execution import uninterrupted
@@ -385,7 +385,7 @@ class Asking:
             raise Parked(row.id)
 
         async def first() -> Approval | None:
-            arrival = self.approvals.wait(row, lambda asked, given: self._check(call, given))
+            arrival = self.approvals.wait(row, lambda asked, given: self._check(call, given), call)
             asking = asyncio.ensure_future(ask(call, attendant, row))
             try:
                 await asyncio.wait((arrival, asking), return_when=asyncio.FIRST_COMPLETED)
@@ -465,8 +465,6 @@ class Asking:
         lane = call.lane
         if row.state != "approved":
             raise self._refusal(call, row)
-        if (rule := rule_of(row)) and rule not in lane.rules.rules:
-            lane.rule_by(lane.rules.with_rules(rule))
         if row.changed is not None:
             await self._change(call, row.changed)
         elif call.rules is not lane.rules and (verdict := self._judged(call)).action == "deny":
@@ -491,7 +489,7 @@ class Asking:
     def _refusal(self, call: Call, row: Approval) -> Refusal:
         said = f": {row.message}" if row.message else "."
         if row.choice == "stop" and row.state == "rejected":
-            self._stop_session(call)
+            self.approvals.stop_session(row, call.lane)
             return Refusal(
                 "authorise",
                 "cancelled",
@@ -509,14 +507,6 @@ class Asking:
         return Refusal(
             "authorise", "conflict", f"the approval {row.id} is {row.state}; it holds for one run. Nothing was run"
         )
-
-    @staticmethod
-    def _stop_session(call: Call) -> None:
-        lane = call.lane
-        lane.closed = lane.closed or f"session {lane.session_id} was stopped by the user"
-        for other in tuple(lane.running.values()):
-            if other is not call:
-                other.execution.stop("user")
 
     def _authorised(self, row: Approval) -> dict[str, Any]:
         told = {"by": "person", "choice": row.choice, "approval": row.id, "arguments_hash": row.request.arguments_hash}
@@ -577,7 +567,7 @@ class Asking:
         )
         await self.approvals.ask(asked, [*records, call_record], whole=False)
         call.emit("asking", {"reason": "", "always": None, "approval": asked.id})
-        arrival = self.approvals.wait(asked)
+        arrival = self.approvals.wait(asked, call=call)
         asking = asyncio.ensure_future(self._answered_by(call, attendant, asked))
         try:
             await asyncio.wait((arrival, asking), return_when=asyncio.FIRST_COMPLETED)

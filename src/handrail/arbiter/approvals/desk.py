@@ -2,7 +2,8 @@
 
 A request is stored before anyone sees it. The first answer changes its row; a later one gets ``conflict`` and the earlier
 answer. An answer wakes a call that waits in this process, wherever the answer came from. A call whose process has ended is
-resumed when its session is opened again. Nothing here runs a call.
+resumed when its session is opened again. The desk also applies what an answer changes beyond its call: the rules of open
+sessions, and the stop of a session. Nothing here runs a call.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
+from handrail.arbiter.approvals.binding import RunFiles
+from handrail.arbiter.call import Call, Lane
 from handrail.arbiter.output.shaper import Shaper
 from handrail.contract.approvals import (
     APPROVING,
@@ -29,12 +32,14 @@ from handrail.contract.approvals import (
 from handrail.contract.call import Result
 from handrail.contract.doors.runtime import Question
 from handrail.contract.errors import LogUnavailable, ToolError
-from handrail.contract.generation import Entry
+from handrail.contract.generation import Entry, Generation
 from handrail.policy import suggestions
 from handrail.policy.authority import Authority, Verdict
 from handrail.policy.rules.rules import Rule, RuleBook, Scope, parse_rule
+from handrail.policy.suggestions import NEVER, PROJECT
 from handrail.policy.targets import PathRoots
 from handrail.record.log import CommitLog, Interrupted, Record
+from handrail.runtime.files.roots import Roots
 from handrail.store.database.database import Work
 from handrail.store.encoding import decode, encode
 from handrail.store.tables.approvals import ApprovalTable
@@ -182,6 +187,19 @@ CheckChanged = Callable[[Approval, Mapping[str, Any]], Mapping[str, str]]
 """
 
 
+class OpenSessions(NamedTuple):
+    """The sessions of the process that holds a workspace, as far as answers concern them.
+
+    :param lane: of one that is open, by its id
+    :param lanes: of all that are open
+    :param judged_by: what a parked call of no open session is judged by
+    """
+
+    lane: Callable[[str], Lane | None]
+    lanes: Callable[[], Iterable[Lane]]
+    judged_by: Callable[[], tuple[Generation, Authority, RuleBook, Roots]]
+
+
 class Approvals:
     """The requests of one workspace, as every door uses them. Bound to the event loop of the kernel.
 
@@ -210,10 +228,7 @@ class Approvals:
         self._listeners: list[Callable[[Approval], None]] = []
         self._timer: asyncio.TimerHandle | None = None
         self._sweeping: asyncio.Task[None] | None = None
-        self.check_parked: CheckChanged | None = None
-        """Checks changed arguments of a call that no process carries."""
-        self.forgotten: Callable[[StoredRule], None] | None = None
-        """Called with each stored rule that is removed."""
+        self._sessions: OpenSessions | None = None
 
     # ── the doors ────────────────────────────────────────────────────────────────────────────────
 
@@ -305,8 +320,10 @@ class Approvals:
             )
         record = Record("approval-responded", "", "", {"forgotten": found.text, "rule": found.id})
         await self._table.commit(self._table.forget_rule(found.id), self._log.work([record]))
-        if self.forgotten is not None:
-            self.forgotten(found)
+        for lane in self._lanes():
+            kept = tuple(r for r in lane.rules if r.text != found.text or r.source not in (PROJECT, NEVER))
+            if len(kept) < len(lane.rules):
+                lane.rule_by(lane.rules.of(*kept))
         return found
 
     def watch(self, listener: Callable[[Approval], None]) -> Callable[[], None]:
@@ -318,6 +335,19 @@ class Approvals:
                 self._listeners.remove(listener)
 
         return stop
+
+    def attach(self, sessions: OpenSessions) -> None:
+        """Let answers take effect in the sessions of this process from now on."""
+        self._sessions = sessions
+
+    def stop_session(self, row: Approval, lane: Lane) -> None:
+        """Stop the session of a call whose request was answered with ``stop``; also when it is opened again after that.
+        Twice is once."""
+        if row.choice == "stop" and row.state == "rejected":
+            lane.closed = lane.closed or f"session {lane.session_id} was stopped by the user"
+            for call in tuple(lane.running.values()):
+                if call.id != row.request.call_id:  # which hears of it by itself
+                    call.execution.stop("user")
 
     # ── the calls ────────────────────────────────────────────────────────────────────────────────
 
@@ -357,14 +387,16 @@ class Approvals:
                     kind="limit",
                 )
 
-    def wait(self, asked: Approval, check: CheckChanged | None = None) -> asyncio.Future[Approval]:
+    def wait(
+        self, asked: Approval, check: CheckChanged | None = None, call: Call | None = None
+    ) -> asyncio.Future[Approval]:
         """A future of what becomes of a pending request, in this process. Call :meth:`stop_waiting` afterwards.
 
         :param check: judges arguments that a person gives instead
         :raises LogUnavailable: when the database cannot be read
         """
         now = self._table.reader.get(asked.id)
-        waiting = _Wait(asyncio.get_running_loop().create_future(), check)
+        waiting = _Wait(asyncio.get_running_loop().create_future(), check, call)
         self._waiting[asked.id] = waiting
         if now is not None and not now.pending:  # answered while it was being made durable
             waiting.answered.set_result(now)
@@ -498,9 +530,37 @@ class Approvals:
         if changed_hash == decided.request.arguments_hash:
             return decided
         waiting = self._waiting.get(decided.id)
-        check = waiting.check if waiting is not None else self.check_parked
-        files = None if check is None else check(decided, given)
+        check = self._check_parked if waiting is None or waiting.check is None else waiting.check
+        files = check(decided, given)
         return replace(decided, changed=given, changed_hash=changed_hash, changed_files=files)
+
+    def _check_parked(self, row: Approval, given: Mapping[str, Any]) -> Mapping[str, str]:
+        """Judge changed arguments of a call that no process carries, as :data:`CheckChanged` does."""
+        if self._sessions is None:
+            text = (
+                f"other arguments for {row.id} cannot be judged here, where no tools are; open the workspace for that"
+            )
+            raise ToolError(text, kind="unavailable")
+        lane = self._lane(row)
+        generation, authority, rules, roots = self._sessions.judged_by()
+        if lane is not None:
+            authority, rules, roots = lane.authority, lane.rules, lane.around.roots
+            generation = generation if lane.current is None else lane.current()
+        entry = generation.resolve(row.request.tool_id)
+        if entry is None:  # it is refused when it is taken up
+            return {}
+        verdict = check_changed(entry, given, authority, rules, roots)
+        return RunFiles(roots, None if lane is None else lane.around.scratch).of(verdict.targets, given)
+
+    def _lanes(self) -> Iterable[Lane]:
+        return () if self._sessions is None else self._sessions.lanes()
+
+    def _lane(self, row: Approval) -> Lane | None:
+        """That of the call that waits, or of its session; None where neither is in this process."""
+        waiting = self._waiting.get(row.id)
+        if waiting is not None and waiting.call is not None:
+            return waiting.call.lane
+        return None if self._sessions is None else self._sessions.lane(row.request.session_id)
 
     def _rule_works(self, decided: Approval, now: int) -> list[Work]:
         rule = rule_of(decided)
@@ -534,8 +594,20 @@ class Approvals:
             if row is not None and (not row.pending or row.request.expires_ns <= now):
                 raise ToolError(why_not_open(row, self.lifetimes), kind="conflict") from None
             raise
+        self._take_effect(decided)
         self._settled(decided)
         return decided
+
+    def _take_effect(self, row: Approval) -> None:
+        """Apply what an answer changes beside its own call."""
+        lane = self._lane(row)
+        if (rule := rule_of(row)) is not None:
+            further = [one for one in self._lanes() if one is not lane] if rule.scope == "project" else []
+            for concerned in further if lane is None else (lane, *further):
+                if rule not in concerned.rules.rules:
+                    concerned.rule_by(concerned.rules.with_rules(rule))
+        if lane is not None:
+            self.stop_session(row, lane)
 
     def _settled(self, row: Approval) -> None:
         self._tell(row)
@@ -579,3 +651,4 @@ class Approvals:
 class _Wait:
     answered: asyncio.Future[Approval]
     check: CheckChanged | None
+    call: Call | None
