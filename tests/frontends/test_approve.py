@@ -295,6 +295,84 @@ def test_who_is_asked_at_a_terminal_when_the_holder_is_killed_is_asked_anew_and_
     assert here("log", "verify").code == 0
 
 
+ALONE = """
+import sys
+from handrail.frontends.cli.app import run
+
+code = run(sys.argv[1:])
+print(*sorted(name for name in sys.modules if name.startswith("handrail.")), sep="\\n")
+raise SystemExit(code)
+"""
+
+
+def loaded_for(handrail: Program, *arguments: str) -> tuple[str, set[str]]:
+    """What a command says in a process of its own, and what of Handrail it loads there."""
+    command = [sys.executable, "-c", ALONE, "approve", *handrail.common, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    lines = done.stdout.splitlines()
+    loaded = {line.removeprefix("handrail.") for line in lines if line.startswith("handrail.")}
+    return done.stdout, loaded
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="joining needs Linux")
+def test_answering_is_one_connection_where_a_process_holds_the_workspace(here: Here, handrail: Program) -> None:
+    approval = parked(here)
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(handrail.workspace), str(handrail.state)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+    )
+    with holder:
+        try:
+            assert holder.stdout is not None and holder.stdout.readline() == b"HOLDS\n"
+            said, loaded = loaded_for(handrail, approval, "--project")
+            assert "stored the rule  allow write new.txt" in said
+            rooms = {name.partition(".")[0] for name in loaded}
+            assert not rooms & {"agent", "arbiter", "catalog", "config", "policy", "registry", "runtime", "sandbox"}
+            assert len(loaded) < 80
+            late = here("approve", approval, "--once")
+            assert late.code == 1 and "conflict" in late.err and "project" in late.err
+            denied = here("approve", parked(here, '{"path": "b", "content": ""}'), "--arguments", "{}")
+            assert denied.code == 1 and "invalid_input" in denied.err
+            (rule,) = json.loads(here("approve", "--rules", "--json").out)
+            assert here("approve", "--forget", rule["id"]).code == 0
+            gone = here("approve", "--forget", rule["id"])
+            assert gone.code == 1 and "there is no stored rule" in gone.err
+            fixed = here("approve", approval, "--once", "--set", "limits.lock_wait_ms=1")
+            assert fixed.code == 2 and "cannot be set here" in fixed.err
+        finally:
+            holder.kill()
+
+
+def test_answering_makes_no_kernel_where_no_process_holds_the_workspace(here: Here, handrail: Program) -> None:
+    approval = parked(here)
+    _, loaded = loaded_for(handrail, approval, "--once")
+    rooms = {
+        "kernel.held",
+        "kernel.assembly",
+        "arbiter.arbiter",
+        "registry.generations",
+        "sandbox.tiers",
+        "kernel.sessions",
+    }
+    assert "store.lease" in loaded and not rooms & loaded
+    assert here("call", "--resume", approval).code == 0 and (handrail.workspace / "new.txt").exists()
+    assert here("log", "verify").code == 0
+
+
+def test_what_a_person_says_is_kept_without_secrets(
+    here: Here, handrail: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    approval = parked(here)
+    monkeypatch.setenv("THE_TOKEN", "s3cr3t-value")
+    handrail.config.mkdir()
+    (file := handrail.config / "handrail.toml").write_text('[secrets]\ntoken = { env = "THE_TOKEN" }\n')
+    said = here("approve", approval, "--reject", "--message", "not with s3cr3t-value", "--config", str(file))
+    assert said.code == 0
+    done = here("call", "--resume", approval)
+    assert done.code == 3 and "not with" in done.err and "s3cr3t" not in done.err
+
+
 def test_a_request_says_how_long_it_can_be_answered_and_a_question_how(here: Here) -> None:
     shown = here("approve", parked(here)).out
     assert "asked a moment ago, can be answered for 7 days" in shown and "--answer" not in shown

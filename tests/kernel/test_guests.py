@@ -15,6 +15,7 @@ from tests.kernel.guests import OPENING, call, greeting, guest, joined_kernel, o
 
 from handrail import LoadError, StartError, tool
 from handrail.contract.approvals import ApprovalAnswer
+from handrail.ipc.approvals import ANSWERING, ONLY_ANSWERS
 from handrail.ipc.codec.descriptions import describe
 from handrail.ipc.holder.requests import NOTICES, REQUESTS
 from handrail.ipc.wire.operations import Op, Operations, Refused
@@ -423,3 +424,16 @@ async def test_a_session_that_is_opened_again_is_watched_again(tmp_path: Path) -
             assert (await session.call("glob", {"pattern": "*"})).ok
             assert kinds == ["proposed", "started", "finished"]
             await session.suspend()
+
+
+async def test_who_only_answers_requests_is_made_nothing_for_and_can_do_nothing_else(tmp_path: Path) -> None:
+    async with temporary_kernel(tmp_path) as held:
+        before = sizes(held)
+        async with guest(tmp_path, hello=ONLY_ANSWERS) as other:
+            assert sizes(held) == before and set(other.about) == {"handrail", "protocol"}
+            for name in sorted(REQUESTS.keys() - set(ANSWERING)):
+                assert (await refusal(other.request(name, {}))).kind == "unknown_op"
+            wrong = await refusal(other.request("approvals.decide", {"id": "apr_x"}))
+            assert wrong.kind == "UsageError" and "answer" in wrong.text
+            asked = {"id": "apr_x", "answer": {"choice": "once", "message": "", "arguments": None}, "by": "test"}
+            assert "there is no request" in (await refusal(other.request("approvals.decide", asked))).text

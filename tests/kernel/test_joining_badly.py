@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.kernel.guests import joined_kernel
+from tests.kernel.guests import joined_kernel, second
 from tests.kernel.members import members
 
 from handrail import Kernel, StartError, open_kernel
@@ -21,11 +21,13 @@ from handrail.ipc.joiner import membership
 from handrail.ipc.wire.connection import Connection
 from handrail.ipc.wire.framing import Message, frame
 from handrail.ipc.wire.handshake import PROTOCOL, Reception
+from handrail.kernel.held import HeldKernel
 from handrail.kernel.joined import JoinedKernel
 from handrail.record.verification import verify
 from handrail.sandbox.start.spawn import binaries
-from handrail.store.folders import locate
-from handrail.store.lease import holder_of
+from handrail.store.folders import Folders, locate
+from handrail.store.lease import Lease, holder_of
+from handrail.store.opening import Store
 from handrail.testing.kernels import temporary_kernel
 
 JOIN = """
@@ -193,3 +195,28 @@ async def test_a_holder_that_lives_and_is_slow_is_given_longer_instead_of_being_
     async with temporary_kernel(tmp_path), joined_kernel(tmp_path) as joined:
         assert greetings > 1
         assert (await (await joined.session()).call("glob", {"pattern": "*"})).ok
+
+
+async def test_who_opens_a_workspace_waits_for_a_process_that_only_writes_an_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ws").mkdir()
+    waits, until_free = asyncio.Event(), Lease.until_free
+
+    async def seen(folders: Folders, *, interval_s: float) -> None:
+        waits.set()
+        await until_free(folders, interval_s=interval_s)
+
+    async def opened() -> int:
+        async with second(tmp_path) as kernel:
+            return kernel.rooms.store.lease.token if isinstance(kernel, HeldKernel) else 0
+
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "handrail.toml").write_text("")
+    monkeypatch.setattr(Lease, "until_free", staticmethod(seen))
+    store = Store.open(tmp_path / "ws", tmp_path / "state", face="approve", protocol=PROTOCOL)
+    opening = asyncio.ensure_future(opened())
+    await waits.wait()
+    assert not opening.done()
+    await store.aclose()
+    assert await opening == store.lease.token + 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from typing import Any, Protocol
 
@@ -11,6 +12,12 @@ from handrail.contract.approvals import Approval, ApprovalAnswer, ApprovalDesk, 
 from handrail.contract.errors import ToolError
 from handrail.ipc.wire.connection import ConnectionLost
 from handrail.store.tables.approvals import ApprovalReader
+
+ONLY_ANSWERS = {"only": "approvals"}
+"""The greeting of a process that only answers requests. It opens no sessions, so that the holder makes nothing for it."""
+
+ANSWERING = ("approvals.decide", "approvals.answer", "approvals.forget")
+"""What such a process may ask for."""
 
 
 class Answerer(Protocol):
@@ -22,21 +29,26 @@ class Answerer(Protocol):
 class JoinedApprovals:
     """Implements :class:`~handrail.contract.approvals.ApprovalDesk`.
 
-    :param reader: reads the holder's database, which shows what is durable
+    :param reader: reads the holder's database, which shows what is durable, for one look
     """
 
     def __init__(
-        self, reader: Callable[[], ApprovalReader], holder: Answerer, clock: Callable[[], int] = time.time_ns
+        self,
+        reader: Callable[[], AbstractContextManager[ApprovalReader]],
+        holder: Answerer,
+        clock: Callable[[], int] = time.time_ns,
     ) -> None:
         self._reader = reader
         self._holder = holder
         self._clock = clock
 
     def pending(self, session_id: str | None = None) -> list[Approval]:
-        return self._reader().pending(self._clock(), session_id=session_id)
+        with self._reader() as reader:
+            return reader.pending(self._clock(), session_id=session_id)
 
     def get(self, approval_id: str) -> Approval:
-        found = self._reader().get(approval_id)
+        with self._reader() as reader:
+            found = reader.get(approval_id)
         if found is None:
             raise ToolError(
                 f"there is no request {approval_id[:40]!r} in this workspace; handrail approve lists those that wait",
@@ -67,7 +79,8 @@ class JoinedApprovals:
             return found
 
     def rules(self) -> list[StoredRule]:
-        return self._reader().rules()
+        with self._reader() as reader:
+            return reader.rules()
 
     async def forget_rule(self, rule_id: str) -> StoredRule:
         known = next((rule for rule in self.rules() if rule.id == rule_id), None)

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import hashlib
 import itertools
-import os
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -15,16 +12,12 @@ from functools import partial
 from importlib.metadata import version
 from typing import Any, NamedTuple
 
-from handrail.arbiter.approvals.desk import HOUR_NS, Lifetimes
 from handrail.arbiter.arbiter import Arbiter, Limits
 from handrail.arbiter.locks import LockTable, Resources
-from handrail.arbiter.output.redaction import Redactor, redactor_of
-from handrail.arbiter.output.shaper import Shaper
-from handrail.arbiter.output.sidecar import SidecarRoom
+from handrail.arbiter.output.redaction import Redactor
 from handrail.catalog.embedders.choosing import ENDPOINT, NONE, Chosen, encoder_of
 from handrail.catalog.search.finding import AHEAD_S, Searches
 from handrail.config import Configuration, SearchSettings, Settings, WatchdogSettings
-from handrail.config.secrets import resolve
 from handrail.config.settings import SHIPPED
 from handrail.contract.doors.runtime import Runtime
 from handrail.contract.errors import Fault, LoadError
@@ -36,7 +29,8 @@ from handrail.contract.tool.requires import CapabilitySet, Layer, Variables
 from handrail.contract.tool.settings import ToolConfig
 from handrail.contract.tool.spec import ToolSpec
 from handrail.contract.tool.tool import Tool
-from handrail.kernel.agents import Appointed, appoint, equipped, named_secrets, sources_of
+from handrail.kernel.agents import Appointed, appoint, equipped, sources_of
+from handrail.kernel.answering import learn, lifetimes_of, registered_secrets, shaper_of
 from handrail.kernel.sandbox import sandbox_of
 from handrail.policy.authority import Authority
 from handrail.policy.authority import hidden as hides
@@ -45,7 +39,6 @@ from handrail.policy.rules.rules import Mode, Rule, RuleBook, Scope, default_rul
 from handrail.policy.targets import agent_layer, call_set, ceiling_layer
 from handrail.policy.watchdogs import Exfiltration, OutgoingSecrets, RepeatedFailures
 from handrail.policy.watchdogs.watchdog import ExternalWatchdog, Watchdog
-from handrail.record.artifacts import Artifacts
 from handrail.record.log import CommitLog, Interrupted, Record
 from handrail.registry.generations import OpenTools, Succession
 from handrail.registry.sources.all import ToolSources
@@ -241,21 +234,17 @@ async def assemble(store: Store, config: Configuration, secrets: Mapping[str, st
     interrupted = tuple(await log.recover())
     settings, folders = config.settings, store.folders
     variables = folders.variables
-    known = (await resolve(settings.secrets, os.environ)).with_settings(named_secrets(config))
-    redactor, known = _registered(known, secrets)
-    approvals = settings.approvals
-    lasting = Lifetimes(int(approvals.request_days * 24 * HOUR_NS), int(approvals.grant_hours * HOUR_NS))
-    limits = Limits(**settings.limits.model_dump(), lifetimes=lasting)
-    room = SidecarRoom(folders.outputs, limits.cut_output_mib * 1024 * 1024)
-    shaper = Shaper(redactor, Artifacts(folders.artifacts), folders.output, room)
+    redactor, known = await registered_secrets(config, secrets)
+    limits = Limits(**settings.limits.model_dump(), lifetimes=lifetimes_of(config))
+    shaper = shaper_of(config, folders, redactor)
     arbiter = Arbiter(log, store.lease, LockTable(), Resources(), shaper, limits)
     arbiter.jobs.tree = store.sessions
     programs = sandbox_of(config)
     ceiling = ceiling_layer(settings.ceiling, variables)
-    learn = partial(_learned, redactor)
+    learned = partial(learn, redactor)
     upstreams = Upstreams(
-        Ground(folders, Guarded(programs), variables, ceiling, _project_book(config), learn),
-        configured(config, known, learn),
+        Ground(folders, Guarded(programs), variables, ceiling, _project_book(config), learned),
+        configured(config, known, learned),
         version=version("handrail"),
     )
     rooms = Rooms(
@@ -290,12 +279,6 @@ def _project_book(config: Configuration) -> RuleBook:
     except LoadError:
         own = []  # every fault is told with the agent's
     return RuleBook(default_rules()).with_rules(*own)
-
-
-def _learned(redactor: Redactor, value: str) -> None:
-    """Redact a value that stands in a configuration of somebody else's form, where it can be."""
-    with contextlib.suppress(ValueError):
-        redactor.learn({f"mcp-{hashlib.sha256(value.encode()).hexdigest()[:8]}": value})
 
 
 def _embedder(settings: SearchSettings, known: SecretStore) -> Chosen:
@@ -333,23 +316,6 @@ def _watchdogs(settings: Settings, redactor: Redactor) -> Iterator[Watchdog]:
             watchdog = ExternalWatchdog(one.command, timeout_ms=one.timeout_ms)
             watchdog.find()
             yield watchdog
-
-
-def _registered(configured: SecretStore, given: Mapping[str, str]) -> tuple[Redactor, SecretStore]:
-    """All that is known, redacted from now on. A configured value that cannot be is not handed to any tool either.
-
-    :raises UsageError: for such a value among ``given``, which a program passed
-    """
-    redactor = redactor_of(given)
-    try:
-        redactor.learn(configured.chosen(configured.names))
-    except ValueError:
-        for name in sorted(configured.names):
-            try:
-                redactor.learn(configured.chosen((name,)))
-            except ValueError as error:
-                configured = configured.without(name, f"its value cannot be redacted: {error}")
-    return redactor, configured
 
 
 _AT_THE_START = "given at the start"

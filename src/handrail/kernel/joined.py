@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import sqlite3
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -41,7 +41,7 @@ from handrail.ipc.peers import asked
 from handrail.ipc.wire.connection import Connection, ConnectionLost
 from handrail.ipc.wire.framing import Message
 from handrail.ipc.wire.operations import Op, Operations, Refused
-from handrail.kernel.held import set_for_holding
+from handrail.kernel.held import Hold, set_for_holding
 from handrail.kernel.kernel import AnyRule, Brought, Folder, Kernel, rule_texts
 from handrail.policy.rules.rules import RuleBook, given
 from handrail.record.log import Interrupted
@@ -58,10 +58,6 @@ from handrail.store.tables.sessions import session_rows
 if TYPE_CHECKING:
     from handrail.kernel.servers import McpServers
     from handrail.policy.explain import Explanation
-
-
-Hold = Callable[[Brought], AbstractAsyncContextManager[Kernel]]
-"""Holds the workspace in this process; see :func:`handrail.kernel.held.hold`."""
 
 
 class JoinedKernel(Kernel):
@@ -105,7 +101,7 @@ class JoinedKernel(Kernel):
         self.membership = Membership(folders, successor.take_over, self._hello, operations)
         self.membership.joined.append(self._joined)
         self._log = JoinedLog(folders, self.membership)
-        self._approvals = JoinedApprovals(lambda: ApprovalReader(self._log.reading), self.membership)
+        self._approvals = JoinedApprovals(lambda: nullcontext(ApprovalReader(self._log.reading)), self.membership)
 
     # ── the connection ───────────────────────────────────────────────────────────────────────────
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -11,15 +13,19 @@ from handrail.contract.errors import UsageError
 from handrail.contract.tool.offering import Offering
 from handrail.contract.tool.settings import ToolConfig
 from handrail.contract.tool.tool import Tool
-from handrail.kernel.held import hold
+from handrail.kernel.held import Hold, Join, hold
 from handrail.kernel.kernel import AnyRule, Brought, Folder, Kernel, rule_texts
 from handrail.origins.imports import opened
 from handrail.policy.rules.rules import given
 from handrail.policy.watchdogs.watchdog import ExternalWatchdog, Watchdog
 from handrail.store.folders import workspace_folder
-from handrail.store.lease import WorkspaceHeld
+from handrail.store.lease import Lease, WorkspaceHeld
 
 T = TypeVar("T")
+
+_BRIEF_S = 10.0
+"""How long to wait for a process that only writes an answer."""
+_LOOK_S = 0.02
 
 
 @asynccontextmanager
@@ -90,13 +96,25 @@ async def open_kernel(
         for one in brought.watchdogs:
             if isinstance(one, ExternalWatchdog):
                 one.find()
+        yield await _entered(stack, brought, holding, joining)
+
+
+async def _entered(stack: AsyncExitStack, brought: Brought, hold: Hold, join: Join) -> Kernel:
+    """The kernel of this process, with its end on ``stack``."""
+    deadline = asyncio.get_running_loop().time() + _BRIEF_S
+    while True:
         try:
-            kernel = await stack.enter_async_context(holding(brought))
+            return await stack.enter_async_context(hold(brought))
         except WorkspaceHeld as held:
-            if held.is_writing or not held.holder.socket:
+            if held.is_writing or not (held.holder.socket or held.holder.is_brief):
                 raise
-            kernel = await stack.enter_async_context(joining(held, brought))
-        yield kernel
+            if held.holder.socket:
+                return await stack.enter_async_context(join(held, brought))
+            if asyncio.get_running_loop().time() >= deadline:
+                raise
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(deadline):
+                    await Lease.until_free(held.folders, interval_s=_LOOK_S)
 
 
 def several(name: str, values: Iterable[T]) -> tuple[T, ...]:

@@ -63,7 +63,8 @@ class Holder:
 
     :param since_ns: wall-clock time of the acquisition
     :param protocol: version of what it speaks to those who join; 0: nobody can
-    :param socket: name of the socket in the workspace's private folder where it is joined, or ``""``
+    :param socket: name of the socket in the workspace's private folder where it is joined, or ``""``; see also
+        :attr:`is_brief`
     :param state: ``alive`` renews its lease; ``paused`` was stopped (Ctrl-Z, SIGSTOP) and ``hung`` does not get to
         renewing: both may be replaced
     """
@@ -75,6 +76,11 @@ class Holder:
     protocol: int = 0
     socket: str = ""
     state: State = "alive"
+
+    @property
+    def is_brief(self) -> bool:
+        """Whether it only writes an answer and is about to be done: whoever wants the workspace waits for that."""
+        return self.protocol > 0 and not self.socket
 
     def __str__(self) -> str:
         who = f"handrail {self.face}" if self.face else "another handrail process"

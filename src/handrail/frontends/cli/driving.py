@@ -18,9 +18,11 @@ from handrail.frontends.cli.options import Setting
 from handrail.frontends.cli.show import note, one_line
 
 if TYPE_CHECKING:
+    from handrail.config import Configuration
     from handrail.contract.approvals import Approval, ApprovalAnswer, ApprovalRequest, Attendant
     from handrail.contract.doors.runtime import Question
     from handrail.kernel.kernel import Kernel
+    from handrail.record.log import Interrupted
     from handrail.record.reading import LogReader
     from handrail.session.past import SessionFacts, SessionReader
     from handrail.store.folders import Folders
@@ -111,13 +113,19 @@ async def opened(setting: Setting, face: str = "cli") -> AsyncGenerator[Kernel]:
         face=face,
         allow_home=setting.allow_home,
     ) as kernel:
-        if (remark := kernel.config.remark) is not None:
-            note(f"handrail: {remark}")
-        for lost in kernel.interrupted:
-            note(
-                f"handrail: call {lost.call_id} ({one_line(str(lost.tool))}) was interrupted earlier; its outcome is unknown"
-            )
+        tell_before(kernel.config, kernel.interrupted)
         yield kernel
+
+
+def tell_before(config: Configuration, interrupted: Iterable[Interrupted]) -> None:
+    """Tell what people should know before a command does anything: what of the workspace's file does not count, and which
+    calls the last process left with an unknown outcome."""
+    if (remark := config.remark) is not None:
+        note(f"handrail: {remark}")
+    for lost in interrupted:
+        note(
+            f"handrail: call {lost.call_id} ({one_line(str(lost.tool))}) was interrupted earlier; its outcome is unknown"
+        )
 
 
 def _check_rules(rules: Iterable[str]) -> None:

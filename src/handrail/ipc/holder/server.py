@@ -11,8 +11,10 @@ import contextlib
 from collections.abc import Iterable
 from pathlib import Path
 
+from handrail.ipc.approvals import ANSWERING, ONLY_ANSWERS
 from handrail.ipc.holder.guest import Guest
 from handrail.ipc.holder.host import Host
+from handrail.ipc.holder.requests import REQUESTS, answering
 from handrail.ipc.wire.connection import Connection
 from handrail.ipc.wire.framing import Message
 from handrail.ipc.wire.meeting import Listener, listen
@@ -73,10 +75,19 @@ class Server:
     def _accept(self, connection: Connection, hello: Message) -> tuple[Operations, Message]:
         if self.leaving:
             raise Refused(LEAVING, "the process that holds the workspace is ending; try again")
+        if hello.get("only") == ONLY_ANSWERS["only"]:
+            return self._answers(), {}
         guest = Guest(self, connection, hello)
         self.guests.add(guest)
         connection.when_lost(guest.lost)
         return guest.operations, guest.welcome()
+
+    def _answers(self) -> Operations:
+        """What a process that only answers requests may ask for."""
+        handlers = self.host.further_operations()
+        return Operations(
+            {name: answering(name, handlers[name], REQUESTS[name], lambda: self.leaving) for name in ANSWERING}
+        )
 
     def leave(self, guest: Guest, sessions: Iterable[HeldSession]) -> None:
         """The process is gone: let the calls of its sessions end, then suspend them and end what it brought."""

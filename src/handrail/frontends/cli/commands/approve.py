@@ -6,8 +6,8 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Generator, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ import click
 
 from handrail.frontends.cli.app import ERROR, OUTPUT
 from handrail.frontends.cli.completing import approval_ids
-from handrail.frontends.cli.driving import Interruption, drive, opened
+from handrail.frontends.cli.driving import Interruption, drive, opened, tell_before
 from handrail.frontends.cli.options import Setting, equipped
 from handrail.frontends.cli.show import note, one_line, out, out_json
 
@@ -107,26 +107,29 @@ async def _decide(
 ) -> int:
     from handrail.contract.approvals import ApprovalAnswer
     from handrail.contract.errors import ToolError
-    from handrail.frontends.cli.commands.call import read_arguments
-    from handrail.frontends.cli.terminal import changed_arguments
 
     changed = None
     if arguments is not None:
+        from handrail.frontends.cli.commands.call import read_arguments
+        from handrail.frontends.cli.terminal import changed_arguments
+
         try:
             changed = changed_arguments(read_arguments(arguments))
         except ValueError as error:
             raise click.UsageError(f"--arguments: {error}") from None
-    async with opened(setting) as kernel:
-        try:
-            if answers:
-                told = [_answer_of(answer) for answer in answers]
-                decided = await kernel.approvals.answer(request_id, told, by=DOOR)
-            else:
-                answer = ApprovalAnswer(choice or "once", message, changed)
-                decided = await kernel.approvals.decide(request_id, answer, by=DOOR)
-        except ToolError as error:
-            note(f"{error.kind}: {error}")
-            return ERROR
+    desk = _desk(setting)
+    if desk is None:
+        return _no_request(request_id)
+    try:
+        if answers:
+            told = [_answer_of(answer) for answer in answers]
+            decided = await desk.answer(request_id, told, by=DOOR)
+        else:
+            answer = ApprovalAnswer(choice or "once", message, changed)
+            decided = await desk.decide(request_id, answer, by=DOOR)
+    except ToolError as error:
+        note(f"{error.kind}: {error}")
+        return ERROR
     _show_decided(setting, decided)
     return OUTPUT
 
@@ -192,7 +195,7 @@ def _chosen(reader: ApprovalReader | None, request_id: str | None) -> list[Appro
         return [] if reader is None else reader.pending(time.time_ns())
     row = None if reader is None else reader.get(request_id)
     if row is None:
-        note(f"there is no request {request_id[:40]!r} in this workspace; handrail approve lists those that wait")
+        _no_request(request_id)
         return None
     if not row.pending or row.request.expires_ns <= time.time_ns():
         state = "expired" if row.pending else row.state
@@ -201,22 +204,28 @@ def _chosen(reader: ApprovalReader | None, request_id: str | None) -> list[Appro
     return [row]
 
 
+def _no_request(request_id: str) -> int:
+    note(f"there is no request {request_id[:40]!r} in this workspace; handrail approve lists those that wait")
+    return ERROR
+
+
 async def _ask(setting: Setting, rows: Sequence[Approval], workspace: str) -> int:
     from handrail.contract.errors import ToolError
     from handrail.frontends.cli.terminal import Terminal
 
     terminal = Terminal(workspace=workspace)
     code = OUTPUT
-    async with opened(setting) as kernel:
-        for row in rows:
-            try:
-                decided = await _asked(kernel.approvals, terminal, row)
-            except ToolError as error:
-                note(f"{error.kind}: {error}")
-                code = ERROR
-                continue
-            if decided is not None:
-                _show_decided(setting, decided)
+    desk = _desk(setting)
+    assert desk is not None, "the rows are from its database"
+    for row in rows:
+        try:
+            decided = await _asked(desk, terminal, row)
+        except ToolError as error:
+            note(f"{error.kind}: {error}")
+            code = ERROR
+            continue
+        if decided is not None:
+            _show_decided(setting, decided)
     return code
 
 
@@ -284,12 +293,15 @@ def _show_rules(setting: Setting) -> int:
 async def _forget(setting: Setting, rule_id: str) -> int:
     from handrail.contract.errors import ToolError
 
-    async with opened(setting) as kernel:
-        try:
-            rule = await kernel.approvals.forget_rule(rule_id)
-        except ToolError as error:
-            note(f"{error.kind}: {error}")
-            return ERROR
+    desk = _desk(setting)
+    if desk is None:
+        note(f"there is no stored rule {rule_id[:40]!r}; handrail approve --rules lists them")
+        return ERROR
+    try:
+        rule = await desk.forget_rule(rule_id)
+    except ToolError as error:
+        note(f"{error.kind}: {error}")
+        return ERROR
     out_json(asdict(rule)) if setting.json else out(f"forgotten  {one_line(rule.text)}")
     return OUTPUT
 
@@ -311,20 +323,34 @@ async def _until_asked(reader: ApprovalReader | None, interruption: Interruption
             await asyncio.sleep(_LOOK_EVERY_S)
 
 
+def _desk(setting: Setting) -> ApprovalDesk | None:
+    """What takes answers: the process that holds the workspace, else its database. None where nothing was ever kept of it."""
+    from handrail.kernel.answering import Place, answers_in
+
+    with _reading(setting) as (reader, _):
+        if reader is None:
+            return None
+    given = setting.workspace, setting.state, setting.config, setting.settings, setting.allow_home
+    return answers_in(Place(*given, face="approve"), lambda: _desk_of_a_kernel(setting), tell_before)
+
+
+@asynccontextmanager
+async def _desk_of_a_kernel(setting: Setting) -> AsyncGenerator[ApprovalDesk]:
+    async with opened(setting) as kernel:
+        yield kernel.approvals
+
+
 @contextmanager
 def _reading(setting: Setting) -> Generator[tuple[ApprovalReader | None, str]]:
     """What is durable, beside whoever holds the workspace; None where nothing was ever kept of it."""
-    from handrail.store.database.connection import NotMadeYet, open_reader
+    from handrail.kernel.answering import reading
+    from handrail.store.database.connection import NotMadeYet
     from handrail.store.folders import locate
-    from handrail.store.tables.approvals import ApprovalReader
 
     folders = locate(setting.workspace, setting.state, allow_home=setting.allow_home)
-    try:
-        connection = open_reader(folders.database)
-    except NotMadeYet:
-        yield None, str(folders.workspace)
-        return
-    try:
-        yield ApprovalReader(connection), str(folders.workspace)
-    finally:
-        connection.close()
+    with ExitStack() as stack:
+        try:
+            reader = stack.enter_context(reading(folders))
+        except NotMadeYet:
+            reader = None
+        yield reader, str(folders.workspace)
