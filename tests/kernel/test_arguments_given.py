@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.kernel.doors import Opens, by_both_doors
 
 from handrail import UsageError, open_kernel, tool
 
@@ -33,3 +34,23 @@ async def test_one_value_in_the_place_of_a_list_is_refused(tmp_path: Path, given
         async with open_kernel(tmp_path, **given):
             pass
     assert list(tmp_path.iterdir()) == []
+
+
+kernel_in = by_both_doors()
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "said"),
+    [
+        ({"topc": "a letter"}, TypeError, "unexpected keyword argument 'topc'"),
+        ({"headless": False}, UsageError, "needs an attendant"),
+        ({"rules": "allow read"}, UsageError, "give a list of rules"),
+        ({"mode": "fast"}, UsageError, "plan"),
+    ],
+)
+async def test_an_option_of_a_session_that_cannot_be_is_refused_at_both_doors(
+    tmp_path: Path, kernel_in: Opens, given: dict[str, Any], error: type[Exception], said: str
+) -> None:
+    async with kernel_in(tmp_path) as kernel:
+        with pytest.raises(error, match=said):
+            await kernel.session(**given)

@@ -17,8 +17,8 @@ from handrail.contract.approvals import ApprovalAnswer
 from handrail.contract.errors import StartError
 from handrail.contract.session import Session
 from handrail.kernel import joined
-from handrail.kernel.kernel import Brought
 from handrail.record.verification import verify
+from handrail.session.context import Brought
 from handrail.testing.kernels import ScriptedPerson, temporary_kernel
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, cast, get_args
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator
+
+from handrail.contract.errors import UsageError
 
 Example = str | Sequence[str] | Mapping[str, Any]
 """What a rule is tried on when it is loaded: a command as text or as words, a path, a host or URL, or arguments by name."""
@@ -32,6 +34,10 @@ class RuleEntry(BaseModel):
                     f"{str(cast('object', example))[:80]!r} is no example: a text, a list of words, or arguments by name"
                 )
         return examples
+
+
+AnyRule = str | RuleEntry | Mapping[str, Any]
+"""A rule as a text, or with examples of what it is to match, which are checked."""
 
 
 def _form(value: object) -> str:
@@ -68,6 +74,22 @@ def entry_of(given: object) -> RuleEntry:
     if isinstance(given, RuleEntry):
         return given
     return RuleEntry.model_validate(given) if isinstance(given, Mapping) else RuleEntry(rule=str(given))
+
+
+def rule_texts(rules: Iterable[AnyRule]) -> tuple[str | RuleEntry, ...]:
+    """Rules as a program gives them: texts, or tables with examples.
+
+    :raises UsageError: for a single text, whose letters Python would take for rules, and for what is no rule's form
+    """
+    if isinstance(rules, str):
+        raise UsageError(f"rules={rules!r} is one text; give a list of rules, as in rules=[{rules!r}]")
+    found: list[str | RuleEntry] = []
+    for rule in rules:
+        try:
+            found.append(rule if isinstance(rule, str) else entry_of(rule))
+        except ValueError as error:
+            raise UsageError(f"rules={rule!r} is neither a text nor a table with 'rule' in it: {error}") from None
+    return tuple(found)
 
 
 # The names of the modes, which say how much a session does without approval. :mod:`handrail.policy.rules.rules` defines

@@ -47,7 +47,7 @@ from handrail.runtime.guard.guard import Guarded
 from handrail.runtime.secrets import SecretStore
 from handrail.runtime.surface import CallRuntime
 from handrail.sandbox.operated import Operated
-from handrail.session.context import Context, Shelf
+from handrail.session.context import Brought, Context, Shelf
 from handrail.store.encoding import encode
 from handrail.store.opening import Store
 from handrail.upstream.configured import configured
@@ -90,38 +90,29 @@ class Rooms:
     def context(
         self,
         agent: str,
-        *,
-        tools: Iterable[Tool] = (),
-        offerings: Iterable[Offering] = (),
-        rules: Iterable[str | RuleEntry] = (),
-        watchdogs: Iterable[Watchdog] = (),
-        secrets: Mapping[str, str] | None = None,
-        tool_config: ToolConfig | None = None,
-        mode: Mode | None = None,
+        brought: Brought | None = None,
         configured: Mode | None = None,
     ) -> Context:
         """What the sessions of one process work with.
 
-        :param tools: that it brings, as ``offerings``; without any it shares its agent's generations with others
-        :param rules: session rules of all its sessions
-        :param secrets: that it gave; without any it shares its agent's generations with others
-        :param tool_config: values of tools' settings that it gave; without any it shares its agent's generations with others
-        :param mode: that its sessions begin in; None for its agent's, or ``configured``
-        :param configured: by files; None for those of this process
+        :param brought: by the process. Without tools, offerings, secrets and values of tools' settings it shares its agent's
+            generations with others
+        :param configured: the mode by files; None for that of this process
         :raises LoadError: with every fault of the agent's manifest, of tools and rules
         :raises UsageError: when there is no such agent
         """
-        given = (tuple(tools), tuple(offerings))
-        texts = configured_rules(self.config, rules)
-        shared = given == ((), ()) and not secrets and not tool_config
-        store = self.secrets.with_values(secrets or {})
+        brought = brought or Brought()
+        given = (brought.tools, brought.offerings)
+        texts = configured_rules(self.config, brought.rules)
+        shared = given == ((), ()) and not brought.secrets and not brought.tool_config
+        store = self.secrets.with_values(brought.secrets or {})
         appointed = appoint(self.config, agent, self.store.folders)
         before, shelf = self.shelves.get(agent, (None, None)) if shared else (None, None)
         if shelf is not None and before == appointed:
             current = shelf.succession.current
             parsed = _together(*appointed.rules(current.entries, current.beyond, current), texts, current)
         else:
-            fresh, parsed = self._shelf(appointed, given, texts, store, tool_config)
+            fresh, parsed = self._shelf(appointed, given, texts, store, brought.tool_config)
             if shelf is not None:
                 self.outdated.append(shelf)
             if shared:
@@ -130,11 +121,11 @@ class Rooms:
         authority = Authority(
             appointed.variables(self.variables),
             self._layer(appointed, shelf.succession.living),
-            (*watchdogs, *self.watchdogs),
+            (*brought.watchdogs, *self.watchdogs),
             ceiling=self.ceiling,
             agent=appointed.manifest.as_data(),
         )
-        chosen = mode or appointed.manifest.mode or configured or self.config.settings.mode
+        chosen = brought.mode or appointed.manifest.mode or configured or self.config.settings.mode
         book = in_mode(RuleBook(appointed.shipped_rules()).with_rules(*parsed), chosen)
         return Context(
             appointed.manifest,

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mappi
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from handrail import config as configuration
 from handrail.arbiter.approvals.desk import Approvals, OpenSessions
@@ -21,16 +21,12 @@ from handrail.arbiter.output.redaction import redacted_logs
 from handrail.catalog.interaction import Interaction
 from handrail.config import Configuration
 from handrail.contract.agent import AgentManifest
-from handrail.contract.approvals import Attendant
 from handrail.contract.doors.jobs import Findings, WorkspaceJobs
-from handrail.contract.doors.peer import Peer
-from handrail.contract.doors.runtime import ClientContext
-from handrail.contract.errors import HandrailError, LogUnavailable, ToolError, UsageError
+from handrail.contract.errors import HandrailError, LogUnavailable, ToolError
 from handrail.contract.generation import Difference, Generation, ToolStatus
-from handrail.contract.rules import RuleEntry
+from handrail.contract.rules import AnyRule, rule_texts
 from handrail.contract.sandbox import Tier
 from handrail.contract.schema.schema import UnfinishedCheck
-from handrail.contract.tool.settings import ToolConfig
 from handrail.contract.tool.tool import Tool
 from handrail.ipc import approvals, jobs
 from handrail.ipc.codec import mirror
@@ -38,7 +34,7 @@ from handrail.ipc.holder.server import Server
 from handrail.ipc.wire.handshake import PROTOCOL
 from handrail.kernel.agents import all_agents
 from handrail.kernel.assembly import Rooms, assemble, given_rules, parse_rules
-from handrail.kernel.kernel import AnyRule, Brought, Folder, Kernel, rule_texts
+from handrail.kernel.kernel import Folder, Kernel
 from handrail.kernel.sessions import HeldSessions
 from handrail.origins import programs
 from handrail.policy.authority import Authority
@@ -46,7 +42,7 @@ from handrail.policy.rules.rules import Mode, RuleBook
 from handrail.record.log import CommitLog, Interrupted
 from handrail.runtime.files.roots import Roots
 from handrail.session.arrivals.triggers import Arrivals
-from handrail.session.context import Context, Opening
+from handrail.session.context import Brought, Context, Opening, SessionOptions, checked
 from handrail.session.session import ENDED, HeldSession, Under, new_session_id
 from handrail.session.taking_up import project_rules
 from handrail.store.folders import locate
@@ -230,38 +226,13 @@ class HeldKernel(Kernel):
         found = {source.name: source.unreachable() for source in self.rooms.upstreams.sources}
         return context.generation.statuses({name: reason for name, reason in found.items() if reason})
 
-    async def session(
-        self,
-        id: str | None = None,
-        *,
-        agent: str | None = None,
-        headless: bool = True,
-        attendant: Attendant | None = None,
-        peer: Peer | None = None,
-        rules: Iterable[AnyRule] = (),
-        mode: str | None = None,
-        topic: str | None = None,
-        client: ClientContext | None = None,
-    ) -> HeldSession:
+    async def session(self, id: str | None = None, **options: Unpack[SessionOptions]) -> HeldSession:
         """See :meth:`Kernel.session`. Once another process has taken the workspace over, the session is one of that process,
         as far as :class:`~handrail.contract.session.Session` goes."""
         if self.successor is not None:
-            how: dict[str, Any] = {"agent": agent, "headless": headless, "attendant": attendant, "peer": peer}
-            session = await self.successor.session(id, **how, rules=rules, mode=mode, topic=topic, client=client)
-            return cast("HeldSession", session)
-        if attendant is None and not headless:
-            raise UsageError("a session that is not headless needs an attendant=… who can be asked")
-        opening = Opening(
-            self._context(agent),
-            self._context,
-            self._face,
-            attendant=attendant,
-            peer=peer,
-            rules=rule_texts(rules),
-            mode=mode,
-            topic=topic,
-            client=client,
-        )
+            return cast("HeldSession", await self.successor.session(id, **options))
+        options = checked(options)
+        opening = Opening(self._context(options.get("agent")), self._context, self._face, options)
         return await self.sessions.open(opening, id)
 
     def _context(self, agent: str | None) -> Context:
@@ -270,8 +241,7 @@ class HeldKernel(Kernel):
             return self.own
         context = self._others.get(agent)
         if context is None:
-            brought = self._brought
-            context = self._others[agent] = self.rooms.context(agent, **brought.for_context())
+            context = self._others[agent] = self.rooms.context(agent, self._brought)
         return context
 
     async def fork(self, id: str) -> str:
@@ -295,17 +265,8 @@ class HeldKernel(Kernel):
         tier = mirror.of_tier(self.tier)
         return {"workspace": self.workdir, "token": self.rooms.store.lease.token, "tier": tier}
 
-    def context_of(
-        self,
-        agent: str,
-        tools: Iterable[Tool],
-        rules: Iterable[str | RuleEntry],
-        mode: Mode | None,
-        configured: Mode | None,
-        tool_config: ToolConfig,
-    ) -> Context:
-        how: dict[str, Any] = {"mode": mode, "configured": configured, "tool_config": tool_config}
-        return self.rooms.context(agent, tools=tools, rules=rules, **how)
+    def context_of(self, agent: str, brought: Brought, configured: Mode | None) -> Context:
+        return self.rooms.context(agent, brought, configured)
 
     async def open_session(self, opening: Opening, id: str | None = None) -> HeldSession:
         return await self.sessions.open(opening, id)
@@ -347,11 +308,9 @@ class HeldKernel(Kernel):
             logger.warning("this process was replaced, and cannot join the one that holds the workspace now: %s", error)
             return
         for session in own:
-            lane = session.lane
-            how: dict[str, Any] = {"attendant": session.people, "headless": session.people is None}
-            how |= {"peer": lane.around.peer, "client": lane.around.client}
-            agent = session.family.manifest.id
-            how["agent"] = None if agent == self.own.agent else agent
+            around, agent = session.lane.around, session.family.manifest.id
+            how: SessionOptions = {"attendant": session.people, "headless": session.people is None}
+            how |= {"peer": around.peer, "client": around.client, "agent": None if agent == self.own.agent else agent}
             try:
                 await session.follow(partial(kernel.session, session.id, **how))
             except HandrailError as error:
@@ -454,7 +413,7 @@ async def hold(
         await rooms.arbiter.recover(rooms.interrupted)
         stack.enter_context(redacted_logs(rooms.arbiter.shaper.redactor))
         agent = brought.agent or settings.settings.agent
-        own = rooms.context(agent, **brought.for_context())
+        own = rooms.context(agent, brought)
         kernel = HeldKernel(rooms, own, brought.face, brought, joining)
         stack.push_async_callback(kernel.shut_down)
         loop = asyncio.get_running_loop()

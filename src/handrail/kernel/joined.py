@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from handrail import config as configuration
 from handrail.arbiter.output.redaction import redacted_logs, redactor_of
@@ -19,11 +19,9 @@ from handrail.contract.agent import AgentManifest
 from handrail.contract.approvals import Attendant, question_of
 from handrail.contract.doors.agents import Delegates
 from handrail.contract.doors.jobs import Findings
-from handrail.contract.doors.peer import Peer
-from handrail.contract.doors.runtime import ClientContext
 from handrail.contract.errors import ToolError, UsageError
 from handrail.contract.generation import Difference, Generation, ToolStatus
-from handrail.contract.rules import as_data
+from handrail.contract.rules import AnyRule, as_data, rule_texts
 from handrail.contract.sandbox import Tier
 from handrail.contract.tool.settings import ToolConfig
 from handrail.contract.tool.tool import Tool
@@ -36,18 +34,18 @@ from handrail.ipc.jobs import RemoteWorkspaceJobs
 from handrail.ipc.joiner.executing import Bench
 from handrail.ipc.joiner.membership import Membership
 from handrail.ipc.joiner.session import JoinedSession
-from handrail.ipc.joiner.wanted import Wanted
 from handrail.ipc.peers import asked
 from handrail.ipc.wire.connection import Connection, ConnectionLost
 from handrail.ipc.wire.framing import Message
 from handrail.ipc.wire.operations import Op, Operations, Refused
 from handrail.kernel.held import Hold, set_for_holding
-from handrail.kernel.kernel import AnyRule, Brought, Folder, Kernel, rule_texts
-from handrail.policy.rules.rules import RuleBook, given
+from handrail.kernel.kernel import Folder, Kernel
+from handrail.policy.rules.rules import RuleBook
 from handrail.record.log import Interrupted
 from handrail.record.reading import LogReader
 from handrail.runtime.secrets import SecretStore
 from handrail.runtime.surface import NOBODY_TO_ASK
+from handrail.session.context import Brought, SessionOptions, checked
 from handrail.session.session import new_session_id
 from handrail.store.database.database import open_reader
 from handrail.store.folders import Folders
@@ -264,33 +262,15 @@ class JoinedKernel(Kernel):
     async def tool_statuses(self) -> Sequence[ToolStatus]:
         return mirror.statuses_of(await self.membership.request("statuses", {}, repeatable=True))
 
-    async def session(
-        self,
-        id: str | None = None,
-        *,
-        agent: str | None = None,
-        headless: bool = True,
-        attendant: Attendant | None = None,
-        peer: Peer | None = None,
-        rules: Iterable[AnyRule] = (),
-        mode: str | None = None,
-        topic: str | None = None,
-        client: ClientContext | None = None,
-    ) -> JoinedSession:
-        if attendant is None and not headless:
-            raise UsageError("a session that is not headless needs an attendant=… who can be asked")
+    async def session(self, id: str | None = None, **options: Unpack[SessionOptions]) -> JoinedSession:
+        options = checked(options)
         if id is not None and (id in self._sessions or id in self._opening):
             raise UsageError(f"session {id!r} is open already")
         session = JoinedSession(
             new_session_id() if id is None else id,
             self.membership,
             lambda: self.generation,
-            Wanted(
-                attendant is None, topic, client, agent, given(mode), shared=bool(getattr(attendant, "shared", False))
-            ),
-            tuple(as_data(rule) for rule in rule_texts(rules)),
-            attendant,
-            peer,
+            options,
             self.workdir,
             self._forget,
         )

@@ -8,36 +8,28 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, Unpack
 
 from handrail.config import Configuration
 from handrail.contract.agent import AgentManifest
-from handrail.contract.approvals import ApprovalDesk, Attendant
+from handrail.contract.approvals import ApprovalDesk
 from handrail.contract.doors.jobs import Findings, WorkspaceJobs
-from handrail.contract.doors.peer import Peer
-from handrail.contract.doors.runtime import ClientContext
-from handrail.contract.errors import UsageError
 from handrail.contract.generation import Difference, Generation, ToolStatus
-from handrail.contract.rules import Mode, RuleEntry, entry_of
+from handrail.contract.rules import AnyRule
 from handrail.contract.sandbox import Tier
 from handrail.contract.session import Session
-from handrail.contract.tool.offering import Offering
-from handrail.contract.tool.settings import ToolConfig
 from handrail.contract.tool.tool import Tool
 from handrail.policy.rules.rules import RuleBook
-from handrail.policy.watchdogs.watchdog import Watchdog
 from handrail.record.log import Interrupted
 from handrail.record.reading import LogReader
+from handrail.session.context import SessionOptions
 
 if TYPE_CHECKING:
     from handrail.kernel.servers import McpServers
     from handrail.policy.explain import Explanation
 
 Folder = str | Path
-AnyRule = str | RuleEntry | Mapping[str, Any]
-"""A rule as a text, or with examples of what it is to match, which are checked."""
 
 
 class LogDoor(Protocol):
@@ -59,48 +51,6 @@ class LogDoor(Protocol):
         :raises LogUnavailable: when it cannot be
         """
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class Brought:
-    """What a process brings for the sessions that it opens itself; nobody else's see any of it.
-
-    Its secrets are redacted everywhere.
-    """
-
-    face: str = "library"
-    agent: str | None = None
-    """None: the configured one."""
-    tools: tuple[Tool, ...] = ()
-    rules: tuple[str | RuleEntry, ...] = ()
-    secrets: Mapping[str, str] | None = field(default=None, repr=False)
-    watchdogs: tuple[Watchdog, ...] = ()
-    offerings: tuple[Offering, ...] = ()
-    settings: tuple[str, ...] = ()
-    mode: Mode | None = None
-    """None: the agent's, or the configured one."""
-    tool_config: ToolConfig = field(default_factory=dict[str, Mapping[str, str]])
-
-    @property
-    def held_only(self) -> str | None:
-        """The part that works only in the process that holds the workspace, and what to do instead; None if there is none."""
-        found: list[str] = []
-        if self.watchdogs:
-            found.append(
-                "watchdogs in Python can only be given where it is held; "
-                "name an external command under [[watchdogs]] of its configuration instead"
-            )
-        if self.offerings:
-            found.append(
-                "offerings in Python can only be given where it is held; "
-                "put them as offering.json into its tool folder instead"
-            )
-        return ", and ".join(found) or None
-
-    def for_context(self) -> dict[str, Any]:
-        """What the contexts of its sessions are made with, by name."""
-        names = ("tools", "offerings", "rules", "watchdogs", "secrets", "tool_config", "mode")
-        return {name: getattr(self, name) for name in names}
 
 
 class Kernel(ABC):
@@ -200,19 +150,7 @@ class Kernel(ABC):
         beside them: tools that could not be taken, and servers that nobody can reach."""
 
     @abstractmethod
-    async def session(
-        self,
-        id: str | None = None,
-        *,
-        agent: str | None = None,
-        headless: bool = True,
-        attendant: Attendant | None = None,
-        peer: Peer | None = None,
-        rules: Iterable[AnyRule] = (),
-        mode: str | None = None,
-        topic: str | None = None,
-        client: ClientContext | None = None,
-    ) -> Session:
+    async def session(self, id: str | None = None, **options: Unpack[SessionOptions]) -> Session:
         """Open a session, or one that was open before, by its ``id``: what was said in it, its tools' state, what was
         answered for it and its folders come back. One that ends with its process or is left by
         :meth:`~handrail.contract.session.Session.suspend` can be opened again; ``close`` is for good.
@@ -223,6 +161,8 @@ class Kernel(ABC):
         :param peer: the client at the face, where it can do more than call: what ``runtime.peer`` of its tools reaches
         :param rules: further rules of this session only, as long as it is open
         :param mode: another mode than this kernel's, as long as it is open
+        :param topic: what it is about, for its record
+        :param client: where the person who talks to it is, and when
         :raises UsageError: when it is open already, or another agent's
         """
 
@@ -245,19 +185,3 @@ class Kernel(ABC):
     @abstractmethod
     def mcp(self) -> McpServers:
         """The upstream MCP servers, and the way to connect more."""
-
-
-def rule_texts(rules: Iterable[AnyRule]) -> tuple[str | RuleEntry, ...]:
-    """Rules as a program gives them: texts, or tables with examples.
-
-    :raises UsageError: for a single text, whose letters Python would take for rules, and for what is no rule's form
-    """
-    if isinstance(rules, str):
-        raise UsageError(f"rules={rules!r} is one text; give a list of rules, as in rules=[{rules!r}]")
-    found: list[str | RuleEntry] = []
-    for rule in rules:
-        try:
-            found.append(rule if isinstance(rule, str) else entry_of(rule))
-        except ValueError as error:
-            raise UsageError(f"rules={rule!r} is neither a text nor a table with 'rule' in it: {error}") from None
-    return tuple(found)

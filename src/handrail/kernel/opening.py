@@ -10,14 +10,16 @@ from pathlib import Path
 from typing import TypeVar, cast
 
 from handrail.contract.errors import UsageError
+from handrail.contract.rules import AnyRule, rule_texts
 from handrail.contract.tool.offering import Offering
 from handrail.contract.tool.settings import ToolConfig
 from handrail.contract.tool.tool import Tool
 from handrail.kernel.held import Hold, Join, hold
-from handrail.kernel.kernel import AnyRule, Brought, Folder, Kernel, rule_texts
+from handrail.kernel.kernel import Folder, Kernel
 from handrail.origins.imports import opened
 from handrail.policy.rules.rules import given
 from handrail.policy.watchdogs.watchdog import ExternalWatchdog, Watchdog
+from handrail.session.context import Brought
 from handrail.store.folders import workspace_folder
 from handrail.store.lease import Lease, WorkspaceHeld
 

@@ -16,9 +16,9 @@ from handrail.catalog.interaction import Interaction
 from handrail.contract.agent import DEFAULT_AGENT, AgentManifest
 from handrail.contract.doors.agents import AgentType, Delegation
 from handrail.contract.errors import HandrailError, ToolError, UsageError
+from handrail.contract.rules import rule_texts
 from handrail.contract.session import Child
 from handrail.kernel.assembly import Rooms, given_rules, parse_rules
-from handrail.kernel.kernel import rule_texts
 from handrail.policy.authority import HiddenNow
 from handrail.policy.rules.rules import Rule, given, in_mode, read_mode, reading, reading_as_in_workspace, within
 from handrail.record.log import Record
@@ -47,7 +47,7 @@ def lane_of(rooms: Rooms, lasting: Lasting, opening: Opening, row: SessionRow) -
     :raises LoadError: for a rule that is none
     :raises LogUnavailable: when what is kept of it cannot be read
     """
-    context, under, folders = opening.context, opening.under, rooms.store.folders
+    context, options, under, folders = opening.context, opening.options, opening.under, rooms.store.folders
     workdir, session_id = str(folders.workspace), row.id
     output, scratch = folders.output(session_id), folders.scratch(session_id)
     further, kept, shipped = context.further, str(folders.user_data), list[Rule]()
@@ -64,19 +64,19 @@ def lane_of(rooms: Rooms, lasting: Lasting, opening: Opening, row: SessionRow) -
         sandbox=rooms.sandbox,
         values=RedactedValues(rooms.store.state, rooms.arbiter.shaper.redactor),
         attendant=opening.people,
-        peer=opening.peer if under is None else editor_of(under),
+        peer=options.get("peer") if under is None else editor_of(under),
         topic=row.topic,
-        client=opening.client,
+        client=options.get("client"),
         seen=lasting.seen(session_id),
         hidden=(str(folders.state),),
         secrets=context.secrets if under is None else secrets_for(context.secrets, under),
     )
-    own = parse_rules(given_rules(rule_texts(opening.rules), GIVEN), context.generation)
+    own = parse_rules(given_rules(rule_texts(options.get("rules", ())), GIVEN), context.generation)
     own += [*lasting.rules(session_id), *project_rules(rooms.arbiter.approvals)]
     around.quarantine = str(output / "quarantine")
     around.home_of = folders.home_of
     book = context.rules.with_rules(reading(str(output)), *shipped, *own)
-    if (wanted := given(opening.mode)) is not None:
+    if (wanted := given(options.get("mode"))) is not None:
         book = in_mode(book, wanted)
     authority, own_mode = context.authority, None
     if under is not None:
@@ -84,8 +84,8 @@ def lane_of(rooms: Rooms, lasting: Lasting, opening: Opening, row: SessionRow) -
         own_mode, book = read_mode(book.mode), within(book, parent.rules)
         authority = authority.within(parent.authority.passes_on(under.parent.family.manifest))
     lane = Lane(around, authority, book, opening.people, own_mode)
-    options = replace(context.catalog, above=tuple(one.delegable.agents for one in above(under)))
-    lane.catalog = Interaction(session_id, options, around.values, rooms.finder)
+    view = replace(context.catalog, above=tuple(one.delegable.agents for one in above(under)))
+    lane.catalog = Interaction(session_id, view, around.values, rooms.finder)
     lane.skills = SessionSkills(session_id, workdir, rooms.config.folder, around.values)
     lane.agent_types = lambda: agent_types(rooms, context.manifest, *above(opening.under))
     if under is not None:
@@ -224,7 +224,7 @@ class HeldSessions:
         above, agent = under.parent.lane, under.delegation.agent
         check_type(agent, above.agent_types())
         context, around = self._appointed(under.parent.family, context_of, agent), above.around
-        opening = Opening(context, context_of, face, topic=around.topic, client=around.client, under=under)
+        opening = Opening(context, context_of, face, {"topic": around.topic, "client": around.client}, under)
         return await self.open(opening, id)
 
     @staticmethod

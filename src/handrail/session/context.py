@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 from handrail.catalog.view import CatalogOptions, view_of
 from handrail.contract.agent import AgentManifest
@@ -18,11 +18,14 @@ from handrail.contract.doors.peer import Peer
 from handrail.contract.doors.runtime import ClientContext, Question
 from handrail.contract.errors import ToolError, UsageError
 from handrail.contract.generation import Difference, Generation, Source
-from handrail.contract.rules import RuleEntry
+from handrail.contract.rules import AnyRule, Mode, RuleEntry, rule_texts
+from handrail.contract.tool.offering import Offering
 from handrail.contract.tool.requires import Layer
+from handrail.contract.tool.settings import ToolConfig
 from handrail.contract.tool.tool import Tool
 from handrail.policy.authority import Authority
 from handrail.policy.rules.rules import RuleBook
+from handrail.policy.watchdogs.watchdog import Watchdog
 from handrail.registry.generations import Chronicle, Succession
 from handrail.registry.sources.all import ToolSources
 from handrail.runtime.files.roots import NO_FURTHER, FurtherRoots
@@ -32,6 +35,43 @@ from handrail.store.tables.sessions import SessionRow
 
 if TYPE_CHECKING:
     from handrail.session.session import HeldSession
+
+
+@dataclass(frozen=True, slots=True)
+class Brought:
+    """What a process brings for the sessions that it opens itself; nobody else's see any of it.
+
+    Its secrets are redacted everywhere.
+    """
+
+    face: str = "library"
+    agent: str | None = None
+    """None: the configured one."""
+    tools: tuple[Tool, ...] = ()
+    rules: tuple[str | RuleEntry, ...] = ()
+    secrets: Mapping[str, str] | None = field(default=None, repr=False)
+    watchdogs: tuple[Watchdog, ...] = ()
+    offerings: tuple[Offering, ...] = ()
+    settings: tuple[str, ...] = ()
+    mode: Mode | None = None
+    """None: the agent's, or the configured one."""
+    tool_config: ToolConfig = field(default_factory=dict[str, Mapping[str, str]])
+
+    @property
+    def held_only(self) -> str | None:
+        """The part that works only in the process that holds the workspace, and what to do instead; None if there is none."""
+        found: list[str] = []
+        if self.watchdogs:
+            found.append(
+                "watchdogs in Python can only be given where it is held; "
+                "name an external command under [[watchdogs]] of its configuration instead"
+            )
+        if self.offerings:
+            found.append(
+                "offerings in Python can only be given where it is held; "
+                "put them as offering.json into its tool folder instead"
+            )
+        return ", and ".join(found) or None
 
 
 class Shelf:
@@ -294,28 +334,50 @@ async def _unless_left(asking: Awaitable[T | None], session: HeldSession) -> T |
 # The opening of a session, for every caller.
 
 
+class SessionOptions(TypedDict, total=False):
+    """What a program says of a session that it opens. The kernel's ``session`` says what each means."""
+
+    agent: str | None
+    headless: bool
+    attendant: Attendant | None
+    peer: Peer | None
+    rules: Iterable[AnyRule]
+    mode: str | None
+    topic: str | None
+    client: ClientContext | None
+
+
+def checked(options: SessionOptions) -> SessionOptions:
+    """The options of a program, with its rules as they are now.
+
+    :raises TypeError: for a name that is none of theirs
+    :raises UsageError: when nobody can be asked in a session that is not headless, and for what is no rule's form
+    """
+    if unknown := sorted(options.keys() - SessionOptions.__annotations__.keys()):
+        raise TypeError(f"session() got an unexpected keyword argument {unknown[0]!r}")
+    if options.get("attendant") is None and not options.get("headless", True):
+        raise UsageError("a session that is not headless needs an attendant=… who can be asked")
+    return {**options, "rules": rule_texts(options.get("rules", ()))}
+
+
 @dataclass(frozen=True, slots=True)
 class Opening:
     """
     :param context_of: that of another agent, with what the process brought that opens it
-    :param attendant: the person who can be asked; a sub-agent's session uses its parent's, if they are passed on
+    :param options: the session's own; a sub-agent's session uses its parent's attendant, if they are passed on
     :param under: the parent and its call, for a sub-agent's session
     """
 
     context: Context
     context_of: Callable[[str], Context]
     face: str
-    attendant: Attendant | None = None
-    peer: Peer | None = None
-    rules: Iterable[str | RuleEntry] = ()
-    mode: str | None = None
-    topic: str | None = None
-    client: ClientContext | None = None
+    options: SessionOptions
     under: Under | None = None
 
     @property
     def people(self) -> Attendant | None:
-        return self.attendant if self.under is None else attendant_for(self.under)
+        """The person who can be asked."""
+        return self.options.get("attendant") if self.under is None else attendant_for(self.under)
 
     def row(self, session_id: str, now_ns: int) -> SessionRow:
         """The row by which it is stored."""
@@ -323,7 +385,7 @@ class Opening:
             session_id,
             now_ns,
             agent=self.context.agent,
-            topic=self.topic,
+            topic=self.options.get("topic"),
             face=self.face,
             headless=self.people is None,
         )

@@ -39,7 +39,7 @@ from handrail.ipc.peers import RemotePeer
 from handrail.ipc.wire.connection import Connection
 from handrail.ipc.wire.framing import Message
 from handrail.ipc.wire.operations import LEAVING, Op, Operations, Refused
-from handrail.session.context import Context, Opening
+from handrail.session.context import Brought, Context, Opening, SessionOptions
 from handrail.session.events import PASSING
 from handrail.session.session import HeldSession
 from handrail.session.turn import HeldTurn
@@ -91,7 +91,7 @@ class Guest:
         """Agent to context: that of the process, and those of further agents that its sessions name."""
         told = greeting(hello)
         self.face: str = told["face"][:_MAX_FACE]
-        self._rules: Sequence[str | RuleEntry] = told["rules"]
+        self._rules = tuple[str | RuleEntry, ...](told["rules"])
         self._mode: Mode | None = told["mode"]
         self._configured_mode: Mode | None = told["configured_mode"]
         self._tool_config: ToolConfig = told["tool_config"]
@@ -185,8 +185,9 @@ class Guest:
         return context
 
     def _fresh(self, agent: str) -> Context:
-        tools, rules, config = self._brought.tools, self._rules, self._tool_config
-        return self._host.context_of(agent, tools, rules, self._mode, self._configured_mode, config)
+        tools = tuple(self._brought.tools)
+        brought = Brought(self.face, tools=tools, rules=self._rules, mode=self._mode, tool_config=self._tool_config)
+        return self._host.context_of(agent, brought, self._configured_mode)
 
     def _part(self) -> Difference:
         """Its first own tools: from here on its generations are no one else's."""
@@ -235,18 +236,12 @@ class Guest:
     ) -> Message:
         await self._server.is_left(id)
         context = self.context if agent is None else self._context(agent)
-        client_there = None if peer is None else RemotePeer(self._connection, id, peer)
-        opening = Opening(
-            context,
-            self._context,
-            self.face,
-            attendant=None if headless else RemotePerson(self._connection, id, shared=shared),
-            peer=client_there,
-            rules=rules,
-            mode=mode,
-            topic=topic,
-            client=client,
-        )
+        options: SessionOptions = {
+            "attendant": None if headless else RemotePerson(self._connection, id, shared=shared),
+            "peer": None if peer is None else RemotePeer(self._connection, id, peer),
+        }
+        options |= {"rules": rules, "mode": mode, "topic": topic, "client": client}
+        opening = Opening(context, self._context, self.face, options)
         return self._entered(await self._host.open_session(opening, id), context, interaction, brought)
 
     async def _child(self, id: str, session: str, call: str, **told: Any) -> Message:

@@ -8,12 +8,10 @@ from typing import Any, Protocol
 from handrail.contract.doors.jobs import Findings
 from handrail.contract.generation import ToolStatus
 from handrail.contract.rules import Mode, RuleEntry
-from handrail.contract.tool.settings import ToolConfig
-from handrail.contract.tool.tool import Tool
 from handrail.ipc.wire.framing import Message
 from handrail.policy.explain import Explanation
 from handrail.record.log import CommitLog
-from handrail.session.context import Context, Opening
+from handrail.session.context import Brought, Context, Opening
 from handrail.session.session import HeldSession, Under
 
 Handler = Callable[..., Awaitable[Any]]
@@ -30,15 +28,7 @@ class Host(Protocol):
         """What a process that joins is told of this kernel."""
         ...
 
-    def context_of(
-        self,
-        agent: str,
-        tools: Iterable[Tool],
-        rules: Iterable[str | RuleEntry],
-        mode: Mode | None,
-        configured: Mode | None,
-        tool_config: ToolConfig,
-    ) -> Context:
+    def context_of(self, agent: str, brought: Brought, configured: Mode | None) -> Context:
         """:raises LoadError: with every fault"""
         ...
 

@@ -5,18 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict
 from typing import Any
 
 from handrail.catalog.interaction import Interaction
 from handrail.catalog.view import CatalogOptions
 from handrail.contract.agent import AgentManifest
-from handrail.contract.approvals import Attendant
 from handrail.contract.call import Answer, Event, ProposedCall, Result, call_id
 from handrail.contract.doors.agents import Delegation, usable
-from handrail.contract.doors.peer import Peer
 from handrail.contract.errors import ErrorKind, HandrailError, StartError, UsageError
 from handrail.contract.generation import Generation
+from handrail.contract.rules import as_data
 from handrail.contract.session import Child, Proposal, StopReason
 from handrail.contract.tool.spec import ToolSpec
 from handrail.ipc.codec import mirror
@@ -27,13 +26,13 @@ from handrail.ipc.holder.requests import HANDED_ON
 from handrail.ipc.jobs import WithJobs
 from handrail.ipc.joiner.membership import Membership
 from handrail.ipc.joiner.turns import JoinedTurn
-from handrail.ipc.joiner.wanted import Wanted
 from handrail.ipc.notices import JoinedNotices
 from handrail.ipc.peers import kinds_offered
 from handrail.ipc.wire.connection import Connection, ConnectionLost
 from handrail.ipc.wire.framing import Message
 from handrail.ipc.wire.operations import LEAVING, Refused
 from handrail.policy.rules.rules import given
+from handrail.session.context import SessionOptions
 from handrail.session.events import EventQueue, events_of
 from handrail.session.session import CLOSED, ENDED, SUSPENDED, check_reach, new_session_id, rules_of
 
@@ -52,10 +51,7 @@ class JoinedSession(WithJobs, WithAgents):
         session_id: str,
         membership: Membership,
         generation: Callable[[], Generation],
-        wanted: Wanted,
-        rules: Iterable[str | dict[str, Any]],
-        attendant: Attendant | None,
-        peer: Peer | None,
+        options: SessionOptions,
         workdir: str,
         forget: Callable[[JoinedSession], None],
     ) -> None:
@@ -63,14 +59,15 @@ class JoinedSession(WithJobs, WithAgents):
         self.history = JoinedHistory(session_id, membership)
         self.closed = False
         self.workdir = workdir
-        self.attendant = attendant
-        self.peer = peer
+        self.attendant = options.get("attendant")
+        self.peer = options.get("peer")
         self._membership = membership
         self._generation = generation
         self._own: Generation | None = None
         """The tools of its agent, when that is not the agent of its process."""
-        self._wanted = wanted
-        self._rules = list(rules)
+        self._options = options
+        self._mode = given(options.get("mode"))
+        self._rules = [as_data(rule) for rule in options.get("rules", ())]
         self._forget = forget
         self._turns = 0
         self._catalog = Interaction(session_id, CatalogOptions())
@@ -133,13 +130,24 @@ class JoinedSession(WithJobs, WithAgents):
 
     def published(self, agent: str, generation: Generation) -> None:
         """Take note that the tools of ``agent`` have changed."""
-        if self._own is not None and self._wanted.agent == agent:
+        if self._own is not None and self._options.get("agent") == agent:
             self._own = generation
 
     def _opening(self) -> Message:
         view = {"interaction": self._catalog.number, "brought": list(self._catalog.active.steps())}
-        client = None if self.peer is None else kinds_offered(self.peer, "")
-        return {"id": self.id, "rules": list(self._rules), **view, **self._wanted.to_dict(), "peer": client}
+        options, client = self._options, self._options.get("client")
+        return {
+            "id": self.id,
+            "rules": list(self._rules),
+            **view,
+            "headless": self.headless,
+            "topic": options.get("topic"),
+            "agent": options.get("agent"),
+            "mode": self._mode,
+            "shared": bool(getattr(self.attendant, "shared", False)),
+            "client": None if client is None else asdict(client),
+            "peer": None if self.peer is None else kinds_offered(self.peer, ""),
+        }
 
     def _tell_of_client(self, call: str, call_id: str) -> None:
         """Tell the holder which requests the client answers, before a call of its is proposed.
@@ -327,9 +335,9 @@ class JoinedSession(WithJobs, WithAgents):
         self._membership.begin(self._stop(reason))
 
     async def child(self, call_id: str, delegation: Delegation) -> Child:
-        wanted, tools = Wanted(self.headless, agent=delegation.agent), self._generation
-        shared = (self.attendant, None, self.workdir, self._forget)
-        child = JoinedSession(new_session_id(), self._membership, tools, wanted, (), *shared)
+        options: SessionOptions = {"attendant": self.attendant, "agent": delegation.agent}
+        shared = (self._generation, options, self.workdir, self._forget)
+        child = JoinedSession(new_session_id(), self._membership, *shared)
         body = {"id": child.id, "session": self.id, "call": call_id, **of_delegation(delegation)}
         told = await self._membership.request("child", body, settle=True)
         child._opened(told)
@@ -352,7 +360,7 @@ class JoinedSession(WithJobs, WithAgents):
         check_reach(found, self._tools)
 
     def set_mode(self, mode: str) -> None:
-        self._wanted, self._ruled = replace(self._wanted, mode=given(mode)), {}  # the next holder is told so, too
+        self._mode, self._ruled = given(mode), {}  # the next holder is told so, too
         self._membership.tell("mode", {"session": self.id, "mode": mode})
 
     # ── what was said ────────────────────────────────────────────────────────────────────────────
