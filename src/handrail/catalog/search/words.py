@@ -12,8 +12,7 @@ import unicodedata
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import islice
-
-from handrail.catalog.words.stemming import stem
+from typing import Any
 
 _WORD = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+|[0-9]+|[^\W\d_A-Za-z]+")
 _UNSPACED = re.compile(
@@ -178,6 +177,20 @@ def telling(text: str) -> str:
     if not text.isascii():
         return text
     return " ".join(word for word in words(text) if not filler(word)) or text
+
+
+@lru_cache(maxsize=65_536)
+def stem(word: str) -> str:
+    """Return the stem of a lower-case English word, by Snowball's ``english``; any other word as it is.
+
+    ``schedules``, ``scheduled`` and ``scheduling`` are one term.
+    """
+    if not word.isascii() or not word.isalpha():
+        return word
+    from snowballstemmer.english_stemmer import EnglishStemmer  # loads every language, and most calls search nothing
+
+    stemmer: Any = EnglishStemmer()  # keeps the word that it works on, so that no two threads may share one
+    return stemmer.stemWord(word)
 
 
 @lru_cache(maxsize=65_536)
