@@ -14,7 +14,7 @@ from tests.agent.test_going_on import KeptHere, parks
 from handrail import ApprovalAnswer
 from handrail.agent import run as living
 from handrail.agent.budget import Budget
-from handrail.agent.events import LoopEvent, NoticesHeard, RunFinished, Waiting
+from handrail.agent.events import AgentIdle, LoopEvent, NoticesHeard, RunFinished
 from handrail.agent.loop import Agent
 from handrail.agent.model import ProviderDenied, UserMessage
 from handrail.contract.call import Result
@@ -126,7 +126,7 @@ async def test_a_run_until_idle_goes_on_with_what_ends_and_one_until_answered_do
     async with aclosing(agent.run("go", until="idle")) as run:
         async for event in run:
             events.append(event)
-            if isinstance(event, Waiting):
+            if isinstance(event, AgentIdle):
                 told.come(notice(f"n{len(events)}"))
     assert isinstance(events[-1], RunFinished) and events[-1].outcome.text == "both ended"
     assert events[-1].outcome.turns == 3 and len([e for e in events if isinstance(e, RunFinished)]) == 1
@@ -144,7 +144,7 @@ async def test_waiting_for_what_runs_ends_by_a_stop_and_with_the_time(how: str) 
         events: list[LoopEvent] = []
         async for event in run:
             events.append(event)
-            if isinstance(event, Waiting) and how == "stop":
+            if isinstance(event, AgentIdle) and how == "stop":
                 agent.cancel()
     assert isinstance(events[-1], RunFinished)
     assert events[-1].outcome.status == ("cancelled" if how == "stop" else "budget")
@@ -162,7 +162,7 @@ async def test_a_living_agent_works_on_what_is_said_and_told_until_it_is_stopped
             if isinstance(event, RunFinished):
                 texts.append(event.outcome.text)
                 headless.append(session.headless)
-            elif isinstance(event, Waiting):
+            elif isinstance(event, AgentIdle):
                 with pytest.raises(UsageError, match="lives already"):
                     agent.live()
                 if len(texts) == 1:
@@ -187,7 +187,7 @@ async def test_a_living_agent_whose_provider_is_away_tries_no_faster_than_it_mus
             if isinstance(event, RunFinished):
                 outcomes.append(event.outcome.status)
                 told.waiting.append(notice("n2"))
-            elif isinstance(event, Waiting):
+            elif isinstance(event, AgentIdle):
                 waits += 1
                 if outcomes:
                     agent.stop()  # it would wait a second now, although something waits to be told

@@ -89,19 +89,20 @@ async def test_a_folder_that_cannot_be_had_loses_the_rest_only(tmp_path: Path) -
     )
 
 
-class Busy:
+class Busy(Artifacts):
     """Stores nothing before it is told to."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
         self.go_on = threading.Event()
 
-    def put(self, data: bytes, media_type: str) -> str:
+    def put(self, data: bytes, media_type: str = "") -> str:
         assert self.go_on.wait(60)
         return "sha256:0"
 
 
 async def test_a_cancelled_wait_whose_turn_has_not_come_still_leaves_its_file(tmp_path: Path) -> None:
-    busy = Busy()
+    busy = Busy(tmp_path)
     shaper = Shaper(Redactor(), busy, lambda session: tmp_path, bounded(tmp_path))
     spec = ToolSpec("tool", "…", max_output=300)
     tasks = [

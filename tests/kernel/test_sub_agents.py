@@ -17,7 +17,7 @@ from handrail.contract.approvals import ApprovalAnswer
 from handrail.contract.call import Result
 from handrail.contract.doors.agents import Delegation
 from handrail.contract.errors import LoadError
-from handrail.frontends.acp.opening import BufferClient, Editor
+from handrail.frontends.acp.opening import Editor
 from handrail.kernel.held import HeldKernel
 from handrail.runtime.files import unsaved
 from handrail.session.session import HeldSession
@@ -157,7 +157,7 @@ async def test_a_sub_agent_writes_over_nothing_that_the_user_of_its_parents_edit
         writes = call_reply(*(("write", {"path": name, "content": "new"}) for name in "ab"))
         writer = PlayedModel(seen, writes, text_reply("."))
         top = PlayedModel(call_reply(task("writer")), text_reply("."))
-        session = await kernel.session(peer=Typing(cast("BufferClient", None)))
+        session = await kernel.session(peer=Typing(cast("Any", None)))
         await Agent(session, top, models=models(writer=writer)).complete("Go.")
         assert "has unsaved changes to a" in str(writer.requests[2].messages)
         assert [(tmp_path / "ws" / name).read_text() for name in "ab"] == ["saved", "new"]

@@ -18,7 +18,7 @@ from handrail import ApprovalAnswer, Kernel, Runtime, Session, tool
 from handrail.agent.budget import Budget
 from handrail.agent.loop import Agent
 from handrail.contract.doors.agents import Delegation
-from handrail.frontends.acp.opening import BufferClient, Editor
+from handrail.frontends.acp.opening import Editor
 from handrail.kernel.held import HeldKernel
 from handrail.runtime.files import unsaved
 from handrail.session.session import HeldSession
@@ -229,7 +229,7 @@ async def test_it_writes_over_nothing_that_is_not_saved_in_the_editor_that_opens
     async with kernel_of(tmp_path, {"writer": WRITES}) as kernel:
         (tmp_path / "ws" / "a").write_text("saved")
         await (await begun(kernel, "writer", writer, pause)).suspend()
-        await kernel.session(SESSION, peer=Typing(cast("BufferClient", None)))
+        await kernel.session(SESSION, peer=Typing(cast("Any", None)))
         pause.proceed.set()
         assert await ended(kernel) == "done"
         assert "has unsaved changes to a" in str(writer.requests[2].messages)

@@ -1,117 +1,17 @@
-"""The dispatch of a reply's calls to the session, and the Protocols of the session that the loop uses."""
+"""The dispatch of the calls of a reply to the session: the order, and the start of each."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
 
 from handrail.agent.conversation import Conversation
 from handrail.agent.stream import Reply, ReplyAssembly
-from handrail.contract.call import Answer, ProposedCall, Result, call_id
-from handrail.contract.doors.agents import AgentType, Delegates, Delegation
-from handrail.contract.doors.channels import Notices
-from handrail.contract.doors.memory import History, Skill
-from handrail.contract.session import Child, StopReason
-from handrail.contract.tool.native import NativeOffer
-from handrail.contract.tool.spec import ToolSpec
+from handrail.contract.call import Answer, ProposedCall, call_id
+from handrail.contract.session import Turn
 
 MAX_KEPT_AGAIN = 16 * 1024 * 1024
 """Characters of one reply that are kept again and again while it grows; from there on its calls wait for its end."""
-
-
-class Turn(Protocol):
-    """One request with its calls, on one pinned generation; :mod:`handrail.session` has the real one."""
-
-    @property
-    def specs(self) -> Sequence[ToolSpec]:
-        """The tools in the model's view, in a stable order."""
-        ...
-
-    @property
-    def index(self) -> str:
-        """What there is beside these, for the system text."""
-        ...
-
-    @property
-    def native(self) -> Sequence[NativeOffer]:
-        """What the model's provider may carry out itself."""
-        ...
-
-    @property
-    def number(self) -> int:
-        """Part of the ids of its calls; see :func:`handrail.contract.call.call_id`."""
-        ...
-
-    def look_ahead(self, call: ProposedCall) -> None:
-        """The next call may become this one, whose block is still open. Nothing may happen of it yet."""
-        ...
-
-    def submit(self, call: ProposedCall) -> Awaitable[Answer]:
-        """Begin the next call of the reply; others may follow."""
-        ...
-
-
-class Session(Protocol):
-    """The part of a session that the loop uses."""
-
-    @property
-    def id(self) -> str: ...
-
-    @property
-    def history(self) -> History | None:
-        """Where its conversation is kept; None keeps it in memory only."""
-        ...
-
-    @property
-    def notices(self) -> Notices | None:
-        """What its agent is to be told beside the answers to its calls; None where nobody keeps that."""
-        ...
-
-    async def recall_all(self, call_ids: Sequence[str]) -> Sequence[Answer]:
-        """The answers to calls that were proposed before, in that order, and whose answers were not heard: as they are on
-        record, ``interrupted`` where nobody knows one. Calls that were parked are taken up as one reply and run now if
-        they were approved; while one still waits for a person its answer has ``parked`` in its metadata."""
-        ...
-
-    async def call(self, tool: str, arguments: Mapping[str, Any], *, key: str | None = None) -> Result:
-        """Propose one call that no model made, and wait for its answer."""
-        ...
-
-    def turn(self) -> Turn: ...
-
-    async def begin(self, text: str, *, headless: bool = False) -> None:
-        """A user says ``text``, or something else begins work: from here to the answer it is one interaction.
-
-        :param headless: nobody can be asked in it
-        """
-        ...
-
-    def cancel(self, reason: StopReason) -> object:
-        """Stop the calls in flight; each is still answered."""
-        ...
-
-    @property
-    def agents(self) -> Sequence[AgentType]:
-        """The agents that its own may hand work to."""
-        ...
-
-    @property
-    def skills(self) -> Sequence[Skill]:
-        """The skills that its model can read."""
-        ...
-
-    async def instructions_above(self) -> Sequence[tuple[str, str]]:
-        """The project's instruction files above the workspace, the farthest first: the path of each and what stands in it."""
-        ...
-
-    def delegate_to(self, delegates: Delegates | None) -> None:
-        """These see to what its calls hand over."""
-        ...
-
-    async def child(self, call_id: str, delegation: Delegation) -> Child:
-        """A session for the sub-agent that a call of this one begins."""
-        ...
 
 
 class Dispatch:

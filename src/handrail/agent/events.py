@@ -127,7 +127,7 @@ class Compacted:
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class AgentIdle:
     """The model has answered, and what still runs, or may yet be said, is waited for."""
 
 
@@ -184,7 +184,7 @@ LoopEvent = (
     | ReplyCut
     | NoticesHeard
     | Compacted
-    | Waiting
+    | AgentIdle
     | BudgetSpent
     | RunFinished
 )

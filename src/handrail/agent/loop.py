@@ -19,8 +19,9 @@ from typing import Any, Literal, TypeVar
 from handrail.agent.budget import Budget, Spent
 from handrail.agent.compaction import Room
 from handrail.agent.conversation import Conversation
-from handrail.agent.dispatch import Dispatch, Session, Turn
+from handrail.agent.dispatch import Dispatch
 from handrail.agent.events import (
+    AgentIdle,
     BudgetSpent,
     CallAnswered,
     CallProposed,
@@ -33,7 +34,6 @@ from handrail.agent.events import (
     RunFinished,
     RunOutcome,
     TurnStarted,
-    Waiting,
 )
 from handrail.agent.model import BlockEvent, Kept, Message, Model, ModelRequest, NativeGiven, StreamCut, TextDelta
 from handrail.agent.prompt import project_text, system_prompt
@@ -48,7 +48,7 @@ from handrail.contract.call import Answer, ProposedCall, Result
 from handrail.contract.doors.channels import Notice, Notices
 from handrail.contract.doors.memory import History
 from handrail.contract.errors import HandrailError, LogUnavailable, UsageError
-from handrail.contract.session import StopReason
+from handrail.contract.session import Session, StopReason, Turn
 from handrail.contract.text.neutral import neutralised
 from handrail.contract.tool.native import NativeOffer
 from handrail.contract.tool.spec import ToolSpec
@@ -371,7 +371,7 @@ class Agent:
                     break
                 coming = run.waiting = asyncio.ensure_future(notices.awaited())
                 if not (await asyncio.wait({coming}, timeout=_SOON_S))[0]:
-                    yield Waiting()
+                    yield AgentIdle()
                 if not await self._goes_on(run, coming):
                     break
             yield RunFinished(run.outcome())

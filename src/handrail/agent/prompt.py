@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import cast
 
 from handrail.agent.budget import CHARACTERS_PER_TOKEN
 from handrail.catalog.prompt import tool_part
 from handrail.contract.agent import NAMES
-from handrail.contract.call import Result
 from handrail.contract.doors.agents import AgentType
 from handrail.contract.doors.memory import Skill
 from handrail.contract.errors import HandrailError
+from handrail.contract.session import Session
 from handrail.contract.text.neutral import neutralised
 from handrail.contract.tool.spec import ToolSpec
 
@@ -123,14 +123,6 @@ _INTRO = (
 _CUT = "(the rest is left out)"
 
 
-class Reads(Protocol):
-    """The part of a session that is needed here."""
-
-    async def call(self, tool: str, arguments: Mapping[str, Any], *, key: str | None = None) -> Result: ...
-
-    async def instructions_above(self) -> Sequence[tuple[str, str]]: ...
-
-
 def files(workspace: str, folder: str | None = None) -> Iterator[str]:
     """The paths of the instructions files there are, relative to the workspace: those of the workspace itself first, and
     those of ``folder`` last, where the agent works in one within it. No link is one."""
@@ -150,7 +142,7 @@ def files(workspace: str, folder: str | None = None) -> Iterator[str]:
                 yield str(place / name)
 
 
-async def project_text(session: Reads, workspace: str, folder: str | None = None) -> str:
+async def project_text(session: Session, workspace: str, folder: str | None = None) -> str:
     """The section of the system text; ``""`` where the project says nothing.
 
     Each file of the workspace is read by a call of the session, so rules hold for it, secrets are left out of it, and it is
@@ -182,7 +174,7 @@ def _quoted(text: str) -> str:
     return "\n".join(f"> {line}".rstrip() for line in neutralised(text).strip().splitlines())
 
 
-async def _read(session: Reads, path: str) -> str:
+async def _read(session: Session, path: str) -> str:
     """Its text as a model may see it; ``""`` where it may not be read, or is none."""
     try:
         result = await session.call("read", {"path": path})

@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from handrail.agent.budget import BudgetKind, Spent, tokens_of
-from handrail.agent.dispatch import Dispatch, Session
-from handrail.agent.events import LoopEvent, RunFinished, RunOutcome, RunStatus, Waiting
+from handrail.agent.dispatch import Dispatch
+from handrail.agent.events import AgentIdle, LoopEvent, RunFinished, RunOutcome, RunStatus
 from handrail.agent.model import Model, ModelRequest, ProviderError, StreamCut, Usage, UserMessage
 from handrail.agent.pump import Heed, OutOfTime, ReplyPump, RetryPolicy, StoppedReading
 from handrail.agent.stream import Reply, ReplyAssembly, ReplyTooLong
 from handrail.contract.call import ProposedCall
 from handrail.contract.errors import ErrorKind
-from handrail.contract.session import StopReason
+from handrail.contract.session import Session, StopReason
 
 Task = str | UserMessage | None
 """What a run is to work on; None is what is there already."""
@@ -263,7 +263,7 @@ class Life:
         owed = await self._agent.unanswered()  # what a process before heard, and did not come to
         while not self._stopped:
             if not self._said and (in_vain or not owed):
-                yield Waiting()
+                yield AgentIdle()
                 await self._comes(in_vain, _again_s(in_vain, why) if owed else None)
                 if self._stopped:
                     return

@@ -8,7 +8,6 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from handrail.agent.budget import Budget, Spent
-from handrail.agent.dispatch import Session
 from handrail.agent.events import RunOutcome
 from handrail.agent.model import Model, ModelRequest, Usage
 from handrail.agent.stream import Reply
@@ -16,6 +15,7 @@ from handrail.contract.agent import AgentManifest
 from handrail.contract.call import Result
 from handrail.contract.doors.agents import Delegation
 from handrail.contract.errors import ErrorKind, HandrailError, ToolError
+from handrail.contract.session import Session
 
 logger = logging.getLogger("handrail.agent")
 

@@ -18,6 +18,7 @@ from handrail.catalog.view import CORE, FOUND, LEFT, MOST_GIVEN, SHIPPED, Active
 from handrail.contract.doors.jobs import NOT_HEARD, BroughtIn, Category, Findings, Manual
 from handrail.contract.errors import HandrailError, ToolError
 from handrail.contract.generation import Entry, Generation
+from handrail.contract.session import Values
 from handrail.contract.tool.names import nearest, wire_name
 from handrail.contract.tool.spec import ToolSpec
 
@@ -27,14 +28,6 @@ READER = "info"
 """The tool that reads manuals, under whose name a session keeps which it has read."""
 _KEY = "manuals"
 _MAX_DEPTH = 6
-
-
-class Values(Protocol):
-    """Where session values are kept."""
-
-    async def get(self, session_id: str, tool_id: str, key: str) -> Any: ...
-
-    async def put(self, session_id: str, tool_id: str, key: str, value: Any) -> None: ...
 
 
 class ManualsRead:

@@ -244,3 +244,11 @@ class Child(NamedTuple):
 
     session: Session
     manifest: AgentManifest
+
+
+class Values(Protocol):
+    """Where session values are kept: one JSON value per (session, tool, key)."""
+
+    async def get(self, session_id: str, tool_id: str, key: str) -> Any: ...
+
+    async def put(self, session_id: str, tool_id: str, key: str, value: Any) -> None: ...

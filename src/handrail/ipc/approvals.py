@@ -6,11 +6,12 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict
-from typing import Any, Protocol
+from typing import Any
 
 from handrail.contract.approvals import Approval, ApprovalAnswer, ApprovalDesk, Choice, StoredRule
 from handrail.contract.errors import ToolError
 from handrail.ipc.wire.connection import ConnectionLost
+from handrail.ipc.wire.operations import Asks
 from handrail.store.tables.approvals import ApprovalReader
 
 ONLY_ANSWERS = {"only": "approvals"}
@@ -18,12 +19,6 @@ ONLY_ANSWERS = {"only": "approvals"}
 
 ANSWERING = ("approvals.decide", "approvals.answer", "approvals.forget")
 """What such a process may ask for."""
-
-
-class Answerer(Protocol):
-    """Asks the holder (:meth:`handrail.ipc.joiner.membership.Membership.request`)."""
-
-    async def request(self, op: str, body: Any = None, *, repeatable: bool = False) -> Any: ...
 
 
 class JoinedApprovals:
@@ -35,7 +30,7 @@ class JoinedApprovals:
     def __init__(
         self,
         reader: Callable[[], AbstractContextManager[ApprovalReader]],
-        holder: Answerer,
+        holder: Asks,
         clock: Callable[[], int] = time.time_ns,
     ) -> None:
         self._reader = reader

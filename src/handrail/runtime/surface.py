@@ -29,6 +29,7 @@ from handrail.contract.doors.runtime import (
 from handrail.contract.errors import ToolError
 from handrail.contract.protected.protected import VCS_CONFIG
 from handrail.contract.sandbox import Attempt, Denials, Profile, Sandbox
+from handrail.contract.session import Values
 from handrail.contract.tool.requires import CapabilitySet, May
 from handrail.contract.tool.spec import Opened, ToolSpec
 from handrail.runtime.files.files import RootedFiles, SeenFiles
@@ -40,14 +41,6 @@ from handrail.runtime.shell import CallTerminals, SandboxedShell, SessionTermina
 
 NOBODY_TO_ASK = "question is unavailable: no user is attached to this session"
 """The one fixed text of a headless session's ``question``."""
-
-
-class Values(Protocol):
-    """Where session values are kept: one JSON value per (session, tool, key)."""
-
-    async def get(self, session_id: str, tool_id: str, key: str) -> Any: ...
-
-    async def put(self, session_id: str, tool_id: str, key: str, value: Any) -> None: ...
 
 
 @dataclass(slots=True)

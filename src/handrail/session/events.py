@@ -4,28 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from typing import Any, Protocol
+from typing import Any
 
 from handrail.arbiter.call import Lane
 from handrail.arbiter.offers import tell
 from handrail.contract.call import Event
 from handrail.contract.errors import UsageError
 from handrail.contract.generation import Generation
+from handrail.contract.session import Session
 
 PASSING = frozenset({"progress", "log"})
 """Kinds of which a program may say without end, and that a reader can do without."""
 _MAX_PROGRESS_WAITING = 10_000
 _MAX_EVENTS_WAITING = 20_000
-
-
-class Watched(Protocol):
-    """The part of a session that is needed here."""
-
-    @property
-    def id(self) -> str: ...
-    @property
-    def closed(self) -> bool: ...
-    def watch(self, listener: Callable[[Event], None]) -> Callable[[], None]: ...
 
 
 class EventQueue:
@@ -52,7 +43,7 @@ class EventQueue:
         return await self._waiting.get()
 
 
-async def events_of(session: Watched, readers: list[EventQueue]) -> AsyncIterator[Event]:
+async def events_of(session: Session, readers: list[EventQueue]) -> AsyncIterator[Event]:
     """See :meth:`handrail.contract.session.Session.events`.
 
     :param readers: where the session finds the queues that it ends

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Itera
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from handrail.arbiter.arbiter import Arbiter
 from handrail.arbiter.call import Call, Lane
@@ -532,10 +532,8 @@ def new_session_id() -> str:
     return f"ses_{time.time_ns() // 1_000_000:012x}{randomness.token_hex(5)}"
 
 
-class Opens(Protocol):
-    """Opens the session of a sub-agent."""
-
-    def __call__(self, parent: HeldSession, call: Call, delegation: Delegation) -> Awaitable[Child]: ...
+Opens = Callable[["HeldSession", Call, Delegation], Awaitable[Child]]
+"""Opens the session of a sub-agent."""
 
 
 @dataclass(eq=False, slots=True)

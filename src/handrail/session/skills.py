@@ -14,10 +14,10 @@ from typing import cast
 
 from handrail.contract.doors.memory import Skill, SkillLayer, SkillText
 from handrail.contract.errors import ToolError
+from handrail.contract.session import Values
 from handrail.contract.text.neutral import neutralised
 from handrail.contract.tool.names import nearest
 from handrail.registry.sources.folders import loose
-from handrail.runtime.surface import Values
 from handrail.session.project_files import upwards
 
 # ``SKILL.md`` files: the folders that are searched, and the content that is read.

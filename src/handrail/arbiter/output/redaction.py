@@ -16,8 +16,8 @@ import orjson
 
 from handrail.arbiter.output.secret_forms import Forms
 from handrail.contract.errors import UsageError
+from handrail.contract.session import Values
 from handrail.runtime.secrets import fault_in_name
-from handrail.runtime.surface import Values
 
 MIN_SECRET = 4
 """Characters. A shorter value would occur in ordinary text and redact that."""
@@ -214,7 +214,7 @@ def _label(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RedactedValues:
-    """What tools keep in a session, without secrets; implements :class:`~handrail.runtime.surface.Values`."""
+    """What tools keep in a session, without secrets; implements :class:`~handrail.contract.session.Values`."""
 
     values: Values
     redactor: Redactor

@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, cast, overload
+from typing import Any, NamedTuple, cast, overload
 
 import orjson
 
@@ -41,6 +41,7 @@ from handrail.contract.envelopes import artifacts_in
 from handrail.contract.errors import ERROR_KINDS, HandrailError
 from handrail.contract.text.neutral import may_have_any
 from handrail.contract.tool.spec import ToolSpec
+from handrail.record.artifacts import Artifacts
 
 # Truncation of one output to its tool's limits: a head for the reader of the result, the whole for the sidecar.
 #
@@ -194,15 +195,6 @@ _PLACED = "artifacts"
 one, and cannot write this."""
 
 
-class ArtifactStore(Protocol):
-    def put(self, data: bytes, media_type: str) -> str:
-        """Store ``data`` and return its reference. Blocks; called in a thread.
-
-        :raises HandrailError: when it cannot be stored
-        """
-        ...
-
-
 @dataclass(slots=True)
 class Shaped:
     """One output, three ways. ``logged`` is the body of the log's record and stays as it is whatever is done to the others."""
@@ -239,7 +231,7 @@ class Shaper:
     def __init__(
         self,
         redactor: Redactor,
-        artifacts: ArtifactStore,
+        artifacts: Artifacts,
         folder: Callable[[str], str | os.PathLike[str]],
         room: SidecarRoom,
     ) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from acp import schema
 from acp.agent.connection import AgentSideConnection
@@ -45,16 +45,6 @@ if TYPE_CHECKING:
 OptionKind = schema.PermissionOptionKind
 
 
-class AskingClient(Protocol):
-    """What is needed of the connection here."""
-
-    async def request_permission(
-        self, session_id: str, tool_call: schema.ToolCallUpdate, options: list[schema.PermissionOption]
-    ) -> schema.RequestPermissionResponse: ...
-
-    def create_elicitation(self, message: str, mode: Any) -> Awaitable[Any]: ...
-
-
 def options_of(request: ApprovalRequest) -> list[tuple[Choice, OptionKind, str]]:
     """What may be answered, each with the rule that it would store, whole."""
     found: list[tuple[Choice, OptionKind, str]] = [("once", "allow_once", "Allow once")]
@@ -85,7 +75,7 @@ class Person:
 
     def __init__(
         self,
-        client: AskingClient,
+        client: AgentSideConnection,
         workdir: str,
         spec_of: Callable[[str], ToolSpec | None],
         *,
@@ -189,17 +179,11 @@ class Person:
 # The editor's view of files, with unsaved changes, for tools that read.
 
 
-class BufferClient(Protocol):
-    """What is needed of the connection here."""
-
-    async def read_text_file(self, session_id: str, path: str) -> schema.ReadTextFileResponse: ...
-
-
 class Editor:
     """A :class:`~handrail.contract.doors.peer.Peer` with :class:`~handrail.contract.doors.peer.Buffers`. The rest of what MCP clients
     answer it does not."""
 
-    def __init__(self, client: BufferClient) -> None:
+    def __init__(self, client: AgentSideConnection) -> None:
         self.session_id = ""
         self._client = client
 

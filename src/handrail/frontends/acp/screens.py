@@ -16,9 +16,10 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from acp import schema
+from acp.agent.connection import AgentSideConnection
 from acp.exceptions import RequestError
 
 from handrail.frontends.acp import screen, showing
@@ -34,16 +35,6 @@ MOST_SCREENS = 16
 """Terminals of one session at once; a further call's output is text."""
 _PATIENCE_S = 10.0
 """How long a client has to start what it shows in a terminal, and afterwards to come to its end."""
-
-
-class Client(Protocol):
-    """What is needed of the connection here."""
-
-    async def create_terminal(
-        self, session_id: str, command: str, args: list[str] | None = None, *, output_byte_limit: int | None = None
-    ) -> schema.CreateTerminalResponse: ...
-    async def wait_for_terminal_exit(self, session_id: str, terminal_id: str) -> schema.WaitForTerminalExitResponse: ...
-    async def release_terminal(self, session_id: str, terminal_id: str) -> schema.ReleaseTerminalResponse | None: ...
 
 
 def how_shown(offered: schema.ClientCapabilities) -> How:
@@ -133,7 +124,7 @@ class Screens:
     :param session_id: known once it is open
     """
 
-    def __init__(self, client: Client, how: How) -> None:
+    def __init__(self, client: AgentSideConnection, how: How) -> None:
         self.session_id = ""
         self._client = client
         self._how: How = how

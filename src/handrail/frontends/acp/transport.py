@@ -10,11 +10,14 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import orjson
 from acp import schema
 from pydantic import BaseModel, ValidationError
+
+if TYPE_CHECKING:
+    from handrail.frontends.mcp.stdio import LineWriter
 
 INVALID_REQUEST, PARSE_ERROR = -32600, -32700
 HEARD: Mapping[str, type[BaseModel]] = {"session/cancel": schema.CancelNotification}
@@ -30,18 +33,13 @@ class Messages(Protocol):
     async def close(self) -> None: ...
 
 
-class Writes(Protocol):
-    async def write(self, text: str) -> None: ...
-    async def flush(self) -> None: ...
-
-
 class Piped:
     """Messages as lines of JSON.
 
     :param lines: bounded in length and depth already
     """
 
-    def __init__(self, lines: AsyncIterator[str], output: Writes) -> None:
+    def __init__(self, lines: AsyncIterator[str], output: LineWriter) -> None:
         self._lines = lines
         self._output = output
 

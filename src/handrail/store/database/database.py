@@ -27,6 +27,7 @@ from handrail.store.database.journal import Journal
 from handrail.store.database.writer import SinkLost, SinkUnavailable, Taken, Writer
 from handrail.store.encoding import decode, encode
 from handrail.store.folders import Folders
+from handrail.store.lease import Lease
 
 Value = str | int | float | bytes | bytearray | None
 Statement = tuple[str, Sequence[Value]]
@@ -93,19 +94,6 @@ class Headed(Protocol):
         ...
 
 
-class Fence(Protocol):
-    """What says who may write: the workspace's lease."""
-
-    @property
-    def token(self) -> int:
-        """The fencing token that was counted for this process."""
-        ...
-
-    def superseded(self) -> str:
-        """Told that the database counts a later token. Returns why nothing can be written any more."""
-        ...
-
-
 class _FileState(NamedTuple):
     """A file of the database, as the file system knows it. SQLite itself changes owners, so the time of that says nothing."""
 
@@ -153,7 +141,7 @@ class Database:
     any more, of what was queued neither.
     """
 
-    def __init__(self, folders: Folders, connection: sqlite3.Connection, fence: Fence) -> None:
+    def __init__(self, folders: Folders, connection: sqlite3.Connection, fence: Lease) -> None:
         self.path = folders.database
         self.folders = folders
         self.token = fence.token
@@ -162,7 +150,7 @@ class Database:
         self.writer: Writer[Work] = Writer(self._sink)
 
     @staticmethod
-    def open(folders: Folders, fence: Fence) -> Database:
+    def open(folders: Folders, fence: Lease) -> Database:
         """Open what the acquisition of the lease has made and brought up to date.
 
         :param fence: the lease, which the caller holds
@@ -250,7 +238,7 @@ class Database:
 
 
 class _DatabaseSink:
-    def __init__(self, folders: Folders, connection: sqlite3.Connection, fence: Fence) -> None:
+    def __init__(self, folders: Folders, connection: sqlite3.Connection, fence: Lease) -> None:
         self._path = folders.database
         self._name = str(folders.database)
         self._log_name, self._index_name = f"{self._name}-wal", f"{self._name}-shm"

@@ -186,7 +186,7 @@ def described(event: LoopEvent) -> dict[str, Any] | None:
             return {"event": "told", "notices": told}
         case kinds.Compacted():
             return {"event": "compacted", **asdict(event)}
-        case kinds.Waiting():
+        case kinds.AgentIdle():
             return {"event": "waiting"}
         case kinds.BudgetSpent(kind, text):
             return {"event": "budget", "kind": kind, "text": text}
@@ -250,7 +250,7 @@ class LiveView:
                     str(event),
                     "yellow",
                 )
-            case kinds.Waiting():
+            case kinds.AgentIdle():
                 self._end_text()
                 note("waiting for what still runs (Ctrl-C ends it)")
             case kinds.RunFinished(outcome):
