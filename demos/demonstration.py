@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
-from handrail.contract.errors import HandrailError, StartError
-from handrail.frontends.cli.app import CANNOT_START, ERROR
-from handrail.frontends.cli.driving import Interruption, drive
-from handrail.frontends.cli.show import note
-from handrail.origins.programs import ProgramRefused, clean_path, find_program
+from handrail import HandrailError, StartError
+from handrail.sandbox import ProgramRefused, clean_path, find_program
+
+OUTPUT, ERROR, CANNOT_START, INTERRUPTED = 0, 1, 5, 130
+"""Exit codes, as the ``handrail`` program has them."""
 
 IDENTITY = {
     "GIT_AUTHOR_NAME": "Handrail tour",
@@ -25,6 +28,50 @@ IDENTITY = {
     "GIT_COMMITTER_EMAIL": "tour@handrail.invalid",
 }
 """Who commits in the repositories of a demonstration: nobody that this machine knows."""
+
+
+class Interruption:
+    """What a signal does. The first one stops what runs, and the second ends the program."""
+
+    def __init__(self) -> None:
+        self.happened = False
+        self.stop: Callable[[Literal["user", "shutdown"]], object] | None = None
+        """Set while there is something to stop; without it the first signal ends the program."""
+
+    def watch(self, task: asyncio.Task[int]) -> None:
+        """Listen to the signals on the running loop, for ``task``."""
+
+        def came(number: int) -> None:
+            first, self.happened = not self.happened, True
+            if first and self.stop is not None:
+                self.stop("user" if number == signal.SIGINT else "shutdown")
+            else:
+                task.cancel()
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, came, number)
+
+
+def drive(main: Callable[[Interruption], Awaitable[int]]) -> int:
+    """Run ``main`` to its exit code, which becomes 130 when a signal came."""
+    interruption = Interruption()
+
+    async def watched() -> int:
+        task = asyncio.current_task()
+        assert task is not None
+        interruption.watch(task)
+        return await main(interruption)
+
+    try:
+        code = asyncio.run(watched())
+    except (asyncio.CancelledError, KeyboardInterrupt):
+        code = INTERRUPTED
+    return INTERRUPTED if interruption.happened else code
+
+
+def visible(text: str) -> str:
+    """``text`` with what a terminal would act on, or not show, spelled out."""
+    return "".join(c if c in "\n\t" or c.isprintable() else f"\\u{{{ord(c):x}}}" for c in text)
 
 
 class Stuck(HandrailError):
@@ -55,7 +102,7 @@ def show(name: str, main: Callable[[Interruption], Awaitable[int]]) -> int:
     try:
         return drive(main)
     except HandrailError as error:
-        note(f"{name}: {error}")
+        print(visible(f"{name}: {error}"), file=sys.stderr)
         return ERROR if isinstance(error, Stuck) else CANNOT_START
     except BrokenPipeError:  # whoever watched has left
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

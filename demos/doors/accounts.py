@@ -10,8 +10,7 @@ from demos.doors.journal import Attempt, Journal
 from demos.doors.opened import Heard
 from demos.doors.place import NAMES, ONE, TERMINAL, Place
 from demos.tour.effects import Effect, survivors
-from handrail.record.reading import LogReader
-from handrail.record.verification import Verification
+from handrail import LogReader, Verification
 
 _STOPPED = ("interrupted", "cancelled", "timeout")
 """How a call ends in the middle: what it did until then is done."""

@@ -8,7 +8,7 @@ import os
 from collections.abc import Sequence
 from contextlib import suppress
 
-from demos.demonstration import Stuck, own_folder
+from demos.demonstration import ERROR, OUTPUT, Interruption, Stuck, own_folder
 from demos.doors import accounts, place
 from demos.doors.accounts import Account
 from demos.doors.journal import Journal
@@ -28,12 +28,8 @@ from demos.doors.place import EDIT, EDITOR, HOLD_RULES, NAMES, ONE, TERMINAL, TW
 from demos.tour.effects import Effect, missing
 from demos.tour.guide import program
 from demos.tour.watching import View
-from handrail.contract.errors import HandrailError, StartError
-from handrail.frontends.cli.app import ERROR, OUTPUT
-from handrail.frontends.cli.driving import Interruption
-from handrail.record.reading import LogReader
-from handrail.record.verification import Verification, verify
-from handrail.sandbox import tiers
+from handrail import HandrailError, LogReader, StartError, Verification, verify
+from handrail.sandbox import probe
 
 LAST = 2
 """Edits that the editor leaves for after the kill."""
@@ -46,7 +42,7 @@ async def shown(_interruption: Interruption, *, edits: int, keep: bool) -> int:
     :raises StartError: where it cannot begin
     :raises Stuck: where it does not go on
     """
-    tier = tiers.probe()
+    tier = probe()
     if not tier.confines:
         raise StartError(f"this machine cannot confine programs: {tier.detail}. Remedy: {tier.remedy}")
     view = View()

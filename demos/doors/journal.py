@@ -14,10 +14,7 @@ from demos.demonstration import Stuck
 from demos.doors.opened import PATIENCE_S, Crew, door_of
 from demos.doors.place import BOX, NAMES, TERMINAL, Place
 from demos.tour.watching import View
-from handrail.contract.errors import StartError
-from handrail.record.reading import LoggedRecord, LogReader
-from handrail.store.folders import Folders, locate
-from handrail.store.lease import holder_of
+from handrail import Folders, LoggedRecord, LogReader, StartError, holder_of, locate
 
 LOOK_S = 0.01
 _WIDTH = max(map(len, NAMES.values()))

@@ -17,8 +17,8 @@ from typing import Any, TextIO, cast
 
 from demos.demonstration import Stuck
 from demos.doors.place import BOARD, BOX, EDIT, EDITOR, Place, ticking
-from handrail.contract.errors import StartError
-from handrail.origins.programs import program_environment
+from handrail import StartError
+from handrail.sandbox import program_environment
 
 PATIENCE_S = 60.0
 """When a door that says nothing is taken for stuck."""

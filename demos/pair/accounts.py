@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
@@ -9,13 +10,10 @@ from typing import TYPE_CHECKING, Any, cast
 from demos.pair.parts import FIRST, FIXER, REPORTS, REVIEWER, SECOND, WATCH, WORK
 from demos.tour.effects import Effect, survivors
 from demos.tour.project import PRICING_BUG, PRICING_FIX, RECEIPT_BUG, RECEIPT_FIX, Project
-from handrail.contract.generation import IN_PROCESS
-from handrail.store.encoding import decode
+from handrail import LogReader, Verification
 
 if TYPE_CHECKING:
     from demos.pair.guide import Worker
-    from handrail.record.reading import LogReader
-    from handrail.record.verification import Verification
 
 
 def effects(
@@ -46,7 +44,7 @@ def _tests(worker: Worker, label: str, name: str, code: int, said: str) -> Effec
     if fact is None:
         return Effect(name, False, "they were not run")
     last = str(fact.field("output")).rstrip().rpartition("\n")[2]
-    confined = fact.result.metadata.get("confined_by") not in (None, "none", IN_PROCESS)
+    confined = fact.result.metadata.get("confined_by") not in (None, "none", "runtime")
     so = fact.field("exit_code") == code and last == said and confined
     return Effect(name, so, f"{fact.result.to_dict()}")
 
@@ -67,7 +65,7 @@ def _woken(fixer: Worker) -> Effect:
 
 def _messages(reader: LogReader) -> Effect:
     sql = "SELECT channel, taken, body FROM channel_message WHERE scope = '' ORDER BY number"
-    kept = [(channel, taken, decode(body)["sender"]) for channel, taken, body in reader.connection.execute(sql)]
+    kept = [(channel, taken, json.loads(body)["sender"]) for channel, taken, body in reader.connection.execute(sql)]
     there = (WORK.partition("/")[2], 1, REVIEWER)
     back = (REPORTS.partition("/")[2], 1, FIXER)
     return Effect("four messages went over the channels, each taken", kept == [there, back] * 2, f"{kept}")
@@ -107,7 +105,7 @@ def _told(reader: LogReader, reviewer: Worker, fixer: Worker) -> Effect:
 
 def _conversation(reader: LogReader, session_id: str) -> str:
     rows = reader.connection.execute("SELECT body FROM message WHERE session = ? ORDER BY position", (session_id,))
-    texts = [decode(body) for (body,) in rows]
+    texts = [json.loads(body) for (body,) in rows]
     heard = [str(text["text"]) for text in texts if text.get("notices")]
     results = [str(one["text"]) for text in texts for one in cast("list[Mapping[str, Any]]", text.get("results") or [])]
     return "\n".join((*heard, *results))

@@ -8,7 +8,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from demos.demonstration import own_folder
+from demos.demonstration import ERROR, OUTPUT, Interruption, own_folder
 from demos.pair import accounts, parts
 from demos.pair.parts import FIXER, MEND, REVIEW, REVIEWER
 from demos.tour import effects
@@ -16,28 +16,27 @@ from demos.tour.facts import Fact, Facts
 from demos.tour.guide import in_a_line, program
 from demos.tour.project import Project
 from demos.tour.watching import View
-from handrail.agent.events import (
+from handrail import (
+    Agent,
+    AgentIdle,
     CallAnswered,
     CallProposed,
+    Kernel,
+    LogReader,
     LoopEvent,
+    Notice,
     NoticesHeard,
     RunFinished,
+    Session,
+    StartError,
     TextDelta,
     TurnStarted,
-    Waiting,
+    Verification,
+    open_kernel,
+    verify,
 )
-from handrail.agent.loop import Agent
-from handrail.agent.providers.script import ScriptModel
-from handrail.contract.doors.channels import Notice
-from handrail.contract.errors import StartError
-from handrail.contract.session import Session
-from handrail.frontends.cli.app import ERROR, OUTPUT
-from handrail.frontends.cli.driving import Interruption
-from handrail.kernel.kernel import Kernel
-from handrail.kernel.opening import open_kernel
-from handrail.record.reading import LogReader
-from handrail.record.verification import Verification, verify
-from handrail.sandbox import tiers
+from handrail.sandbox import probe
+from handrail.testing import ScriptModel
 
 
 @dataclass(slots=True)
@@ -99,7 +98,7 @@ class Stage:
                             self._turn_to(worker)
                             self._view.text(f"is woken by its trigger {notice.source}:", style="bold yellow")
                             self._view.block(notice.text.splitlines())
-                    case Waiting():
+                    case AgentIdle():
                         said = self._says(worker, said)
                         self._turn_to(worker)
                         self._view.text("waits until a message comes", style="dim")
@@ -132,7 +131,7 @@ async def shown(interruption: Interruption, *, keep: bool) -> int:
 
     :raises HandrailError: where it cannot begin
     """
-    tier = tiers.probe()
+    tier = probe()
     if not tier.confines:
         raise StartError(f"this machine cannot confine programs: {tier.detail}. Remedy: {tier.remedy}")
     view = View()

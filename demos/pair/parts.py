@@ -9,7 +9,7 @@ from typing import Any
 from demos.demonstration import put
 from demos.tour import project
 from demos.tour.project import PRICING_BUG, PRICING_FIX, RECEIPT_BUG, RECEIPT_FIX, Project
-from handrail.agent.providers.script import Script
+from handrail.testing import Script
 
 REVIEWER, FIXER = "reviewer", "fixer"
 WORK, REPORTS = "shared/work", "shared/reports"

@@ -22,9 +22,7 @@ from demos.tour.project import (
     orders,
 )
 from demos.tour.scenes import NOWHERE
-from handrail.contract.generation import IN_PROCESS
-from handrail.record.reading import LoggedRecord, LogReader
-from handrail.record.verification import Verification
+from handrail import LoggedRecord, LogReader, Verification
 
 PARALLEL = "the edits ran at the same time"
 
@@ -203,7 +201,7 @@ def _external(facts: Facts) -> Effect:
     result = facts.result_of("total")
     wanted = [cents for _, cents, status in orders() if status == "open"]
     found = None if result is None else result.data
-    confined = result is not None and result.metadata.get("confined_by") not in (None, "none", IN_PROCESS)
+    confined = result is not None and result.metadata.get("confined_by") not in (None, "none", "runtime")
     there = confined and found == {"orders": len(wanted), "cents": sum(wanted)}
     return Effect("the external tool answered from its sandbox", there, f"{found}, {result and result.error_text}")
 

@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
-from handrail.agent.events import RunOutcome
-from handrail.contract.call import Answer, Result
-from handrail.record.reading import LoggedRecord
+from handrail import Answer, LoggedRecord, Result, RunOutcome
 
 Decision = Literal["allowed", "approved", "denied", "withheld"]
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from pathlib import Path
 
-from demos.demonstration import own_folder
+from demos.demonstration import CANNOT_START, ERROR, OUTPUT, Interruption, own_folder
 from demos.tour import effects, project
 from demos.tour.effects import Effect
 from demos.tour.facts import Fact, Facts
@@ -15,20 +16,26 @@ from demos.tour.listener import Listener
 from demos.tour.project import Project
 from demos.tour.scenes import COMMIT, TASK, Scene, scenes, script
 from demos.tour.watching import View
-from handrail.agent.events import CallAnswered, CallProposed, RunFinished, TextDelta, TurnStarted
-from handrail.agent.loop import Agent
-from handrail.agent.providers.script import ScriptModel
-from handrail.contract.approvals import ApprovalAnswer, ApprovalRequest
-from handrail.contract.call import ProposedCall
-from handrail.contract.doors.runtime import Question
-from handrail.contract.errors import StartError
-from handrail.contract.session import Session
-from handrail.frontends.cli.app import CANNOT_START, ERROR, OUTPUT
-from handrail.frontends.cli.driving import Interruption
-from handrail.kernel.kernel import Kernel
-from handrail.kernel.opening import open_kernel
-from handrail.record.reading import LogReader
-from handrail.record.verification import Verification, verify
+from handrail import (
+    Agent,
+    ApprovalAnswer,
+    ApprovalRequest,
+    CallAnswered,
+    CallProposed,
+    Kernel,
+    LogReader,
+    ProposedCall,
+    Question,
+    RunFinished,
+    Session,
+    StartError,
+    TextDelta,
+    TurnStarted,
+    Verification,
+    open_kernel,
+    verify,
+)
+from handrail.testing import ScriptModel
 
 
 class ScriptedPerson:
@@ -131,11 +138,9 @@ async def _play(
 
 def in_a_line(call: ProposedCall) -> str:
     """A call's arguments for one line: the value where there is one that says it all."""
-    from handrail.contract.text.json import ArgumentText, parse_arguments
-
     try:
-        arguments = parse_arguments(call.arguments) if isinstance(call.arguments, (str, bytes)) else call.arguments
-    except ArgumentText:
+        arguments = json.loads(call.arguments) if isinstance(call.arguments, (str, bytes)) else call.arguments
+    except ValueError:
         return str(call.arguments)
     first = ("command", "pattern", "path")
     values = [arguments[name] for name in first if name in arguments]

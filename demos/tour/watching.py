@@ -9,14 +9,14 @@ from collections.abc import Iterable, Sequence
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
-from handrail.frontends.cli.show import visible
+from demos.demonstration import visible
+from handrail import Event
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.status import Status
 
     from demos.tour.facts import Decision, Fact
-    from handrail.contract.call import Event
 
 WIDTH = 100
 """Of plain text, and at most of a terminal: longer lines are hard to read."""

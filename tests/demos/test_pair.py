@@ -10,13 +10,13 @@ from contextlib import aclosing
 from pathlib import Path
 
 import pytest
+from demos.demonstration import drive
 from demos.pair import parts
 from demos.pair.guide import shown
 from tests.frontends.conftest import Terminals
 
-from handrail.agent.events import NoticesHeard, Waiting
+from handrail.agent.events import AgentIdle, NoticesHeard
 from handrail.agent.loop import Agent
-from handrail.frontends.cli.driving import drive
 from handrail.sandbox import tiers
 from handrail.session.session import HeldSession
 from handrail.testing.kernels import temporary_kernel
@@ -56,7 +56,7 @@ async def test_an_agent_that_lives_is_woken_by_anothers_message_mends_and_report
         async def live() -> None:
             async with aclosing(fixer.live("Have yourself woken.")) as life:
                 async for event in life:
-                    (waits.set if isinstance(event, Waiting) else waits.clear)()
+                    (waits.set if isinstance(event, AgentIdle) else waits.clear)()
                     told.extend(notice.text for notice in getattr(event, "notices", ()))
                     assert not isinstance(event, NoticesHeard) or held.headless
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from demos.demonstration import IDENTITY
+from demos.demonstration import IDENTITY, Interruption
 from demos.tour import guide
 from demos.tour.effects import survivors
 from demos.tour.project import KEY, Project
@@ -23,7 +23,6 @@ from tests.prefork import command as prefork
 
 from handrail.agent.providers.script import Expectation
 from handrail.frontends.cli.app import run
-from handrail.frontends.cli.driving import Interruption
 from handrail.record.verification import Verification
 from handrail.sandbox import tiers
 from handrail.sandbox.start.spawn import binaries

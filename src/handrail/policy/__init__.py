@@ -1,1 +1,46 @@
-"""May this call run? Rules, shell commands, capabilities and watchdogs decide."""
+"""May this call run?
+
+For programs, this package has what a watchdog is given and what it answers with. It loads what is used first. Everything that
+is not in ``__all__`` is private by convention, all its modules included.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from handrail.policy.watchdogs.watchdog import ExternalWatchdog, Opinion, Watchdog, WatchdogCall, allow, ask, deny
+
+_HOME = {
+    "ExternalWatchdog": "policy.watchdogs.external",
+    "Opinion": "policy.watchdogs.opinions",
+    "Watchdog": "policy.watchdogs.watchdog",
+    "WatchdogCall": "policy.watchdogs.opinions",
+    "allow": "policy.watchdogs.opinions",
+    "ask": "policy.watchdogs.opinions",
+    "deny": "policy.watchdogs.opinions",
+}
+
+__all__ = [
+    "ExternalWatchdog",
+    "Opinion",
+    "Watchdog",
+    "WatchdogCall",
+    "allow",
+    "ask",
+    "deny",
+]
+
+
+def __getattr__(name: str) -> object:
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"handrail.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(_HOME)

@@ -1,9 +1,116 @@
 """What do users test with?
 
-Test support for users' own tools and agents. Nothing here is used by the library itself.
+What users of the library need to test their own tools and agents; nothing here is used by the library itself. It loads
+what is used first. Everything that is not in ``__all__`` is private by convention, all its modules included.
 
-- :mod:`handrail.testing.models`: models in process, without a server
-- :mod:`handrail.testing.servers`: loopback servers that speak the providers' protocols and check the history
-- :mod:`handrail.testing.kernels`: a temporary kernel, scripted people and clients, and a scripted name resolver
-- :mod:`handrail.testing.upstreams`: upstream MCP servers with scripted misbehaviour
+- a whole kernel in a folder: :func:`temporary_kernel`, with a person and a client who answer by script
+- models in process, without a server: :class:`PlayedModel`, :class:`ScriptModel`
+- loopback servers that speak the providers' protocols and check the history: :class:`OpenAIServer` and its like
+- somebody else's tools: :class:`ForeignSource`
+- a resolver that leads where it is told, also elsewhere the second time: :class:`Names`
 """
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from handrail.agent.providers.script import (
+        Expectation,
+        ResultExpectation,
+        Script,
+        ScriptedCall,
+        ScriptedTurn,
+        ScriptedUsage,
+        ScriptModel,
+    )
+    from handrail.testing.kernels import Names, ScriptedPeer, ScriptedPerson, temporary_kernel
+    from handrail.testing.models import Pause, PlayedModel, call_reply, text_reply
+    from handrail.testing.servers import (
+        AnthropicServer,
+        Call,
+        Cut,
+        GeminiServer,
+        OpenAIServer,
+        ProviderServer,
+        Refusal,
+        Reply,
+        ResponsesServer,
+        StreamError,
+        Thinking,
+    )
+    from handrail.testing.upstreams import ForeignSource
+
+_HOME = {
+    "AnthropicServer": "testing.servers",
+    "Call": "testing.servers",
+    "Cut": "testing.servers",
+    "Expectation": "agent.providers.script_file",
+    "ForeignSource": "testing.sources",
+    "GeminiServer": "testing.gemini",
+    "Names": "testing.names",
+    "OpenAIServer": "testing.servers",
+    "Pause": "testing.models",
+    "PlayedModel": "testing.models",
+    "ProviderServer": "testing.servers",
+    "Refusal": "testing.servers",
+    "Reply": "testing.servers",
+    "ResponsesServer": "testing.responses",
+    "ResultExpectation": "agent.providers.script_file",
+    "Script": "agent.providers.script_file",
+    "ScriptModel": "agent.providers.script",
+    "ScriptedCall": "agent.providers.script_file",
+    "ScriptedPeer": "testing.kernels",
+    "ScriptedPerson": "testing.kernels",
+    "ScriptedTurn": "agent.providers.script_file",
+    "ScriptedUsage": "agent.providers.script_file",
+    "StreamError": "testing.servers",
+    "Thinking": "testing.servers",
+    "call_reply": "testing.models",
+    "temporary_kernel": "testing.kernels",
+    "text_reply": "testing.models",
+}
+
+__all__ = [
+    "AnthropicServer",
+    "Call",
+    "Cut",
+    "Expectation",
+    "ForeignSource",
+    "GeminiServer",
+    "Names",
+    "OpenAIServer",
+    "Pause",
+    "PlayedModel",
+    "ProviderServer",
+    "Refusal",
+    "Reply",
+    "ResponsesServer",
+    "ResultExpectation",
+    "Script",
+    "ScriptModel",
+    "ScriptedCall",
+    "ScriptedPeer",
+    "ScriptedPerson",
+    "ScriptedTurn",
+    "ScriptedUsage",
+    "StreamError",
+    "Thinking",
+    "call_reply",
+    "temporary_kernel",
+    "text_reply",
+]
+
+
+def __getattr__(name: str) -> object:
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"handrail.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(_HOME)

@@ -1,0 +1,44 @@
+"""What a package that adds a source of tools is written with; see the entry point group ``handrail.sources``.
+
+It loads what is used first. Everything that is not in ``__all__`` is private by convention.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from handrail.contract.generation import Found, Loaded, Rank, Source, Unheard
+    from handrail.contract.tool.offering import Offering
+
+_HOME = {
+    "Found": "registry.sources.source",
+    "Loaded": "registry.sources.source",
+    "Offering": "contract.tool.offering",
+    "Rank": "registry.sources.source",
+    "Source": "registry.sources.source",
+    "Unheard": "contract.generation",
+}
+
+__all__ = [
+    "Found",
+    "Loaded",
+    "Offering",
+    "Rank",
+    "Source",
+    "Unheard",
+]
+
+
+def __getattr__(name: str) -> object:
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"handrail.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(_HOME)

@@ -1,0 +1,81 @@
+"""What is exported is public: each facade loads its names when they are used, and what users read imports nothing else."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from tests.snippets import page, snippets
+
+ROOT = Path(__file__).parent.parent
+FACADES = ("handrail", "handrail.policy", "handrail.sandbox", "handrail.sources", "handrail.testing")
+PAGES = sorted(
+    {"README.md", *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))} - {"docs/architecture.md"}
+)
+"""The pages for users. Decisions and the architecture are for those who change Handrail."""
+
+
+def exported(facade: str) -> list[str]:
+    return import_module(facade).__all__
+
+
+def beyond(text: str) -> Iterator[str]:
+    """The imports of a program that are of Handrail and not public."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            yield from (one.name for one in node.names if one.name.startswith("handrail.") and one.name not in FACADES)
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "handrail":
+            module = node.module or ""
+            known = exported(module) if module in FACADES else ()
+            yield from (f"{module}: {one.name}" for one in node.names if one.name not in known)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("import handrail\nfrom handrail import tool\nfrom handrail.testing import PlayedModel", []),
+        ("import handrail.kernel.held", ["handrail.kernel.held"]),
+        ("from handrail import kernel", ["handrail: kernel"]),
+        ("def f():\n    from handrail.contract.call import Answer", ["handrail.contract.call: Answer"]),
+        ("from handrail.sandbox import tiers", ["handrail.sandbox: tiers"]),
+    ],
+)
+def test_an_import_that_is_not_public_is_seen(text: str, found: list[str]) -> None:
+    assert list(beyond(text)) == found
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_what_a_page_shows_imports_what_is_exported(name: str) -> None:
+    faults = [one for snippet in snippets(page(name), "python") for one in beyond(snippet.text)]
+    assert not faults, f"{name} imports what is private: {', '.join(faults)}"
+
+
+def test_the_demonstrations_import_what_is_exported() -> None:
+    faults = [
+        f"{path.relative_to(ROOT)}: {one}"
+        for path in sorted((ROOT / "demos").rglob("*.py"))
+        for one in beyond(path.read_text(encoding="utf-8"))
+    ]
+    assert not faults, "\n".join(faults)
+
+
+@pytest.mark.parametrize("facade", FACADES)
+def test_a_facade_has_what_it_exports_and_says_that_the_rest_is_private(facade: str) -> None:
+    module, names = import_module(facade), exported(facade)
+    assert names == sorted(set(names)) == dir(module)
+    for name in names:
+        assert getattr(module, name) is not None
+    assert "private by\nconvention" in (module.__doc__ or "") or "private by convention" in (module.__doc__ or "")
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        _ = module.nothing
+
+
+def test_importing_the_facades_loads_nothing_else_of_handrail() -> None:
+    code = f"import sys, {', '.join(FACADES)}\nprint(*(name for name in sys.modules if name.startswith('handrail')))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert set(done.stdout.split()) == set(FACADES)
