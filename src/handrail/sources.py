@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from handrail.contract.tool.offering import Offering
 
 _HOME = {
-    "Found": "registry.sources.source",
-    "Loaded": "registry.sources.source",
+    "Found": "contract.generation",
+    "Loaded": "contract.generation",
     "Offering": "contract.tool.offering",
-    "Rank": "registry.sources.source",
-    "Source": "registry.sources.source",
+    "Rank": "contract.generation",
+    "Source": "contract.generation",
     "Unheard": "contract.generation",
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.kernel.guests import OPENING, call, greeting, guest, joined_kernel, opened, reply_of, sizes
 
-from handrail import LoadError, StartError, tool
-from handrail.contract.approvals import ApprovalAnswer
-from handrail.ipc.approvals import ANSWERING, ONLY_ANSWERS
+from handrail import Approval, ApprovalAnswer, Away, LoadError, StartError, ToolError, tool
+from handrail.contract.approvals import ApprovalDesk
 from handrail.ipc.codec.descriptions import describe
 from handrail.ipc.holder.requests import NOTICES, REQUESTS
+from handrail.ipc.wire.meeting import ONLY_ANSWERS
 from handrail.ipc.wire.operations import Op, Operations, Refused
+from handrail.kernel.answering import Answers, Place
 from handrail.sandbox import tiers
 from handrail.testing.kernels import temporary_kernel
 
@@ -431,9 +433,38 @@ async def test_who_only_answers_requests_is_made_nothing_for_and_can_do_nothing_
         before = sizes(held)
         async with guest(tmp_path, hello=ONLY_ANSWERS) as other:
             assert sizes(held) == before and set(other.about) == {"handrail", "protocol"}
-            for name in sorted(REQUESTS.keys() - set(ANSWERING)):
+            for name in sorted(name for name in REQUESTS if not name.startswith("approvals.")):
                 assert (await refusal(other.request(name, {}))).kind == "unknown_op"
             wrong = await refusal(other.request("approvals.decide", {"id": "apr_x"}))
             assert wrong.kind == "UsageError" and "answer" in wrong.text
             asked = {"id": "apr_x", "answer": {"choice": "once", "message": "", "arguments": None}, "by": "test"}
             assert "there is no request" in (await refusal(other.request("approvals.decide", asked))).text
+
+
+async def test_an_answer_that_a_holder_took_and_did_not_come_to_confirm_is_found_on_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with temporary_kernel(tmp_path) as held:
+        session = await held.session(attendant=Away())
+        await session.call("write", {"path": "a", "content": ""})
+        (row,) = held.approvals.pending()
+        decide, gone = held.approvals.decide, list[str]()
+
+        async def taken(approval_id: str, answer: ApprovalAnswer, *, by: str) -> Approval:
+            decided = await decide(approval_id, answer, by=by)
+            listener = held.server._listener  # pyright: ignore[reportPrivateUsage]
+            assert listener is not None
+            for connection in tuple(listener.connections):
+                gone.append(by)
+                connection.drop("it goes")
+            return decided
+
+        def no_kernel() -> AbstractAsyncContextManager[ApprovalDesk]:
+            raise AssertionError("nothing has to be judged")
+
+        monkeypatch.setattr(held.approvals, "decide", taken)
+        answers = Answers(Place(tmp_path / "ws", tmp_path / "state"), no_kernel, lambda config, lost: None)
+        decided = await answers.decide(row.id, ApprovalAnswer("once"), by="test")
+        assert (decided.state, decided.choice, decided.decided_by, gone) == ("approved", "once", "test", ["test"])
+        with pytest.raises(ToolError, match="was answered before"):
+            await answers.decide(row.id, ApprovalAnswer("reject"), by="test")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import asdict
 from typing import Any
 
@@ -14,36 +13,25 @@ from handrail.ipc.wire.connection import ConnectionLost
 from handrail.ipc.wire.operations import Asks
 from handrail.store.tables.approvals import ApprovalReader
 
-ONLY_ANSWERS = {"only": "approvals"}
-"""The greeting of a process that only answers requests. It opens no sessions, so that the holder makes nothing for it."""
-
-ANSWERING = ("approvals.decide", "approvals.answer", "approvals.forget")
-"""What such a process may ask for."""
-
 
 class JoinedApprovals:
     """Implements :class:`~handrail.contract.approvals.ApprovalDesk`.
 
-    :param reader: reads the holder's database, which shows what is durable, for one look
+    :param reader: reads the holder's database, which shows what is durable
     """
 
     def __init__(
-        self,
-        reader: Callable[[], AbstractContextManager[ApprovalReader]],
-        holder: Asks,
-        clock: Callable[[], int] = time.time_ns,
+        self, reader: Callable[[], ApprovalReader], holder: Asks, clock: Callable[[], int] = time.time_ns
     ) -> None:
         self._reader = reader
         self._holder = holder
         self._clock = clock
 
     def pending(self, session_id: str | None = None) -> list[Approval]:
-        with self._reader() as reader:
-            return reader.pending(self._clock(), session_id=session_id)
+        return self._reader().pending(self._clock(), session_id=session_id)
 
     def get(self, approval_id: str) -> Approval:
-        with self._reader() as reader:
-            found = reader.get(approval_id)
+        found = self._reader().get(approval_id)
         if found is None:
             raise ToolError(
                 f"there is no request {approval_id[:40]!r} in this workspace; handrail approve lists those that wait",
@@ -74,8 +62,7 @@ class JoinedApprovals:
             return found
 
     def rules(self) -> list[StoredRule]:
-        with self._reader() as reader:
-            return reader.rules()
+        return self._reader().rules()
 
     async def forget_rule(self, rule_id: str) -> StoredRule:
         known = next((rule for rule in self.rules() if rule.id == rule_id), None)

@@ -11,17 +11,17 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
-from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing, contextmanager, suppress
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from handrail.contract.approvals import ApprovalAnswer, ApprovalDesk
-from handrail.contract.errors import StartError, UsageError
-from handrail.ipc.approvals import ONLY_ANSWERS, JoinedApprovals, handlers
+from handrail.contract.approvals import APPROVING, Approval, ApprovalAnswer, ApprovalDesk, Choice, StoredRule
+from handrail.contract.errors import StartError, ToolError, UsageError
 from handrail.ipc.wire.connection import ConnectionLost
 from handrail.ipc.wire.handshake import PROTOCOL, NoAnswer, NotLetIn
-from handrail.ipc.wire.meeting import NoHolder, connect
+from handrail.ipc.wire.meeting import ONLY_ANSWERS, NoHolder, connect
 from handrail.ipc.wire.operations import LEAVING, Refused
 from handrail.store.database.connection import open_reader
 from handrail.store.folders import Folders, locate
@@ -67,17 +67,6 @@ Remark = Callable[["Configuration", Iterable["Interrupted"]], None]
 """Called with what people should know before anything is written."""
 
 
-def answers_in(
-    place: Place, opened: Callable[[], AbstractAsyncContextManager[ApprovalDesk]], remark: Remark
-) -> JoinedApprovals:
-    """What waits for a person in a workspace, and the way to answer it. Nothing is open or held between two answers.
-
-    :param opened: opens a kernel and gives its desk, for what only a kernel can judge: arguments that a person gave, where no
-        process holds the workspace
-    """
-    return JoinedApprovals(lambda: reading(place.folders), _Answering(place, opened, remark))
-
-
 @contextmanager
 def reading(folders: Folders) -> Generator[ApprovalReader]:
     """Read what is durable of a workspace's requests, whoever holds it.
@@ -91,8 +80,12 @@ def reading(folders: Folders) -> Generator[ApprovalReader]:
         connection.close()
 
 
-class _Answering:
-    """Has requests answered by the process that holds a workspace, or answers them in its database."""
+class Answers:
+    """Answers the requests of a workspace like ``kernel.approvals``. Nothing is open or held between two answers.
+
+    :param opened: opens a kernel and gives its desk, for what only a kernel can judge: arguments that a person gave, where no
+        process holds the workspace
+    """
 
     def __init__(
         self, place: Place, opened: Callable[[], AbstractAsyncContextManager[ApprovalDesk]], remark: Remark
@@ -102,26 +95,78 @@ class _Answering:
         self._opened = opened
         self._remark = remark
 
-    async def request(self, op: str, body: Any = None, *, repeatable: bool = False) -> Any:
-        """Have one answer taken; see :data:`~handrail.ipc.approvals.ANSWERING`.
+    async def decide(self, approval_id: str, answer: ApprovalAnswer, *, by: str) -> Approval:
+        """See :meth:`handrail.contract.approvals.ApprovalDesk.decide`."""
+        await self._answered(
+            ("approvals.decide", {"id": approval_id, "answer": asdict(answer), "by": by}),
+            lambda desk: desk.decide(approval_id, answer, by=by),
+            lambda reader: _is_answer(reader.get(approval_id), answer.choice, by),
+            judged=answer.arguments is not None,
+        )
+        return self._as_answered(approval_id)
 
-        :param repeatable: ask again also where nobody knows whether a holder that went has taken it
-        :raises ConnectionLost: when the holder went after it was asked, unless that is ``repeatable``
+    async def answer(self, approval_id: str, answers: Sequence[Sequence[str]], *, by: str) -> Approval:
+        """See :meth:`handrail.contract.approvals.ApprovalDesk.answer`."""
+        await self._answered(
+            ("approvals.answer", {"id": approval_id, "answers": [list(one) for one in answers], "by": by}),
+            lambda desk: desk.answer(approval_id, answers, by=by),
+            lambda reader: _is_answer(reader.get(approval_id), None, by),
+        )
+        return self._as_answered(approval_id)
+
+    async def forget_rule(self, rule_id: str) -> StoredRule:
+        """See :meth:`handrail.contract.approvals.ApprovalDesk.forget_rule`."""
+        with reading(self._folders) as reader:
+            known = next((rule for rule in reader.rules() if rule.id == rule_id), None)
+        await self._answered(
+            ("approvals.forget", {"id": rule_id}),
+            lambda desk: desk.forget_rule(rule_id),
+            lambda reader: known is not None and not any(rule.id == rule_id for rule in reader.rules()),
+        )
+        assert known is not None, "what is not there cannot be forgotten"
+        return known
+
+    def _as_answered(self, approval_id: str) -> Approval:
+        """What was answered; its call may have begun since."""
+        with reading(self._folders) as reader:
+            row = reader.get(approval_id)
+        assert row is not None, "it was just answered"
+        return replace(row, state="approved" if row.choice in APPROVING else "rejected", answered=False)
+
+    async def _answered(
+        self,
+        request: tuple[str, Mapping[str, Any]],
+        itself: Callable[[ApprovalDesk], Awaitable[object]],
+        is_done: Callable[[ApprovalReader], bool],
+        *,
+        judged: bool = False,
+    ) -> None:
+        """Have one answer taken.
+
+        :param request: asked of a holder
+        :param itself: done by this process where there is no holder
+        :param is_done: whether it is on record, which a holder that goes may not come to say
+        :param judged: whether it takes tools and rules
         :raises StartError: when no process can be asked, and this one cannot have the workspace
         :raises HandrailError: as the request was answered
         """
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + _PATIENCE_S
+        deadline, unsure = loop.time() + _PATIENCE_S, False
         while True:
             holder = holder_of(self._folders)
             try:
                 if holder is None or holder.state != "alive":
-                    return await self._by_this_process(op, body)
-                return await self._by_the_holder(holder, op, body)
+                    return await self._by_this_process(itself, judged=judged)
+                return await self._by_the_holder(holder, *request)
+            except ToolError:
+                if unsure:
+                    with reading(self._folders) as reader:
+                        if is_done(reader):
+                            return None
+                raise
             except ConnectionLost as lost:
-                if lost.sent and not repeatable:
-                    raise
                 problem: StartError = NoHolder(str(lost))
+                unsure = unsure or lost.sent
             except (NoHolder, NoAnswer) as error:
                 problem = error
             except NotLetIn as error:
@@ -132,7 +177,7 @@ class _Answering:
                 raise problem
             await asyncio.sleep(_RETRY_S)
 
-    async def _by_the_holder(self, holder: Holder, op: str, body: Any) -> Any:
+    async def _by_the_holder(self, holder: Holder, op: str, body: Mapping[str, Any]) -> None:
         if self._place.settings:
             raise UsageError(
                 f"{', '.join(self._place.settings)} cannot be set here: {holder} holds this workspace, whose settings count; "
@@ -146,7 +191,7 @@ class _Answering:
             raise NoHolder(f"the workspace is in use by {holder}, which is about to be done")
         connection = await connect(self._folders.own, holder.socket, hello=ONLY_ANSWERS, seconds=_GREETING_S)
         try:
-            return await connection.request(op, body)
+            await connection.request(op, body)
         except Refused as refused:
             if refused.kind == LEAVING:
                 raise NotLetIn(LEAVING, refused.text) from None
@@ -156,22 +201,20 @@ class _Answering:
         finally:
             await connection.aclose("it was answered")
 
-    async def _by_this_process(self, op: str, body: Any) -> Any:
+    async def _by_this_process(self, itself: Callable[[ApprovalDesk], Awaitable[object]], *, judged: bool) -> None:
         from handrail.store.lease import WorkspaceHeld
 
-        given = dict(body)
-        if "answer" in given:
-            given["answer"] = ApprovalAnswer(**given["answer"])
         try:
-            if "answer" in given and given["answer"].arguments is not None:
-                async with self._opened() as whole:
-                    return await handlers(whole)[op](**given)
-            async with _desk(self._place, self._remark) as desk:
-                return await handlers(desk)[op](**given)
+            async with self._opened() if judged else _desk(self._place, self._remark) as desk:
+                await itself(desk)
         except WorkspaceHeld as held:
             if held.is_writing:
                 raise
             raise NoHolder(str(held)) from None  # another process was faster: it is looked at again
+
+
+def _is_answer(row: Approval | None, choice: Choice | None, by: str) -> bool:
+    return row is not None and not row.pending and row.decided_by == by and choice in (None, row.choice)
 
 
 @asynccontextmanager

@@ -6,7 +6,7 @@ import asyncio
 import os
 import sqlite3
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack
@@ -99,7 +99,7 @@ class JoinedKernel(Kernel):
         self.membership = Membership(folders, successor.take_over, self._hello, operations)
         self.membership.joined.append(self._joined)
         self._log = JoinedLog(folders, self.membership)
-        self._approvals = JoinedApprovals(lambda: nullcontext(ApprovalReader(self._log.reading)), self.membership)
+        self._approvals = JoinedApprovals(lambda: ApprovalReader(self._log.reading), self.membership)
 
     # ── the connection ───────────────────────────────────────────────────────────────────────────
 

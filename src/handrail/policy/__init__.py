@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from handrail.policy.watchdogs.watchdog import ExternalWatchdog, Opinion, Watchdog, WatchdogCall, allow, ask, deny
 
 _HOME = {
-    "ExternalWatchdog": "policy.watchdogs.external",
-    "Opinion": "policy.watchdogs.opinions",
+    "ExternalWatchdog": "policy.watchdogs.watchdog",
+    "Opinion": "policy.watchdogs.watchdog",
     "Watchdog": "policy.watchdogs.watchdog",
-    "WatchdogCall": "policy.watchdogs.opinions",
-    "allow": "policy.watchdogs.opinions",
-    "ask": "policy.watchdogs.opinions",
-    "deny": "policy.watchdogs.opinions",
+    "WatchdogCall": "policy.watchdogs.watchdog",
+    "allow": "policy.watchdogs.watchdog",
+    "ask": "policy.watchdogs.watchdog",
+    "deny": "policy.watchdogs.watchdog",
 }
 
 __all__ = [

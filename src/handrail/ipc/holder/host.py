@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
+from handrail.contract.approvals import ApprovalDesk
 from handrail.contract.doors.jobs import Findings
 from handrail.contract.generation import ToolStatus
 from handrail.contract.rules import Mode, RuleEntry
@@ -23,6 +24,9 @@ class Host(Protocol):
 
     @property
     def log(self) -> CommitLog: ...
+
+    @property
+    def approvals(self) -> ApprovalDesk: ...
 
     def welcome(self) -> Message:
         """What a process that joins is told of this kernel."""

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from handrail.ipc.approvals import ANSWERING, ONLY_ANSWERS
+from handrail.contract.approvals import ApprovalAnswer
 from handrail.ipc.holder.guest import Guest
 from handrail.ipc.holder.host import Host
 from handrail.ipc.holder.requests import REQUESTS, answering
 from handrail.ipc.wire.connection import Connection
 from handrail.ipc.wire.framing import Message
-from handrail.ipc.wire.meeting import Listener, listen
+from handrail.ipc.wire.meeting import ONLY_ANSWERS, Listener, listen
 from handrail.ipc.wire.operations import LEAVING, Operations, Refused, logger
 from handrail.session.session import ABORTED, HeldSession
 
@@ -75,7 +75,7 @@ class Server:
     def _accept(self, connection: Connection, hello: Message) -> tuple[Operations, Message]:
         if self.leaving:
             raise Refused(LEAVING, "the process that holds the workspace is ending; try again")
-        if hello.get("only") == ONLY_ANSWERS["only"]:
+        if hello.items() >= ONLY_ANSWERS.items():
             return self._answers(), {}
         guest = Guest(self, connection, hello)
         self.guests.add(guest)
@@ -83,10 +83,22 @@ class Server:
         return guest.operations, guest.welcome()
 
     def _answers(self) -> Operations:
-        """What a process that only answers requests may ask for."""
-        handlers = self.host.further_operations()
+        """What a process may ask for that only answers requests. Each is durable when it is answered; what became of it stands
+        in the database."""
+        desk = self.host.approvals
+
+        async def decide(id: str, answer: ApprovalAnswer, by: str) -> None:
+            await desk.decide(id, answer, by=by)
+
+        async def answer(id: str, answers: Sequence[Sequence[str]], by: str) -> None:
+            await desk.answer(id, answers, by=by)
+
+        async def forget(id: str) -> None:
+            await desk.forget_rule(id)
+
+        handlers = {"approvals.decide": decide, "approvals.answer": answer, "approvals.forget": forget}
         return Operations(
-            {name: answering(name, handlers[name], REQUESTS[name], lambda: self.leaving) for name in ANSWERING}
+            {name: answering(name, asked, REQUESTS[name], lambda: self.leaving) for name, asked in handlers.items()}
         )
 
     def leave(self, guest: Guest, sessions: Iterable[HeldSession]) -> None:

@@ -32,6 +32,8 @@ from handrail.ipc.wire.handshake import (
 )
 from handrail.ipc.wire.operations import Operations, Refused
 
+ONLY_ANSWERS = {"only": "approvals"}
+"""The greeting of a process that answers requests to people and opens no session: the holder makes nothing for it."""
 MAX_CONNECTIONS = 512
 _BACKLOG = 1024
 _RETRY_SECONDS = 0.02

@@ -21,6 +21,7 @@ from handrail.frontends.cli.show import note, one_line, out, out_json
 
 if TYPE_CHECKING:
     from handrail.contract.approvals import Approval, ApprovalAnswer, ApprovalDesk, Choice
+    from handrail.kernel.answering import Answers
     from handrail.store.tables.approvals import ApprovalReader
 
 DOOR = "handrail approve"
@@ -229,7 +230,7 @@ async def _ask(setting: Setting, rows: Sequence[Approval], workspace: str) -> in
     return code
 
 
-async def _asked(desk: ApprovalDesk, terminal: Any, row: Approval) -> Approval | None:
+async def _asked(desk: Answers, terminal: Any, row: Approval) -> Approval | None:
     """What the person at the terminal makes of it; None when it stays."""
     if row.kind == "question":
         note(f"{row.id}  {one_line(row.request.tool_id)} asks, in session {one_line(row.request.session_id)}")
@@ -323,15 +324,15 @@ async def _until_asked(reader: ApprovalReader | None, interruption: Interruption
             await asyncio.sleep(_LOOK_EVERY_S)
 
 
-def _desk(setting: Setting) -> ApprovalDesk | None:
+def _desk(setting: Setting) -> Answers | None:
     """What takes answers: the process that holds the workspace, else its database. None where nothing was ever kept of it."""
-    from handrail.kernel.answering import Place, answers_in
+    from handrail.kernel.answering import Answers, Place
 
     with _reading(setting) as (reader, _):
         if reader is None:
             return None
     given = setting.workspace, setting.state, setting.config, setting.settings, setting.allow_home
-    return answers_in(Place(*given, face="approve"), lambda: _desk_of_a_kernel(setting), tell_before)
+    return Answers(Place(*given, face="approve"), lambda: _desk_of_a_kernel(setting), tell_before)
 
 
 @asynccontextmanager
