@@ -199,28 +199,11 @@ def _imported(name: str, said: object, workspace: Path, names: SecretNames) -> I
 def _fill(found: Imported, given: Mapping[str, Any], workspace: Path, names: SecretNames) -> None:
     """:raises ValueError: why it cannot be imported"""
     url: Any = given.get("url", given.get("serverUrl", given.get("httpUrl")))
-    command: Any = given.get("command")
-    args: Any = given.get("args", [])
-    if isinstance(command, list) and command:
-        command, args = cast("list[Any]", command)[0], [*cast("list[Any]", command)[1:], *cast("list[Any]", args)]
+    command, args = _command_and_args(given)
     if isinstance(url, str):
-        kind = str(given.get("type", given.get("transport", "sse" if url.rstrip("/").endswith("/sse") else "http")))
-        if kind not in _TRANSPORTS:
-            raise ValueError(f"its type is {kind!r}; servers with a url are 'http' or 'sse'")
-        found.table["url"] = address = _plain(found, "url", url, workspace)
-        _refuse_secret_address(address)
-        if _TRANSPORTS[kind] == "sse":
-            found.table["transport"] = "sse"
-        if headers := _values(found, _headers(given.get("headers")), workspace, names):
-            found.table["headers"] = headers
+        _fill_address(found, url, given, workspace, names)
     elif isinstance(command, str) and command:
-        if not isinstance(args, list) or not all(isinstance(one, str) for one in cast("list[Any]", args)):
-            raise ValueError("its args are not a list of texts")
-        found.table["command"] = _plain(found, "command", command, workspace)
-        written = [_plain(found, "args", one, workspace) for one in cast("list[str]", args)]
-        _refuse_secrets(written)
-        if written:
-            found.table["args"] = written
+        _fill_program(found, command, args, workspace)
         if env := _values(found, given.get("env", given.get("environment")), workspace, names):
             found.table["env"] = env
     else:
@@ -235,6 +218,38 @@ def _fill(found: Imported, given: Mapping[str, Any], workspace: Path, names: Sec
             found.left.append(f"{key}: rights are given by rules here")
         elif key not in _KNOWN:
             found.left.append(f"{key}: has no counterpart here")
+
+
+def _fill_address(found: Imported, url: str, given: Mapping[str, Any], workspace: Path, names: SecretNames) -> None:
+    """:raises ValueError: why it cannot be imported"""
+    kind = str(given.get("type", given.get("transport", "sse" if url.rstrip("/").endswith("/sse") else "http")))
+    if kind not in _TRANSPORTS:
+        raise ValueError(f"its type is {kind!r}; servers with a url are 'http' or 'sse'")
+    found.table["url"] = address = _plain(found, "url", url, workspace)
+    _refuse_secret_address(address)
+    if _TRANSPORTS[kind] == "sse":
+        found.table["transport"] = "sse"
+    if headers := _values(found, _headers(given.get("headers")), workspace, names):
+        found.table["headers"] = headers
+
+
+def _command_and_args(given: Mapping[str, Any]) -> tuple[Any, Any]:
+    command: Any = given.get("command")
+    args: Any = given.get("args", [])
+    if isinstance(command, list) and command:
+        return cast("list[Any]", command)[0], [*cast("list[Any]", command)[1:], *cast("list[Any]", args)]
+    return given.get("command"), args
+
+
+def _fill_program(found: Imported, command: str, args: object, workspace: Path) -> None:
+    """:raises ValueError: why it cannot be imported"""
+    if not isinstance(args, list) or not all(isinstance(one, str) for one in cast("list[Any]", args)):
+        raise ValueError("its args are not a list of texts")
+    found.table["command"] = _plain(found, "command", command, workspace)
+    written = [_plain(found, "args", one, workspace) for one in cast("list[str]", args)]
+    _refuse_secrets(written)
+    if written:
+        found.table["args"] = written
 
 
 def _plain(found: Imported, what: str, text: str, workspace: Path) -> str:
@@ -305,19 +320,27 @@ def _values(found: Imported, given: object, workspace: Path, names: SecretNames)
         text = str(value).lower() if isinstance(value, bool) else str(value)
         scheme = _SCHEME.match(text)
         prefix, bare = (f"{scheme[1]} ", scheme[2]) if scheme else ("", text)
-        whole = _VARIABLE.fullmatch(bare) or _INPUT.fullmatch(bare)
-        if whole is not None:
-            asked = bare.startswith("${input:")  # a variable of its own: nothing that is set now answers it
-            name = names.new(*(("mcp",) if asked else ()), found.name, key)
-            found.variables[name] = name if asked else whole[1]
-            written[key] = {"secret": name, **({"prefix": prefix} if prefix else {})}
-        elif prefix or (bare and SECRET_NAME.search(key)) or _SECRET_VALUE.search(bare):
-            name = names.new(found.name, key)
-            found.secrets[name] = bare
-            written[key] = {"secret": name, **({"prefix": prefix} if prefix else {})}
-        else:
+        name = _secret_of(found, key, bare, names, is_secret=bool(prefix))
+        if name is None:
             written[key] = _plain(found, key, text, workspace)
+        else:
+            written[key] = {"secret": name, **({"prefix": prefix} if prefix else {})}
     return written
+
+
+def _secret_of(found: Imported, key: str, value: str, names: SecretNames, *, is_secret: bool) -> str | None:
+    """The name of the secret that a value is, or refers to; None for a value that is none."""
+    whole = _VARIABLE.fullmatch(value) or _INPUT.fullmatch(value)
+    if whole is not None:
+        asked = value.startswith("${input:")  # a variable of its own: nothing that is set now answers it
+        name = names.new(*(("mcp",) if asked else ()), found.name, key)
+        found.variables[name] = name if asked else whole[1]
+        return name
+    if is_secret or (value and SECRET_NAME.search(key)) or _SECRET_VALUE.search(value):
+        name = names.new(found.name, key)
+        found.secrets[name] = value
+        return name
+    return None
 
 
 def _as_name(name: str) -> str:

@@ -14,9 +14,10 @@ import os
 import re
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal, NoReturn, TypeGuard, cast
 from urllib.parse import quote
 
@@ -354,26 +355,29 @@ def _imported(path: Path) -> Loaded:
         return Loaded(faults=(Fault(str(path), "", f"cannot be imported: {type(error).__name__}: {error}"),))
     finally:
         del sys.modules[name]
+    return tools_among(_tools_of(module), str(path))
+
+
+def _is_class_of_tools(value: object) -> TypeGuard[type[Tool]]:
+    return inspect.isclass(value) and issubclass(value, Tool)
+
+
+def _tools_of(module: ModuleType) -> list[Tool | type[Tool]]:
+    """The tools that a module holds, and its own classes of tools that nothing in it makes one of."""
     values: list[object] = []
     for value in vars(module).values():
         values += cast("Iterable[object]", value) if isinstance(value, (list, tuple)) else (value,)
-    classes = [
-        value for value in values if inspect.isclass(value) and issubclass(value, Tool) and value.__module__ == name
-    ]
+    classes = [value for value in values if _is_class_of_tools(value) and value.__module__ == module.__name__]
     bases = {base for one in classes for base in one.__mro__[1:]}
     given = [value for value in values if isinstance(value, Tool)]
     made_of = {type(tool) for tool in given}
-    own = [
-        one
-        for one in classes
-        if one not in made_of and not inspect.isabstract(one) and (_has_spec(one) or one not in bases)
-    ]
-    return tools_among(list(dict.fromkeys([*given, *own])), str(path))
+    own = [one for one in classes if one not in made_of and _is_complete(one, bases)]
+    return list(dict.fromkeys([*given, *own]))
 
 
-def _has_spec(tool: type[Tool]) -> bool:
-    """Whether it says what tool it is; one that does not, and that others are made of, is none."""
-    return isinstance(getattr(tool, "spec", None), ToolSpec)
+def _is_complete(tool: type[Tool], bases: Collection[type]) -> bool:
+    """Whether it can be made into a tool: it says what tool it is, or at least no other is made of it."""
+    return not inspect.isabstract(tool) and (isinstance(getattr(tool, "spec", None), ToolSpec) or tool not in bases)
 
 
 def nothing_runs(_: object) -> NoReturn:

@@ -158,6 +158,11 @@ def _candidates(layers: Sequence[Layer], key: str) -> list[Value]:
         found.append(Value(key, given[0], Origin(layer.kind, layer.place(path_text(path_of(key)))), reason))
         if not reason:
             holding = len(found) - 1
+    return _with_overridden(found, holding)
+
+
+def _with_overridden(found: Sequence[Value], holding: int) -> list[Value]:
+    """The values, each of those that could be in force with the place that overrides it."""
     over = found[holding].origin
     return [
         value

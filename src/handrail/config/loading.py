@@ -261,11 +261,9 @@ def load(
         layers.append(layer_of_file("configuration", path, *read))
     elif content is None and file is not None and not faults:
         faults.append(Fault(str(path), "", "cannot be read: there is no such file; handrail init --global writes one"))
-    own = _attempt(faults, lambda: _own_file(folders)) if folders is not None else None
-    if own is not None and (got := _attempt(faults, lambda: layer_of(own))) is not None:
-        layers.append(got[0])
-        faults += got[1]
+    own = None if folders is None else _attempt(faults, lambda: _own_file(folders))
     for layer, problems in (
+        *_layers_of_own(own, faults),
         of_environment(os.environ if environment is None else environment),
         of_flags(flags),
     ):
@@ -292,6 +290,12 @@ def check_apart(settings: Configuration, workspace: Path) -> None:
             if place == workspace / FILE_NAME:
                 problem += f". A workspace's own {FILE_NAME} is read without being named"
             raise LoadError([Fault(str(settings.file), "", problem)])
+
+
+def _layers_of_own(file: WorkspaceFile | None, faults: list[Fault]) -> list[tuple[Layer, list[Fault]]]:
+    """The layer of the workspace's own file, where there is one and it can be read."""
+    layer = None if file is None else _attempt(faults, lambda: layer_of(file))
+    return [] if layer is None else [layer]
 
 
 def _own_file(folders: Folders) -> WorkspaceFile | None:

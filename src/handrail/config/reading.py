@@ -82,11 +82,11 @@ def _value(text: str, at: int, line: int) -> tuple[list[int], int, int]:
         elif character in " \t\r":
             at += 1
         elif character == "," and depth == 1:
-            fresh, at = True, at + 1
+            fresh, at = is_array, at + 1
         elif character in "]}":
             depth, at = depth - 1, at + 1
         else:
-            if depth == 1 and is_array and fresh:
+            if depth == 1 and fresh:
                 fresh = False
                 elements.append(line)
             if character in "\"'":

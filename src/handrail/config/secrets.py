@@ -118,16 +118,26 @@ def _faults_in_reference(name: str, given: Any) -> Iterator[str]:
         yield f"says {' and '.join(table) or 'nothing'}; expected exactly one of {_FORM}"
         return
     ((kind, where),) = table.items()
-    if kind == "command":
-        parts = cast("list[Any]", where) if isinstance(where, list) else []
-        if not parts or not all(isinstance(part, str) and "\0" not in part for part in parts) or not parts[0]:
-            yield "command: expected a list of texts, the program and its arguments"
-    elif not isinstance(where, str) or not where or "\0" in where:
-        yield f"{kind}: expected a text that is not empty"
-    elif kind == "file" and not Path(where).expanduser().is_absolute():
-        yield "file: expected an absolute path, or one that begins with ~"
-    elif kind == "env" and "=" in where:
-        yield "env: expected the name of a variable"
+    fault = _fault_in_program(where) if kind == "command" else _fault_in_place(kind, where)
+    if fault is not None:
+        yield f"{kind}: {fault}"
+
+
+def _fault_in_program(given: Any) -> str | None:
+    parts = cast("list[Any]", given) if isinstance(given, list) else []
+    if not parts or not all(isinstance(part, str) and "\0" not in part for part in parts) or not parts[0]:
+        return "expected a list of texts, the program and its arguments"
+    return None
+
+
+def _fault_in_place(kind: str, given: Any) -> str | None:
+    if not isinstance(given, str) or not given or "\0" in given:
+        return "expected a text that is not empty"
+    if kind == "file" and not Path(given).expanduser().is_absolute():
+        return "expected an absolute path, or one that begins with ~"
+    if kind == "env" and "=" in given:
+        return "expected the name of a variable"
+    return None
 
 
 async def resolve(references: Mapping[str, SecretReference], environment: Mapping[str, str]) -> SecretStore:

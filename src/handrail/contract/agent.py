@@ -317,12 +317,7 @@ def _faults_beyond_form(agent: AgentManifest, expected_id: str) -> Iterator[tupl
         yield "id", f"is {agent.id!r}, and its folder is {expected_id!r}; give both the same name"
     if agent.model is not None and not _MODEL.match(agent.model):
         yield "model", f"is {agent.model[:80]!r}; expected PROVIDER:NAME, as in 'openai:gpt-5'"
-    yield from agent.requires.faults()
-    for tool_id, addition in agent.requires.tools.items():
-        for place, problem in Requires(net=addition.net).faults():
-            yield f"{path_text(('requires', 'tools', tool_id))}.{place.removeprefix('requires.')}", problem
-    for place, problem in agent.delegable.as_requires().faults():
-        yield place.replace("requires.", "delegable.", 1), problem
+    yield from _faults_in_requirements(agent)
     for place, patterns in (("tools", agent.tools), ("delegable.agents", agent.delegable.agents)):
         for index, pattern in enumerate(patterns):
             if problem := _fault_in_tool_pattern(pattern):
@@ -330,13 +325,27 @@ def _faults_beyond_form(agent: AgentManifest, expected_id: str) -> Iterator[tupl
     for index, root in enumerate(agent.roots):
         if problem := _fault_in_root(root.path):
             yield f"roots[{index}].path", problem
+    yield from _faults_in_aliases(agent)
+    for steps, problem in faults_in_native(agent.native):
+        yield path_text(("native", *steps)), problem
+
+
+def _faults_in_requirements(agent: AgentManifest) -> Iterator[tuple[str, str]]:
+    """What is wrong with what it requires, and with what it may hand on."""
+    yield from agent.requires.faults()
+    for tool_id, addition in agent.requires.tools.items():
+        for place, problem in Requires(net=addition.net).faults():
+            yield f"{path_text(('requires', 'tools', tool_id))}.{place.removeprefix('requires.')}", problem
+    for place, problem in agent.delegable.as_requires().faults():
+        yield place.replace("requires.", "delegable.", 1), problem
+
+
+def _faults_in_aliases(agent: AgentManifest) -> Iterator[tuple[str, str]]:
     for alias, tool_id in agent.aliases.items():
         if problem := fault_in_id(alias):
             yield path_text(("aliases", alias)), problem
         elif alias in LOCKED_IDS:
             yield path_text(("aliases", alias)), f"{alias!r} is a locked id; choose another alias for {tool_id!r}"
-    for steps, problem in faults_in_native(agent.native):
-        yield path_text(("native", *steps)), problem
 
 
 def _fault_in_tool_pattern(pattern: str) -> str | None:

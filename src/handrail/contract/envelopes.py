@@ -119,13 +119,18 @@ def from_content(wire: Mapping[str, Any]) -> Result:
     parts = [_content_part(part) for part in cast("list[Any]", given)] if isinstance(given, list) else []
     structured: Any = wire.get("structuredContent")
     if wire.get("isError") is True:
-        text = "\n".join(part for part in parts if isinstance(part, str))
-        rest = [part for part in parts if not isinstance(part, str)]
-        return Result.error("failed", _words(text), structured if structured is not None else rest or None)
+        return _failure(parts, structured)
     if structured is None:
         return Result.output(parts[0] if len(parts) == 1 and isinstance(parts[0], str) else parts or None)
     more = [part for part in parts if not (isinstance(part, str) and _says_again(part, structured))]
     return Result.output({"structured": structured, "parts": more} if more else structured)
+
+
+def _failure(parts: Sequence[object], structured: object) -> Result:
+    """The texts are the error's; its data are the structured content, else the other parts."""
+    text = "\n".join(part for part in parts if isinstance(part, str))
+    rest = [part for part in parts if not isinstance(part, str)]
+    return Result.error("failed", _words(text), structured if structured is not None else rest or None)
 
 
 def _says_again(text: str, structured: object) -> bool:
@@ -189,23 +194,26 @@ def _content(data: object, stored: Mapping[str, bytes]) -> dict[str, Any]:
         return {"content": []}
     if isinstance(data, str):
         return {"content": [{"type": "text", "text": data}]}
+    if isinstance(data, Mapping):
+        return _content_of_members(cast("Mapping[str, object]", data), stored)
     if isinstance(data, list):
         parts = cast("list[object]", data)
         if 0 < len(parts) <= MAX_BLOCKS and all(_is_part(part) for part in parts):
             return {"content": [_block(part, stored) for part in parts]}
-    elif isinstance(data, Mapping):
-        members = cast("Mapping[str, object]", data)
-        if _is_part(members):
-            return {"content": [_block(members, stored)]}
-        if set(members) == {"structured", "parts"} and isinstance(members["parts"], list):
-            blocks = [_block(part, stored) for part in cast("list[object]", members["parts"])]
-            if not any(block["type"] == "text" for block in blocks):
-                blocks.insert(0, {"type": "text", "text": _as_text(members["structured"])})
-            structured = members["structured"]
-            return {"content": blocks} | ({"structuredContent": structured} if isinstance(structured, dict) else {})
-        pictures = [_block({"artifact": ref, "media_type": kind}, stored) for ref, kind in places_in(members)]
-        return {"content": [{"type": "text", "text": _as_text(members)}, *pictures], "structuredContent": members}
     return {"content": [{"type": "text", "text": _as_text(cast("object", data))}]}
+
+
+def _content_of_members(members: Mapping[str, object], stored: Mapping[str, bytes]) -> dict[str, Any]:
+    if _is_part(members):
+        return {"content": [_block(members, stored)]}
+    if set(members) == {"structured", "parts"} and isinstance(members["parts"], list):
+        blocks = [_block(part, stored) for part in cast("list[object]", members["parts"])]
+        if not any(block["type"] == "text" for block in blocks):
+            blocks.insert(0, {"type": "text", "text": _as_text(members["structured"])})
+        structured = members["structured"]
+        return {"content": blocks} | ({"structuredContent": structured} if isinstance(structured, dict) else {})
+    pictures = [_block({"artifact": ref, "media_type": kind}, stored) for ref, kind in places_in(members)]
+    return {"content": [{"type": "text", "text": _as_text(members)}, *pictures], "structuredContent": members}
 
 
 def _is_part(part: object) -> bool:

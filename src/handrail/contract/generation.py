@@ -222,13 +222,7 @@ class Generation:
 
         :param unreachable: the foreign sources that cannot be reached now, by name, each with the reason
         """
-        found: list[ToolStatus] = []
-        for entry in self.entries.values():
-            status, reason = entry.status, entry.withheld or ""
-            of = entry.answered_by or entry
-            if entry.withheld is None and of.foreign is not None and of.foreign.name in unreachable:
-                status, reason = "offline", unreachable[of.foreign.name]
-            found.append(ToolStatus(entry.id, status, reason, entry.source))
+        found = [_status_of(entry, unreachable) for entry in self.entries.values()]
         found += [ToolStatus(one.tool, "quarantined", one.problem, one.foreign) for one in self.quarantined if one.tool]
         at_all = {one.foreign or one.source: one.problem for one in self.quarantined if not one.tool}
         unheard = {one.name: one.standing() for one in self.unheard}
@@ -368,3 +362,10 @@ class Source(Protocol):
     def load(self) -> Loaded:
         """Everything at once; a fault is data here, never an exception."""
         ...
+
+
+def _status_of(entry: Entry, unreachable: Mapping[str, str]) -> ToolStatus:
+    answers = entry.answered_by or entry
+    if entry.withheld is None and answers.foreign is not None and answers.foreign.name in unreachable:
+        return ToolStatus(entry.id, "offline", unreachable[answers.foreign.name], entry.source)
+    return ToolStatus(entry.id, entry.status, entry.withheld or "", entry.source)

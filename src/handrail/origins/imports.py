@@ -77,23 +77,20 @@ class WorkspaceImportGuard:
             return None
         self.look_again()
         searched = sys.path if path is None else path
-        safe = [entry for entry in searched if not self._is_inside(entry, top)]
+        safe = self._safe_entries(searched, top)
         refused: str | None = None
         for finder in tuple(sys.meta_path):
             if finder is self or not hasattr(finder, "find_spec"):
                 continue
-            spec = finder.find_spec(fullname, safe if finder is PathFinder else path, target)
-            place = None if spec is None else self._place_inside(spec, top)
-            if place is not None and finder is PathFinder:  # behind a link, say: there may be another further on
-                refused = place
-                spec = PathFinder.find_spec(fullname, [entry for entry in safe if self._is_fit(fullname, entry, top)])
-            elif place is not None:
-                refused, spec = place, None
+            if finder is PathFinder:
+                spec, place = self._on_the_path(fullname, safe, target)
+            else:
+                spec, place = self._outside(finder.find_spec(fullname, path, target), top)
             if spec is not None:
                 return spec
+            refused = refused if place is None else place
         if refused is None and len(safe) < len(searched):
-            planted = PathFinder.find_spec(fullname, [entry for entry in searched if entry not in safe])
-            refused = None if planted is None else (self._place_inside(planted, top) or "the workspace")
+            refused = self._planted(fullname, searched, safe)
         if refused is None:
             return None
         raise ImportRefused(
@@ -101,6 +98,29 @@ class WorkspaceImportGuard:
             "put it. Install it outside of the workspace, or rename the file",
             name=fullname,
         )
+
+    def _safe_entries(self, searched: Sequence[str], top: str) -> list[str]:
+        return [entry for entry in searched if not self._is_inside(entry, top)]
+
+    def _on_the_path(
+        self, fullname: str, entries: Sequence[str], target: ModuleType | None
+    ) -> tuple[ModuleSpec | None, str | None]:
+        """Where a module is outside of workspaces, and where in one the first of that name is, which is passed over."""
+        top = fullname.partition(".")[0]
+        spec, place = self._outside(PathFinder.find_spec(fullname, entries, target), top)
+        if place is not None:  # behind a link, say: there may be another further on
+            spec = PathFinder.find_spec(fullname, [entry for entry in entries if self._is_fit(fullname, entry, top)])
+        return spec, place
+
+    def _outside(self, spec: ModuleSpec | None, top: str) -> tuple[ModuleSpec | None, str | None]:
+        """What was found, where it is outside of workspaces; else the place in one."""
+        place = None if spec is None else self._place_inside(spec, top)
+        return (spec, None) if place is None else (None, place)
+
+    def _planted(self, fullname: str, searched: Sequence[str], safe: Sequence[str]) -> str | None:
+        """Where in a workspace a module is that no safe entry has."""
+        spec = PathFinder.find_spec(fullname, [entry for entry in searched if entry not in safe])
+        return None if spec is None else (self._place_inside(spec, fullname.partition(".")[0]) or "the workspace")
 
     def _is_fit(self, fullname: str, entry: str, top: str) -> bool:
         """Whether one entry of a search path has nothing to refuse under this name."""

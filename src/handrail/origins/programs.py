@@ -388,6 +388,10 @@ def _fault_by_env(arguments: Sequence[str], folders: tuple[str, ...], depth: int
     if "/" in program:
         problem = _fault(program, folders, depth)
         return None if problem is None else f"Its interpreter is {program}. {problem}"
+    return _fault_on_path(program, folders, depth)
+
+
+def _fault_on_path(program: str, folders: tuple[str, ...], depth: int) -> str | None:
     here = current_folder()
     doubtful = (*folders, *((here,) if here else ()))
     for folder in _entries():

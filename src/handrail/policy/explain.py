@@ -87,14 +87,8 @@ def _layers(capabilities: CapabilitySet, target: Target) -> Iterator[Step]:
 
 def _rules(verdict: Verdict, finding: Finding) -> Iterator[Step]:
     prepared = verdict.prepared
-    subject: Subject
+    subject = _subject_of(verdict, finding)
     capability: Capability | None = finding.target.capability if finding.target is not None else None
-    if finding.judged is not None:
-        subject = finding.judged
-    elif finding.target is None or isinstance(finding.target.subject, Script):
-        subject = verdict.arguments if prepared.kind == "arguments" else ()
-    else:
-        subject = finding.target.subject
     redirected = finding.target is not None and bool(finding.target.redirected)
     tool_subject = verdict.arguments if prepared.kind == "arguments" else subject
     if tool_subject != () and not redirected:
@@ -106,6 +100,15 @@ def _rules(verdict: Verdict, finding: Finding) -> Iterator[Step]:
         yield from _candidates(capability, own, subject)
         if own.winner(subject) is None and finding.tool is None and not redirected:
             yield from _candidates(f"{capability}, shipped", shipped, subject, only_matching=True)
+
+
+def _subject_of(verdict: Verdict, finding: Finding) -> Subject:
+    """What the rules were compared with."""
+    if finding.judged is not None:
+        return finding.judged
+    if finding.target is None or isinstance(finding.target.subject, Script):
+        return verdict.arguments if verdict.prepared.kind == "arguments" else ()
+    return finding.target.subject
 
 
 def _candidates(question: str, ranking: Ranking, subject: Subject, *, only_matching: bool = False) -> Iterator[Step]:
@@ -307,31 +310,31 @@ def _changes(verdict: Verdict, spec: ToolSpec) -> Iterator[str]:
     deciding = verdict.deciding
     if verdict.narrowed_by_watchdog:
         yield "only the watchdog's own answer; no rule outweighs it"
-        return
-    if deciding.cause in ("capability", "fault", "wait"):
+    elif deciding.cause in ("capability", "fault", "wait"):
         yield deciding.remedy or deciding.note
-        return
-    if verdict.action == "allow":
+    elif verdict.action == "allow":
         yield from _denials(verdict, spec)
-        return
-    if verdict.action == "ask" and (rule := always(verdict)) is not None:
+    elif verdict.action == "ask" and (rule := always(verdict)) is not None:
         yield f"--rule {shlex.quote(rule)}"
-        return
-    if deciding.cause == "unclear":
+    elif deciding.cause == "unclear":
         yield "write it as simple commands joined by &&, ||, | or ;, with every special character quoted"
+    elif verdict.action == "deny" and deciding.rule is not None:
+        yield from _ways_past(deciding.rule, verdict, spec)
+    else:
+        yield "approving it once; several parts of it are asked about, so no single rule answers it"
+
+
+def _ways_past(rule: Rule, verdict: Verdict, spec: ToolSpec) -> Iterator[str]:
+    """What would allow a call that ``rule`` denies."""
+    place = rule.source or f"the {rule.scope} scope"
+    if rule.final:
+        yield f"only taking {rule.text!r} out of {place}: a deny of this scope is final"
         return
-    rule = deciding.rule
-    if verdict.action == "deny" and rule is not None:
-        if rule.final:
-            yield f"only taking {rule.text!r} out of {rule.source or f'the {rule.scope} scope'}: a deny of this scope is final"
+    yield f"taking {rule.text!r} out of {place}"
+    for text in _narrowest(verdict, spec):
+        if _answers_with(verdict, text, "allow"):
+            yield f"a more specific rule: --rule {shlex.quote(text)}"
             return
-        yield f"taking {rule.text!r} out of {rule.source or f'the {rule.scope} scope'}"
-        for text in _narrowest(verdict, spec):
-            if _answers_with(verdict, text, "allow"):
-                yield f"a more specific rule: --rule {shlex.quote(text)}"
-                return
-        return
-    yield "approving it once; several parts of it are asked about, so no single rule answers it"
 
 
 def _denials(verdict: Verdict, spec: ToolSpec) -> Iterator[str]:

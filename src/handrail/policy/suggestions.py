@@ -90,14 +90,16 @@ def _wider_pattern(verdict: Verdict) -> str | None:
     if argvs:
         return _with_further_words(argvs.pop()) if len(argvs) == 1 else None
     targets = {finding.target for finding in asked if finding.target is not None}
-    if len(targets) != 1:
-        return None
-    (target,) = targets
+    return _whole_folder(targets.pop()) if len(targets) == 1 else None
+
+
+def _whole_folder(target: Target) -> str | None:
+    """The folder of a file that is written, with all in it; None for the whole workspace, or a folder that programs are set up by."""
     if target.capability != "fs.write" or not isinstance(target.subject, PathSubject):
         return None
     folder, _, _ = (target.subject.relative or "").rpartition("/")
     if not folder or any(name.startswith(".") for name in folder.split("/")):
-        return None  # the whole workspace, or a folder that programs are set up by
+        return None
     return f"{escape(folder).replace('{', '[{]')}/**"
 
 
@@ -126,25 +128,29 @@ def _candidates(verdict: Verdict) -> Iterator[str]:
     asked = [finding for finding in verdict.findings if finding.action == "ask"]
     if any(finding.cause == "unclear" for finding in asked):
         return
-    if verdict.prepared.kind == "arguments":
-        if (pattern := named_pattern(verdict.prepared.origin, verdict.arguments)) is not None:
-            yield f"allow {verdict.prepared.origin} {pattern}"
-        words = _argument_words(verdict.arguments)
-        if words or not properties_of(spec.parameters):
-            yield f"allow {spec.id} {words}".rstrip(" ")
+    by_arguments = verdict.prepared.kind == "arguments"
+    if by_arguments:
+        yield from _rules_by_arguments(verdict)
         if not verdict.targets:
             return
     subjects = {_subject_text(finding) for finding in asked}
-    if len(subjects) != 1:
-        return
-    pattern = subjects.pop()
+    pattern = subjects.pop() if len(subjects) == 1 else None
     if pattern is None:
         return
-    if verdict.prepared.kind != "arguments":
+    if not by_arguments:
         yield f"allow {spec.id} {pattern}"
     capabilities = {finding.target.capability for finding in asked if finding.target is not None}
     if len(capabilities) == 1:
         yield f"allow {capabilities.pop()} {pattern}"
+
+
+def _rules_by_arguments(verdict: Verdict) -> Iterator[str]:
+    prepared = verdict.prepared
+    if (pattern := named_pattern(prepared.origin, verdict.arguments)) is not None:
+        yield f"allow {prepared.origin} {pattern}"
+    words = _argument_words(verdict.arguments)
+    if words or not properties_of(prepared.spec.parameters):
+        yield f"allow {prepared.spec.id} {words}".rstrip(" ")
 
 
 def _subject_text(finding: Finding) -> str | None:

@@ -88,9 +88,7 @@ class Account:
             yield "made", ", ".join(self.children)
         yield "arguments", "removed from the log" if self.arguments is None else _cut(_text(self.arguments))
         if self.generation is not None:
-            source = f" from {self.source}" if self.source else ""
-            definition = f", definition {self.definition[:12]}" if self.definition else ""
-            yield "tools", f"generation {self.generation}: {self.call.tool or '?'}{source}{definition}"
+            yield "tools", f"generation {self.generation}: {self._tool_and_origin()}"
         if self.locks:
             waited = f", waited {self.lock_wait_ms:.1f} ms for them" if self.lock_wait_ms else ", without waiting"
             yield "locks", ", ".join(self.locks) + waited
@@ -100,6 +98,11 @@ class Account:
             value = _mapping(_mapping(self.result).get("metadata")).get(name)
             if isinstance(value, str):
                 yield name.partition("_")[0], value
+
+    def _tool_and_origin(self) -> str:
+        source = f" from {self.source}" if self.source else ""
+        definition = f", definition {self.definition[:12]}" if self.definition else ""
+        return f"{self.call.tool or '?'}{source}{definition}"
 
     def _hint(self) -> str | None:
         if self.call.error_kind != "denied" or self.call.tool is None or self.arguments is None:
@@ -119,11 +122,10 @@ def account_of(reader: LogReader, call_id: str) -> Account | None:
     call = rows[0]
     records = list(reader.records(call=call_id))
     proposal = next((one for one in records if one.kind == "proposed"), None)
-    proposed = _mapping(proposal.body if proposal is not None else None)
+    proposed = _body_of(proposal)
     begun = next((one for one in reversed(records) if one.kind == "intended"), None)
-    intended = _mapping(begun.body if begun is not None else None)
-    outcome = reader.outcome_of(call_id)
-    result = _mapping(_mapping(outcome.body if outcome is not None else None).get("result"))
+    intended = _body_of(begun)
+    result = _mapping(_body_of(reader.outcome_of(call_id)).get("result"))
     number = proposed.get("generation")
     generation = number if isinstance(number, int) else None
     wait, locks, parent = intended.get("lock_wait_ms"), intended.get("locks"), proposed.get("parent")
@@ -162,6 +164,10 @@ def _happening(entry: LoggedRecord) -> Happening:
     return Happening(entry.at_ns, what, detail)
 
 
+def _body_of(record: LoggedRecord | None) -> Mapping[str, Any]:
+    return _mapping(None if record is None else record.body)
+
+
 def _told(kind: str, body: Mapping[str, Any]) -> tuple[str, str]:
     result = _mapping(body.get("result"))
     ended = _ending(result)
@@ -177,9 +183,7 @@ def _told(kind: str, body: Mapping[str, Any]) -> tuple[str, str]:
         case "resumed":
             return "taken up again", f"with the tools of generation {body.get('generation')}"
         case "intended":
-            locks, waited = body.get("locks"), body.get("lock_wait_ms")
-            held = ", ".join(map(str, cast("list[Any]", locks))) if isinstance(locks, list) and locks else "none"
-            return "begun", f"locks {held}" + (f", after {waited} ms" if waited else "")
+            return "begun", _locks_held(body)
         case "refused":
             return f"refused at {body.get('step', 'an unknown step')}", ended
         case "committed" if body.get("late") is True:
@@ -190,6 +194,12 @@ def _told(kind: str, body: Mapping[str, Any]) -> tuple[str, str]:
             return "interrupted", f"{body.get('reason', 'its process ended')}; its outcome is {body.get('outcome')}"
         case _:
             return kind, ""
+
+
+def _locks_held(body: Mapping[str, Any]) -> str:
+    locks, waited = body.get("locks"), body.get("lock_wait_ms")
+    held = ", ".join(map(str, cast("list[Any]", locks))) if isinstance(locks, list) and locks else "none"
+    return f"locks {held}" + (f", after {waited} ms" if waited else "")
 
 
 def _ending(result: Mapping[str, Any]) -> str:

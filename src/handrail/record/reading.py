@@ -351,30 +351,27 @@ def _summary(records: list[LoggedRecord], began: int) -> CallRow:
     carried = first.sequence
     for entry in records:
         tool = tool or entry.tool
-        if entry.kind == "resumed":
-            carried = entry.sequence
-        if entry.kind == "approval-requested":
-            state, asked = "waiting", True
-        elif entry.kind == "approval-responded":
-            state = "proposed"
-        elif entry.kind == "authorised":
-            state = "authorised"
-        elif entry.kind == "intended":
-            state, started, ended = "running", entry.at_ns, None
-            error_kind = error_text = None
-        elif entry.kind == "interrupted":
-            state, ended, error_kind = "interrupted", entry.at_ns, "interrupted"
-        elif entry.kind in ("committed", "refused") and ended is None and not _is_late(entry):
-            ended = entry.at_ns
-            result = _mapping((entry.body or {}).get("result"))
-            error_kind = _text(_mapping(result.get("metadata")).get("error_kind"))
-            error_text = _text(result.get("error_text"))
-            ended_as: CallState = "error" if result.get("type") == "error" else "output"
-            if entry.body is None:
-                ended_as = "redacted"
-            state = "refused" if entry.kind == "refused" else ended_as
-    if state in ("proposed", "waiting", "authorised") and carried <= began:  # by a process that has ended
-        state = "parked" if asked else "not-run"
+        match entry.kind:
+            case "resumed":
+                carried = entry.sequence
+            case "approval-requested":
+                state, asked = "waiting", True
+            case "approval-responded":
+                state = "proposed"
+            case "authorised":
+                state = "authorised"
+            case "intended":
+                state, started, ended = "running", entry.at_ns, None
+                error_kind = error_text = None
+            case "interrupted":
+                state, ended, error_kind = "interrupted", entry.at_ns, "interrupted"
+            case "committed" | "refused" if ended is None and not _is_late(entry):
+                ended = entry.at_ns
+                state, error_kind, error_text = _outcome(entry)
+            case _:
+                pass
+    if carried <= began:  # by a process that has ended
+        state = _left_behind(state, asked=asked)
     return CallRow(
         first.call_id,
         first.session_id,
@@ -388,6 +385,24 @@ def _summary(records: list[LoggedRecord], began: int) -> CallRow:
         first.sequence,
         _text((first.body or {}).get("topic")),
     )
+
+
+def _outcome(entry: LoggedRecord) -> tuple[CallState, str | None, str | None]:
+    """How a call ended, with the kind and the text of its error."""
+    result = _mapping((entry.body or {}).get("result"))
+    state: CallState = "error" if result.get("type") == "error" else "output"
+    if entry.kind == "refused":
+        state = "refused"
+    elif entry.body is None:
+        state = "redacted"
+    return state, _text(_mapping(result.get("metadata")).get("error_kind")), _text(result.get("error_text"))
+
+
+def _left_behind(state: CallState, *, asked: bool) -> CallState:
+    """The state of a call that no process carries any more."""
+    if state not in ("proposed", "waiting", "authorised"):
+        return state
+    return "parked" if asked else "not-run"
 
 
 def _is_late(entry: LoggedRecord) -> bool:

@@ -12,7 +12,7 @@ import json
 import os
 import re
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -76,11 +76,22 @@ def leftovers(
     refs, outputs = _references(connection, folders, frozenset(ending), without)
     sessions = {str(row[0]) for row in connection.execute("SELECT id FROM session")} - set(ending)
     files: list[Path] = []
-    whole: list[Path] = []
     for file in _files(folders.artifacts):
         digest = f"{file.parent.name}{file.name.removesuffix('.type')}"
         if digest not in refs:
             files.append(file)
+    of_outputs, whole = _left_by_sessions(folders, sessions, outputs)
+    files += of_outputs
+    size = sum(_size(file) for file in files) + sum(tree_bytes(folder) for folder in whole)
+    return Leftovers(tuple(files), tuple(whole), size)
+
+
+def _left_by_sessions(
+    folders: Folders, sessions: Collection[str], outputs: Collection[str]
+) -> tuple[list[Path], list[Path]]:
+    """Files of outputs that nothing refers to, and folders of sessions that are gone."""
+    files: list[Path] = []
+    whole: list[Path] = []
     for part in ("output", "scratch"):
         for folder in _subfolders(folders.state / part / folders.key):
             if folder.name not in sessions and not (part == "scratch" and folder.name.startswith(_OF_A_TOOL)):
@@ -88,8 +99,7 @@ def leftovers(
             elif part == "output":
                 names = ((file, file.name.removesuffix(_NOTE)) for file in _plain_files(folder))
                 files += (file for file, name in names if f"{folder.name}/{name}" not in outputs)
-    size = sum(_size(file) for file in files) + sum(tree_bytes(folder) for folder in whole)
-    return Leftovers(tuple(files), tuple(whole), size)
+    return files, whole
 
 
 def tables_of_sessions(connection: sqlite3.Connection) -> Iterator[str]:

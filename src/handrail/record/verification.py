@@ -95,10 +95,7 @@ def _check(connection: sqlite3.Connection, head: str | None) -> Verification:
             sequence, kind, body = row[0], row[2], row[6]
             if body is None:
                 redacted += 1
-                if bodiless and bodiless[-1][1] == sequence - 1:
-                    bodiless[-1] = (bodiless[-1][0], sequence)
-                else:
-                    bodiless.append((sequence, sequence))
+                _extend(bodiless, sequence)
             elif kind == "redacted":
                 recorded += _runs(body)
             elif kind == "lost":
@@ -128,6 +125,14 @@ def _check(connection: sqlite3.Connection, head: str | None) -> Verification:
             problem=f"the records hold, but the file is damaged: {integrity}",
         )
     return Verification(True, walk.sequence, walk.head.hex(), redacted, lost)
+
+
+def _extend(runs: list[tuple[int, int]], sequence: int) -> None:
+    """Add a number to the last run of numbers, or begin one with it."""
+    if runs and runs[-1][1] == sequence - 1:
+        runs[-1] = (runs[-1][0], sequence)
+    else:
+        runs.append((sequence, sequence))
 
 
 def _runs(body: object) -> list[tuple[int, int]]:

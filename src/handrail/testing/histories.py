@@ -149,23 +149,10 @@ def faults_in_openai_request(body: Mapping[str, Any]) -> list[str]:
             case "system" | "developer" | "user":
                 check_content(message.get("content"), str(role), where, found)
             case "assistant":
-                if message.get("content") is not None:
-                    check_content(message["content"], "assistant", where, found)
-                calls = _dicts(message.get("tool_calls"))
-                if "tool_calls" in message and not calls:
-                    found.append(f"{where}: tool_calls is empty")
-                if not calls and not message.get("content"):
-                    found.append(f"{where}: an assistant message without content and tool_calls")
-                for call in calls:
-                    function = _dict(call.get("function"))
-                    waiting.append(call_id_of(call.get("id"), where, seen, found))
-                    check_name(function.get("name"), where, found)
-                    check_arguments(function.get("arguments"), where, found)
+                waiting += _check_reply(message, where, seen, found)
             case "tool":
                 answered = message.get("tool_call_id")
-                if answered in waiting:
-                    waiting.remove(cast("str", answered))
-                else:
+                if not _settle(answered, waiting):
                     found.append(f"{where}: tool_call_id {answered!r} answers no open call of the message before")
                 check_content(message.get("content"), "tool", where, found)
             case _:
@@ -173,6 +160,32 @@ def faults_in_openai_request(body: Mapping[str, Any]) -> list[str]:
     if waiting:
         found.append(f"the last calls have no response messages: {', '.join(waiting)}")
     return found
+
+
+def _check_reply(message: Mapping[str, Any], where: str, seen: set[str], found: list[str]) -> list[str]:
+    """Check an assistant's message. Return the ids of its calls."""
+    if message.get("content") is not None:
+        check_content(message["content"], "assistant", where, found)
+    calls = _dicts(message.get("tool_calls"))
+    if "tool_calls" in message and not calls:
+        found.append(f"{where}: tool_calls is empty")
+    if not calls and not message.get("content"):
+        found.append(f"{where}: an assistant message without content and tool_calls")
+    ids: list[str] = []
+    for call in calls:
+        function = _dict(call.get("function"))
+        ids.append(call_id_of(call.get("id"), where, seen, found))
+        check_name(function.get("name"), where, found)
+        check_arguments(function.get("arguments"), where, found)
+    return ids
+
+
+def _settle(answered: object, waiting: list[str]) -> bool:
+    """Take the call that is answered from those that wait. Return whether it was there."""
+    if answered not in waiting:
+        return False
+    waiting.remove(cast("str", answered))
+    return True
 
 
 _TEXT: Mapping[str, tuple[str, type]] = {"text": ("text", str)}
@@ -216,12 +229,7 @@ def _declared(tool: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def faults_in_anthropic_request(body: Mapping[str, Any]) -> list[str]:
     """Why a messages request would be refused: every fault found, none for a good one."""
-    tools = _dicts(body.get("tools"))
-    found = tool_faults([(tool, "input_schema") for tool in tools if "type" not in tool])
-    for tool in tools:
-        found += fault_in_form(tool) if "type" in tool else []
-    names = [str(tool.get("name")) for tool in tools if "name" in tool]
-    found += [f"tools: Tool names must be unique: {name}" for name in sorted(set(names)) if names.count(name) > 1]
+    found = _faults_in_tools(_dicts(body.get("tools")))
     if not isinstance(body.get("max_tokens"), int):
         found.append("max_tokens: Field required")
     messages = _dicts(body.get("messages"))
@@ -239,31 +247,54 @@ def faults_in_anthropic_request(body: Mapping[str, Any]) -> list[str]:
         if not blocks:
             found.append(f"{where}: content is empty")
         found += faults_in_uses(blocks, where, role=role, last=number == len(messages) - 1)
-        results = [block for block in blocks if block.get("type") == "tool_result"]
-        if blocks[: len(results)] != results:
-            found.append(f"{where}: tool_result blocks must come first in the content")
-        for result in results:
-            answered = result.get("tool_use_id")
-            if answered in waiting:
-                waiting.remove(cast("str", answered))
-            else:
-                found.append(f"{where}: unexpected tool_use_id {answered!r} in tool_result blocks")
-        if waiting:
-            found.append(f"{where}: tool_use ids without tool_result blocks immediately after: {', '.join(waiting)}")
-            waiting = []
+        found += _faults_in_results(blocks, where, waiting)
+        waiting = []
         for block in blocks:
-            if block.get("type") == "text" and not str(block.get("text", "")).strip():
-                found.append(f"{where}: text content blocks must contain non-whitespace text")
-            if block.get("type") == "tool_use":
-                waiting.append(call_id_of(block.get("id"), where, seen, found))
-                check_name(block.get("name"), where, found)
-                if not isinstance(block.get("input"), dict):
-                    found.append(f"{where}: tool_use.input is not an object")
-                if role != "assistant":
-                    found.append(f"{where}: tool_use in a message of role {role!r}")
+            waiting += _check_block(block, role, where, seen, found)
     if waiting:
         found.append(f"the last tool_use ids have no tool_result blocks: {', '.join(waiting)}")
     return found
+
+
+def _faults_in_tools(tools: Sequence[Mapping[str, Any]]) -> list[str]:
+    found = tool_faults([(tool, "input_schema") for tool in tools if "type" not in tool])
+    for tool in tools:
+        found += fault_in_form(tool) if "type" in tool else []
+    names = [str(tool.get("name")) for tool in tools if "name" in tool]
+    found += [f"tools: Tool names must be unique: {name}" for name in sorted(set(names)) if names.count(name) > 1]
+    return found
+
+
+def _faults_in_results(blocks: Sequence[Mapping[str, Any]], where: str, waiting: list[str]) -> list[str]:
+    """What is wrong with the results in a message. Each call of the message before that has one is taken from ``waiting``."""
+    found: list[str] = []
+    results = [block for block in blocks if block.get("type") == "tool_result"]
+    if blocks[: len(results)] != results:
+        found.append(f"{where}: tool_result blocks must come first in the content")
+    for result in results:
+        answered = result.get("tool_use_id")
+        if not _settle(answered, waiting):
+            found.append(f"{where}: unexpected tool_use_id {answered!r} in tool_result blocks")
+    if waiting:
+        found.append(f"{where}: tool_use ids without tool_result blocks immediately after: {', '.join(waiting)}")
+    return found
+
+
+def _check_block(
+    block: Mapping[str, Any], role: object, where: str, seen: set[str], found: list[str]
+) -> tuple[str, ...]:
+    """Check a text or a call. Return the id of a call."""
+    if block.get("type") == "text" and not str(block.get("text", "")).strip():
+        found.append(f"{where}: text content blocks must contain non-whitespace text")
+    if block.get("type") != "tool_use":
+        return ()
+    call_id = call_id_of(block.get("id"), where, seen, found)
+    check_name(block.get("name"), where, found)
+    if not isinstance(block.get("input"), dict):
+        found.append(f"{where}: tool_use.input is not an object")
+    if role != "assistant":
+        found.append(f"{where}: tool_use in a message of role {role!r}")
+    return (call_id,)
 
 
 def tool_faults(tools: list[tuple[Mapping[str, Any], str]]) -> list[str]:

@@ -16,7 +16,7 @@ import abc
 import asyncio
 import base64
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self, cast
 
@@ -318,20 +318,8 @@ class OpenAIServer(ProviderServer):
                 case str():
                     yield from (chunk({"content": piece}) for piece in halves(part))
                 case Call():
-                    index = number if part.index is None else part.index
-                    call_id = f"call_{self._played}_{number}" if part.id is None else part.id
+                    yield from self._call_steps(part, number, chunk)
                     number += 1
-                    opening: dict[str, Any] = {"index": index, "type": "function"}
-                    opening["function"] = (
-                        {"arguments": ""} if part.name is None else {"name": part.name, "arguments": ""}
-                    )
-                    if call_id:
-                        opening["id"] = call_id
-                    yield chunk({"tool_calls": [opening]})
-                    for text in part.texts():
-                        yield chunk({"tool_calls": [{"index": index, "function": {"arguments": text}}]})
-                    if part.cut_after is not None:
-                        yield Cut()
                 case Thinking() | Provided():
                     pass
                 case Cited():
@@ -347,6 +335,21 @@ class OpenAIServer(ProviderServer):
             tokens = {"prompt_tokens": reply.usage[0], "completion_tokens": reply.usage[1]}
             yield whole([], {**tokens, "total_tokens": sum(reply.usage)})
         yield Chunk(b"[DONE]")
+
+    def _call_steps(
+        self, call: Call, number: int, chunk: Callable[[Mapping[str, Any]], Chunk]
+    ) -> Iterator[Chunk | Cut]:
+        index = number if call.index is None else call.index
+        call_id = f"call_{self._played}_{number}" if call.id is None else call.id
+        opening: dict[str, Any] = {"index": index, "type": "function"}
+        opening["function"] = {"arguments": ""} if call.name is None else {"name": call.name, "arguments": ""}
+        if call_id:
+            opening["id"] = call_id
+        yield chunk({"tool_calls": [opening]})
+        for text in call.texts():
+            yield chunk({"tool_calls": [{"index": index, "function": {"arguments": text}}]})
+        if call.cut_after is not None:
+            yield Cut()
 
 
 class AnthropicServer(ProviderServer):
@@ -371,70 +374,75 @@ class AnthropicServer(ProviderServer):
         return {"type": "error", "error": {"type": code, "message": message}}
 
     def _steps(self, reply: Reply, model: str) -> Iterator[Chunk | Pause | Cut]:
-        def event(kind: str, **more: object) -> Chunk:
-            return Chunk(json.dumps({"type": kind, **more}).encode(), kind)
-
-        def delta(index: int, **more: object) -> Chunk:
-            return event("content_block_delta", index=index, delta=more)
-
         message: dict[str, Any] = {"id": "msg_1", "type": "message", "role": "assistant", "model": model, "content": []}
         usage = {"input_tokens": reply.usage[0], "output_tokens": 1}
-        yield event("message_start", message={**message, "stop_reason": None, "stop_sequence": None, "usage": usage})
-        yield event("ping")
+        yield _event("message_start", message={**message, "stop_reason": None, "stop_sequence": None, "usage": usage})
+        yield _event("ping")
         number = 0
         for part in reply.parts:
             match part:
                 case str():
-                    yield event("content_block_start", index=number, content_block={"type": "text", "text": ""})
-                    for piece in halves(part):
-                        yield delta(number, type="text_delta", text=piece)
-                    yield event("content_block_stop", index=number)
+                    deltas = [{"type": "text_delta", "text": piece} for piece in halves(part)]
+                    yield from _whole_block(number, {"type": "text", "text": ""}, deltas)
                     number += 1
                 case Call():
-                    index = number if part.index is None else part.index
-                    call_id = f"toolu_{self._played}_{number}" if part.id is None else part.id
+                    yield from self._call_steps(part, number)
                     number += 1
-                    block: dict[str, Any] = {"type": "tool_use", "input": {}}
-                    block |= {"name": part.name} if part.name is not None else {}
-                    block |= {"id": call_id} if call_id else {}
-                    yield event("content_block_start", index=index, content_block=block)
-                    for text in part.texts():
-                        yield delta(index, type="input_json_delta", partial_json=text)
-                    if part.cut_after is not None:
-                        yield Cut()
-                    if part.closed:
-                        yield event("content_block_stop", index=index)
                 case Thinking(text, signature):
-                    block = {"type": "thinking", "thinking": "", "signature": ""}
-                    yield event("content_block_start", index=number, content_block=block)
-                    for piece in halves(text):
-                        yield delta(number, type="thinking_delta", thinking=piece)
-                    yield delta(number, type="signature_delta", signature=signature)
-                    yield event("content_block_stop", index=number)
+                    deltas = [{"type": "thinking_delta", "thinking": piece} for piece in halves(text)]
+                    deltas.append({"type": "signature_delta", "signature": signature})
+                    yield from _whole_block(number, {"type": "thinking", "thinking": "", "signature": ""}, deltas)
                     number += 1
                 case Provided():
                     for block, asked in blocks(part):
-                        yield event("content_block_start", index=number, content_block=block)
-                        for piece in [] if asked is None else halves(json.dumps(asked)):
-                            yield delta(number, type="input_json_delta", partial_json=piece)
-                        yield event("content_block_stop", index=number)
+                        yield from _whole_block(number, block, () if asked is None else _deltas_of(asked))
                         number += 1
                 case Cited():
                     pass
                 case StreamError(code, text):
-                    yield event("error", error={"type": code, "message": text})
+                    yield _event("error", error={"type": code, "message": text})
                 case bytes():
                     yield Chunk(part, "content_block_delta")
                 case _:
                     yield part
         if reply.ended:
-            reason = reply.finish or ("tool_use" if reply.has_calls else "end_turn")
-            yield event(
-                "message_delta",
-                delta={"stop_reason": reason, "stop_sequence": None},
-                usage={"output_tokens": reply.usage[1]},
-            )
-            yield event("message_stop")
+            yield from self._last_steps(reply)
+
+    def _call_steps(self, call: Call, number: int) -> Iterator[Chunk | Cut]:
+        index = number if call.index is None else call.index
+        call_id = f"toolu_{self._played}_{number}" if call.id is None else call.id
+        block: dict[str, Any] = {"type": "tool_use", "input": {}}
+        block |= {"name": call.name} if call.name is not None else {}
+        block |= {"id": call_id} if call_id else {}
+        yield _event("content_block_start", index=index, content_block=block)
+        for text in call.texts():
+            yield _event("content_block_delta", index=index, delta={"type": "input_json_delta", "partial_json": text})
+        if call.cut_after is not None:
+            yield Cut()
+        if call.closed:
+            yield _event("content_block_stop", index=index)
+
+    def _last_steps(self, reply: Reply) -> Iterator[Chunk]:
+        reason = reply.finish or ("tool_use" if reply.has_calls else "end_turn")
+        delta = {"stop_reason": reason, "stop_sequence": None}
+        yield _event("message_delta", delta=delta, usage={"output_tokens": reply.usage[1]})
+        yield _event("message_stop")
+
+
+def _event(kind: str, **more: object) -> Chunk:
+    return Chunk(json.dumps({"type": kind, **more}).encode(), kind)
+
+
+def _whole_block(index: int, block: Mapping[str, Any], deltas: Iterable[Mapping[str, Any]]) -> Iterator[Chunk]:
+    yield _event("content_block_start", index=index, content_block=block)
+    for delta in deltas:
+        yield _event("content_block_delta", index=index, delta=delta)
+    yield _event("content_block_stop", index=index)
+
+
+def _deltas_of(arguments: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    for piece in halves(json.dumps(arguments)):
+        yield {"type": "input_json_delta", "partial_json": piece}
 
 
 def halves(text: str) -> list[str]:
@@ -489,20 +497,8 @@ class ResponsesServer(ProviderServer):
                         yield event("response.output_text.delta", output_index=number, item_id=item["id"], delta=piece)
                     yield event("response.output_item.done", output_index=number, item=item)
                 case Call():
-                    item = {"type": "function_call", "id": f"fc_{number}", "arguments": "", "status": "in_progress"}
-                    call_id = f"call_{self._played}_{number}" if part.id is None else part.id
-                    item |= {"name": part.name} if part.name is not None else {}
-                    item |= {"call_id": call_id} if call_id else {}
-                    yield event("response.output_item.added", output_index=number, item=item)
-                    for text in part.texts():
-                        yield event("response.function_call_arguments.delta", output_index=number, delta=text)
-                    if part.cut_after is not None:
-                        yield Cut()
-                    if part.closed:
-                        limited = reply.finish is not None and number == len(reply.parts) - 1
-                        whole = {**item, "arguments": "".join(part.texts())}
-                        whole["status"] = "incomplete" if limited else "completed"
-                        yield event("response.output_item.done", output_index=number, item=whole)
+                    limited = reply.finish is not None and number == len(reply.parts) - 1
+                    yield from self._call_steps(part, number, event, limited=limited)
                 case Thinking(text, signature):
                     item = {
                         "type": "reasoning",
@@ -530,17 +526,26 @@ class ResponsesServer(ProviderServer):
                 ended = {**response, "status": "incomplete", "incomplete_details": {"reason": reply.finish}}
                 yield event("response.incomplete", response={**ended, "usage": usage})
 
+    def _call_steps(
+        self, call: Call, number: int, event: Callable[..., Chunk], *, limited: bool
+    ) -> Iterator[Chunk | Cut]:
+        item: dict[str, Any] = {"type": "function_call", "id": f"fc_{number}", "arguments": "", "status": "in_progress"}
+        call_id = f"call_{self._played}_{number}" if call.id is None else call.id
+        item |= {"name": call.name} if call.name is not None else {}
+        item |= {"call_id": call_id} if call_id else {}
+        yield event("response.output_item.added", output_index=number, item=item)
+        for text in call.texts():
+            yield event("response.function_call_arguments.delta", output_index=number, delta=text)
+        if call.cut_after is not None:
+            yield Cut()
+        if call.closed:
+            whole = {**item, "arguments": "".join(call.texts()), "status": "incomplete" if limited else "completed"}
+            yield event("response.output_item.done", output_index=number, item=whole)
+
 
 def faults_in_responses_request(body: Mapping[str, Any]) -> list[str]:
     """Why a request would be refused: every fault found, none for a good one."""
-    tools = [cast("dict[str, Any]", tool) for tool in body.get("tools") or ()]
-    own = [tool for tool in tools if tool.get("type") == "function"]
-    found = tool_faults(
-        [({k: v for k, v in tool.items() if k not in ("type", "strict")}, "parameters") for tool in own]
-    )
-    found += [f"tools: type {tool.get('type')!r}" for tool in tools if tool.get("type") not in (*_NATIVE, "function")]
-    if any(tool.get("strict") is not False for tool in own):
-        found.append("tools: strict would make every property required")
+    found = _faults_in_response_tools([cast("dict[str, Any]", tool) for tool in body.get("tools") or ()])
     if body.get("store") is not False:
         found.append("store: this test wants nothing stored")
     items = [cast("dict[str, Any]", item) for item in body.get("input") or ()]
@@ -549,30 +554,47 @@ def faults_in_responses_request(body: Mapping[str, Any]) -> list[str]:
     seen: set[str] = set()
     waiting: list[str] = []
     for number, item in enumerate(items):
-        where = f"input[{number}]"
-        match item.get("type", "message"):
-            case "message":
-                if item.get("role") not in ("user", "assistant") or not _is_content(item):
-                    found.append(f"{where}: no message: {item}")
-            case "function_call":
-                waiting.append(call_id_of(item.get("call_id"), where, seen, found))
-                check_name(item.get("name"), where, found)
-                check_arguments(item.get("arguments"), where, found)
-            case "function_call_output":
-                if item.get("call_id") in waiting:
-                    waiting.remove(item["call_id"])
-                else:
-                    found.append(f"{where}: no tool call found for function call output {item.get('call_id')!r}")
-                if not isinstance(item.get("output"), str):
-                    found.append(f"{where}: output is not text")
-            case "reasoning":
-                if not item.get("encrypted_content"):
-                    found.append(f"{where}: item {item.get('id')!r} not found: nothing is stored")
-            case "web_search_call":
-                pass
-            case kind:
-                found.append(f"{where}: type {kind!r}")
+        found += _faults_in_item(item, f"input[{number}]", seen, waiting)
     found += [f"no tool output found for function call {call_id}" for call_id in waiting]
+    return found
+
+
+def _faults_in_item(item: Mapping[str, Any], where: str, seen: set[str], waiting: list[str]) -> list[str]:
+    """What is wrong with an item. The id of a call is put to those that wait, and an output takes it from them."""
+    found: list[str] = []
+    match item.get("type", "message"):
+        case "message":
+            if item.get("role") not in ("user", "assistant") or not _is_content(item):
+                found.append(f"{where}: no message: {item}")
+        case "function_call":
+            waiting.append(call_id_of(item.get("call_id"), where, seen, found))
+            check_name(item.get("name"), where, found)
+            check_arguments(item.get("arguments"), where, found)
+        case "function_call_output":
+            if item.get("call_id") in waiting:
+                waiting.remove(item["call_id"])
+            else:
+                found.append(f"{where}: no tool call found for function call output {item.get('call_id')!r}")
+            if not isinstance(item.get("output"), str):
+                found.append(f"{where}: output is not text")
+        case "reasoning":
+            if not item.get("encrypted_content"):
+                found.append(f"{where}: item {item.get('id')!r} not found: nothing is stored")
+        case "web_search_call":
+            pass
+        case kind:
+            found.append(f"{where}: type {kind!r}")
+    return found
+
+
+def _faults_in_response_tools(tools: Sequence[Mapping[str, Any]]) -> list[str]:
+    own = [tool for tool in tools if tool.get("type") == "function"]
+    found = tool_faults(
+        [({k: v for k, v in tool.items() if k not in ("type", "strict")}, "parameters") for tool in own]
+    )
+    found += [f"tools: type {tool.get('type')!r}" for tool in tools if tool.get("type") not in (*_NATIVE, "function")]
+    if any(tool.get("strict") is not False for tool in own):
+        found.append("tools: strict would make every property required")
     return found
 
 
@@ -626,11 +648,7 @@ class GeminiServer(ProviderServer):
                 case Call():
                     if part.cut_after is not None:
                         yield Cut()
-                    call: dict[str, Any] = {"args": json.loads("".join(part.texts()) or "{}")}
-                    call_id = f"fc-{self._played}-{number}" if part.id is None else part.id
-                    call |= {"name": part.name} if part.name is not None else {}
-                    call |= {"id": call_id} if call_id else {}
-                    yield chunk({"functionCall": call, **signed})
+                    yield chunk({"functionCall": self._function_call(part, number), **signed})
                     signed = {}
                 case Thinking(text, signature):
                     yield chunk({"text": text, "thought": True})
@@ -647,15 +665,17 @@ class GeminiServer(ProviderServer):
             usage = {"promptTokenCount": reply.usage[0], "candidatesTokenCount": reply.usage[1]}
             yield chunk(finish=reply.finish or "STOP", usageMetadata=usage)
 
+    def _function_call(self, part: Call, number: int) -> dict[str, Any]:
+        call: dict[str, Any] = {"args": json.loads("".join(part.texts()) or "{}")}
+        call_id = f"fc-{self._played}-{number}" if part.id is None else part.id
+        call |= {"name": part.name} if part.name is not None else {}
+        call |= {"id": call_id} if call_id else {}
+        return call
+
 
 def faults_in_gemini_request(body: Mapping[str, Any]) -> list[str]:
     """Why a request would be refused: every fault found, none for a good one."""
-    found: list[str] = []
-    declared = [one for tool in body.get("tools") or () for one in tool.get("functionDeclarations") or ()]
-    names = [cast("dict[str, Any]", one).get("name") for one in declared]
-    for name in names:
-        check_name(name, "tools", found)
-    found += [f"tools: duplicate function declaration {name}" for name in set(names) if names.count(name) > 1]
+    found = _faults_in_declarations(body)
     contents = [cast("dict[str, Any]", content) for content in body.get("contents") or ()]
     if not contents:
         found.append("contents is not specified")
@@ -665,18 +685,35 @@ def faults_in_gemini_request(body: Mapping[str, Any]) -> list[str]:
         if role != expected:
             found.append(f"{where}: please ensure that roles alternate; expected {expected!r}, found {role!r}")
         expected = "model" if role == "user" else "user"
-        parts = [cast("dict[str, Any]", part) for part in content.get("parts") or ()]
-        if not parts:
-            found.append(f"{where}: parts is empty")
-        answers = [part["functionResponse"] for part in parts if "functionResponse" in part]
-        if sorted((str(one.get("id")), str(one.get("name"))) for one in answers) != sorted(waiting):
-            found.append(f"{where}: function response parts must equal function call parts of the turn before")
-        found += [
-            f"{where}: a function response is no object" for one in answers if not isinstance(one.get("response"), dict)
-        ]
-        calls = [part["functionCall"] for part in parts if "functionCall" in part]
-        for call in calls:
-            check_name(call.get("name"), where, found)
-        waiting = [(str(call.get("id")), str(call.get("name"))) for call in calls]
+        waiting = _check_parts(content, where, waiting, found)
     found += [f"function call {call_id} has no response" for call_id, _ in waiting]
     return found
+
+
+def _faults_in_declarations(body: Mapping[str, Any]) -> list[str]:
+    found: list[str] = []
+    declared = [one for tool in body.get("tools") or () for one in tool.get("functionDeclarations") or ()]
+    names = [cast("dict[str, Any]", one).get("name") for one in declared]
+    for name in names:
+        check_name(name, "tools", found)
+    found += [f"tools: duplicate function declaration {name}" for name in set(names) if names.count(name) > 1]
+    return found
+
+
+def _check_parts(
+    content: Mapping[str, Any], where: str, waiting: Sequence[tuple[str, str]], found: list[str]
+) -> list[tuple[str, str]]:
+    """Check the parts of one turn, of which the responses answer the calls that wait. Return its calls, each by id and name."""
+    parts = [cast("dict[str, Any]", part) for part in content.get("parts") or ()]
+    if not parts:
+        found.append(f"{where}: parts is empty")
+    answers = [part["functionResponse"] for part in parts if "functionResponse" in part]
+    if sorted((str(one.get("id")), str(one.get("name"))) for one in answers) != sorted(waiting):
+        found.append(f"{where}: function response parts must equal function call parts of the turn before")
+    found += [
+        f"{where}: a function response is no object" for one in answers if not isinstance(one.get("response"), dict)
+    ]
+    calls = [part["functionCall"] for part in parts if "functionCall" in part]
+    for call in calls:
+        check_name(call.get("name"), where, found)
+    return [(str(call.get("id")), str(call.get("name"))) for call in calls]

@@ -16,6 +16,7 @@ import time
 plan_path = sys.argv[1]
 lock = threading.Lock()
 wanted = {"level": "info"}
+waiting = {}  # what is not answered yet, and whom an answer of the client is for
 
 
 def plan():
@@ -53,96 +54,240 @@ def later(sign, path):
     os.rename(path + ".part", path)
 
 
-def called(number, params, waiting):
-    tool, args = params["name"], params.get("arguments") or {}
-    if tool == "echo":
-        text(number, args.get("text", ""))
-    elif tool == "pid":
-        text(number, str(os.getpid()))
-    elif tool == "environment":
-        text(number, json.dumps(dict(os.environ)))
-    elif tool == "look":
-        try:
-            with open(args["path"]) as file:
-                text(number, file.read())
-        except OSError as error:
-            answer(number, {"isError": True, "content": [{"type": "text", "text": error.strerror}]})
-    elif tool == "put":
-        try:
-            os.makedirs(os.path.dirname(args["path"]), exist_ok=True)
-            with open(args["path"], "w") as file:
-                file.write("put")
-            text(number, "put")
-        except OSError as error:
-            answer(number, {"isError": True, "content": [{"type": "text", "text": error.strerror}]})
-    elif tool == "put_later":
-        threading.Thread(target=later, args=(args["sign"], args["path"]), daemon=True).start()
-        text(number, "will")
-    elif tool == "put_and_fail":
-        os.makedirs(os.path.dirname(args["path"]), exist_ok=True)
-        with open(args["path"], "w") as file:
-            file.write("put")
-        put({"jsonrpc": "2.0", "id": number, "error": {"code": -32000, "message": "no luck"}})
-    elif tool == "die":
-        os._exit(int(args.get("code", 7)))
-    elif tool == "hang":
-        mark("hanging")
-        waiting[number] = True  # never answered, unless it is cancelled
-    elif tool == "huge":
-        size = int(args["bytes"])
-        with lock:
-            sys.stdout.write('{"jsonrpc":"2.0","id":%d,"result":{"content":[{"type":"text","text":"' % number)
-            for _ in range(size // 65536):
-                sys.stdout.write("x" * 65536)
-            sys.stdout.write('"}]}}\n')
-            sys.stdout.flush()
-    elif tool == "garbage":
-        with lock:
-            sys.stdout.write('{"jsonrpc": "2.0", "id": %d, "result": {{{\n' % number)
-            sys.stdout.flush()
-    elif tool == "flood":
-        line = "all of this goes to stderr\n" * 1000
-        for _ in range(int(args.get("times", 100))):
-            sys.stderr.write(line)
-        sys.stderr.flush()
-        text(number, "flooded")
-    elif tool == "chatter":
-        for _ in range(int(args.get("times", 1000))):
-            put({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"})
-            put({"jsonrpc": "2.0", "method": "notifications/message", "params": {"level": "info", "data": "x"}})
-        text(number, "said")
-    elif tool == "steps":
-        token = (params.get("_meta") or {}).get("progressToken")
-        for done in (1, 2):
-            told = {"progressToken": token, "progress": done, "total": 2, "message": "step %d" % done}
-            put({"jsonrpc": "2.0", "method": "notifications/progress", "params": told})
-        put(
-            {
-                "jsonrpc": "2.0",
-                "method": "notifications/message",
-                "params": {"level": "warning", "data": {"n": 1}, "logger": "l"},
-            }
-        )
-        if wanted["level"] == "debug":
-            put({"jsonrpc": "2.0", "method": "notifications/message", "params": {"level": "debug", "data": "fine"}})
-        text(number, "stepped")
-    elif tool == "ask":
-        put({"jsonrpc": "2.0", "id": "ask-%d" % number, "method": args["method"], "params": args["params"]})
-        waiting["ask-%d" % number] = number
-    elif tool == "answers_twice":
-        text(number, "once")
-        text(number, "twice")
-        text(number + 1000, "to nobody")
-    elif tool == "slow_exit":
-        text(number, "bye")
+def fail(number, code, message):
+    put({"jsonrpc": "2.0", "id": number, "error": {"code": code, "message": message}})
+
+
+def refuse(number, error):
+    answer(number, {"isError": True, "content": [{"type": "text", "text": error.strerror}]})
+
+
+def notify(method, **params):
+    put({"jsonrpc": "2.0", "method": "notifications/" + method, **({"params": params} if params else {})})
+
+
+def write(path, content):
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "w") as file:
+        file.write(content)
+
+
+def echo(number, args, meta):
+    text(number, args.get("text", ""))
+
+
+def pid(number, args, meta):
+    text(number, str(os.getpid()))
+
+
+def environment(number, args, meta):
+    text(number, json.dumps(dict(os.environ)))
+
+
+def look(number, args, meta):
+    try:
+        with open(args["path"]) as file:
+            text(number, file.read())
+    except OSError as error:
+        refuse(number, error)
+
+
+def put_file(number, args, meta):
+    try:
+        write(args["path"], "put")
+        text(number, "put")
+    except OSError as error:
+        refuse(number, error)
+
+
+def put_later(number, args, meta):
+    threading.Thread(target=later, args=(args["sign"], args["path"]), daemon=True).start()
+    text(number, "will")
+
+
+def put_and_fail(number, args, meta):
+    write(args["path"], "put")
+    fail(number, -32000, "no luck")
+
+
+def die(number, args, meta):
+    os._exit(int(args.get("code", 7)))
+
+
+def hang(number, args, meta):
+    mark("hanging")
+    waiting[number] = True  # never answered, unless it is cancelled
+
+
+def huge(number, args, meta):
+    size = int(args["bytes"])
+    with lock:
+        sys.stdout.write('{"jsonrpc":"2.0","id":%d,"result":{"content":[{"type":"text","text":"' % number)
+        for _ in range(size // 65536):
+            sys.stdout.write("x" * 65536)
+        sys.stdout.write('"}]}}\n')
         sys.stdout.flush()
-        os._exit(0)
+
+
+def garbage(number, args, meta):
+    with lock:
+        sys.stdout.write('{"jsonrpc": "2.0", "id": %d, "result": {{{\n' % number)
+        sys.stdout.flush()
+
+
+def flood(number, args, meta):
+    line = "all of this goes to stderr\n" * 1000
+    for _ in range(int(args.get("times", 100))):
+        sys.stderr.write(line)
+    sys.stderr.flush()
+    text(number, "flooded")
+
+
+def chatter(number, args, meta):
+    for _ in range(int(args.get("times", 1000))):
+        notify("tools/list_changed")
+        notify("message", level="info", data="x")
+    text(number, "said")
+
+
+def steps(number, args, meta):
+    for done in (1, 2):
+        notify("progress", progressToken=meta.get("progressToken"), progress=done, total=2, message="step %d" % done)
+    notify("message", level="warning", data={"n": 1}, logger="l")
+    if wanted["level"] == "debug":
+        notify("message", level="debug", data="fine")
+    text(number, "stepped")
+
+
+def ask(number, args, meta):
+    put({"jsonrpc": "2.0", "id": "ask-%d" % number, "method": args["method"], "params": args["params"]})
+    waiting["ask-%d" % number] = number
+
+
+def answers_twice(number, args, meta):
+    text(number, "once")
+    text(number, "twice")
+    text(number + 1000, "to nobody")
+
+
+def slow_exit(number, args, meta):
+    text(number, "bye")
+    sys.stdout.flush()
+    os._exit(0)
+
+
+TOOLS = {
+    "echo": echo,
+    "pid": pid,
+    "environment": environment,
+    "look": look,
+    "put": put_file,
+    "put_later": put_later,
+    "put_and_fail": put_and_fail,
+    "die": die,
+    "hang": hang,
+    "huge": huge,
+    "garbage": garbage,
+    "flood": flood,
+    "chatter": chatter,
+    "steps": steps,
+    "ask": ask,
+    "answers_twice": answers_twice,
+    "slow_exit": slow_exit,
+}
+
+
+def call_tool(number, params, now):
+    tool = TOOLS.get(params["name"])
+    if tool is None:
+        fail(number, -32602, "no tool " + params["name"])
     else:
-        put({"jsonrpc": "2.0", "id": number, "error": {"code": -32602, "message": "no tool " + tool}})
+        tool(number, params.get("arguments") or {}, params.get("_meta") or {})
+
+
+def initialize(number, params, now):
+    capabilities = {
+        "tools": {"listChanged": True},
+        "resources": {"subscribe": True},
+        "prompts": {},
+        "completions": {},
+        "logging": {},
+    }
+    server = {"name": "hostile", "version": "1"}
+    answer(number, {"protocolVersion": "2025-11-25", "capabilities": capabilities, "serverInfo": server})
+
+
+def list_tools(number, params, now):
+    at = int(params.get("cursor", 0))
+    page = {"tools": now["tools"][at : at + 10]}
+    if at + 10 < len(now["tools"]):
+        page["nextCursor"] = str(at + 10)
+    answer(number, page)
+
+
+def list_resources(number, params, now):
+    answer(number, {"resources": now.get("resources", [])})
+
+
+def list_templates(number, params, now):
+    answer(number, {"resourceTemplates": now.get("templates", [])})
+
+
+def list_prompts(number, params, now):
+    answer(number, {"prompts": now.get("prompts", [])})
+
+
+def read_resource(number, params, now):
+    content = {"uri": params["uri"], "mimeType": "text/plain", "text": "read " + params["uri"]}
+    answer(number, {"contents": [content]})
+
+
+def get_prompt(number, params, now):
+    said = {"role": "user", "content": {"type": "text", "text": json.dumps(params)}}
+    answer(number, {"messages": [said]})
+
+
+def complete(number, params, now):
+    answer(number, {"completion": {"values": [params["argument"]["value"] + "!"], "hasMore": False}})
+
+
+def subscribe(number, params, now):
+    answer(number, {})
+    notify("resources/updated", uri=params["uri"])
+
+
+def unsubscribe(number, params, now):
+    answer(number, {})
+
+
+def set_level(number, params, now):
+    answer(number, {})
+    wanted["level"] = params["level"]
+
+
+def cancel(number, params, now):
+    if waiting.pop(params.get("requestId"), None):
+        mark("cancelled", str(params.get("requestId")))
+
+
+METHODS = {
+    "initialize": initialize,
+    "tools/list": list_tools,
+    "resources/list": list_resources,
+    "resources/templates/list": list_templates,
+    "prompts/list": list_prompts,
+    "resources/read": read_resource,
+    "prompts/get": get_prompt,
+    "completion/complete": complete,
+    "resources/subscribe": subscribe,
+    "resources/unsubscribe": unsubscribe,
+    "logging/setLevel": set_level,
+    "tools/call": call_tool,
+    "notifications/cancelled": cancel,
+}
 
 
 def main():
-    waiting = {}
     begins = plan()
     mark("started")
     if begins.get("mute"):
@@ -157,57 +302,10 @@ def main():
             asked = waiting.pop(number, None)
             if asked is not None:
                 text(asked, json.dumps(message.get("result", message.get("error"))))
-        elif method == "initialize":
-            capabilities = {
-                "tools": {"listChanged": True},
-                "resources": {"subscribe": True},
-                "prompts": {},
-                "completions": {},
-                "logging": {},
-            }
-            answer(
-                number,
-                {
-                    "protocolVersion": "2025-11-25",
-                    "capabilities": capabilities,
-                    "serverInfo": {"name": "hostile", "version": "1"},
-                },
-            )
-        elif method == "tools/list":
-            at = int(params.get("cursor", 0))
-            page = {"tools": now["tools"][at : at + 10]}
-            if at + 10 < len(now["tools"]):
-                page["nextCursor"] = str(at + 10)
-            answer(number, page)
-        elif method == "resources/list":
-            answer(number, {"resources": now.get("resources", [])})
-        elif method == "resources/templates/list":
-            answer(number, {"resourceTemplates": now.get("templates", [])})
-        elif method == "prompts/list":
-            answer(number, {"prompts": now.get("prompts", [])})
-        elif method == "resources/read":
-            answer(
-                number,
-                {"contents": [{"uri": params["uri"], "mimeType": "text/plain", "text": "read " + params["uri"]}]},
-            )
-        elif method == "prompts/get":
-            said = {"role": "user", "content": {"type": "text", "text": json.dumps(params)}}
-            answer(number, {"messages": [said]})
-        elif method == "completion/complete":
-            answer(number, {"completion": {"values": [params["argument"]["value"] + "!"], "hasMore": False}})
-        elif method in ("resources/subscribe", "resources/unsubscribe", "logging/setLevel"):
-            answer(number, {})
-            if method == "logging/setLevel":
-                wanted["level"] = params["level"]
-            if method == "resources/subscribe":
-                put({"jsonrpc": "2.0", "method": "notifications/resources/updated", "params": {"uri": params["uri"]}})
-        elif method == "tools/call":
-            called(number, params, waiting)
-        elif method == "notifications/cancelled":
-            if waiting.pop(params.get("requestId"), None):
-                mark("cancelled", str(params.get("requestId")))
+        elif method in METHODS:
+            METHODS[method](number, params, now)
         elif number is not None:
-            put({"jsonrpc": "2.0", "id": number, "error": {"code": -32601, "message": "no method " + method}})
+            fail(number, -32601, "no method " + method)
 
 
 main()

@@ -205,12 +205,15 @@ class HttpServer:
         elif asked.rpc == "tools/list":
             await answering.result(asked, {"tools": self.tools})
         elif asked.rpc == "tools/call":
-            if self.replies and await self.replies.popleft()(asked, answering):
-                return
-            said = str(asked.body["params"]["arguments"].get("text"))
-            await answering.result(asked, {"content": [{"type": "text", "text": said}]})
+            await self._answer_call(asked, answering)
         else:
             await answering.result(asked, {})
+
+    async def _answer_call(self, asked: Asked, answering: Answering) -> None:
+        if self.replies and await self.replies.popleft()(asked, answering):
+            return
+        said = str(asked.body["params"]["arguments"].get("text"))
+        await answering.result(asked, {"content": [{"type": "text", "text": said}]})
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError):

@@ -284,15 +284,23 @@ def _of_parts(parts: Sequence[str]) -> Protection | None:
             if not found.asks:
                 return found
             if not installed or (found.kind == "code" and "node_modules" not in parts[:index]):
-                asked = found if asked is None or (found.held and not asked.held) else asked
+                asked = _stricter(asked, found)
         if part == GIT:
             return _in_git(parts[index + 1 :]) or asked
-        if (below := _BELOW.get(part)) is not None:
-            for name in parts[index + 1 :]:
-                if (found := below.get(name)) is not None:
-                    return found
+        below = _BELOW.get(part)
+        if below is not None and (found := _first_of(below, parts[index + 1 :])) is not None:
+            return found
         installed = installed or part in INSTALLED
     return asked
+
+
+def _first_of(below: Mapping[str, Protection], names: Sequence[str]) -> Protection | None:
+    return next((found for name in names if (found := below.get(name)) is not None), None)
+
+
+def _stricter(asked: Protection | None, found: Protection) -> Protection:
+    """The first of two that ask, unless only the second one holds."""
+    return found if asked is None or (found.held and not asked.held) else asked
 
 
 def _by_path(parts: Sequence[str], index: int) -> list[Protection | None]:

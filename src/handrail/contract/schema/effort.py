@@ -112,6 +112,12 @@ class _Rules:
     def judging(self) -> Iterable[_Rules]:
         return (*self.beside, *self.alternatives, *self.within)
 
+    def with_parts(self, parts: Sequence[tuple[float, float, float]]) -> tuple[float, float, float]:
+        """Rules, units per character, and patterns that look around, with those of the schemas that it leads to."""
+        own = (self.own, self.text + self.names, self.looking + self.looking_at_names)
+        size, text, looking = (own[n] + self.again * sum(part[n] for part in parts) for n in range(3))
+        return (min(size, _UNBOUNDED), min(text, _UNBOUNDED), min(looking, _UNBOUNDED))
+
     def at(self, level: int, rows: Mapping[_Rules, _Row], above: Mapping[_Rules, _Row]) -> _Row:
         """The bounds at ``level`` of a value that these rules judge.
 
@@ -486,6 +492,12 @@ class _Graph:
         return rules
 
     def _fill(self, node: Node, rules: _Rules) -> None:
+        self._fill_counts(node, rules)
+        self._fill_texts(node, rules)
+        self._fill_ways(node, rules)
+
+    def _fill_counts(self, node: Node, rules: _Rules) -> None:
+        """Count what is judged whatever the value is: the keywords, and the literals and names in them."""
         rules.own += len(node)
         rules.errors = 1.0 + sum(keyword in node for keyword in _ASSERTING)
         for keyword in _LITERALS:
@@ -498,6 +510,9 @@ class _Graph:
                 number = values_in(cast("object", listed), MAX_VALUES)
                 rules.own += number
                 rules.errors += number
+
+    def _fill_texts(self, node: Node, rules: _Rules) -> None:
+        """Weigh what looks at each character, and at each item again."""
         if any(keyword in node for keyword in _BY_LENGTH):
             rules.text += _CHARACTER
         if "format" in node and self._checks_formats:
@@ -510,6 +525,9 @@ class _Graph:
             rules.names += sum(self._costs[key] for key in keys)
             rules.looking_at_names += sum(key in self._looking for key in keys)
         rules.whole = node.get("uniqueItems") is True
+
+    def _fill_ways(self, node: Node, rules: _Rules) -> None:
+        """Note the schemas that it leads to."""
         for keyword in ("$ref", "$dynamicRef", "$recursiveRef"):
             if isinstance(reference := node.get(keyword), str):
                 rules.beside += self._targets(node, keyword, reference)
@@ -568,10 +586,9 @@ class _Graph:
             rules, left = stack.pop()
             if left:
                 open_.discard(rules)
-                parts = [done.get(one, (0.0, 0.0, 0.0)) for one in rules.judging if one not in recursive]
-                own = (rules.own, rules.text + rules.names, rules.looking + rules.looking_at_names)
-                size, text, looking = (own[n] + rules.again * sum(part[n] for part in parts) for n in range(3))
-                done[rules] = (min(size, _UNBOUNDED), min(text, _UNBOUNDED), min(looking, _UNBOUNDED))
+                done[rules] = rules.with_parts(
+                    [done.get(one, (0.0, 0.0, 0.0)) for one in rules.judging if one not in recursive]
+                )
             elif rules in open_:
                 recursive.add(rules)
             elif rules not in done:
@@ -723,16 +740,21 @@ def _atom(pattern: str, index: int) -> tuple[float, int]:
             return _CLASS_OF_UNICODE, max(pattern.find("}", index), index + 2) + 1
         return (2.0 if kind not in ("p", "P", "W", "D", "S") else _NEGATED_CLASS), index + 2
     if char == "[":
-        end, weight = index + 1, 2.0
-        if pattern[end : end + 1] == "^":
-            end, weight = end + 1, _NEGATED_CLASS
-        first = end
-        while end < len(pattern) and (pattern[end] != "]" or end == first):
-            if pattern[end] == "\\":
-                weight += _CLASS_OF_UNICODE if pattern[end + 1 : end + 2] in ("p", "P") else 0.0
-                end += 1
-            elif not pattern[end].isascii():
-                weight += _BEYOND_ASCII
-            end += 1
-        return weight, end + 1
+        return _set_of_characters(pattern, index)
     return (1.0 if char.isascii() else _BEYOND_ASCII), index + 1
+
+
+def _set_of_characters(pattern: str, index: int) -> tuple[float, int]:
+    """States of the set that begins at ``index``, and where the next begins."""
+    end, weight = index + 1, 2.0
+    if pattern[end : end + 1] == "^":
+        end, weight = end + 1, _NEGATED_CLASS
+    first = end
+    while end < len(pattern) and (pattern[end] != "]" or end == first):
+        if pattern[end] == "\\":
+            weight += _CLASS_OF_UNICODE if pattern[end + 1 : end + 2] in ("p", "P") else 0.0
+            end += 1
+        elif not pattern[end].isascii():
+            weight += _BEYOND_ASCII
+        end += 1
+    return weight, end + 1

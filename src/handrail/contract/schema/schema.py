@@ -55,12 +55,7 @@ def places_of_integers(parameters: Mapping[str, Any]) -> tuple[tuple[str, ...], 
     within: list[str] = []
     for name, told in properties_of(parameters).items():
         refers = _speaks_of(told, b'ef":')  # $ref, $dynamicRef: to what is looked up nowhere here
-        kinds = {
-            kind
-            for one in (told, *branches_of(told))
-            for kind in (one.get("type"), *values_of(one.get("type")))
-            if isinstance(kind, str)
-        }
+        kinds = _types_named(told)
         if refers or ("integer" in kinds and "number" not in kinds):
             integers.append(name)
         if refers or any(_speaks_of(one, b'"integer"') for one in _parts(told)):
@@ -68,6 +63,16 @@ def places_of_integers(parameters: Mapping[str, Any]) -> tuple[tuple[str, ...], 
     beside = {key: value for key, value in parameters.items() if key not in ("properties", "$defs", "definitions")}
     anywhere = _speaks_of(beside, b'"integer"') or _speaks_of(beside, b'ef":')
     return tuple(integers), None if anywhere else tuple(within)
+
+
+def _types_named(schema: Mapping[str, Any]) -> set[str]:
+    """The types that a schema or one of its alternatives allows."""
+    return {
+        kind
+        for one in (schema, *branches_of(schema))
+        for kind in (one.get("type"), *values_of(one.get("type")))
+        if isinstance(kind, str)
+    }
 
 
 def _speaks_of(schema: object, what: bytes) -> bool:
@@ -282,14 +287,8 @@ def compile_schema(parameters: Mapping[str, Any]) -> Schema:
         object, refers to anything outside itself, or holds a pattern that no bounded engine takes
     """
     text = _text_of(parameters)
-    if (len(text) > 2 * MAX_VALUES or not text) and values_in(parameters, MAX_VALUES) > MAX_VALUES:
-        if _deeper_than(parameters, MAX_SCHEMA_DEPTH):
-            raise InvalidSchema([("", _TOO_DEEP)])
-        raise InvalidSchema([("", f"the schema has more than {MAX_VALUES:,} values; describe less")])
-    if len(text) > MAX_SCHEMA_BYTES:
-        raise InvalidSchema([("", f"the schema is {len(text):,} bytes long; at most {MAX_SCHEMA_BYTES:,} are taken")])
-    if (not text or _brackets_in(text) > MAX_SCHEMA_DEPTH) and _deeper_than(parameters, MAX_SCHEMA_DEPTH):
-        raise InvalidSchema([("", _TOO_DEEP)])
+    if (problem := _fault_in_size(parameters, text)) is not None:
+        raise InvalidSchema([("", problem)])
     declared = str(parameters.get("$schema", _NEWEST)).rstrip("#")
     validator_of = _DIALECTS.get(declared)
     if validator_of is None:
@@ -310,6 +309,17 @@ def compile_schema(parameters: Mapping[str, Any]) -> Schema:
             compounds = not text or b'ef":' in text or b'"unevaluated' in text or _brackets_in(text) > MAX_CHAIN
             return _compiled(parameters, declared, validator_of, costs, looking, compounds=compounds)
     raise InvalidSchema(list(problems.items()))
+
+
+def _fault_in_size(parameters: Mapping[str, Any], text: bytes) -> str | None:
+    if (len(text) > 2 * MAX_VALUES or not text) and values_in(parameters, MAX_VALUES) > MAX_VALUES:
+        deep = _deeper_than(parameters, MAX_SCHEMA_DEPTH)
+        return _TOO_DEEP if deep else f"the schema has more than {MAX_VALUES:,} values; describe less"
+    if len(text) > MAX_SCHEMA_BYTES:
+        return f"the schema is {len(text):,} bytes long; at most {MAX_SCHEMA_BYTES:,} are taken"
+    if (not text or _brackets_in(text) > MAX_SCHEMA_DEPTH) and _deeper_than(parameters, MAX_SCHEMA_DEPTH):
+        return _TOO_DEEP
+    return None
 
 
 def _compiled(
@@ -492,6 +502,20 @@ def _texts(error: rs.ValidationError, schema: Mapping[str, Any]) -> Iterator[str
             yield f"{place}: got {_sized(error.instance)}; expected {_expectation(error)}"
 
 
+_LIMITS: Mapping[type[rs.ValidationErrorKind], str] = {
+    rs.ValidationErrorKind.Minimum: "at least {}",
+    rs.ValidationErrorKind.Maximum: "at most {}",
+    rs.ValidationErrorKind.ExclusiveMinimum: "more than {}",
+    rs.ValidationErrorKind.ExclusiveMaximum: "less than {}",
+    rs.ValidationErrorKind.MinLength: "at least {} characters",
+    rs.ValidationErrorKind.MaxLength: "at most {} characters",
+    rs.ValidationErrorKind.MinItems: "at least {} items",
+    rs.ValidationErrorKind.MaxItems: "at most {} items",
+    rs.ValidationErrorKind.MinProperties: "at least {} keys",
+    rs.ValidationErrorKind.MaxProperties: "at most {} keys",
+}
+
+
 def _expectation(error: rs.ValidationError) -> str:
     kinds = rs.ValidationErrorKind
     match error.kind:
@@ -501,28 +525,14 @@ def _expectation(error: rs.ValidationError) -> str:
             return f"one of {_shortened(options)}"
         case kinds.Constant(expected_value=value):
             return _shortened([value])
-        case kinds.Minimum(limit=n):
-            return f"at least {n}"
-        case kinds.Maximum(limit=n):
-            return f"at most {n}"
-        case kinds.ExclusiveMinimum(limit=n):
-            return f"more than {n}"
-        case kinds.ExclusiveMaximum(limit=n):
-            return f"less than {n}"
         case kinds.MultipleOf(multiple_of=n):
             return f"a multiple of {n}"
-        case kinds.MinLength(limit=n):
-            return f"at least {n} characters"
-        case kinds.MaxLength(limit=n):
-            return f"at most {n} characters"
-        case kinds.MinItems(limit=n):
-            return f"at least {n} items"
-        case kinds.MaxItems(limit=n):
-            return f"at most {n} items"
-        case kinds.MinProperties(limit=n):
-            return f"at least {n} keys"
-        case kinds.MaxProperties(limit=n):
-            return f"at most {n} keys"
+        case (
+            kinds.Minimum(limit=n) | kinds.Maximum(limit=n) | kinds.ExclusiveMinimum(limit=n) | kinds.ExclusiveMaximum(limit=n)
+            | kinds.MinLength(limit=n) | kinds.MaxLength(limit=n) | kinds.MinItems(limit=n) | kinds.MaxItems(limit=n)
+            | kinds.MinProperties(limit=n) | kinds.MaxProperties(limit=n)
+        ):  # fmt: skip
+            return _LIMITS[type(error.kind)].format(n)
         case kinds.UniqueItems():
             return "items that are all different"
         case kinds.Pattern(pattern=pattern):
@@ -624,6 +634,11 @@ def _unfit_for_checking(arguments: dict[str, Any]) -> str | None:
         return None
     if _deeper_than(arguments, MAX_ARGUMENT_DEPTH):
         return f"the arguments are nested deeper than {MAX_ARGUMENT_DEPTH} levels, or are too many; flatten them"
+    return _unlike_json(arguments)
+
+
+def _unlike_json(arguments: dict[str, Any]) -> str | None:
+    """Which value, however deep, is none of JSON."""
     stack: list[Any] = [arguments]
     while stack:
         for value in _members(stack.pop()):

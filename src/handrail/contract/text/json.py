@@ -62,17 +62,14 @@ def parse_object(
         decoded = text.decode() if isinstance(text, bytes) else text
         if not decoded.isascii():
             decoded.encode()
-    except UnicodeDecodeError as error:
-        raise ArgumentText(f"{what} are not UTF-8 (byte {error.start}); send JSON encoded as UTF-8") from None
-    except UnicodeEncodeError:
-        raise ArgumentText(_HALF_A_PAIR.format(what=what)) from None
-    try:
         check_depth(decoded, max_depth)
-        if max_values is not None and values_in_text(decoded, max_values) > max_values:
-            raise ArgumentText(f"hold more than {max_values:,} values; send less in one call, or a path to a file")
+        if max_values is not None:
+            _check_number(decoded, max_values)
         value: Any = _DECODER.decode(decoded)
         if isinstance(value, dict) and ("\\ud" in decoded or "\\uD" in decoded):
             json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeDecodeError as error:
+        raise ArgumentText(f"{what} are not UTF-8 (byte {error.start}); send JSON encoded as UTF-8") from None
     except json.JSONDecodeError as error:
         raise ArgumentText(
             f"{what} are not JSON: {error.msg} at line {error.lineno}, column {error.colno}; expected one JSON object"
@@ -86,6 +83,11 @@ def parse_object(
     if not isinstance(value, dict):
         raise ArgumentText(f'{what} are a JSON {json_type(value)}; expected an object such as {{"path": "…"}}')
     return value  # pyright: ignore[reportUnknownVariableType] - a cast is a call, and this is the way of each one
+
+
+def _check_number(text: str, max_values: int) -> None:
+    if values_in_text(text, max_values) > max_values:
+        raise ArgumentText(f"hold more than {max_values:,} values; send less in one call, or a path to a file")
 
 
 def json_type(value: object) -> str:

@@ -129,18 +129,24 @@ def _belongs(text: str, start: int, end: int) -> int:
     """How far the run ``text[start:end]`` belongs to the writing around it: all of it, its first character, or none."""
     before, after, run = text[start - 1 : start], text[end : end + 1], text[start:end]
     if run in ("\u200d", "\u200c"):
-        joins = _JOINS.match(before) and (_JOINS.match(after) or run == "\u200c")
-        fits = joins or (run == "\u200d" and _EMOJI.match(before) and _EMOJI.match(after))
-        return end if fits else start
-    if run[0] in "\ufe0e\ufe0f" and (
-        _EMOJI.match(before) or (before in "0123456789#*" and before and after == "\u20e3")
-    ):
-        if run[1:] == "\u200d":
-            return end if _EMOJI.match(after) else start + 1
-        return start + 1
+        return end if _joins(run, before, after) else start
+    if run[0] in "\ufe0e\ufe0f" and _is_varied(before, after):
+        return end if run[1:] == "\u200d" and _EMOJI.match(after) else start + 1
     if run in ("\u200e", "\u200f", "\u061c") and _RIGHT_TO_LEFT.search(text[max(0, start - 2) : end + 2]):
         return end
     return start
+
+
+def _joins(joiner: str, before: str, after: str) -> bool:
+    """Whether a joiner, or a non-joiner, is between what it can join."""
+    if _JOINS.match(before) and (_JOINS.match(after) or joiner == "\u200c"):
+        return True
+    return bool(joiner == "\u200d" and _EMOJI.match(before) and _EMOJI.match(after))
+
+
+def _is_varied(before: str, after: str) -> bool:
+    """Whether a variation selector is behind what has variants: an emoji, or the character of a keycap."""
+    return bool(_EMOJI.match(before) or (before in "0123456789#*" and before and after == "\u20e3"))
 
 
 def _original(match: re.Match[str]) -> str:

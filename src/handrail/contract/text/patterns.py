@@ -132,18 +132,9 @@ def _pieces(pattern: str, *, paths: bool) -> list[str]:
     while i < n:
         c = pattern[i]
         if c == "*":
-            j = i
-            while j < n and pattern[j] == "*":
-                j += 1
-            kind = _ACROSS
-            if paths and j - i == 1:
-                kind = _STAR
-            elif paths and j < n and pattern[j] == "/" and (i == 0 or pattern[i - 1] == "/"):
-                kind = _FOLDERS
-                j += 1
+            kind, i = _span(pattern, i, paths=paths)
             if not out or out[-1] != kind:  # the same span twice is the span once
                 out.append(kind)
-            i = j
             continue
         if c == "?":
             out.append("[^/]" if paths else ".")
@@ -154,6 +145,18 @@ def _pieces(pattern: str, *, paths: bool) -> list[str]:
             out.append(re.escape(c))
         i += 1
     return out
+
+
+def _span(pattern: str, start: int, *, paths: bool) -> tuple[str, int]:
+    """What the stars at ``start`` stand for, and where the pattern continues."""
+    end = start
+    while end < len(pattern) and pattern[end] == "*":
+        end += 1
+    if paths and end - start == 1:
+        return _STAR, end
+    if paths and pattern[end : end + 1] == "/" and (start == 0 or pattern[start - 1] == "/"):
+        return _FOLDERS, end + 1
+    return _ACROSS, end
 
 
 def _joined(pieces: list[str]) -> str:

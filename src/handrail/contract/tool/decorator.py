@@ -295,13 +295,13 @@ def read_docstring(text: str | None) -> Documented:
         if entry is not None and indent > entry_indent:
             entry.append(bare)
             continue
-        if match := _SECTION.match(bare) if indent == 0 else None:
+        if match := _SECTION.match(line):
             section, entry = match.group(1), None
             continue
         if match := _REST.match(bare):
-            section, entry, entry_indent = None, [], indent
-            if match.group(1) in ("param", "parameter", "arg", "argument") and match.group(2).strip():
-                entry = found.setdefault(match.group(2).split()[-1], [])
+            section, entry_indent = None, indent
+            name = _parameter_of(match)
+            entry = [] if name is None else found.setdefault(name, [])
             entry.append(match.group(3))
             continue
         if section is not None and indent > 0:
@@ -312,9 +312,19 @@ def read_docstring(text: str | None) -> Documented:
             continue
         section, entry = None, None
         prose.append(line.rstrip())
+    return _documented(prose, found)
+
+
+def _parameter_of(field: re.Match[str]) -> str | None:
+    """The parameter that a field such as ``:param int limit:`` is about; None for a field about something else."""
+    words = field.group(2).split()
+    return words[-1] if words and field.group(1) in ("param", "parameter", "arg", "argument") else None
+
+
+def _documented(prose: Sequence[str], parameters: Mapping[str, Sequence[str]]) -> Documented:
     summary, _, body = "\n".join(prose).strip().partition("\n\n")
     return Documented(
-        " ".join(summary.split()), body.strip(), {name: " ".join(text).strip() for name, text in found.items()}
+        " ".join(summary.split()), body.strip(), {name: " ".join(text).strip() for name, text in parameters.items()}
     )
 
 

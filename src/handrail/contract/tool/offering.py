@@ -66,23 +66,32 @@ def offered(offerings: Sequence[Offering], request: SourceRequest, named: object
 
     :param named: a URI, a prompt's name, or MCP's reference to either
     """
-    kind, name = request.argument, named
-    if kind == "ref":
-        ref: Mapping[str, Any] = cast("Mapping[str, Any]", named) if isinstance(named, Mapping) else {}
-        kind = "uri" if ref.get("type") == "ref/resource" else "name"
-        name = ref.get(kind)
+    kind, name = _kind_and_name(request, named)
     if not isinstance(name, str):
         return None
     ordered = sorted(offerings, key=lambda one: one.foreign)
-    if name.startswith(AT_SOURCE):
-        source, colon, rest = name[len(AT_SOURCE) :].partition(":")
+    source, colon, rest = name.removeprefix(AT_SOURCE).partition(":")
+    if colon and name.startswith(AT_SOURCE):
         for one in ordered:
-            if colon and one.foreign and one.source == source and _has(one, kind, rest, request):
+            if one.foreign and one.source == source and _has(one, kind, rest, request):
                 return one, rest
     found = [one for one in ordered if _has(one, kind, name, request)]
     if len(found) > 1 and found[0].foreign and kind == "uri":  # a template may make what another lists
-        found.sort(key=lambda one: not any(spec.uri == name for spec in one.resources))
+        found.sort(key=lambda one: not _lists(one, name))
     return (found[0], name) if found else None
+
+
+def _lists(offering: Offering, uri: str) -> bool:
+    return any(spec.uri == uri for spec in offering.resources)
+
+
+def _kind_and_name(request: SourceRequest, named: object) -> tuple[str, object]:
+    """Whether a URI or a prompt is named, and how."""
+    if request.argument != "ref":
+        return request.argument, named
+    ref: Mapping[str, Any] = cast("Mapping[str, Any]", named) if isinstance(named, Mapping) else {}
+    kind = "uri" if ref.get("type") == "ref/resource" else "name"
+    return kind, ref.get(kind)
 
 
 def _has(offering: Offering, kind: str, name: str, request: SourceRequest) -> bool:

@@ -84,6 +84,11 @@ class ToolSettings(_Table):
             raise ValueError(problem)
         return tool
 
+    @property
+    def limits(self) -> dict[str, int]:
+        """Those of :data:`LIMITS` that it sets."""
+        return {name: value for name in LIMITS if (value := getattr(self, name)) is not None}
+
 
 ToolConfig = Mapping[str, Mapping[str, str]]
 """By a tool's id, the values of its settings that are not secret, by their keys."""
@@ -130,7 +135,7 @@ def in_force(spec: ToolSpec, layers: Iterable[SettingsLayer]) -> tuple[ToolSpec,
         own = layer.tools.get(spec.id)
         if own is None:
             continue
-        limits = {name: value for name in LIMITS if (value := getattr(own, name)) is not None}
+        limits = own.limits
         if limits and spec.provider_support:
             problem = f"{' and '.join(limits)}: the model's provider carries this tool out, so no limit of this kernel holds for it; leave it out"
             faults.append(layer.fault(spec.id, problem))

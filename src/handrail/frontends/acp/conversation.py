@@ -20,6 +20,7 @@ from handrail.agent.loop import Agent
 from handrail.agent.model import (
     AssistantMessage,
     CallPart,
+    Message,
     Model,
     ResultsMessage,
     TextPart,
@@ -311,9 +312,22 @@ class Conversation:
         """
         history = self.session.history
         found = restored([] if history is None else await history.read())
+        messages = found.messages if history is None else await with_their_content(found.messages, history)
+        plan = await self._retell(messages)
+        if found.open is not None:
+            self._open(found.open)
+        if (update := showing.plan_of(plan)) is not None:
+            self.telling.tell(update)
+        await self.telling.flush()
+        if (failure := self.telling.failure) is not None:
+            raise UsageError(f"something in the conversation cannot be told: {type(failure).__name__}: {failure}")
+        if self.telling.gone:
+            raise UsageError("the session was closed, or its client has gone, before all of it was told")
+
+    async def _retell(self, messages: Sequence[Message]) -> object:
+        """Send the client messages of the past. Gives the last todo list among them."""
         plan: object = None
         calls: dict[str, tuple[str, CallPart]] = {}
-        messages = found.messages if history is None else await with_their_content(found.messages, history)
         for number, message in enumerate(messages):
             match message:
                 case UserMessage(text, pictures):
@@ -329,15 +343,7 @@ class Conversation:
                         if (known := calls.get(result.wire_id)) is not None:
                             plan = self._result(*known, result.text, failed=result.is_error) or plan
             await self.telling.flush()
-        if found.open is not None:
-            self._open(found.open)
-        if (update := showing.plan_of(plan)) is not None:
-            self.telling.tell(update)
-        await self.telling.flush()
-        if (failure := self.telling.failure) is not None:
-            raise UsageError(f"something in the conversation cannot be told: {type(failure).__name__}: {failure}")
-        if self.telling.gone:
-            raise UsageError("the session was closed, or its client has gone, before all of it was told")
+        return plan
 
     def _shown(self, message: AssistantMessage, call_ids: Sequence[str]) -> dict[str, tuple[str, CallPart]]:
         ids = iter(call_ids)

@@ -104,32 +104,54 @@ def differences(text: str, path: str) -> Differences:
         at += 1
         if found is None:
             continue
-        old_left, new_left = (int(found.group(n)) if found.group(n) is not None else 1 for n in (2, 4))
-        old: list[str] = []
-        new: list[str] = []
-        leading = True
-        shift = 0
-        while at < len(lines) and (old_left > 0 or new_left > 0 or lines[at].startswith(_NO_NEWLINE)):
-            sign, line = lines[at][:1], lines[at][1:]
-            if sign not in ("", " ", "-", "+", "\\"):
-                break
-            at += 1
-            if sign == "\\":
-                continue
-            leading = leading and sign in ("", " ")
-            shift += leading
-            if sign != "+":
-                old.append(line)
-                old_left -= 1
-            if sign != "-":
-                new.append(line)
-                new_left -= 1
-        whole = whole and old_left <= 0 and new_left <= 0
+        hunk = _hunk_at(lines, at, found)
+        at = hunk.end
+        whole = whole and hunk.whole
         if first is None:
-            first = max(int(found.group(3)), 1) + shift
-        before = None if created else "\n".join(old)
-        parts.append(schema.FileEditToolCallContent(type="diff", path=path, old_text=before, new_text="\n".join(new)))
+            first = max(int(found.group(3)), 1) + hunk.shift
+        before = None if created else "\n".join(hunk.old)
+        after = "\n".join(hunk.new)
+        parts.append(schema.FileEditToolCallContent(type="diff", path=path, old_text=before, new_text=after))
     return Differences(parts, first, whole)
+
+
+class _Hunk(NamedTuple):
+    """The lines of one hunk.
+
+    :param shift: how many lines in front of the first that differs
+    :param whole: it has as many lines as its head says
+    :param end: where the next one may begin
+    """
+
+    old: list[str]
+    new: list[str]
+    shift: int
+    whole: bool
+    end: int
+
+
+def _hunk_at(lines: Sequence[str], at: int, head: re.Match[str]) -> _Hunk:
+    old_left, new_left = (int(head.group(n)) if head.group(n) is not None else 1 for n in (2, 4))
+    old: list[str] = []
+    new: list[str] = []
+    leading = True
+    shift = 0
+    while at < len(lines) and (old_left > 0 or new_left > 0 or lines[at].startswith(_NO_NEWLINE)):
+        sign, line = lines[at][:1], lines[at][1:]
+        if sign not in ("", " ", "-", "+", "\\"):
+            break
+        at += 1
+        if sign == "\\":
+            continue
+        leading = leading and sign in ("", " ")
+        shift += leading
+        if sign != "+":
+            old.append(line)
+            old_left -= 1
+        if sign != "-":
+            new.append(line)
+            new_left -= 1
+    return _Hunk(old, new, shift, old_left <= 0 and new_left <= 0, at)
 
 
 def text(words: str) -> schema.ContentToolCallContent:

@@ -177,22 +177,27 @@ class Telling:
             case "detached":
                 self._jobs[call_id] = False
             case "finished":
-                ended = "completed" if event.data.get("type") == "output" else "failed"
-                if call_id in self._parked:  # it has no outcome yet
-                    self._parked.discard(call_id)
-                else:
-                    self._change(call_id, event.tool_id, status=ended)
-                if (answered := self._jobs.pop(call_id, None)) is not None:
-                    if not answered:
-                        self._over.add(call_id)
-                    if (screen := self._screens.end(call_id)) is not None:
-                        run = showing.run_of(event.data)
-                        unknown = 0 if ended == "completed" else 1
-                        screen.end(unknown if run.code is None and run.by is None else run.code, run.by)
-                        if screen.content is None and not screen.shown:
-                            self._change(call_id, event.tool_id, content=[showing.text(showing.NO_OUTPUT)])
+                self._finished(call_id, event)
             case _:
                 pass
+
+    def _finished(self, call_id: str, event: Event) -> None:
+        ended = "completed" if event.data.get("type") == "output" else "failed"
+        if call_id in self._parked:  # it has no outcome yet
+            self._parked.discard(call_id)
+        else:
+            self._change(call_id, event.tool_id, status=ended)
+        answered = self._jobs.pop(call_id, None)
+        if answered is None:
+            return
+        if not answered:
+            self._over.add(call_id)
+        if (screen := self._screens.end(call_id)) is not None:
+            run = showing.run_of(event.data)
+            unknown = 0 if ended == "completed" else 1
+            screen.end(unknown if run.code is None and run.by is None else run.code, run.by)
+            if screen.content is None and not screen.shown:
+                self._change(call_id, event.tool_id, content=[showing.text(showing.NO_OUTPUT)])
 
     def proposed(self, call_id: str, tool_id: str, arguments: Mapping[str, Any], *, by: str = "") -> None:
         """A call begins its way.

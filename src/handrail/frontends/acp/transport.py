@@ -133,12 +133,16 @@ class Checked:
 
 def _sound(message: dict[str, Any]) -> dict[str, Any] | None:
     """A message as the SDK can take it, or None for one that nobody needs."""
-    if "method" in message:
-        method, params = message["method"], cast("object", message.get("params") or {})
-        if not isinstance(params, dict) or not isinstance(method, str):
-            return None
-        own = {key: value for key, value in cast("dict[str, Any]", params).items() if key != "_meta"}
-        return {**message, "params": own} if "id" in message or _heard(method, own) else None
+    if "method" not in message:
+        return _sound_answer(message)
+    method, params = message["method"], cast("object", message.get("params") or {})
+    if not isinstance(params, dict) or not isinstance(method, str):
+        return None
+    own = {key: value for key, value in cast("dict[str, Any]", params).items() if key != "_meta"}
+    return {**message, "params": own} if "id" in message or _heard(method, own) else None
+
+
+def _sound_answer(message: dict[str, Any]) -> dict[str, Any] | None:
     if isinstance(message.get("id"), bool) or not isinstance(message.get("id"), int):
         return None  # the answer to nothing that was asked: our ids are whole numbers
     error = message.get("error")

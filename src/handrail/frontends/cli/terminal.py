@@ -175,14 +175,12 @@ class Terminal:
                 return None
             if not question.options:
                 return [text]
-            parts = [part.strip() for part in text.split(",")] if question.multi_select else [text]
-            numbers = [int(part) for part in parts if part.isascii() and part.isdigit() and len(part) < 4]
-            if len(numbers) == len(parts) and all(1 <= number <= len(question.options) for number in numbers):
+            numbers = _numbers_in(text.split(",") if question.multi_select else [text])
+            if numbers is None:
+                return [text]
+            if all(1 <= number <= len(question.options) for number in numbers):
                 return [question.options[number - 1].label for number in dict.fromkeys(numbers)]
-            if len(numbers) == len(parts):
-                _write(f"  there are 1 to {len(question.options)}; or type an answer of your own")
-                continue
-            return [text]
+            _write(f"  there are 1 to {len(question.options)}; or type an answer of your own")
 
     async def _line(self, ask: str) -> str:
         """One line of input, without its end.
@@ -326,3 +324,11 @@ def question_lines(question: Question) -> list[str]:
 
 def _write(*lines: str) -> None:
     note_block("\n".join(lines))
+
+
+def _numbers_in(parts: Sequence[str]) -> list[int] | None:
+    """The numbers of options; None where a part is none."""
+    bare = [part.strip() for part in parts]
+    if not all(part.isascii() and part.isdigit() and len(part) < 4 for part in bare):
+        return None
+    return [int(part) for part in bare]

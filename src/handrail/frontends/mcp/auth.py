@@ -421,11 +421,7 @@ class IntrospectedTokens(TokenVerifier):
 
     def _good(self, claims: Mapping[str, Any]) -> AccessToken | None:
         """What an active token lets in here; None where it does not."""
-        now = time.time()
-        ends, begins = claims.get("exp"), claims.get("nbf")
-        if claims["active"] is not True or not all(one is None or _is_time(one) for one in (ends, begins)):
-            return None
-        if (ends is not None and ends <= now) or (begins is not None and begins > now + LEEWAY_S):
+        if claims["active"] is not True or not _is_in_time(claims, time.time()):
             return None
         if claims.get("iss") is not None and str(claims["iss"]).rstrip("/") != self._issuer:
             return None
@@ -437,6 +433,7 @@ class IntrospectedTokens(TokenVerifier):
         client = claims.get("client_id") or claims.get("azp") or subject
         if not isinstance(client, str):
             return None
+        ends = claims.get("exp")
         return AccessToken(
             token="",
             client_id=client,
@@ -454,6 +451,13 @@ def unchecked(_connection: HTTPConnection, _error: AuthenticationError) -> Respo
     return JSONResponse(
         {"error": "temporarily_unavailable", "error_description": text}, 503, {"retry-after": str(RETRY_S)}
     )
+
+
+def _is_in_time(claims: Mapping[str, Any], now: float) -> bool:
+    ends, begins = claims.get("exp"), claims.get("nbf")
+    if not all(one is None or _is_time(one) for one in (ends, begins)):
+        return False
+    return (ends is None or ends > now) and (begins is None or begins <= now + LEEWAY_S)
 
 
 def _audience(claims: Mapping[str, Any]) -> list[str]:

@@ -73,22 +73,25 @@ def lacking(
     declared: types.ClientCapabilities | None, method: AskMethod, params: Mapping[str, Any]
 ) -> dict[str, Any] | None:
     """The capability that a client would have to declare for a request; None if it has."""
+    given = declared or types.ClientCapabilities()
     if method == "roots/list":
-        return None if declared is not None and declared.roots is not None else {"roots": {}}
+        return None if given.roots is not None else {"roots": {}}
     if method == "sampling/createMessage":
         tools = bool(params.get("tools") or params.get("toolChoice"))
-        sampling = None if declared is None else declared.sampling
-        if sampling is not None and (not tools or sampling.tools is not None):
-            return None
-        return {"sampling": {"tools": {}} if tools else {}}
-    elicitation = None if declared is None else declared.elicitation
+        return None if _samples(given.sampling, tools=tools) else {"sampling": {"tools": {}} if tools else {}}
     mode = "url" if params.get("mode") == "url" else "form"
-    if elicitation is not None:
-        if mode == "url" and elicitation.url is not None:
-            return None
-        if mode == "form" and (elicitation.form is not None or elicitation.url is None):
-            return None  # an empty object stands for forms, from before there was anything else
-    return {"elicitation": {mode: {}}}
+    return None if _elicits(given.elicitation, mode) else {"elicitation": {mode: {}}}
+
+
+def _samples(declared: types.SamplingCapability | None, *, tools: bool) -> bool:
+    return declared is not None and (not tools or declared.tools is not None)
+
+
+def _elicits(declared: types.ElicitationCapability | None, mode: str) -> bool:
+    """An empty object stands for forms, from before there was anything else."""
+    if declared is None or mode == "url":
+        return declared is not None and declared.url is not None
+    return declared.form is not None or declared.url is None
 
 
 @dataclass(slots=True, eq=False)

@@ -177,18 +177,11 @@ class Listening:
         own = configured or McpServe()
         auth_server, public_url = auth_server or own.auth_server or None, public_url or own.public_url or None
         scopes = scopes or own.scopes
-        host, colon, digits = address.rpartition(":")
-        host = host.removeprefix("[").removesuffix("]")
-        if not colon or not host or not (digits.isascii() and digits.isdigit()) or int(digits) > 65_535:
-            raise UsageError(f"--http {address!r} is no HOST:PORT, such as 127.0.0.1:8080")
+        host, port = _host_and_port(address)
         if auth_server is not None:
             check_address(auth_server, "--auth-server")
-        if public_url is not None and not urlsplit(public_url).path.rstrip("/"):
-            raise UsageError(
-                f"--public-url is {public_url!r}; expected an address with a path, such as https://…{PATH}"
-            )
         if public_url is not None:
-            check_address(public_url, "--public-url")
+            _check_public(public_url)
         for origin in origins:
             _check_origin(origin)
         if scopes and auth_server is None:
@@ -196,15 +189,19 @@ class Listening:
         tokens = read_tokens(token_file) if token_file is not None else {}
         _add_tokens(tokens, own, secrets)
         asked = _introspection(own, auth_server, secrets)
-        found = Listening(host, int(digits), public_url, tokens, auth_server, scopes, origins, asked)
-        if not found.is_local and not tokens and auth_server is None:
+        found = Listening(host, port, public_url, tokens, auth_server, scopes, origins, asked)
+        found._check()
+        return found
+
+    def _check(self) -> None:
+        """:raises UsageError: where anyone could come, or no client knows the address"""
+        if not self.is_local and not self.tokens and self.auth_server is None:
             raise UsageError(
-                f"{host} can be reached from beyond this machine; give --token-file FILE or --auth-server URL, or tokens "
+                f"{self.host} can be reached from beyond this machine; give --token-file FILE or --auth-server URL, or tokens "
                 "under [mcp.serve] of handrail.toml, or listen at 127.0.0.1"
             )
-        if host in ("0.0.0.0", "::") and public_url is None:  # noqa: S104 - it is compared, not bound
-            raise UsageError(f"at {host} give --public-url URL: what clients reach this server by")
-        return found
+        if self.host in ("0.0.0.0", "::") and self.public_url is None:  # noqa: S104 - it is compared, not bound
+            raise UsageError(f"at {self.host} give --public-url URL: what clients reach this server by")
 
     @property
     def is_local(self) -> bool:
@@ -225,6 +222,20 @@ class Listening:
             found.append(parts.netloc)
             origins.append(f"{parts.scheme}://{parts.netloc}")
         return found, [*origins, *self.origins]
+
+
+def _host_and_port(address: str) -> tuple[str, int]:
+    host, colon, digits = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not colon or not host or not (digits.isascii() and digits.isdigit()) or int(digits) > 65_535:
+        raise UsageError(f"--http {address!r} is no HOST:PORT, such as 127.0.0.1:8080")
+    return host, int(digits)
+
+
+def _check_public(url: str) -> None:
+    if not urlsplit(url).path.rstrip("/"):
+        raise UsageError(f"--public-url is {url!r}; expected an address with a path, such as https://…{PATH}")
+    check_address(url, "--public-url")
 
 
 def _check_origin(origin: str) -> None:

@@ -99,26 +99,10 @@ def _fault_in_arguments(rule: Rule, spec: ToolSpec) -> str | None:
     properties = properties_of(spec.parameters)
     if spec.mode == "stateful":
         properties = {**properties, STEP_INPUT: spec.step_parameters or {}}
-    closed = spec.parameters.get("additionalProperties", False) is False and not (
-        {"unevaluatedProperties", "patternProperties", "allOf", "anyOf", "oneOf", "$ref", "if"} & spec.parameters.keys()
-    )
-    named: set[str] = set()
     for word in words:
-        if word == "*":
-            continue
-        name, sign, value = word.partition("=")
-        if not sign:
-            if has_wildcard(word):
-                return f"{word!r} is not of the form name=value"
-            known = ", ".join(f"{name}=…" for name in properties)
-            return f"{word!r} is not of the form name=value; {spec.id} takes {known or 'no arguments'}"
-        named.add(name)
-        if closed and name not in properties:
-            near = nearest(name, properties, 1)
-            hint = f"; did you mean {near[0]!r}?" if near else f"; it takes {', '.join(properties) or 'none'}"
-            return f"{spec.id} has no parameter {name!r}{hint}"
-        if name in properties and (problem := _fault_in_value(name, value, properties[name])):
-            return problem
+        if word != "*" and (fault := _fault_in_argument(word, spec, properties)) is not None:
+            return fault
+    named = {word.partition("=")[0] for word in words}
     required: Any = spec.parameters.get("required", ())
     missing = [name for name in cast("Iterable[str]", required) if name not in named]
     if rule.action == "allow" and "*" not in words and missing:
@@ -127,6 +111,31 @@ def _fault_in_arguments(rule: Rule, spec: ToolSpec) -> str | None:
             "name them, or end the rule with ' *'"
         )
     return None
+
+
+def _fault_in_argument(word: str, spec: ToolSpec, properties: Mapping[str, Any]) -> str | None:
+    """Why no argument of a tool with these properties matches a word of a pattern."""
+    name, sign, value = word.partition("=")
+    if not sign:
+        if has_wildcard(word):
+            return f"{word!r} is not of the form name=value"
+        known = ", ".join(f"{name}=…" for name in properties)
+        return f"{word!r} is not of the form name=value; {spec.id} takes {known or 'no arguments'}"
+    if name in properties:
+        return _fault_in_value(name, value, properties[name])
+    if _takes_others(spec.parameters):
+        return None
+    near = nearest(name, properties, 1)
+    hint = f"; did you mean {near[0]!r}?" if near else f"; it takes {', '.join(properties) or 'none'}"
+    return f"{spec.id} has no parameter {name!r}{hint}"
+
+
+def _takes_others(parameters: Mapping[str, Any]) -> bool:
+    """Whether a schema may allow parameters besides its own properties."""
+    return parameters.get("additionalProperties", False) is not False or not _ALLOW_OTHERS.isdisjoint(parameters)
+
+
+_ALLOW_OTHERS = frozenset({"unevaluatedProperties", "patternProperties", "allOf", "anyOf", "oneOf", "$ref", "if"})
 
 
 def _fault_in_value(name: str, pattern: str, schema: Mapping[str, Any]) -> str | None:

@@ -190,8 +190,6 @@ def ranking_of(book: RuleBook, about: Callable[[Rule], bool], kind: Kind) -> Ran
 def ranked(rule: Rule, kind: Kind) -> Ranked:
     """``rule`` ready to be compared with subjects of ``kind``. A pattern that makes no sense for it matches nothing,
     except in a deny: that matches everything, since what it was meant to stop is unknown."""
-    permission = 0 if rule.permission == "*" else 1 if is_glob(rule.permission) or rule.effect else 2
-    allowing = rule.action == "allow"
     written = rule.pattern.removeprefix(f"{WORKSPACE_VARIABLE}/") if kind == "path" else rule.pattern
     literal, length = len(literal_prefix(written)), pattern_length(written)
     argv: ArgvPattern | None = None
@@ -204,26 +202,41 @@ def ranked(rule: Rule, kind: Kind) -> Ranked:
         matches = _host_test(rule.pattern)
     elif (argument := _named_argument(rule)) is not None:
         matches = _named_test(argument, text_regex(rule.pattern))
+    elif kind == "command" and rule.pattern == READ_ONLY:
+        literal, length, matches = 0, 1, read_only.changes_nothing
     else:
-        if kind == "command" and rule.pattern == READ_ONLY:
-            rank = (int(rule.final), permission, 0, 1, STRICTNESS[rule.action])
-            return Ranked(rule, rank, read_only.changes_nothing)
         try:
-            words = pattern_words(rule.pattern)
-            if kind == "command" and not allowing and words:
-                words = (standard_name(words[0]), *words[1:])  # its path makes it no more specific
+            words = _compared_words(rule, kind)
             whole = " ".join(words)
             literal, length = len(literal_prefix(whole)), pattern_length(whole)
             if kind == "command":
                 literal = literal if has_wildcard(whole) else _WHOLLY_LITERAL
-                argv = ArgvPattern(words, allowing=allowing)
+                argv = ArgvPattern(words, allowing=rule.action == "allow")
                 matches = argv.matches
             else:
-                matches = _arguments_test(words, allowing=allowing)
+                matches = _arguments_test(words, allowing=rule.action == "allow")
         except (WordFault, ValueError):
             matches = _always if rule.action == "deny" else _never
+    permission = _specificity_of_permission(rule)
     rank = (int(rule.final), permission, literal, length, STRICTNESS[rule.action])
     return Ranked(rule, rank, matches, argv)
+
+
+def _specificity_of_permission(rule: Rule) -> int:
+    if rule.permission == "*":
+        return 0
+    return 1 if is_glob(rule.permission) or rule.effect else 2
+
+
+def _compared_words(rule: Rule, kind: Kind) -> Sequence[str]:
+    """The words of the rule's pattern; a program that is denied or asked about loses its path, which makes it no more specific.
+
+    :raises WordFault: for a pattern that cannot be split
+    """
+    words = pattern_words(rule.pattern)
+    if kind == "command" and rule.action != "allow" and words:
+        return (standard_name(words[0]), *words[1:])
+    return words
 
 
 def _only_asks(rule: Rule) -> bool:

@@ -126,20 +126,27 @@ def _fault_in_permission(permission: str, known: Iterable[str] | None) -> str | 
         )
     if problem := fault_in_pattern(permission):
         return problem
-    if "/" in permission and not permission.startswith("mcp:"):
-        return f"{permission!r} is no tool's id; a '/' is only in mcp:SERVER:resources/read and the like"
     if permission.startswith("mcp:"):
         parts = permission.split(":")
         return None if len(parts) == 3 and all(parts) else f"{permission!r} is not of the form mcp:SERVER:TOOL"
+    if "/" in permission:
+        return f"{permission!r} is no tool's id; a '/' is only in mcp:SERVER:resources/read and the like"
     if permission.startswith(EFFECT):
-        if permission in _EFFECTS:
-            return None
-        near = nearest(permission, _EFFECTS, 1)
-        return f"{permission!r} is no side effect; there are {', '.join(_EFFECTS)}" + (
-            f"; did you mean {near[0]!r}?" if near else ""
-        )
+        return _fault_in_effect(permission)
     if permission in CAPABILITIES or is_glob(permission):
         return None
+    return _fault_in_id(permission, known)
+
+
+def _fault_in_effect(permission: str) -> str | None:
+    if permission in _EFFECTS:
+        return None
+    near = nearest(permission, _EFFECTS, 1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return f"{permission!r} is no side effect; there are {', '.join(_EFFECTS)}{hint}"
+
+
+def _fault_in_id(permission: str, known: Iterable[str] | None) -> str | None:
     if not ID_PATTERN.match(permission):
         return f"{permission!r} is no tool's id: letters, digits, '_', '-', in parts joined by '.'"
     names = list(known) if known is not None else []
@@ -149,9 +156,8 @@ def _fault_in_permission(permission: str, known: Iterable[str] | None) -> str | 
         return None
     near = nearest(permission, (*CAPABILITIES, *names), 1)
     what = "a capability" if known is None else "a tool or a capability"
-    return f"{permission!r} is not {what}" + (
-        f"; did you mean {near[0]!r}?" if near else f"; capabilities are {', '.join(CAPABILITIES)}"
-    )
+    hint = f"; did you mean {near[0]!r}?" if near else f"; capabilities are {', '.join(CAPABILITIES)}"
+    return f"{permission!r} is not {what}{hint}"
 
 
 def _fault_in_pattern(permission: str, pattern: str) -> str | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 from collections.abc import Iterable, Sequence, Set
 
 from handrail.contract.text.patterns import escape, has_wildcard, literal_prefix, text_regex
@@ -81,6 +82,10 @@ def literal_words(argv: Iterable[str]) -> str:
     return shlex.join(argv)
 
 
+_Word = tuple[str, "re.Pattern[str] | None"]
+"""A word of a pattern, and what matches it where it has a wildcard."""
+
+
 class ArgvPattern:
     """A command pattern, ready to be compared with an argv word by word.
 
@@ -91,24 +96,24 @@ class ArgvPattern:
     place, short ones together or apart: ``deny bash rm -rf *`` matches ``rm -f x -r``.
     """
 
-    __slots__ = ("_operands", "_options", "_rest", "_strict", "_words", "literal_words")
+    __slots__ = ("_most", "_operands", "_options", "_rest", "_strict", "_takes_any", "_words", "literal_words")
 
     def __init__(self, words: Sequence[str], *, allowing: bool) -> None:
         rest = words[-1] if words and words[-1] in ("*", "-*") else None
         fixed = words[:-1] if rest is not None else words
         self._rest = rest
         self._strict = allowing
-        self._words = tuple((_unescaped(w), None) if not has_wildcard(w) else (w, text_regex(w)) for w in fixed)
+        self._most = sys.maxsize if rest is not None else len(fixed)
+        """How many words an argv may have."""
+        self._takes_any = rest is None or (rest == "*" and not allowing)
+        """Whether further words, where there may be any, may be any words."""
+        self._words: tuple[_Word, ...] = tuple(
+            (_unescaped(w), None) if not has_wildcard(w) else (w, text_regex(w)) for w in fixed
+        )
         self.literal_words = frozenset(i for i, (_, regex) in enumerate(self._words) if regex is None)
         """Which words of a matching argv are named by literal words of the pattern."""
-        self._operands = self._words
-        self._options: frozenset[str] = frozenset()
-        """Of a pattern that does not allow, its options, if all of them are literal."""
-        if not allowing:
-            given = [(word, regex) for word, regex in self._words[1:] if word[:1] == "-" and len(word) > 1]
-            if given and all(regex is None for _, regex in given):
-                self._options = frozenset(part for word, _ in given for part in _option_parts(word))
-                self._operands = tuple(pair for pair in self._words if pair not in given)
+        self._options, self._operands = (frozenset[str](), self._words) if allowing else _options_apart(self._words)
+        """Of a pattern that does not allow, its options, if all of them are literal, and its other words."""
 
     @property
     def program(self) -> str | None:
@@ -129,7 +134,7 @@ class ArgvPattern:
 
     def _matches_as_written(self, argv: Sequence[str]) -> bool:
         count = len(self._words)
-        if len(argv) < count or (self._rest is None and len(argv) > count):
+        if not count <= len(argv) <= self._most:
             return False
         for (want, regex), have in zip(self._words, argv, strict=False):
             if regex is None:
@@ -137,33 +142,19 @@ class ArgvPattern:
                     return False
             elif regex.match(have) is None or (self._strict and have[:1] == "-" and want[:1] != "-"):
                 return False
-        if self._rest is None or (self._rest == "*" and not self._strict):
+        if self._takes_any:
             return True
-        further = argv[count:]
+        are_options = [word[:1] == "-" for word in argv[count:]]
         if self._rest == "*":
-            return not any(word[:1] == "-" for word in further)
-        if not self._strict:
-            return bool(further) and further[0][:1] == "-"
-        return bool(further) and all(word[:1] == "-" for word in further)
+            return True not in are_options
+        return bool(are_options) and (all(are_options) if self._strict else are_options[0])
 
     def _matches_in_any_order(self, argv: Sequence[str]) -> bool:
         """Whether the argv has all options of the pattern, wherever they are, and its operands in their order."""
         program, regex = self._operands[0]
         if not argv or (argv[0] != program if regex is None else regex.match(argv[0]) is None):
             return False
-        options: set[str] = set()
-        operands: list[str] = []
-        for index, word in enumerate(argv[1:], 1):
-            if word == "--":
-                operands += argv[index + 1 :]
-                break
-            if word[:1] == "-" and len(word) > 1:
-                name, sign, value = word.partition("=")
-                options.update(_option_parts(name))
-                if sign:
-                    operands.append(value)
-            else:
-                operands.append(word)
+        options, operands = _options_and_operands(argv)
         if not all(_has(options, wanted) for wanted in self._options):
             return False
         if self._rest is None and (
@@ -175,6 +166,33 @@ class ArgvPattern:
             any(have == want if regex is None else regex.match(have) is not None for have in left)
             for want, regex in self._operands[1:]
         )
+
+
+def _options_apart(words: tuple[_Word, ...]) -> tuple[frozenset[str], tuple[_Word, ...]]:
+    """The options of a pattern, if all of them are literal, and its other words."""
+    given = [(word, regex) for word, regex in words[1:] if word[:1] == "-" and len(word) > 1]
+    if not all(regex is None for _, regex in given):
+        return frozenset(), words
+    options = frozenset(part for word, _ in given for part in _option_parts(word))
+    return options, tuple(pair for pair in words if pair not in given)
+
+
+def _options_and_operands(argv: Sequence[str]) -> tuple[set[str], list[str]]:
+    """The options of an argv, each by itself, and its operands, the values of ``--option=value`` among them."""
+    options: set[str] = set()
+    operands: list[str] = []
+    for index, word in enumerate(argv[1:], 1):
+        if word == "--":
+            operands += argv[index + 1 :]
+            break
+        if word[:1] == "-" and len(word) > 1:
+            name, sign, value = word.partition("=")
+            options.update(_option_parts(name))
+            if sign:
+                operands.append(value)
+        else:
+            operands.append(word)
+    return options, operands
 
 
 STANDARD_FOLDERS = ("/bin/", "/usr/bin/", "/usr/local/bin/", "/sbin/", "/usr/sbin/", "/usr/local/sbin/")

@@ -201,10 +201,7 @@ def _of_words(argv: Iterable[str]) -> RunStep:
             name = posixpath.basename(part).lower()
             implied.update(dict.fromkeys(_implied(name)))
             javascript = javascript or name in _RUNS_JAVASCRIPT
-        if before == "-m" or word[:2] == "-m":
-            words.update(dict.fromkeys(_module(word if before == "-m" else word[2:])))
-        elif "." in word or ":" in word:
-            words.update(dict.fromkeys(_module(word.partition(":")[0])))
+        words.update(dict.fromkeys(_files_of_module(word, before)))
         before = word
     bare = tuple(word for word in words if _BARE.fullmatch(word))
     if javascript:
@@ -243,6 +240,15 @@ def _tokens(text: str) -> Iterator[str]:
                         yield part.lstrip("/")  # behind a variable that nobody knows
                     if part[0] == "-" and len(part) > 2:
                         yield part[2:]
+
+
+def _files_of_module(word: str, before: str) -> Iterator[str]:
+    """The files of the module that a word may name: behind ``-m``, or in a word such as ``package.module:function``."""
+    if before == "-m":
+        return _module(word)
+    if word[:2] == "-m":
+        return _module(word[2:])
+    return _module(word.partition(":")[0]) if "." in word or ":" in word else iter(())
 
 
 def _module(name: str) -> Iterator[str]:

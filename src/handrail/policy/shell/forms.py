@@ -290,23 +290,24 @@ def _git_command(argv: Sequence[str], index: int) -> Iterator[Concern | None]:
     if command in _GIT_RUNS or (command == "config" and not _only_reads_config(rest)):
         yield _from(argv, index, f"git {command} runs programs, or sets which are run")
         return
-    if (command, rest[:1]) in (("bisect", ("run",)), ("bisect", ["run"])) or (
-        command == "submodule" and "foreach" in rest
-    ):
+    if (command == "bisect" and tuple(rest[:1]) == ("run",)) or (command == "submodule" and "foreach" in rest):
         yield _from(argv, index, f"git {command} runs a program")
         return
-    short = _GIT_SHORT.get(command, "") + "O"
     for offset, word in enumerate(rest, index + 1):
         if re.match(r"[A-Za-z0-9+-]+::", word):
             yield Concern(f"git {command} with {word!r} runs a transport program", frozenset((0, index, offset)))
-        if word[:2] == "--" and not word.startswith("--output-indicator"):
-            risky = word not in SERVING and _is_long(word, _GIT_LONG)
-        else:
-            risky = word[:1] == "-" and word[:2] != "--" and not frozenset(short).isdisjoint(word[1:])
-        if risky:
+        if _is_risky_for_git(command, word):
             why = f"git {command} {word} can write a file or run a program"
             yield _these(argv, [offset], why)
             yield Concern(why, frozenset((0, index)))
+
+
+def _is_risky_for_git(command: str, word: str) -> bool:
+    """Whether the word is an option with which the command writes a file or runs a program."""
+    if word[:2] == "--" and not word.startswith("--output-indicator"):
+        return word not in SERVING and _is_long(word, _GIT_LONG)
+    letters = _GIT_SHORT.get(command, "") + "O"
+    return word[:1] == "-" and word[:2] != "--" and not frozenset(letters).isdisjoint(word[1:])
 
 
 def _only_reads_config(words: Sequence[str]) -> bool:
@@ -330,6 +331,7 @@ _PLAIN_SED = re.compile(rf"(?:(?:{_ADDRESS}(?:,{_ADDRESS})?!?)?(?:[pdqlnN=]|{_SU
 _SED_PLAIN_OPTIONS = frozenset(
     {"--quiet", "--silent", "--regexp-extended", "--posix", "--null-data", "--version", "--help"}
 )
+_SED_PLAIN_CLUSTER = re.compile(r"-[nErsuz]+")
 _SED_WITH_VALUE = re.compile(r"-[nErsuzb]*(?:(?P<script>[ef])|l)|--(?:l[a-z-]*)")
 """Options whose value is the next word; ``-i`` has what is left of its own."""
 _AWK_RUNS = re.compile(r"system|getline|[|>@]|fflush|close")
@@ -345,30 +347,28 @@ def sed(argv: Sequence[str]) -> Concern | None:
         if word == "--":
             operands += range(index + 1, len(argv))
             break
-        if word in ("-e", "-ne", "-Ee", "-nEe", "-re", "--expression"):
+        if word[:1] != "-" or word == "-":
+            operands.append(index)
+        elif word in ("-e", "-ne", "-Ee", "-nEe", "-re", "--expression"):
             index += 1
             scripts.append(index)
         elif word.startswith("--expression="):
             found.append(Concern("a sed script in one word with its option is not judged", frozenset((0, index))))
             scripts.append(index)
-        elif word in _SED_PLAIN_OPTIONS:
-            pass
-        elif word[:1] == "-" and word != "-" and (word[:2] == "--" or not set(word[1:]) <= set("nErsuz")):
+        elif word not in _SED_PLAIN_OPTIONS and not _SED_PLAIN_CLUSTER.fullmatch(word):
             found.append(_these(argv, [index], f"sed {word} can write files or run commands"))
-            letter = _SED_WITH_VALUE.fullmatch(word)
-            if letter is not None:
+            if (option := _SED_WITH_VALUE.fullmatch(word)) is not None:
                 index += 1
-                scripts += [index] if letter.group("script") else []
-        elif word[:1] != "-" or word == "-":
-            operands.append(index)
+                scripts += [index] if option.group("script") else []
         index += 1
-    if not scripts:
-        scripts = operands[:1]
-    for script in scripts:
-        if script < len(argv) and not _PLAIN_SED.fullmatch(argv[script]):
+    return together(*found, *_unplain_sed_scripts(argv, scripts or operands[:1]))
+
+
+def _unplain_sed_scripts(argv: Sequence[str], places: Sequence[int]) -> Iterator[Concern]:
+    for place in places:
+        if place < len(argv) and not _PLAIN_SED.fullmatch(argv[place]):
             why = "this sed script is not plain: sed can write files (w) and run commands (e)"
-            found.append(Concern(why, frozenset((0, script))))
-    return together(*found)
+            yield Concern(why, frozenset((0, place)))
 
 
 def awk(argv: Sequence[str]) -> Concern | None:

@@ -342,10 +342,13 @@ def _lexed(text: str) -> tuple[Command, ...]:
     after_operator = moved = False
     position = tokens = 0
 
-    def finish() -> None:
-        nonlocal moved
+    def end_redirection() -> None:
         if redirect is not None:
             raise _Unclear(f"the redirection {redirect!r} goes nowhere")
+
+    def finish() -> None:
+        nonlocal moved
+        end_redirection()
         if redirections and not argv:
             raise _Unclear("it has a redirection without a command")
         if argv:
@@ -361,31 +364,35 @@ def _lexed(text: str) -> tuple[Command, ...]:
             source.clear()
             redirections.clear()
 
+    def separate(sign: str) -> None:
+        nonlocal after_operator
+        empty = not argv and not redirections
+        finish()
+        if empty and sign != "\n":
+            raise _Unclear(f"there is no command before {sign!r}")
+        after_operator = sign in ("&&", "||", "|") or (after_operator and sign == "\n")
+
     while position < len(text):
         match = _TOKEN.match(text, position)
         if match is None:
             raise _Unclear(f"it is not plain at {text[position : position + 20]!r}")
-        tokens += match.lastgroup != "blank"
+        kind = match.lastgroup
+        tokens += kind != "blank"
         if tokens > MAX_WORDS:
             raise _Unclear(f"it has more than {MAX_WORDS:,} words")
-        glued = match.lastgroup == "word" and position > 0 and text[position - 1] not in " \t\n|;&<>"
+        if (
+            kind == "word" and position > 0 and text[position - 1] not in " \t\n|;&<>"
+        ):  # cannot be: a word takes all it can
+            raise _Unclear("its words can be read in more than one way")
         position = match.end()
         lexeme = match.group()
-        kind = match.lastgroup
-        if kind == "word" and glued:  # cannot be: a word takes all it can
-            raise _Unclear("its words can be read in more than one way")
         if kind == "redirect":
-            if redirect is not None:
-                raise _Unclear(f"the redirection {redirect!r} goes nowhere")
+            end_redirection()
             redirect = lexeme
         elif kind == "end":
-            empty = not argv and not redirections
-            finish()
+            separate(lexeme)
             if len(commands) == _MOST_MADE_OUT:
                 return tuple(commands)
-            if empty and lexeme != "\n":
-                raise _Unclear(f"there is no command before {lexeme!r}")
-            after_operator = lexeme in ("&&", "||", "|") or (after_operator and lexeme == "\n")
         elif kind == "word":
             after_operator = False
             if redirect is not None:

@@ -257,40 +257,64 @@ def shows_stored_contents(argv: Sequence[str]) -> str | None:
     rest = inner[1:]
     while rest and rest[0] in _GIT_GLOBAL:
         rest = rest[1:]
-    if not rest or not _shows_contents(rest[0], rest):
+    shows = _SHOWS_CONTENTS.get(rest[0]) if rest else None
+    if shows is None or not shows(rest):
         return None
     return f"git {rest[0]} can show files that are hidden, as the repository stores them"
 
 
-def _shows_contents(command: str, rest: Sequence[str]) -> bool:
-    match command:
-        case "log" | "whatchanged":
-            return _NO_CONTENTS(rest) is not None
-        case "diff":
-            return _NO_CONTENTS(rest) is not None or _SUMMARIES.isdisjoint(_names_of_options(rest))
-        case "show":
-            operands = [word for word in rest[1:] if word[:1] != "-"]
-            return (
-                _NO_CONTENTS(rest) is not None
-                or _SUMMARIES.isdisjoint(_names_of_options(rest))
-                or not all(map(_HEAD.fullmatch, operands))
-            )
-        case "status":
-            return any(
-                word == "--verbose" or (word[:1] == "-" and word[:2] != "--" and "v" in word) for word in rest[1:]
-            )
-        case "cat-file":
-            return not any(word in ("-t", "-s", "-e") for word in rest[1:2])
-        case "rev-list":
-            return "--objects" in rest or _NO_CONTENTS([word for word in rest if word != "--count"]) is not None
-        case "for-each-ref":
-            return any("%(raw" in word or "%(*raw" in word for word in rest)
-        case "stash":
-            return "show" in rest
-        case "blame" | "grep" | "ls-tree":  # grep reads the index for a file marked as unchanged
-            return True
-        case _:
-            return False
+def _always(_rest: Sequence[str]) -> bool:
+    return True
+
+
+def _log_shows_contents(rest: Sequence[str]) -> bool:
+    return _NO_CONTENTS(rest) is not None
+
+
+def _diff_shows_contents(rest: Sequence[str]) -> bool:
+    return _NO_CONTENTS(rest) is not None or _SUMMARIES.isdisjoint(_names_of_options(rest))
+
+
+def _show_shows_contents(rest: Sequence[str]) -> bool:
+    operands = [word for word in rest[1:] if word[:1] != "-"]
+    return _diff_shows_contents(rest) or not all(map(_HEAD.fullmatch, operands))
+
+
+def _status_shows_contents(rest: Sequence[str]) -> bool:
+    return any(word == "--verbose" or (word[:1] == "-" and word[:2] != "--" and "v" in word) for word in rest[1:])
+
+
+def _cat_file_shows_contents(rest: Sequence[str]) -> bool:
+    return not any(word in ("-t", "-s", "-e") for word in rest[1:2])
+
+
+def _rev_list_shows_contents(rest: Sequence[str]) -> bool:
+    return "--objects" in rest or _NO_CONTENTS([word for word in rest if word != "--count"]) is not None
+
+
+def _for_each_ref_shows_contents(rest: Sequence[str]) -> bool:
+    return any("%(raw" in word or "%(*raw" in word for word in rest)
+
+
+def _stash_shows_contents(rest: Sequence[str]) -> bool:
+    return "show" in rest
+
+
+_SHOWS_CONTENTS: Mapping[str, Callable[[Sequence[str]], bool]] = {
+    "log": _log_shows_contents,
+    "whatchanged": _log_shows_contents,
+    "diff": _diff_shows_contents,
+    "show": _show_shows_contents,
+    "status": _status_shows_contents,
+    "cat-file": _cat_file_shows_contents,
+    "rev-list": _rev_list_shows_contents,
+    "for-each-ref": _for_each_ref_shows_contents,
+    "stash": _stash_shows_contents,
+    "blame": _always,
+    "grep": _always,  # which reads the index for a file marked as unchanged
+    "ls-tree": _always,
+}
+"""Commands of git, and whether one with these words can show files that the repository stores."""
 
 
 def _names_of_options(words: Sequence[str]) -> frozenset[str]:

@@ -49,6 +49,7 @@ _TAKES_SCRIPT = re.compile(r"-[A-Za-z]*c|--?[Cc]ommands?")
 _ASSIGNED = re.compile(r"""(?<![\w-])[A-Za-z_]\w*\+?=(?P<value>'[^']*'|"(?:[^"\\]|\\.)*"|[^\s;|&()<>]+)""")
 _NAMED_VALUE = re.compile(r"[A-Za-z_]\w*\+?=")
 _GIVES_WORK = re.compile(r"-{1,2}(?:c|e|f|ex|cmd|command|execute|eval|file|query|Q|x|R|b|batch)(?:=.*)?")
+_READS_INPUT = frozenset({("-f", "-"), ("-f", "/dev/stdin")})
 _ALIAS = re.compile(r"(?:-c)?alias\.(?P<name>[^=]+)=(?P<value>.*)", re.DOTALL)
 
 
@@ -235,17 +236,26 @@ def is_fed(argv: Sequence[str]) -> bool:
     program = program_name(argv)
     if program in ("eval", "source", ".", "at", "batch") or not {"$", "`"}.isdisjoint(argv[0]):
         return True
-    runs_code = program in SHELLS or form_of(program) is _CODE
-    if runs_code and any("$(" in word or "<(" in word or "`" in word for word in argv):
-        return True
-    if runs_code and (len(argv) == 1 or any(word in ("-", "-s", "/dev/stdin") for word in argv[1:])):
+    if (program in SHELLS or form_of(program) is _CODE) and _has_code_fed(argv):
         return True
     if program in wrappers.REMOTE and len(argv) == 2:
         return True
     if program in wrappers.FED and not any(_GIVES_WORK.fullmatch(word) or " " in word for word in argv):
         return True
-    if ("-f", "-") in pairwise(argv) or ("-f", "/dev/stdin") in pairwise(argv):
+    if not _READS_INPUT.isdisjoint(pairwise(argv)):
         return True
+    return _starts_fed_shell(program, argv)
+
+
+def _has_code_fed(argv: Sequence[str]) -> bool:
+    """Whether an interpreter's code is what it reads, or what another command prints."""
+    if any("$(" in word or "<(" in word or "`" in word for word in argv):
+        return True
+    return len(argv) == 1 or any(word in ("-", "-s", "/dev/stdin") for word in argv[1:])
+
+
+def _starts_fed_shell(program: str, argv: Sequence[str]) -> bool:
+    """Whether one of the words is a shell that is given no script."""
     if program in ("xargs", "parallel") and not SHELLS.isdisjoint(argv):
         return True
     return any(
@@ -292,39 +302,32 @@ class _Search:
             return
         program = program_name(words)
         form = form_of(program)
-        texts: list[str] = []
-        if program in SHELLS:
-            texts += (word for at, word in enumerate(words[1:]) if at > 0 or _NOT_PLAIN.search(word))
-            script = next((index + 2 for index, word in enumerate(words) if _TAKES_SCRIPT.fullmatch(word)), len(words))
-            for start in range(script, len(words)):  # its parameters, as of `exec "$@"`
-                if self._watched.may_begin(words[start], certain=True):
-                    yield words[start:], left, True
-        elif program in ("eval", "trap"):
-            texts += (" ".join(words[1:]), *words[1:2])
-        elif form is not None:
-            for start in _starts(form, words):
-                if self._watched.may_begin(words[start], certain=True):
-                    yield words[start:], left, True
-            texts += texts_of(form, words)
-        for text in texts if left else ():
-            for inner in self._read(text, certain=True):
-                yield inner, left - 1, True
-        if left and form is not None and form.code:
-            for inner in self._in_code(words):
-                yield inner, left - 1, True
-        if _is_interpreter(program):
-            script = next((index for index, word in enumerate(words) if index and word[:1] not in ("-", "+")), None)
-            if script is not None:
-                yield words[script:], left, True
-                if words[script - 1] == "-m":
-                    return  # a module of Python's is the program
+        yield from self._at_known_places(program, form, words, left)
+        script = _place_of_script(words) if _is_interpreter(program) else None
+        if script is not None:
+            yield words[script:], left, True
+            if words[script - 1] == "-m":
+                return  # a module of Python's is the program
         if program == "nix" and "run" in words:
             yield from ((inner, left, True) for inner in _of_flake(words))
-        if (form is None or form is _CODE or form.partly_known) and program not in wrappers.DATA:
-            yield from self._guesses(words, left)
-        elif form is not None and form.built:
-            behind = next((at for at, word in enumerate(words) if at and word in form.built), len(words))
-            yield from self._guesses(words[behind:], left)
+        yield from self._guesses(_not_understood(program, form, words), left)
+
+    def _at_known_places(
+        self, program: str, form: Form | None, words: tuple[str, ...], left: int
+    ) -> Iterator[tuple[tuple[str, ...], int, bool]]:
+        """Give the commands at the places where the program is known to keep them."""
+        starts, texts = _starts_and_texts(program, form, words)
+        for start in starts:
+            if self._watched.may_begin(words[start], certain=True):
+                yield words[start:], left, True
+        if not left:
+            return
+        for text in texts:
+            for inner in self._read(text, certain=True):
+                yield inner, left - 1, True
+        if form is not None and form.code:
+            for inner in self._in_code(words):
+                yield inner, left - 1, True
 
     def _guesses(self, words: tuple[str, ...], left: int) -> Iterator[tuple[tuple[str, ...], int, bool]]:
         """Give what a program that nothing is known of may run: any rest of its words, and any text among them."""
@@ -483,6 +486,31 @@ def _is_interpreter(program: str) -> bool:
     return match is not None and match.group("name") in wrappers.INTERPRETERS
 
 
+def _place_of_script(words: tuple[str, ...]) -> int | None:
+    """Where the first word behind an interpreter's options is."""
+    return next((index for index, word in enumerate(words) if index and word[:1] not in ("-", "+")), None)
+
+
+def _not_understood(program: str, form: Form | None, words: tuple[str, ...]) -> tuple[str, ...]:
+    """The word behind which nothing is known of the others, and these."""
+    if form is None or form is _CODE or form.partly_known:
+        return () if program in wrappers.DATA else words
+    return words[next((at for at, word in enumerate(words) if at and word in form.built), len(words)) :]
+
+
+def _starts_and_texts(program: str, form: Form | None, words: tuple[str, ...]) -> tuple[Iterable[int], Iterable[str]]:
+    """Where in a program's words a command may begin, and the texts in them that a shell reads."""
+    if program in SHELLS:
+        texts = [word for at, word in enumerate(words[1:]) if at > 0 or _NOT_PLAIN.search(word)]
+        script = next((index + 2 for index, word in enumerate(words) if _TAKES_SCRIPT.fullmatch(word)), len(words))
+        return range(script, len(words)), texts  # its parameters, as of `exec "$@"`
+    if program in ("eval", "trap"):
+        return (), (" ".join(words[1:]), *words[1:2])
+    if form is None:
+        return (), ()
+    return _starts(form, words), texts_of(form, words)
+
+
 def _starts(form: Form, words: tuple[str, ...]) -> Iterator[int]:
     """Where in a program's words a command may begin."""
     count = len(words)
@@ -559,25 +587,34 @@ def texts_of(form: Form, words: Sequence[str]) -> Iterator[str]:
     if form.first:  # what stands behind the command is its own
         last = max(_starts(form, tuple(words)), default=last - 1) + 1
     for index in range(1, last):
-        word = words[index]
-        if word in form.verbs:
+        if words[index] in form.verbs:
             first = min(first, index + 1)
-        value = _attached(form, word) if word[:1] == "-" else ""
-        if value:
-            yield value
-        if _has_value(form, words, index) or (index >= first and _NOT_PLAIN.search(word)):
-            yield word
-            if form.anywhere and not value and word[:1] == "-" and word[:2] != "--":
-                yield word[2:]
-        elif value:
-            continue
-        elif form.assigned and "=" in word:
-            yield word.partition("=")[2]
-        elif "::" in word or (word[:1] == "!" and not form.anywhere):
-            yield word
+        yield from _texts_at(form, words, index, behind_command=index >= first)
     rest = words[first:last]
     if len(rest) > 1 and any(_NOT_PLAIN.search(word) for word in rest):
         yield " ".join(rest)
+
+
+def _texts_at(form: Form, words: Sequence[str], index: int, *, behind_command: bool) -> Iterator[str]:
+    """The texts in one word, which is read whole where it is a value or behind the command's name."""
+    word = words[index]
+    value = _attached(form, word) if word[:1] == "-" else ""
+    if value:
+        yield value
+    if _has_value(form, words, index) or (behind_command and _NOT_PLAIN.search(word)):
+        yield word
+        if form.anywhere and not value and word[:1] == "-" and word[:2] != "--":
+            yield word[2:]
+    elif not value:
+        yield from _named_text(form, word)
+
+
+def _named_text(form: Form, word: str) -> Iterator[str]:
+    """The text in a word such as ``NAME=TEXT``, ``ext::TEXT`` or ``!TEXT``."""
+    if form.assigned and "=" in word:
+        yield word.partition("=")[2]
+    elif "::" in word or (word[:1] == "!" and not form.anywhere):
+        yield word
 
 
 def _option_values(form: Form, words: Sequence[str]) -> Iterator[str]:
@@ -591,18 +628,21 @@ def _option_values(form: Form, words: Sequence[str]) -> Iterator[str]:
 
 def _attached(form: Form, word: str) -> str:
     """The value in the same word as its option, or ``""``."""
-    if word[:2] == "--" or (word[:1] == "-" and "=" in word):
-        name, sign, value = word.partition("=")
-        if sign and (name in form.options or (name[:2] == "--" and len(name) > 3 and _is_shortened(form, name))):
-            return value
-    if word[:2] != "--":
-        letters = {option[1] for option in form.options if len(option) == 2}
-        at = next((index for index in range(1, len(word)) if word[index] in letters), 0)
-        if at and (at == 1 or word[1:at].isalpha()):
-            return word[at + 1 :].removeprefix("=")
-        for option in form.options:
-            if len(option) > 2 and option[:2] != "--" and word.startswith(option):
-                return word[len(option) :].lstrip("=:")
+    name, sign, value = word.partition("=")
+    if sign and (name in form.options or (name[:2] == "--" and len(name) > 3 and _is_shortened(form, name))):
+        return value
+    return "" if word[:2] == "--" else _behind_letters(form, word)
+
+
+def _behind_letters(form: Form, word: str) -> str:
+    """The value in ``-ovalue`` or ``-optionvalue``, or ``""``."""
+    letters = {option[1] for option in form.options if len(option) == 2}
+    at = next((index for index in range(1, len(word)) if word[index] in letters), 0)
+    if at and (at == 1 or word[1:at].isalpha()):
+        return word[at + 1 :].removeprefix("=")
+    for option in form.options:
+        if len(option) > 2 and option[:2] != "--" and word.startswith(option):
+            return word[len(option) :].lstrip("=:")
     return ""
 
 
@@ -615,20 +655,29 @@ def unread(argv: Sequence[str]) -> str | None:
     form = form_of(program)
     if form is None or (form.anywhere and program not in wrappers.REMOTE) or form.code:
         return None
-    texts = [*(texts_of(form, argv) if form.anywhere else _option_values(form, argv))]
-    for start in _starts(form, tuple(argv)):
-        rest = argv[start:]
-        if program_name(rest) not in SHELLS or (start == 1 and rest[0][:1] != "/"):
-            continue
-        if all(word[:1] == "-" for word in rest[1:]):
-            return f"{program} starts a shell that runs whatever it is fed"
-        texts += (text for option, text in pairwise(rest) if _TAKES_SCRIPT.fullmatch(option))
-    for text in texts:
+    shells = list(_shells_started(form, argv))
+    if any(all(word[:1] == "-" for word in shell[1:]) for shell in shells):
+        return f"{program} starts a shell that runs whatever it is fed"
+    for text in _texts_run(form, argv, shells):
         if " " in text and (reason := parse(text, _MAX_SIGNS).unclear) is not None:
             return f"{program} runs a text that cannot be judged: {reason}"
     if program == "ssh" and _has_no_command(argv):
         return "ssh without a command runs whatever it is fed"
     return None
+
+
+def _texts_run(form: Form, argv: Sequence[str], shells: Iterable[Sequence[str]]) -> Iterator[str]:
+    """The texts that the program has run: those among its own words, and those of the shells that it starts."""
+    yield from texts_of(form, argv) if form.anywhere else _option_values(form, argv)
+    for shell in shells:
+        yield from (text for option, text in pairwise(shell) if _TAKES_SCRIPT.fullmatch(option))
+
+
+def _shells_started(form: Form, argv: Sequence[str]) -> Iterator[Sequence[str]]:
+    """The commands of shells among a program's words; its first operand is one only by its whole path."""
+    for start in _starts(form, tuple(argv)):
+        if program_name(argv[start:]) in SHELLS and (start > 1 or argv[start][:1] == "/"):
+            yield argv[start:]
 
 
 _SSH_WITH_VALUE = frozenset("BbcDEeFIiJLlmOopQRSWw")

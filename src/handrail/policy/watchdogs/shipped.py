@@ -111,68 +111,63 @@ class _Reader:
 
     def _commands(self, until: str, depth: int, pipeline: int) -> None:
         """Read to the closing character, which is left to be read."""
-        part = self._begin(pipeline, depth)
-        word: list[str] | None = None
-        redirected = False
+        line = _Line(self._begin(pipeline, depth))
         text, size = self.text, len(self.text)
-
-        def done() -> None:
-            nonlocal word, redirected
-            if word is not None:
-                if not redirected:
-                    part.words.append("".join(word))
-                redirected = False
-            word = None
-
         while self._at < size:
             character = text[self._at]
             if character == until and until:
                 break
-            if character == "\\" and self._at + 1 < size:
-                self._at += 1
-                if text[self._at] != "\n":
-                    word = _longer(word, text[self._at])
-            elif character == "'":
-                end = text.find("'", self._at + 1)
-                end = size if end < 0 else end
-                word = _longer(word, text[self._at + 1 : end])
-                self._at = end
-            elif character == '"':
-                word = _longer(word, *self._quoted(depth, pipeline))
-            elif character == "`" or text.startswith(("$(", "<("), self._at):
-                word = _longer(word, self._substitution(depth, pipeline))
-            elif character in " \t":
-                done()
-            elif character == "#" and word is None:
-                end = text.find("\n", self._at)
-                self._at = (size if end < 0 else end) - 1
+            if character in " \t":
+                line.end_word()
             elif character in "|;&\n()":
-                done()
-                piped = character == "|" and not text.startswith("||", self._at)
-                if text.startswith(("||", "&&", "|&", ";;"), self._at):
-                    piped = text.startswith("|&", self._at)
-                    self._at += 1
-                if not piped and character not in "()":
-                    pipeline = self._next_pipeline() if depth == 0 else pipeline
-                if part.words or self.found[-1] is not part:
-                    part = self._begin(pipeline, depth)
-                else:
-                    part.pipeline = pipeline
-            elif character in "<>":
-                if word is not None and "".join(word).isdigit():
-                    word = None
-                done()
-                redirected = character == ">"
+                line.end_word()
+                self._separate(line)
+            elif character in "<>" and not text.startswith("<(", self._at):
+                line.redirect(outward=character == ">")
                 while self._at + 1 < size and text[self._at + 1] in "<>&":
                     self._at += 1
-            elif run := _PLAIN.match(text, self._at):
-                word = _longer(word, run.group())
-                self._at = run.end()
-                continue
-            else:
-                word = _longer(word, character)
+            elif character == "#" and line.word is None:
+                end = text.find("\n", self._at)
+                self._at = (size if end < 0 else end) - 1
+            elif (piece := self._piece(line.part)) is not None:
+                line.extend_word(piece)
             self._at += 1
-        done()
+        line.end_word()
+
+    def _separate(self, line: _Line) -> None:
+        """Read a sign between two commands, and begin the next one."""
+        character, sign = self.text[self._at], self.text[self._at : self._at + 2]
+        part = line.part
+        pipeline, depth = part.pipeline, part.depth
+        if sign in ("||", "&&", "|&", ";;"):
+            self._at += 1
+        piped = character == "|" and sign != "||"
+        if not piped and character not in "()" and depth == 0:
+            pipeline = self._next_pipeline()
+        if part.words or self.found[-1] is not part:
+            line.part = self._begin(pipeline, depth)
+        else:
+            part.pipeline = pipeline
+
+    def _piece(self, part: Part) -> str | None:
+        """Read a piece of a word, up to its last character; None where a line only continues on the next one."""
+        text, size = self.text, len(self.text)
+        character = text[self._at]
+        if character == "\\" and self._at + 1 < size:
+            self._at += 1
+            return None if text[self._at] == "\n" else text[self._at]
+        if character == "'":
+            start, end = self._at + 1, text.find("'", self._at + 1)
+            self._at = size if end < 0 else end
+            return text[start : self._at]
+        if character == '"':
+            return "".join(self._quoted(part.depth, part.pipeline))
+        if character == "`" or text.startswith(("$(", "<("), self._at):
+            return self._substitution(part.depth, part.pipeline)
+        if run := _PLAIN.match(text, self._at):
+            self._at = run.end() - 1
+            return run.group()
+        return character
 
     def _begin(self, pipeline: int, depth: int) -> Part:
         part = Part(pipeline, depth)
@@ -206,11 +201,35 @@ class _Reader:
         return MADE
 
 
-def _longer(word: list[str] | None, *more: str) -> list[str]:
-    """``word`` with more at its end; it is the same list, which a long word is built in."""
-    word = [] if word is None else word
-    word += more
-    return word
+class _Line:
+    """The command of a line that is read just now, and its last word as far as it is read."""
+
+    __slots__ = ("_redirected", "part", "word")
+
+    def __init__(self, part: Part) -> None:
+        self.part = part
+        self.word: list[str] | None = None
+        self._redirected = False
+
+    def extend_word(self, piece: str) -> None:
+        if self.word is None:
+            self.word = [piece]
+        else:
+            self.word.append(piece)
+
+    def end_word(self) -> None:
+        if self.word is not None:
+            if not self._redirected:
+                self.part.words.append("".join(self.word))
+            self._redirected = False
+        self.word = None
+
+    def redirect(self, *, outward: bool) -> None:
+        """End the word, a descriptor's number left out; the next one names the file."""
+        if self.word is not None and "".join(self.word).isdigit():
+            self.word = None
+        self.end_word()
+        self._redirected = outward
 
 
 _WEB = frozenset({"curl", "wget", "http", "https", "xh", "aria2c", "lynx", "w3m"})
@@ -317,20 +336,19 @@ def of_command(text: str) -> str | None:
     found = parts(text)
     if len(found) > MOST_PARTS:
         return f"the command is made of {len(found)} commands, which are too many to be looked through"
-    for at, part in enumerate(found):
-        if part.program in NETWORK and not _stays_here(part):
-            together = [(n, other) for n, other in enumerate(found) if other.pipeline == part.pipeline and n != at]
-            before = [
-                other for n, other in together if other.depth > part.depth or (n < at and other.depth == part.depth)
-            ]
-            if (reason := _into_network(part, [other for _, other in together], before)) is not None:
-                return reason
-        elif part.program == "git":
-            if (reason := _push(part, found)) is not None:
-                return reason
-        elif _INTERPRETERS.fullmatch(part.program) and (reason := _program_text(part)) is not None:
-            return reason
-    return None
+    return next((reason for at in range(len(found)) if (reason := _of_part(at, found)) is not None), None)
+
+
+def _of_part(at: int, found: Sequence[Part]) -> str | None:
+    """What about one command among those of a text looks like carrying data out."""
+    part = found[at]
+    if part.program in NETWORK and not _stays_here(part):
+        together = [(n, other) for n, other in enumerate(found) if other.pipeline == part.pipeline and n != at]
+        before = [other for n, other in together if other.depth > part.depth or (n < at and other.depth == part.depth)]
+        return _into_network(part, [other for _, other in together], before)
+    if part.program == "git":
+        return _push(part, found)
+    return _program_text(part) if _INTERPRETERS.fullmatch(part.program) else None
 
 
 def of_address(url: str) -> str | None:
@@ -358,35 +376,55 @@ def of_address(url: str) -> str | None:
 
 def _into_network(part: Part, together: Sequence[Part], before: Sequence[Part]) -> str | None:
     program, argv = part.program, part.argv
-    sent = list(_sent(argv))
     for other in before:
-        if (secret := _secret_in(other.argv[1:])) is not None:
-            return f"{secret} tends to hold secrets, and what is in it goes to {program}"
-        if _prints_environment(other):
-            return f"the environment goes to {program}"
-        uploads = program in _WEB | _RAW or other.depth > part.depth
-        if uploads and other.program in _ENCODERS and not {"-d", "-D", "--decode", "-r"} & set(other.argv):
-            return f"encoded data goes from {other.program} to {program}"
-        if uploads and other.program in _ARCHIVERS and other.depth == part.depth and program != "ssh":
-            return f"packed files go from {other.program} to {program}"
-        if program in _RAW and other.depth == part.depth and not {"-z", "-l"} & set(argv):
-            return f"what {other.program or 'a command'} prints goes to a raw connection of {program}"
-    if (secret := _secret_in(sent)) is not None:
-        return f"{secret} tends to hold secrets, and {program} would send it"
-    inner = [other.program for other in together if other.depth > part.depth]
-    for word in _content(argv, program):
-        if MADE in word and any(one in _READERS for one in inner):
-            return f"what a file or the environment holds is put into an address or a body for {program}"
-        if _SECRET_VARIABLE.search(word):
-            return f"{_SECRET_VARIABLE.search(word)[0]} is put into an address or a body for {program}"  # type: ignore[index]
-        if "://" in word and MADE not in word and (reason := of_address(word)) is not None:
+        if (reason := _by_flow(other, part)) is not None:
             return reason
-    if program in _NAMES:
-        for word in argv[1:]:
-            if not word.startswith(("-", "+", "@")) and (MADE in word or _SECRET_VARIABLE.search(word)) and "." in word:
-                return f"a name that is put together is looked up with {program}"
-            if (reason := _of_host(word)) is not None:
-                return reason
+    if (secret := _secret_in(list(_sent(argv)))) is not None:
+        return f"{secret} tends to hold secrets, and {program} would send it"
+    reads = any(other.program in _READERS for other in together if other.depth > part.depth)
+    for word in _content(argv, program):
+        if (reason := _by_content(word, program, reads=reads)) is not None:
+            return reason
+    return _by_lookup(argv, program) if program in _NAMES else None
+
+
+def _by_flow(other: Part, part: Part) -> str | None:
+    """What about the output of another command looks like data, which flows into a program of the network."""
+    program, argv = other.program, other.argv
+    into, same_depth = part.program, other.depth == part.depth
+    if (secret := _secret_in(argv[1:])) is not None:
+        return f"{secret} tends to hold secrets, and what is in it goes to {into}"
+    if _prints_environment(other):
+        return f"the environment goes to {into}"
+    if into in _WEB | _RAW or not same_depth:
+        if program in _ENCODERS and not {"-d", "-D", "--decode", "-r"} & set(argv):
+            return f"encoded data goes from {program} to {into}"
+        if program in _ARCHIVERS and same_depth:
+            return f"packed files go from {program} to {into}"
+    if into in _RAW and same_depth and not {"-z", "-l"} & set(part.argv):
+        return f"what {program or 'a command'} prints goes to a raw connection of {into}"
+    return None
+
+
+def _by_content(word: str, program: str, *, reads: bool) -> str | None:
+    """What about an address or a body looks like data.
+
+    :param reads: a substitution in the command reads a file or the environment
+    """
+    if MADE in word and reads:
+        return f"what a file or the environment holds is put into an address or a body for {program}"
+    if (variable := _SECRET_VARIABLE.search(word)) is not None:
+        return f"{variable[0]} is put into an address or a body for {program}"
+    return of_address(word) if "://" in word and MADE not in word else None
+
+
+def _by_lookup(argv: Sequence[str], program: str) -> str | None:
+    """What about the names that a program looks up looks like data."""
+    for word in argv[1:]:
+        if not word.startswith(("-", "+", "@")) and (MADE in word or _SECRET_VARIABLE.search(word)) and "." in word:
+            return f"a name that is put together is looked up with {program}"
+        if (reason := _of_host(word)) is not None:
+            return reason
     return None
 
 

@@ -35,7 +35,7 @@ def command(setting: Setting, paths: tuple[str, ...], strict: bool) -> int:
 
     A Python file whose tools are made by @tool or as classes is imported, and so run, if it is named; nothing else is.
     """
-    from handrail.authoring.linting import Finding, lint
+    from handrail.authoring.linting import lint
     from handrail.kernel.sandbox import sandbox_of
 
     config = read(setting)
@@ -47,15 +47,7 @@ def command(setting: Setting, paths: tuple[str, ...], strict: bool) -> int:
         tools += seen
         findings += found
     if not paths:
-        known = {(finding.source, finding.where, finding.text) for finding in findings}
-        agents = _surveyed(setting, config, sandbox)
-        faults = dict.fromkeys(_of_agents(config, agents))  # of a rule each agent would tell
-        findings += [
-            Finding("error", fault.source, fault.where, fault.problem)
-            for fault in faults
-            if (fault.source, fault.where, fault.problem) not in known
-        ]
-        findings += dict.fromkeys(_not_set_up(config, agents))
+        findings += list(_beyond_tools(setting, config, sandbox, findings))
     errors = sum(finding.severity == "error" for finding in findings)
     if setting.json:
         out_json({"tools": tools, "findings": [_whole(finding) for finding in findings]})
@@ -69,6 +61,20 @@ def command(setting: Setting, paths: tuple[str, ...], strict: bool) -> int:
             else f"{counted}: nothing to say"
         )
     return ERROR if errors or (strict and findings) else OUTPUT
+
+
+def _beyond_tools(
+    setting: Setting, config: Configuration, sandbox: Sandbox, found: Sequence[Finding]
+) -> Iterator[Finding]:
+    """What is said of the agents, the rules and the configuration, and is not ``found`` already."""
+    from handrail.authoring.linting import Finding
+
+    known = {(finding.source, finding.where, finding.text) for finding in found}
+    agents = _surveyed(setting, config, sandbox)
+    for fault in dict.fromkeys(_of_agents(config, agents)):  # of a rule each agent would tell
+        if (fault.source, fault.where, fault.problem) not in known:
+            yield Finding("error", fault.source, fault.where, fault.problem)
+    yield from dict.fromkeys(_not_set_up(config, agents))
 
 
 def _folders(config: Configuration) -> Iterator[Path]:

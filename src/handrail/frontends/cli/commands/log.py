@@ -74,24 +74,15 @@ def command(
     nothing else refers to: --before 30, --session ID. The log still verifies afterwards, and says how many records
     were redacted.
     """
-    from sqlite3 import DatabaseError
-
-    from handrail.contract.errors import StartError
     from handrail.record.reading import LogReader
     from handrail.store.folders import locate
 
     if action != "purge" and (before is not None or dry_run or (yes and action != "acknowledge")):
         raise click.UsageError("--before, --dry-run and --yes belong to purge: handrail log purge --before DAYS|DATE")
-    if action != "verify" and head is not None:
-        raise click.UsageError("--head belongs to verify: handrail log verify --head HASH")
-    if head is not None and not _HASH.fullmatch(head):
-        raise click.UsageError(
-            f"--head {head!r} is no head; expected the 64 hexadecimal digits that log verify printed"
-        )
+    _check_head(action, head)
     if action == "purge":
         if call is not None or records:
             raise click.UsageError("purge goes by --before and --session; --call and --records only show")
-
         return purge(setting, before, session, dry_run=dry_run, yes=yes)
     if action == "acknowledge":
         return acknowledge(setting, yes=yes)
@@ -102,21 +93,47 @@ def command(
         say_what_is_missing("log", folders, reader)
         if action == "verify":
             return _verify(setting, reader, folders, head)
-        try:
-            if call is not None or records:
-                chosen = list(reader.records(session=session, call=call, limit=limit, newest_first=True))
-                _show_records(setting, chosen[::-1], whole=call is not None)
-            else:
-                rows = reader.calls(session=session, limit=limit)
-                since = rows[0].first if len(rows) == limit else 0
-                beside: list[LoggedRecord] = []
-                for kind in _NO_CALLS:
-                    beside += reader.records(session=session, kind=kind, since=since, limit=limit, newest_first=True)
-                _show_calls(setting, rows, beside)
-        except DatabaseError as error:
-            raise StartError(
-                f"the log {folders.database} is damaged: {error}. handrail log verify says where; keep a copy for inspection"
-            ) from None
+        return _show_log(setting, reader, folders, session, call, records=records, limit=limit)
+
+
+def _check_head(action: str | None, head: str | None) -> None:
+    if action != "verify" and head is not None:
+        raise click.UsageError("--head belongs to verify: handrail log verify --head HASH")
+    if head is not None and not _HASH.fullmatch(head):
+        raise click.UsageError(
+            f"--head {head!r} is no head; expected the 64 hexadecimal digits that log verify printed"
+        )
+
+
+def _show_log(
+    setting: Setting,
+    reader: LogReader,
+    folders: Folders,
+    session: str | None,
+    call: str | None,
+    *,
+    records: bool,
+    limit: int,
+) -> int:
+    from sqlite3 import DatabaseError
+
+    from handrail.contract.errors import StartError
+
+    try:
+        if call is not None or records:
+            chosen = list(reader.records(session=session, call=call, limit=limit, newest_first=True))
+            _show_records(setting, chosen[::-1], whole=call is not None)
+        else:
+            rows = reader.calls(session=session, limit=limit)
+            since = rows[0].first if len(rows) == limit else 0
+            beside: list[LoggedRecord] = []
+            for kind in _NO_CALLS:
+                beside += reader.records(session=session, kind=kind, since=since, limit=limit, newest_first=True)
+            _show_calls(setting, rows, beside)
+    except DatabaseError as error:
+        raise StartError(
+            f"the log {folders.database} is damaged: {error}. handrail log verify says where; keep a copy for inspection"
+        ) from None
     return OUTPUT
 
 
@@ -252,14 +269,10 @@ def purge(setting: Setting, before: str | None, session: str | None, *, dry_run:
     """
     from handrail.record.log import noted
     from handrail.record.reading import LogReader
-    from handrail.record.retention import Selection, survey
-    from handrail.store.folders import check_session_id, locate
+    from handrail.record.retention import survey
+    from handrail.store.folders import locate
 
-    if before is None and session is None:
-        raise click.UsageError("say what is to go: --before 30 (days), --before 2026-01-31, or --session ID")
-    if session is not None:
-        check_session_id(session)
-    selection = Selection(None if before is None else moment(before, datetime.now().astimezone()), session)
+    selection = _selection(before, session)
     folders = locate(setting.workspace, setting.state, allow_home=setting.allow_home)
     if not folders.database.exists():
         return _nothing(setting)
@@ -273,24 +286,36 @@ def purge(setting: Setting, before: str | None, session: str | None, *, dry_run:
             f"{len(missing)} records are noted and not in the log yet: they are written first, and then chosen as the others"
         )
     if dry_run:
-        if setting.json:
-            out_json({"dry_run": True, **_counted(found)})
-        else:
-            _show(found, selection)
+        out_json({"dry_run": True, **_counted(found)}) if setting.json else _show(found, selection)
         return OUTPUT
     check_alone(folders, "a purge")
     if not setting.json or not yes:
         _show(found, selection)
     agreed(yes, "Remove that for good?")
     done, verified = asyncio.run(_purge(setting, folders, selection))
+    _show_purged(setting, done, verified)
+    return OUTPUT if verified.ok and not done.problems else ERROR
+
+
+def _selection(before: str | None, session: str | None) -> Selection:
+    from handrail.record.retention import Selection
+    from handrail.store.folders import check_session_id
+
+    if before is None and session is None:
+        raise click.UsageError("say what is to go: --before 30 (days), --before 2026-01-31, or --session ID")
+    if session is not None:
+        check_session_id(session)
+    return Selection(None if before is None else moment(before, datetime.now().astimezone()), session)
+
+
+def _show_purged(setting: Setting, done: Purged, verified: Verification) -> None:
     if setting.json:
         out_json({"dry_run": False, **asdict(done), "verification": asdict(verified)})
-    else:
-        out(f"removed {done.records:,} bodies, {done.sessions:,} sessions, {done.files:,} files and folders")
-        for problem in done.problems:
-            note(f"handrail log purge: {problem}")
-        out(str(verified)) if verified.ok else note(f"handrail log purge: {verified}")
-    return OUTPUT if verified.ok and not done.problems else ERROR
+        return
+    out(f"removed {done.records:,} bodies, {done.sessions:,} sessions, {done.files:,} files and folders")
+    for problem in done.problems:
+        note(f"handrail log purge: {problem}")
+    out(str(verified)) if verified.ok else note(f"handrail log purge: {verified}")
 
 
 def check_alone(folders: Folders, what: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -41,15 +41,52 @@ def import_command(setting: Setting, file: Path | None, names: tuple[str, ...], 
     A server that npx, uvx or the like would fetch is installed at once, when you agree to that too, and is started from
     there from then on, without the network. It reaches no host and no file before its table says so.
     """
-    from handrail.authoring.importing import known_places, meet, servers_of
+    from handrail.authoring.importing import known_places, servers_of
     from handrail.store.folders import locate
 
     workspace = locate(setting.workspace, setting.state, allow_home=setting.allow_home).workspace
     if file is None:
         return _name_files(setting, [(who, path) for who, path in known_places(workspace) if path.is_file()])
-    found = [one for one in servers_of(file, workspace, _secrets_taken(setting)) if not names or one.name in names]
-    if unknown := set(names) - {one.name for one in found}:
+    found = servers_of(file, workspace, _secrets_taken(setting))
+    if names:
+        found = _named(file, found, names)
+    _mark_known(setting, found)
+    good = [one for one in found if not one.problem]
+    if not setting.json:
+        _show_imports(found)
+    if not good:
+        return _nothing_written(setting, found)
+    _agreed(setting, yes, f"Write {', '.join(one.name for one in good)} into your configuration?")
+    path = _write(setting, good)
+    note(f"handrail mcp import: wrote {path}")
+    installed = {} if no_install else _install(setting, {one.name for one in good}, yes)
+    if setting.json:
+        out_json(_import_report(found, [one.name for one in good], installed))
+    return OUTPUT
+
+
+def _named(file: Path, found: Iterable[Imported], names: tuple[str, ...]) -> list[Imported]:
+    """Those of these names.
+
+    :raises UsageError: for a name that the file does not have
+    """
+    named = [one for one in found if one.name in names]
+    if unknown := set(names) - {one.name for one in named}:
         raise click.UsageError(f"{file} has no server {min(unknown)!r}")
+    return named
+
+
+def _nothing_written(setting: Setting, found: Iterable[Imported]) -> int:
+    if setting.json:
+        out_json(_import_report(found, [], {}))
+    note("handrail mcp import: nothing was written")
+    return ERROR
+
+
+def _mark_known(setting: Setting, found: Iterable[Imported]) -> None:
+    """Note as a problem where there is a server of a name already."""
+    from handrail.authoring.importing import meet
+
     seen = {definition.name for definition in _definitions(setting)} | read(setting).settings.mcp.servers.keys()
     for one in found:
         if one.problem:
@@ -57,26 +94,15 @@ def import_command(setting: Setting, file: Path | None, names: tuple[str, ...], 
         if meeting := next((name for name in seen if meet(name, one.name)), None):
             one.problem = f"there is a server of that name already, or of one that meets it: {meeting}; rename one"
         seen.add(one.name)
-    good = [one for one in found if not one.problem]
-    if not setting.json:
-        _show_imports(found)
-    if not good:
-        if setting.json:
-            out_json(_import_report(found, [], {}))
-        note("handrail mcp import: nothing was written")
-        return ERROR
-    _agreed(setting, yes, f"Write {', '.join(one.name for one in good)} into your configuration?")
-    path = _write(setting, good)
-    note(f"handrail mcp import: wrote {path}")
+
+
+def _install(setting: Setting, names: Collection[str], yes: bool) -> dict[str, str]:
+    """Offer to install the servers of these names. Gives what was installed, by the server's name."""
     installed: dict[str, str] = {}
-    if not no_install:
-        wanted = {one.name for one in good}
-        for definition in _definitions(setting):
-            if definition.name in wanted and (text := _offered(setting, definition, yes)) is not None:
-                installed[definition.name] = text
-    if setting.json:
-        out_json(_import_report(found, [one.name for one in good], installed))
-    return OUTPUT
+    for definition in _definitions(setting):
+        if definition.name in names and (text := _offered(setting, definition, yes)) is not None:
+            installed[definition.name] = text
+    return installed
 
 
 def _name_files(setting: Setting, found: list[tuple[str, Path]]) -> int:

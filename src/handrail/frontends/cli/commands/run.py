@@ -18,7 +18,8 @@ from handrail.frontends.cli.options import Asked, Setting, asked_for, common
 from handrail.frontends.cli.show import note, one_line, out_json, out_payload, out_styled
 
 if TYPE_CHECKING:
-    from handrail.agent.events import LoopEvent, RunOutcome
+    from handrail.agent.events import Compacted, Delayed, LoopEvent, NativeUsed, NativeWithheld, ReplyCut, RunOutcome
+    from handrail.contract.call import Result
     from handrail.contract.session import Session
     from handrail.kernel.kernel import Kernel
 
@@ -63,10 +64,11 @@ def command(
         raise click.UsageError("--resume goes on with a session, --fork begins another; give one of them")
     if resume and task is None and not SESSION_ID.fullmatch(resume):
         task, resume = resume, ""  # handrail run --resume "a task": no id has blanks in it
-    if task is None and resume is None and fork is None:
-        raise click.UsageError("give a TASK, or go on with a session by --resume")
-    if compact and resume is None and fork is None:
-        raise click.UsageError("--compact needs a session: handrail run --resume ID --compact")
+    if resume is None and fork is None:
+        if task is None:
+            raise click.UsageError("give a TASK, or go on with a session by --resume")
+        if compact:
+            raise click.UsageError("--compact needs a session: handrail run --resume ID --compact")
     if resume is not None:
         resume = to_resume(setting, resume).id
     if before := resume or fork:
@@ -159,6 +161,16 @@ class JsonView:
             sys.stdout.flush()
 
 
+_WHOLE_EVENTS = {
+    "NativeUsed": "native",
+    "Compacted": "compacted",
+    "AgentIdle": "waiting",
+    "BudgetSpent": "budget",
+    "ReplyCut": "cut",
+}
+"""Events that JSON shows with all their fields, and the name of each there."""
+
+
 def described(event: LoopEvent) -> dict[str, Any] | None:
     """An event as JSON-able data; ``event`` names its kind."""
     from dataclasses import asdict
@@ -179,19 +191,11 @@ def described(event: LoopEvent) -> dict[str, Any] | None:
             return {"event": "finished", **asdict(outcome)}
         case kinds.NativeWithheld(tool_id, reason):
             return {"event": "native-withheld", "tool": tool_id, "reason": reason}
-        case kinds.NativeUsed():
-            return {"event": "native", **asdict(event)}
         case kinds.NoticesHeard(notices):
             told = [{"id": one.id, "kind": one.kind, "from": one.source, "text": one.text} for one in notices]
             return {"event": "told", "notices": told}
-        case kinds.Compacted():
-            return {"event": "compacted", **asdict(event)}
-        case kinds.AgentIdle():
-            return {"event": "waiting"}
-        case kinds.BudgetSpent(kind, text):
-            return {"event": "budget", "kind": kind, "text": text}
-        case kinds.ReplyCut(reason, again):
-            return {"event": "cut", "reason": reason, "again": again}
+        case kinds.NativeUsed() | kinds.Compacted() | kinds.AgentIdle() | kinds.BudgetSpent() | kinds.ReplyCut():
+            return {"event": _WHOLE_EVENTS[type(event).__name__], **asdict(event)}
         case kinds.Delayed(attempt, attempts, delay_s, reason):
             return {"event": "delayed", "attempt": attempt, "of": attempts, "delay_s": delay_s, "reason": reason}
 
@@ -221,51 +225,46 @@ class LiveView:
             case kinds.CallProposed(_, call):
                 self._line("→ ", call.name, shortened(_text_of(call.arguments)), "cyan")
             case kinds.CallAnswered(_, call, answer):
-                result = answer.result
-                name = answer.tool_id or call.name
-                took = f"{result.metadata.get('duration_ms', 0):.0f} ms"
-                if result.ok:
-                    self._line("✓ ", name, f"{took}  {shortened(_text_of(result.data))}", "green")
-                else:
-                    self._line("✗ ", name, f"{result.error_kind}: {result.error_text}", "red")
-            case kinds.NativeWithheld(tool_id, reason):
-                self._line("! ", tool_id, f"not offered to this model: {reason}", "yellow")
+                self._answered(answer.tool_id or call.name, answer.result)
             case kinds.NativeUsed():
-                asked = shortened(_text_of(dict(event.arguments))) if event.arguments else ""
-                kept = (event.problem and f"not kept: {event.problem}") or ", ".join(event.artifacts)
-                mark, colour = ("✗ ", "red") if event.failed or event.problem else ("✓ ", "green")
-                self._line(mark, event.name, f"by the provider  {asked}  {kept}", colour)
-            case kinds.ReplyCut(reason, again):
-                self._line("! ", "the reply broke off", f"{reason}{'; asked again' if again else ''}", "yellow")
-            case kinds.Delayed(attempt, attempts, delay_s, reason):
-                about = f"{reason}; asked again in {delay_s:.0f} s ({attempt} of {attempts})"
-                self._line("! ", "no reply yet", about, "yellow")
+                self._used(event)
+            case kinds.NativeWithheld() | kinds.ReplyCut() | kinds.Delayed() | kinds.Compacted():
+                self._line("! ", *_caution(event), "yellow")
             case kinds.NoticesHeard(notices):
                 for notice in notices:
                     self._line("• ", f"{notice.kind} {notice.source}", shortened(notice.text), "blue")
-            case kinds.Compacted():
-                self._line(
-                    "! ",
-                    "the conversation was compacted" if event.asked else "the conversation is long",
-                    str(event),
-                    "yellow",
-                )
             case kinds.AgentIdle():
                 self._end_text()
                 note("waiting for what still runs (Ctrl-C ends it)")
             case kinds.RunFinished(outcome):
-                self._end_text()
-                if not outcome.ok:
-                    note(f"{outcome.status}: {outcome.detail}")
-                    if outcome.parked:
-                        only = f" {outcome.parked[0]}" if len(outcome.parked) == 1 else ""
-                        note(f"to answer: handrail approve{only}")
-                    note(f"to go on: handrail run --resume {self._session_id}{self._again}")
-                about = "about " if outcome.tokens_estimated else ""
-                tokens = f"{about}{outcome.input_tokens + outcome.output_tokens:,} tokens"
-                note(f"{outcome.turns} turns, {outcome.calls} calls, {tokens}, {outcome.seconds:.1f} s")
+                self._finished(outcome)
             case _:
                 pass
+
+    def _answered(self, name: str, result: Result) -> None:
+        if result.ok:
+            took = f"{result.metadata.get('duration_ms', 0):.0f} ms"
+            self._line("✓ ", name, f"{took}  {shortened(_text_of(result.data))}", "green")
+        else:
+            self._line("✗ ", name, f"{result.error_kind}: {result.error_text}", "red")
+
+    def _used(self, event: NativeUsed) -> None:
+        asked = shortened(_text_of(dict(event.arguments))) if event.arguments else ""
+        kept = (event.problem and f"not kept: {event.problem}") or ", ".join(event.artifacts)
+        mark, colour = ("✗ ", "red") if event.failed or event.problem else ("✓ ", "green")
+        self._line(mark, event.name, f"by the provider  {asked}  {kept}", colour)
+
+    def _finished(self, outcome: RunOutcome) -> None:
+        self._end_text()
+        if not outcome.ok:
+            note(f"{outcome.status}: {outcome.detail}")
+            if outcome.parked:
+                only = f" {outcome.parked[0]}" if len(outcome.parked) == 1 else ""
+                note(f"to answer: handrail approve{only}")
+            note(f"to go on: handrail run --resume {self._session_id}{self._again}")
+        about = "about " if outcome.tokens_estimated else ""
+        tokens = f"{about}{outcome.input_tokens + outcome.output_tokens:,} tokens"
+        note(f"{outcome.turns} turns, {outcome.calls} calls, {tokens}, {outcome.seconds:.1f} s")
 
     def _line(self, mark: str, name: str, about: str, colour: str) -> None:
         self._end_text()
@@ -278,6 +277,21 @@ class LiveView:
             out_payload("")
             sys.stdout.flush()
             self._in_text = False
+
+
+def _caution(event: NativeWithheld | ReplyCut | Delayed | Compacted) -> tuple[str, str]:
+    """What is to be noted, and more about it."""
+    from handrail.agent import events as kinds
+
+    match event:
+        case kinds.NativeWithheld(tool_id, reason):
+            return tool_id, f"not offered to this model: {reason}"
+        case kinds.ReplyCut(reason, again):
+            return "the reply broke off", f"{reason}{'; asked again' if again else ''}"
+        case kinds.Delayed(attempt, attempts, delay_s, reason):
+            return "no reply yet", f"{reason}; asked again in {delay_s:.0f} s ({attempt} of {attempts})"
+        case kinds.Compacted():
+            return "the conversation was compacted" if event.asked else "the conversation is long", str(event)
 
 
 def _text_of(value: Any) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -188,7 +188,6 @@ def _connect_unknown(setting: Setting, source: str) -> None:
 
 def _waiting(setting: Setting, source: str, tools: Sequence[str]) -> tuple[dict[str, Review], StoredPins, list[Fault]]:
     """What of a source waits for a person, and what of it could not be taken: of those tools, or of all."""
-    from handrail.contract.tool.names import nearest
     from handrail.registry.pins import reviews
 
     _connect_unknown(setting, source)
@@ -196,18 +195,27 @@ def _waiting(setting: Setting, source: str, tools: Sequence[str]) -> tuple[dict[
     by_source = _by_source(generation)
     faults = [fault for fault in generation.quarantined if fault.foreign == source]
     if source not in by_source and not faults:
-        known = dict.fromkeys((*by_source, *(fault.foreign for fault in generation.quarantined)))
-        close = nearest(source, known, 1)
-        hint = f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(known) or 'none'}"
-        raise click.UsageError(f"there is no foreign source {source!r}; {hint}")
+        raise _unknown(source, dict.fromkeys((*by_source, *(fault.foreign for fault in generation.quarantined))))
     entries = by_source.get(source, {})
-    ids = dict.fromkeys((*entries, *(fault.tool for fault in faults if fault.tool)))
+    _check_has(source, tools, dict.fromkeys((*entries, *(fault.tool for fault in faults if fault.tool))))
+    waiting = reviews(source, (entry.spec for entry in entries.values()), pins)
+    if tools:
+        waiting = {tool_id: one for tool_id, one in waiting.items() if tool_id in tools}
+        faults = [fault for fault in faults if fault.tool in tools]
+    return waiting, pins, faults
+
+
+def _unknown(source: str, known: Collection[str]) -> click.UsageError:
+    from handrail.contract.tool.names import nearest
+
+    close = nearest(source, known, 1)
+    hint = f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(known) or 'none'}"
+    return click.UsageError(f"there is no foreign source {source!r}; {hint}")
+
+
+def _check_has(source: str, tools: Sequence[str], ids: Collection[str]) -> None:
     if unknown := [tool_id for tool_id in tools if tool_id not in ids]:
         raise click.UsageError(f"{source} has no tool {unknown[0]!r}; it has: {', '.join(ids) or 'none'}")
-    waiting = reviews(source, (entry.spec for entry in entries.values()), pins)
-    wanted = set(tools) or set(waiting)
-    told = [fault for fault in faults if not tools or fault.tool in tools]
-    return {tool_id: one for tool_id, one in waiting.items() if tool_id in wanted}, pins, told
 
 
 def _by_source(generation: Generation) -> dict[str, dict[str, Entry]]:

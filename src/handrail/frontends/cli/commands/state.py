@@ -16,6 +16,8 @@ from handrail.frontends.cli.options import Setting, located
 from handrail.frontends.cli.show import amount, note, out, out_json, out_rows
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from handrail.store.inventory import Kept
 
 
@@ -41,7 +43,7 @@ def command(
     remove takes away everything of this workspace (log, sessions, outputs), of those whose KEYs the list shows, of
     --orphans, or of --all. It shows what and how large, asks, and refuses what a running Handrail holds.
     """
-    from handrail.store.folders import locate, state_root
+    from handrail.store.folders import state_root
     from handrail.store.inventory import inventory
 
     if action is None:
@@ -51,27 +53,36 @@ def command(
         return OUTPUT
     if bool(keys) + everything + orphans > 1:
         raise click.UsageError("name KEYs, or --orphans, or --all: only one of them")
-    root = state_root(setting.state)
-    kept = inventory(root)
+    kept = inventory(state_root(setting.state))
     if everything:
         chosen = kept
     elif orphans:
         chosen = [one for one in kept if one.gone]
     else:
-        wanted = keys or (locate(setting.workspace, setting.state, allow_home=setting.allow_home).key,)
-        chosen = [one for one in kept if one.key in wanted]
-        unknown = set(keys) - {one.key for one in chosen}
-        if unknown:
-            raise click.UsageError(
-                f"nothing is kept under {', '.join(map(repr, sorted(unknown)))}; handrail state lists the keys"
-            )
+        chosen = _named(setting, kept, keys)
     return _remove(setting, chosen, dry_run=dry_run, yes=yes)
 
 
+def _named(setting: Setting, kept: Sequence[Kept], keys: tuple[str, ...]) -> list[Kept]:
+    """What is kept under these keys, or of this workspace where there are none.
+
+    :raises UsageError: for a key of nothing
+    """
+    from handrail.store.folders import locate
+
+    wanted = keys or (locate(setting.workspace, setting.state, allow_home=setting.allow_home).key,)
+    chosen = [one for one in kept if one.key in wanted]
+    unknown = set(keys) - {one.key for one in chosen}
+    if unknown:
+        raise click.UsageError(
+            f"nothing is kept under {', '.join(map(repr, sorted(unknown)))}; handrail state lists the keys"
+        )
+    return chosen
+
+
 def _remove(setting: Setting, chosen: list[Kept], *, dry_run: bool, yes: bool) -> int:
-    from handrail.contract.errors import StartError
     from handrail.store.folders import state_root
-    from handrail.store.inventory import remove, sweep
+    from handrail.store.inventory import sweep
 
     root = state_root(setting.state)
     if not chosen:
@@ -87,23 +98,32 @@ def _remove(setting: Setting, chosen: list[Kept], *, dry_run: bool, yes: bool) -
             out_json({"dry_run": True, "removed": [_plain(one) for one in chosen], "problems": []})
         return OUTPUT
     agreed(yes, f"Remove that for good ({amount(sum(one.bytes for one in chosen))})?")
-    removed: list[Kept] = []
-    problems: list[str] = sweep(root)
-    for one in chosen:
-        try:
-            failed = remove(root, one.key)
-        except StartError as error:
-            failed = [str(error)]
-        problems += failed
-        if not failed:
-            removed.append(one)
+    problems = sweep(root)
+    removed = [one for one in chosen if _is_removed(root, one, problems)]
+    _show_removed(setting, chosen, removed, problems)
+    return ERROR if problems else OUTPUT
+
+
+def _show_removed(setting: Setting, chosen: Sequence[Kept], removed: Sequence[Kept], problems: Sequence[str]) -> None:
     if setting.json:
         out_json({"dry_run": False, "removed": [_plain(one) for one in removed], "problems": problems})
     else:
         out(f"removed {len(removed)} of {len(chosen)}, {amount(sum(one.bytes for one in removed))}")
         for problem in problems:
             note(f"handrail state: {problem}")
-    return ERROR if problems else OUTPUT
+
+
+def _is_removed(root: Path, one: Kept, problems: list[str]) -> bool:
+    """Remove what is kept of one workspace. Return whether all of it is gone; what is not is put to the problems."""
+    from handrail.contract.errors import StartError
+    from handrail.store.inventory import remove
+
+    try:
+        failed = remove(root, one.key)
+    except StartError as error:
+        failed = [str(error)]
+    problems += failed
+    return not failed
 
 
 def _listed(setting: Setting, kept: Sequence[Kept]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -55,8 +55,7 @@ async def _tools(setting: Setting, category: str | None, interruption: Interrupt
         number, mode = kernel.generation.number, read_mode(kernel.rules.mode)
         told = await kernel.tool_statuses()
     empty = view.empty
-    statuses = {entry.id: _status(entry) for entry in entries}
-    statuses |= {one.tool: one for one in reversed(told) if one.tool in statuses}  # of two, the tool's own
+    statuses = _statuses(entries, told)
     others = [one for one in told if statuses.get(one.tool) is not one]
     if category is not None:
         entries = _of_category(category, entries, view)
@@ -66,6 +65,26 @@ async def _tools(setting: Setting, category: str | None, interruption: Interrupt
         out_json({"generation": number, "mode": mode, "tools": tools, "others": [one._asdict() for one in others]})
         return OUTPUT
     note(f"handrail: in the mode {mode}: {MEANINGS[mode]}")
+    _show_tools(entries, view, statuses)
+    if category is None:
+        _show_others(others)
+    for name, text in empty.items():
+        note(f"handrail: category {name}: {text}")
+    return OUTPUT
+
+
+def _show_others(others: Iterable[ToolStatus]) -> None:
+    for line in columns((one.tool or "-", one.status, one.source, one.reason) for one in others):
+        out_styled((line, "dim"), cut=False)
+
+
+def _statuses(entries: Iterable[Entry], told: Sequence[ToolStatus]) -> dict[str, ToolStatus]:
+    """The status of each tool, by its id."""
+    statuses = {entry.id: _status(entry) for entry in entries}
+    return statuses | {one.tool: one for one in reversed(told) if one.tool in statuses}  # of two, the tool's own
+
+
+def _show_tools(entries: Sequence[Entry], view: View, statuses: Mapping[str, ToolStatus]) -> None:
     lines = columns(
         (
             *(entry.spec.id, statuses[entry.id].status, view.category_of(entry), view.standing(entry)),
@@ -76,11 +95,6 @@ async def _tools(setting: Setting, category: str | None, interruption: Interrupt
     for entry, line in zip(entries, lines, strict=True):
         name, style = len(one_line(entry.spec.id, MOST_NAME)), "dim" * (entry.withheld is not None)
         out_styled((line[:name], f"bold {style}"), (line[name:], style), cut=not statuses[entry.id].reason)
-    for line in columns((one.tool or "-", one.status, one.source, one.reason) for one in others if category is None):
-        out_styled((line, "dim"), cut=False)
-    for name, text in empty.items():
-        note(f"handrail: category {name}: {text}")
-    return OUTPUT
 
 
 def _status(entry: Entry) -> ToolStatus:
