@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from contextlib import AsyncExitStack, aclosing
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from tests.kernel.guests import joined_kernel
 
 from handrail.agent.budget import Budget, characters_of
 from handrail.agent.compaction import INTRO, first_kept, outline, with_summary
+from handrail.agent.conversation import Conversation
 from handrail.agent.events import Compacted, RunFinished
 from handrail.agent.loop import Agent
 from handrail.agent.model import (
@@ -26,6 +29,7 @@ from handrail.agent.model import (
     CallResult,
     Finished,
     Message,
+    Picture,
     ProviderError,
     ResultsMessage,
     StreamCut,
@@ -34,7 +38,8 @@ from handrail.agent.model import (
     Usage,
     UserMessage,
 )
-from handrail.contract.call import Result
+from handrail.agent.stream import Reply
+from handrail.contract.call import Answer, ProposedCall, Result
 from handrail.testing.kernels import temporary_kernel
 from handrail.testing.models import Pause, PlayedModel, Step, call_reply, text_reply
 
@@ -216,3 +221,50 @@ def test_what_is_kept_begins_with_a_user_or_a_reply_and_ends_with_the_end(spec: 
     kept = sum(map(characters_of, messages[first:]))
     assert kept <= room or all(not isinstance(m, (UserMessage, AssistantMessage)) for m in messages[first + 1 :])
     assert len(outline(messages[:first])) < 20_000
+
+
+async def test_a_conversation_knows_how_long_its_messages_are_however_they_came() -> None:
+    history = KeptHere()
+    talk = Conversation(history)
+
+    def check(of: Conversation) -> None:
+        assert of.characters == sum(map(characters_of, of.messages))
+
+    await talk.load()
+    check(talk)
+    for n in range(4):
+        talk.ask(f"task {n}")
+        call = ProposedCall("echo", {"n": n, "text": "x" * n})
+        talk.propose(Reply((TextPart("on it"), 0), (call,), "calls", None), [f"s/{n}.0"])
+        result = Result.output("y" * 10 * n)
+        talk.answer({0: Answer(f"s/{n}.0", "echo", result, result)})
+        check(talk)
+    talk.ask(UserMessage("look", (Picture("sha256:1", "image/png"),)))
+    check(talk)
+    talk.ask("never mind")  # what was shown and got no answer is not shown again
+    check(talk)
+    talk.compact(3, "an outline of what was said")
+    check(talk)
+    await talk.save()
+    again = Conversation(history)
+    await again.load()
+    check(again)
+    assert 0 < again.characters == talk.characters
+
+
+async def test_messages_are_measured_as_they_come_and_not_again_with_each_turn() -> None:
+    agent = Agent(RecordingSession(), PlayedModel(*(text_reply("ok") for _ in range(30))))
+    measured: list[int] = []
+
+    def heard(frame: FrameType, event: str, argument: object) -> None:
+        if event == "call" and frame.f_code is characters_of.__code__:
+            measured[-1] += 1
+
+    for _ in range(30):
+        measured.append(0)
+        sys.setprofile(heard)
+        try:
+            await agent.complete("go")
+        finally:
+            sys.setprofile(None)
+    assert measured == [2] * 30

@@ -9,7 +9,6 @@ from handrail.agent.model import (
     AssistantMessage,
     CallPart,
     Message,
-    ModelRequest,
     ResultsMessage,
     TextPart,
     Usage,
@@ -129,8 +128,11 @@ class Spent:
     def count_turn(self) -> None:
         self.turns += 1
 
-    def count_tokens(self, request: ModelRequest, reply: Reply) -> None:
-        """Count the tokens of a request and its reply, which may be no turn."""
+    def count_tokens(self, asked: int, reply: Reply) -> None:
+        """Count the tokens of a request and its reply, which may be no turn.
+
+        :param asked: about how many the request has, for a provider that does not say
+        """
         if reply.usage is None and reply.reason is None and not reply.parts:
             return  # nothing came back
         if reply.usage is not None:
@@ -138,8 +140,8 @@ class Spent:
             self.output_tokens += reply.usage.output_tokens
             return
         self.tokens_estimated = True
-        self.input_tokens += tokens_of(request)
-        self.output_tokens += _estimate(len(reply.text) + sum(len(str(call.arguments)) for call in reply.calls))
+        self.input_tokens += asked
+        self.output_tokens += estimated_tokens(len(reply.text) + sum(len(str(call.arguments)) for call in reply.calls))
 
     def out_of_turns(self) -> str | None:
         """Why the budget has no turn left for a further request; None if it has."""
@@ -174,11 +176,6 @@ class Spent:
         return f"the budget of {self.budget.seconds:g} seconds is used up"
 
 
-def tokens_of(request: ModelRequest) -> int:
-    """About how many tokens a request is, without its tools."""
-    return _estimate(len(request.system) + sum(characters_of(message) for message in request.messages))
-
-
 def _first(*said: T | None) -> T | None:
     return next((value for value in said if value is not None), None)
 
@@ -202,5 +199,6 @@ def characters_of(message: Message) -> int:
             )
 
 
-def _estimate(characters: int) -> int:
+def estimated_tokens(characters: int) -> int:
+    """Return about how many tokens so many characters are."""
     return -(-characters // CHARACTERS_PER_TOKEN)

@@ -12,7 +12,7 @@ from contextlib import aclosing
 from dataclasses import asdict, replace
 from typing import cast
 
-from handrail.agent.budget import CHARACTERS_PER_TOKEN, Budget, characters_of
+from handrail.agent.budget import CHARACTERS_PER_TOKEN, Budget, characters_of, estimated_tokens
 from handrail.agent.conversation import Conversation
 from handrail.agent.events import Compacted, LoopEvent
 from handrail.agent.model import (
@@ -83,7 +83,7 @@ async def summarised(run: Run, model: Model, retry: RetryPolicy, messages: Seque
             pass
     error, run.error = run.error, None
     reply = assembly.finish(None if assembly.reason and error is None else run.why_cut())
-    run.spent.count_tokens(request, reply)
+    run.spent.count_tokens(estimated_tokens(len(request.system) + len(asked.text)), reply)
     if error is not None:
         raise NoSummary(str(error))
     if run.stopped is not None:
@@ -192,7 +192,7 @@ class Room:
         if run.stopped is not None:
             raise UsageError(f"the conversation was not compacted: {run.stop_text()}")
         messages = self._conversation.messages
-        tokens = sum(map(characters_of, messages)) // CHARACTERS_PER_TOKEN
+        tokens = self._conversation.characters // CHARACTERS_PER_TOKEN
         return Compacted(0, tokens, tokens, kept=len(messages), asked=True)
 
     async def make(self, run: Run) -> Compacted | None:
@@ -202,11 +202,11 @@ class Room:
         :raises HandrailError: when that cannot be kept
         """
         asked, self._asked = self._asked, 0
-        messages, tokens = self._conversation.messages, self._budget.context
-        before = sum(map(characters_of, messages))
+        tokens, before = self._budget.context, self._conversation.characters
         full = tokens is not None and before > tokens * CHARACTERS_PER_TOKEN
         if not full and not asked:
             return None
+        messages = self._conversation.messages
         first = max(asked, first_kept(messages, int((tokens or 0) * CHARACTERS_PER_TOKEN * _KEEPS)) if full else 0)
         if first <= 1:  # nothing to leave out, or an outline in the place of an outline
             return None
@@ -231,7 +231,7 @@ class Room:
 
     def _first_when_asked(self, messages: Sequence[Message]) -> int:
         """The position of the first message to keep where room is asked for; 0 where nothing can be left out."""
-        there = sum(map(characters_of, messages))
+        there = self._conversation.characters
         most = there if self._budget.context is None else min(there, self._budget.context * CHARACTERS_PER_TOKEN)
         first = first_kept(messages, int(most * _KEEPS_WHEN_ASKED))
         return first if first > 1 else 0

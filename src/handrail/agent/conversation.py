@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, cast
 
+from handrail.agent.budget import characters_of
 from handrail.agent.model import (
     NOT_ANSWERED,
     AssistantMessage,
@@ -365,6 +366,7 @@ class Conversation:
         self._history = history
         self._reads = None if repeat_reads else _ReadsGiven()
         self._messages: list[Message] = []
+        self._characters = 0
         self._positions: list[int] = []
         """Of each message: where it is kept."""
         self._open_at = 0
@@ -397,6 +399,11 @@ class Conversation:
         return tuple(self._messages)
 
     @property
+    def characters(self) -> int:
+        """About how long its messages are together, counted as they come: a conversation may have thousands."""
+        return self._characters
+
+    @property
     def open(self) -> Exchange | None:
         """The last reply, while calls of it have no answer. Nothing else may be said before they have."""
         return self._open
@@ -415,6 +422,7 @@ class Conversation:
             return
         found = restored(await self._history.read())
         self._messages = await with_their_content(found.messages, self._history)
+        self._characters = sum(map(characters_of, self._messages))
         self._open = found.open
         self._positions, self._open_at = found.positions, found.open_at
         self._ids, self._next, self.heard = found.ids, found.next, found.heard
@@ -460,6 +468,7 @@ class Conversation:
                 return
             if message.pictures:
                 self._messages[place] = plain = UserMessage(f"{message.text}\n{NOT_ANSWERED}")
+                self._characters += characters_of(plain) - characters_of(message)
                 if self._history is not None:
                     self._unsaved.append((self._positions[place], as_data(plain)))
 
@@ -535,6 +544,7 @@ class Conversation:
         else:
             self._open = None
             self._messages.append(exchange.message)
+            self._characters += characters_of(exchange.message)
             self._positions.append(self._open_at)
             self._add(exchange.answered())
 
@@ -543,14 +553,16 @@ class Conversation:
         assert self._open is None, "calls before it have no answer"
         if self._reads is not None:
             self._reads.forget()
-        place = self._positions[first]
-        self._messages[:first], self._positions[:first] = [UserMessage(text)], [place - 1]
+        place, outline = self._positions[first], UserMessage(text)
+        self._characters += characters_of(outline) - sum(map(characters_of, self._messages[:first]))
+        self._messages[:first], self._positions[:first] = [outline], [place - 1]
         self._keep(compacted(place, text))
 
     def _add(self, message: Message, **more: Any) -> None:
         if self._reads is not None and isinstance(message, UserMessage):
             self._reads.forget()
         self._messages.append(message)
+        self._characters += characters_of(message)
         self._positions.append(self._next)
         self._keep({**as_data(message), **more})
 

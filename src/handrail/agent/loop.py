@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Literal, TypeVar
 
-from handrail.agent.budget import Budget, Spent
+from handrail.agent.budget import Budget, Spent, estimated_tokens
 from handrail.agent.compaction import Room
 from handrail.agent.conversation import Conversation
 from handrail.agent.dispatch import Dispatch
@@ -470,14 +470,17 @@ class Agent:
                 run.end("cancelled", str(closed))
                 return
             run.spent.numbers.add(turn.number)
-            for withheld in self._natives.choose(turn.native, (spec.llm_view()["name"] for spec in turn.specs)):
+            specs = turn.specs
+            views = [spec.llm_view() for spec in specs]
+            for withheld in self._natives.choose(turn.native, (view["name"] for view in views)):
                 yield withheld
-            request = self._request(turn)
+            request = self._request(turn, specs, views)
             assembly = ReplyAssembly(forms_to_restore(request.tools, self.model.dialect))
             dispatch = run.dispatch = Dispatch(
                 turn, self.session.id, self._conversation, assembly, run.admitted, run.may_be_over
             )
-            run.reading, run.request, answered = assembly, request, False
+            run.reading, answered = assembly, False
+            run.asked = estimated_tokens(len(request.system) + self._conversation.characters)
             yield TurnStarted(run.spent.turns)
             try:
                 reading = read_reply(run, assembly, self.model, request, self._retry, self._heeding(assembly, dispatch))
@@ -487,7 +490,7 @@ class Agent:
                 if run.stopped is not None and dispatch.in_flight:  # the time may have run out while it was read
                     self.session.cancel(run.stopped)
                 reply = assembly.finish(None if assembly.reason and run.error is None else run.why_cut())
-                run.count(request, reply)
+                run.count(reply)
                 run.text = reply.text
                 run.cuts = 0 if run.error is None else run.cuts + 1
                 if run.error is not None:
@@ -518,8 +521,10 @@ class Agent:
         if answer.result.metadata.get("session_stopped"):
             self._stop(run, "user")
 
-    def _request(self, turn: Turn) -> ModelRequest:
-        specs = turn.specs
+    def _request(self, turn: Turn, specs: Sequence[ToolSpec], views: Sequence[Mapping[str, Any]]) -> ModelRequest:
+        """
+        :param specs: the tools in the model's view, and ``views`` what the model is shown of each
+        """
         if self._system is None:  # kept from the first run on, so that providers can cache it
             self._system = system_prompt(
                 self._workspace,
@@ -531,7 +536,6 @@ class Agent:
                 project=self._project or "",
                 instructions=self._instructions,
             )
-        views = [spec.llm_view() for spec in specs]
         return ModelRequest(self._system, self.messages, views, self._max_output_tokens, self._natives.forms)
 
     def _heeding(self, assembly: ReplyAssembly, dispatch: Dispatch) -> Heed[LoopEvent]:

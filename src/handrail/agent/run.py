@@ -8,7 +8,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from handrail.agent.budget import BudgetKind, Spent, tokens_of
+from handrail.agent.budget import BudgetKind, Spent
 from handrail.agent.dispatch import Dispatch
 from handrail.agent.events import AgentIdle, LoopEvent, RunFinished, RunOutcome, RunStatus
 from handrail.agent.model import Model, ModelRequest, ProviderError, StreamCut, Usage, UserMessage
@@ -39,8 +39,8 @@ class Run:
     """Of the last reply."""
     reading: ReplyAssembly | None = None
     """A reply that is not counted yet."""
-    request: ModelRequest | None = None
-    """What it answers."""
+    asked: int = 0
+    """About how many tokens the request has that it answers."""
     calling: bool = False
     waiting: asyncio.Future[bool] | None = None
     """For what still runs and will tell of its end."""
@@ -92,17 +92,17 @@ class Run:
         """Why there is no more of a reply, as the model reads it: never the operator's text."""
         return "the connection to the provider was lost" if self.stopped is None else self.stop_text()
 
-    def count(self, request: ModelRequest, reply: Reply) -> None:
-        """Count what a request and its reply took; that it was made is counted."""
-        self.spent.count_tokens(request, reply)
+    def count(self, reply: Reply) -> None:
+        """Count what the request and its reply took; that it was made is counted."""
+        self.spent.count_tokens(self.asked, reply)
         self.reading = None
 
     def may_be_over(self) -> bool:
         """Whether the reply that is read may have used up the tokens: then its calls wait for its end, which tells."""
-        reading, request = self.reading, self.request
-        if reading is None or request is None or not self.spent.bounds_tokens:
+        reading = self.reading
+        if reading is None or not self.spent.bounds_tokens:
             return False
-        return self.spent.out_of_tokens(reading.usage or Usage(tokens_of(request), 0)) is not None
+        return self.spent.out_of_tokens(reading.usage or Usage(self.asked, 0)) is not None
 
     def admitted(self, call: ProposedCall) -> ProposedCall:
         """``call``, counted; with a fault where it may not start any more."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from handrail.agent.budget import Budget, Spent
 from handrail.agent.events import RunOutcome
-from handrail.agent.model import Model, ModelRequest, Usage
+from handrail.agent.model import Model, Usage
 from handrail.agent.stream import Reply
 from handrail.contract.agent import AgentManifest
 from handrail.contract.call import Result
@@ -59,9 +59,9 @@ class SharedSpent(Spent):
         super().count_turn()
         self._above.count_turn()
 
-    def count_tokens(self, request: ModelRequest, reply: Reply) -> None:
-        super().count_tokens(request, reply)
-        self._above.count_tokens(request, reply)
+    def count_tokens(self, asked: int, reply: Reply) -> None:
+        super().count_tokens(asked, reply)
+        self._above.count_tokens(asked, reply)
 
     def out_of_turns(self) -> str | None:
         return super().out_of_turns() or self._above.out_of_turns()
