@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Generator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -18,11 +20,13 @@ from handrail.agent import conversation
 from handrail.agent.conversation import Conversation
 from handrail.agent.loop import Agent
 from handrail.agent.model import (
+    AssistantMessage,
     CallArguments,
     CallClosed,
     CallOpened,
     CallPart,
     Finished,
+    ResultsMessage,
     StreamCut,
     TextDelta,
     TextPart,
@@ -30,6 +34,7 @@ from handrail.agent.model import (
 from handrail.agent.stream import MAX_AHEAD_UNITS, MAX_LOOKS, Reply, call_part
 from handrail.arbiter.locks import Resources
 from handrail.contract.call import ProposedCall
+from handrail.contract.text import json as json_reader
 from handrail.kernel.held import HeldKernel
 from handrail.session.session import HeldSession
 from handrail.store.database import writer as writing
@@ -260,3 +265,55 @@ def test_a_reply_that_came_otherwise_is_said_as_it_came(arguments: str, ids: lis
     talk.propose(reply_of(arguments), ids)
     assert talk.open is not None and talk.open.call_ids == (ids[0],)
     assert talk.open.message.calls[0].wire_id == "theirs", "nobody has that id"
+
+
+@contextmanager
+def parsers_at_work() -> Generator[list[str]]:
+    """The functions of the JSON reader that had a parser read a text, in this thread."""
+    found: list[str] = []
+
+    def heard(frame: FrameType, event: str, argument: Any) -> None:
+        of_parser = event == "c_call" and getattr(argument, "__name__", "") == "loads"
+        if of_parser and frame.f_code.co_filename == json_reader.__file__:
+            found.append(frame.f_code.co_name)
+
+    sys.setprofile(heard)
+    try:
+        yield found
+    finally:
+        sys.setprofile(None)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+async def test_the_arguments_of_a_streamed_call_are_parsed_once_for_all_who_read_them(
+    tmp_path: Path, count: int
+) -> None:
+    numbered: list[Step] = []
+    for n in range(count):
+        arguments = ('{"path":"a",', f'"n":{n}}}')
+        numbered += [CallOpened(n, None, "test__note"), *(CallArguments(n, piece) for piece in arguments)]
+    async with temporary_kernel(tmp_path, tools=[note], rules=("allow test.note",)) as kernel:
+        model = PlayedModel([*numbered, *(CallClosed(n) for n in range(count)), Finished("calls")], text_reply("done"))
+        agent = Agent(await kernel.session(), model)
+        with parsers_at_work() as found:
+            outcome = await agent.complete("go")
+    assert outcome.ok and outcome.calls == count
+    assert found == ["parse_compact"] * count
+
+
+@tool(id="test.keep", side_effect="read", locks=[])
+async def keep(items: list[str]) -> list[str]:
+    """Change what it is handed."""
+    items.append("changed")
+    return items
+
+
+async def test_what_a_tool_does_to_its_arguments_the_history_does_not_show(tmp_path: Path) -> None:
+    async with temporary_kernel(tmp_path, tools=[keep], rules=("allow test.keep",)) as kernel:
+        model = PlayedModel([*opened("test__keep", '{"items":["a"]}'), *CLOSED], text_reply("done"))
+        agent = Agent(await kernel.session(), model)
+        await agent.complete("go")
+    (call,) = [call for message in agent.messages if isinstance(message, AssistantMessage) for call in message.calls]
+    assert call.arguments == {"items": ["a"]}
+    (results,) = [message for message in agent.messages if isinstance(message, ResultsMessage)]
+    assert "changed" in results.results[0].text

@@ -10,7 +10,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from handrail.contract.text.json import MAX_ARGUMENT_DEPTH, parse_arguments, parse_compact
+from handrail.contract.text.json import (
+    MAX_ARGUMENT_DEPTH,
+    ArgumentText,
+    ParsedText,
+    parse_arguments,
+    parse_compact,
+    parsed,
+)
 
 values: st.SearchStrategy[Any] = st.recursive(
     st.none()
@@ -77,3 +84,36 @@ def test_everything_doubtful_is_left_to_the_careful_way(text: str) -> None:
 
 def test_bytes_that_are_no_text_are_left_to_the_careful_way() -> None:
     assert parse_compact(b'{"a":"\xff"}') is None
+
+
+@pytest.mark.proves("K-05")
+@given(
+    st.dictionaries(st.text(max_size=6), values, max_size=4),
+    st.sampled_from([(",", ":"), (", ", ": "), (" , ", " : ")]),
+)
+@example({"a": {"b": [1]}, "c": 2**70}, (" , ", " : "))
+def test_text_that_was_parsed_already_says_the_same_to_all_who_read_it(
+    value: dict[str, Any], marks: tuple[str, str]
+) -> None:
+    text = json.dumps(value, separators=marks)
+    read = ParsedText.of(text)
+    assert read == text and ParsedText.of(read) == text
+    assert json.dumps(parse_arguments(read)) == json.dumps(parsed(read)) == json.dumps(parse_arguments(text))
+    assert parse_compact(read) == parse_compact(text)
+
+
+@pytest.mark.proves("K-05")
+@pytest.mark.parametrize("text", ['{"a":{"b":[1]}}', '{"a" : {"b" : [1]}}', '{"a":1}', ""])
+def test_what_one_reader_makes_of_its_arguments_no_other_sees(text: str) -> None:
+    read = ParsedText.of(text)
+    mine = parse_arguments(read)
+    mine.setdefault("a", {})
+    if isinstance(mine["a"], dict):
+        mine["a"]["more"] = True
+    mine["c"] = 1
+    assert parse_arguments(read) == parsed(read) == parse_arguments(text)
+
+
+def test_text_that_is_refused_is_never_taken_as_parsed() -> None:
+    with pytest.raises(ArgumentText, match="twice"):
+        ParsedText.of('{"a": 1, "a": 2}')

@@ -28,7 +28,7 @@ from handrail.agent.model import (
 )
 from handrail.catalog.fitting import Fitted
 from handrail.contract.call import ProposedCall
-from handrail.contract.text.json import MAX_ARGUMENT_BYTES, ArgumentText, parsed
+from handrail.contract.text.json import MAX_ARGUMENT_BYTES, ArgumentText, ParsedText, parsed
 from handrail.contract.tool.names import wire_name
 
 MAX_REPLY_UNITS = 32 * 1024 * 1024
@@ -103,8 +103,10 @@ class _Open:
     length: int = 0
     closed: bool = False
     looks: int = 0
-    known_whole: bool = False
-    """Whether its arguments, as they stand, were found to be."""
+    looked_at: bool = False
+    """Whether its arguments, as they are now, were parsed."""
+    read: ParsedText | None = None
+    """What they are, where they are whole: parsed here once, for all who read the call."""
     fault: str | None = None
     form: Fitted | None = None
     """How its arguments get the tool's own names back, where they came under others."""
@@ -114,7 +116,7 @@ class _Open:
             self.fault = self.fault or LATE
             return
         self.length += len(text)
-        self.known_whole = False
+        self.looked_at, self.read = False, None
         if self.length <= MAX_ARGUMENT_BYTES:
             self.pieces.append(text)
         elif self.fault is None:
@@ -124,21 +126,21 @@ class _Open:
     @property
     def whole(self) -> bool:
         """Whether no limit can have cut its arguments off: they are there, and JSON. Or it does not matter."""
-        if self.fault is not None or self.known_whole:
+        if self.fault is not None:
             return True
-        text = "".join(self.pieces)
-        try:
-            parsed(whole_characters(text))
-        except ArgumentText:
-            return False
-        self.known_whole = bool(text.strip())
-        return self.known_whole
+        if not self.looked_at:
+            self.looked_at = True
+            text = whole_characters("".join(self.pieces))
+            with contextlib.suppress(ArgumentText):
+                self.read = ParsedText.of(text) if text.strip() else None
+        return self.read is not None
 
     def proposed(self, fault: str | None = None) -> ProposedCall:
         fault = self.fault or fault
-        text = whole_characters("".join(self.pieces))
         if fault is not None:
-            return ProposedCall(self.name, text[:KEPT_HEAD], self.provider_id, fault)
+            head = whole_characters("".join(self.pieces))[:KEPT_HEAD]
+            return ProposedCall(self.name, head, self.provider_id, fault)
+        text = self.read if self.whole and self.read is not None else whole_characters("".join(self.pieces))
         if self.form is not None:
             with contextlib.suppress(ArgumentText):  # what is no JSON is refused as it came
                 return ProposedCall(self.name, self.form.restored(parsed(text)), self.provider_id)
@@ -229,7 +231,7 @@ class ReplyAssembly:
         if len(self._calls) <= position:
             return None
         call = self._calls[position]
-        if call.known_whole or call.closed or call.fault or not call.pieces or not call.pieces[-1].endswith("}"):
+        if call.read is not None or call.closed or call.fault or not call.pieces or not call.pieces[-1].endswith("}"):
             return None
         if call.length > MAX_LOOKED_AHEAD or call.looks >= MAX_LOOKS or self._units > MAX_AHEAD_UNITS:
             return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import re
@@ -27,12 +28,50 @@ class ArgumentText(ValueError):
     """The text is not acceptable JSON; ``str()`` says what was wrong and what was expected."""
 
 
+class ParsedText(str):
+    """The text of arguments that was parsed already, with its value: :func:`parse_arguments`, :func:`parse_compact` and
+    :func:`parsed` give a copy of that instead of parsing it again.
+
+    Each copy is its taker's own: a tool may change what it is handed, and the history shows what the model sent.
+    """
+
+    __slots__ = ("_compact", "_value")
+
+    _compact: bytes | None
+    _value: dict[str, Any]
+
+    @staticmethod
+    def of(text: str) -> ParsedText:
+        """Parse ``text``.
+
+        :raises ArgumentText: when :func:`parse_arguments` refuses it
+        """
+        made = ParsedText(text)
+        quick = parse_compact(text)
+        made._value, made._compact = (parse_arguments(text), None) if quick is None else quick
+        return made
+
+    @property
+    def compact(self) -> bytes | None:
+        """The compact JSON of the value; None where only a parser of every detail could read the text."""
+        return self._compact
+
+    def value(self) -> dict[str, Any]:
+        """Return the value, as a copy."""
+        value = self._value
+        if not any(type(member) is dict or type(member) is list for member in value.values()):
+            return value.copy()  # nearly every call's
+        return copy.deepcopy(value) if self._compact is None else orjson.loads(self._compact)
+
+
 def parse_arguments(text: str | bytes, *, max_bytes: int = MAX_ARGUMENT_BYTES) -> dict[str, Any]:
     """A JSON object from ``text``; empty text is an empty object, since several providers send that for a
     tool without parameters. See :func:`parse_object` for what is refused.
 
     :raises ArgumentText: when refused
     """
+    if type(text) is ParsedText:
+        return text.value()
     if not text.strip():
         return {}
     return parse_object(text, max_bytes=max_bytes, max_values=MAX_ARGUMENT_VALUES)
@@ -153,9 +192,8 @@ def fault_in_size(arguments: Mapping[str, Any]) -> str | None:
         if isinstance(one, Mapping):
             keyed = cast("Mapping[Any, Any]", one)
             members: Collection[Any] = keyed.values()
-            characters += (
-                sum(len(key) for key in keyed if isinstance(key, str)) if len(keyed) <= MAX_ARGUMENT_VALUES else 0
-            )
+            for key in keyed if len(keyed) <= MAX_ARGUMENT_VALUES else ():
+                characters += len(key) if isinstance(key, str) else 0
         else:
             members = cast("Collection[Any]", one)
         values += len(members)
@@ -211,6 +249,8 @@ def parse_compact(text: str | bytes) -> tuple[dict[str, Any], bytes] | None:
     The object written out again has to be the text, but for one space after the colon of a name and before a name. So
     nothing was dropped or changed: no name stands there twice, and every number is kept exactly.
     """
+    if type(text) is ParsedText:
+        return None if text.compact is None else (text.value(), text.compact)
     if len(text) > MAX_ARGUMENT_BYTES:
         return None
     try:
