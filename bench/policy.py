@@ -19,12 +19,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from handrail.contract.text.paths import Located
 from handrail.contract.tool.requires import FsRequires, NetRequires, Requires, ShellRequires, Variables
 from handrail.contract.tool.spec import ToolSpec
 from handrail.policy.authority import Authority
 from handrail.policy.rules.rules import default_book, parse_rule
 from handrail.policy.targets import agent_layer
-from handrail.runtime.files.roots import Located, Roots
+from handrail.runtime.files.roots import Roots
 
 CALLS = 1_500
 ROUNDS = 9
@@ -71,7 +72,7 @@ class Resolved:
         self.workspace = workspace
 
     def locate(self, path: str) -> Located:
-        return Located(f"{self.workspace}/{path}", path, True)
+        return Located(f"{self.workspace}/{path}", path, True, self.workspace, inner=path)
 
 
 def cases(workspace: str) -> dict[str, Callable[[], object]]:

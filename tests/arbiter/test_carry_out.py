@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from tests.arbiter.toolbox import ALLOW, TOOLS, gate, kinds_of
 
 from handrail import ApprovalAnswer, Event, Kernel, Result, Runtime, Session, Tool, ToolSpec, UsageError, tool
 from handrail.contract.call import ProposedCall
+from handrail.runtime.files.roots import canonical
 from handrail.testing.kernels import ScriptedPerson, temporary_kernel
 
 
@@ -250,3 +253,44 @@ async def test_what_is_no_call_is_the_programmers_mistake_and_runs_nothing(sessi
     unfit: Any = [("test.add", {"a": 1, "b": 2}), ("test.add",)]
     with pytest.raises(UsageError, match="expected"):
         await session.call_all(unfit)
+
+
+async def test_a_path_is_resolved_once_for_locks_and_rules_and_again_where_it_is_opened(tmp_path: Path) -> None:
+    found: list[str] = []
+
+    def heard(frame: FrameType, event: str, argument: object) -> None:
+        if event == "call" and frame.f_code is canonical.__code__:
+            found.append(frame.f_locals["path"])
+
+    async with temporary_kernel(tmp_path) as kernel:
+        session = await kernel.session(headless=True)
+        workspace = kernel.workdir
+        Path(workspace, "a.txt").write_text("here\n")
+        assert (await session.call("read", {"path": "a.txt"})).ok
+        sys.setprofile(heard)
+        try:
+            assert (await session.call("read", {"path": "a.txt"})).ok
+        finally:
+            sys.setprofile(None)
+    assert found == [f"{workspace}/a.txt"] * 2, "once for its locks and the rules, once at the door"
+
+
+async def test_where_a_path_leads_is_looked_at_anew_once_a_person_was_asked(tmp_path: Path) -> None:
+    person = ScriptedPerson([ApprovalAnswer("once")])
+    person.may_answer.clear()
+    async with temporary_kernel(tmp_path, rules=("ask fs.write",)) as kernel:
+        workspace = Path(kernel.workdir)
+        for name in ("open", "closed"):
+            (workspace / name).mkdir()
+        (workspace / "out").symlink_to("open")
+        session = await kernel.session(attendant=person)
+        writing = asyncio.create_task(session.call("write", {"path": "out/a.txt", "content": "x"}))
+        await person.asked.wait()
+        (workspace / "out").unlink()
+        (workspace / "out").symlink_to("closed")
+        session.add_rules("deny fs.write closed/**")
+        person.may_answer.set()
+        result = await writing
+        assert result.error_kind == "denied" and "closed/a.txt" in (result.error_text or "")
+        assert "intended" not in await kinds_of(kernel, f"{session.id}/1.0"), "it never came to the door"
+        assert not list((workspace / "closed").iterdir()) and not list((workspace / "open").iterdir())

@@ -33,6 +33,7 @@ from handrail.contract.call import Answer, ProposedCall
 from handrail.contract.errors import LogUnavailable, ToolError
 from handrail.contract.generation import Generation
 from handrail.contract.schema.schema import UnfinishedCheck
+from handrail.contract.text.paths import Located
 from handrail.contract.tool.names import wire_name
 from handrail.contract.tool.spec import ToolSpec
 from handrail.record.log import CommitLog, Interrupted
@@ -79,7 +80,9 @@ def _looked_at(call: Call, resources: Resources, authorisation: Authorisation) -
     if given is None:
         return None
     lane, call.entry, call.arguments = call.lane, entry, entry.admitted(given, parsed=True)
-    wants, verdict = resources.wants(spec, call.arguments, lane.around.roots), authorisation.judged(call)
+    located: dict[str, Located] = {}
+    wants = resources.wants(spec, call.arguments, lane.around.roots, located)
+    verdict = authorisation.judged(call, located)
     return LookedAhead(proposed, given, compact, call.arguments, wants, lane.authority.layer, lane.rules, verdict)
 
 
@@ -235,6 +238,7 @@ class Arbiter:
                         spec = await self._validate_in_process(call, unfinished)
                     if spec.manual_first:
                         await read_first(call)
+                        call.located = None
                     if waits := self.authorisation.decide(call):  # 3
                         await waits
                     if call.background and call.job is None:
@@ -346,7 +350,9 @@ class Arbiter:
         call.arguments = arguments
         if spec.background_argument is None and spec.mode == "direct":  # nearly every call
             try:
-                call.wants = self.resources.wants(spec, arguments, call.lane.around.roots)
+                located: dict[str, Located] = {}
+                call.located = located
+                call.wants = self.resources.wants(spec, arguments, call.lane.around.roots, located)
             except ToolError as error:
                 raise Refusal("validate", error.kind, error.text) from None
         else:

@@ -10,6 +10,7 @@ from handrail.arbiter.call import Call, Lane, Refusal
 from handrail.arbiter.locks import Resources, shared
 from handrail.arbiter.offers import judged_as, reading
 from handrail.arbiter.output.shaper import Shaper
+from handrail.contract.text.paths import Located
 from handrail.contract.tool.requires import CapabilitySet
 from handrail.policy.questions import Verdict
 from handrail.policy.verdict import Step as PolicyStep
@@ -33,11 +34,13 @@ class Authorisation:
         if looked is not None and looked.rules is lane.rules and looked.layer is lane.authority.layer:
             verdict = looked.verdict
         else:
-            verdict = self.judged(call)
+            verdict = self.judged(call, call.located)
+        call.located = None
         if verdict.action == "ask" or (verdict.action == "allow" and self._has_to_wait(call, lane)):
             return self._narrow(call, verdict)
         self._conclude(call, verdict)
-        self._read_only(call)
+        if verdict.prepared.spec.only_its_command:
+            self._read_only(call)
         return None
 
     @staticmethod
@@ -115,12 +118,15 @@ class Authorisation:
         if verdict.action == "deny":
             raise Refusal("intend", "denied", verdict.reason)
 
-    def judged(self, call: Call) -> Verdict:
-        """What rules and capabilities say of it. Changes nothing."""
+    def judged(self, call: Call, located: dict[str, Located] | None = None) -> Verdict:
+        """What rules and capabilities say of it. Changes nothing.
+
+        :param located: paths that were resolved in this very moment; None resolves all anew
+        """
         assert call.entry is not None and call.arguments is not None
         lane, caller, tool, spec = call.lane, call.parent, call.entry.tool, call.entry.spec
         origin = tool.origin
-        if call.steps:
+        if call.going is not None and call.steps:
             return self._judged_in_its_place(call)
         if tool.types and (typed := typed_into(call)) is not None:
             parent = None if caller is None or caller.verdict is None else caller.verdict.capabilities
@@ -132,6 +138,7 @@ class Authorisation:
             call.arguments,
             rules=lane.rules,
             roots=lane.around.roots,
+            located=located,
             parent=None if caller is None or caller.verdict is None else caller.verdict.capabilities,
             origin=origin,
             behind=call.entry.behind,

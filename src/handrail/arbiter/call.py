@@ -28,6 +28,7 @@ from handrail.contract.generation import Entry, Generation
 from handrail.contract.rules import Mode
 from handrail.contract.sandbox import Attempt
 from handrail.contract.session import StopReason
+from handrail.contract.text.paths import Located
 from handrail.contract.tool.offering import Offering
 from handrail.contract.tool.requires import Layer
 from handrail.contract.tool.spec import StateEnd
@@ -282,6 +283,9 @@ class Call:
     verdict: Verdict | None = None
     rules: RuleBook | None = None
     wants: tuple[Want, ...] = ()
+    located: dict[str, Located] | None = None
+    """The paths that were resolved for its locks, for the rules that judge it in the same moment; None once anything was
+    awaited since, so that it is resolved anew."""
     grant: Grant | None = None
     behind: Taken | None = None
     """The latest message before its proposal, which may not be durable yet; see :meth:`known`."""

@@ -71,7 +71,13 @@ class Locking:
             return None
         if predecessors:
             return self._after(call, predecessors)
-        return self._now(call)
+        if call.wants:
+            call.grant = self.locks.try_acquire(call.wants, call.id)
+            if call.grant is None:
+                return self._in_turn(call)
+        if call.entered is not None:
+            call.has_entered()
+        return None
 
     async def _after(self, call: Call, predecessors: Sequence[Call]) -> None:
         assert call.entry is not None
@@ -83,17 +89,8 @@ class Locking:
             ):
                 call.own_arguments()
                 await call.interruptible("lock", partial(_until, earlier.entered))
-        if waits := self._now(call):
+        if waits := self.lock(call, ()):
             await waits
-
-    def _now(self, call: Call) -> Awaitable[None] | None:
-        if call.wants:
-            call.grant = self.locks.try_acquire(call.wants, call.id)
-            if call.grant is None:
-                return self._in_turn(call)
-        if call.entered is not None:
-            call.has_entered()
-        return None
 
     async def _in_turn(self, call: Call) -> None:
         call.own_arguments()

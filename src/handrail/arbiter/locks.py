@@ -27,13 +27,15 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, cast
 
 from handrail.contract.errors import HandrailError, ToolError, UsageError
 from handrail.contract.text.json import json_type
+from handrail.contract.text.paths import Located
 from handrail.contract.tool.spec import LockMode, LockSpec, ToolSpec, fill, placeholders
+from handrail.runtime.files.roots import Roots
 
 # pyright: reportPrivateUsage=false
 # The table, its requests and its grants are one mechanism; no other code sees their inner fields.
@@ -251,8 +253,7 @@ class LockTable:
             self._grants.remove(grant)
         except KeyError:
             raise UsageError(f"{grant!r} is not held: release a grant once, to the table it came from") from None
-        for resource, mode in grant._plan:
-            self._give_back(resource, mode)
+        self._give_back(grant._plan)
 
     def waiting_for(self, request: Request) -> str:
         """What ``request`` waits for and who holds it, in one short line, for events and ``explain``."""
@@ -298,20 +299,21 @@ class LockTable:
                 del fifos[mode][request]
                 self._let_in(resource, mode, fifos)
             else:
-                self._give_back(resource, mode)
+                self._give_back(((resource, mode),))
 
-    def _give_back(self, resource: Resource, mode: int) -> None:
-        left = self._taken[resource] - _ONE[mode]
-        if left:
-            self._taken[resource] = left
-        else:
-            del self._taken[resource]
-        # Only the last of a mode to leave can make room. Without this, each file's release would look at the
-        # queues of every folder above it.
-        if self._queues and not left & _FIELD[mode]:
-            fifos = self._queues.get(resource)
-            if fifos is not None:
-                self._let_in(resource, mode, fifos)
+    def _give_back(self, plan: _Plan) -> None:
+        for resource, mode in plan:
+            left = self._taken[resource] - _ONE[mode]
+            if left:
+                self._taken[resource] = left
+            else:
+                del self._taken[resource]
+            # Only the last of a mode to leave can make room. Without this, each file's release would look at the
+            # queues of every folder above it.
+            if self._queues and not left & _FIELD[mode]:
+                fifos = self._queues.get(resource)
+                if fifos is not None:
+                    self._let_in(resource, mode, fifos)
 
     def _let_in(self, resource: Resource, gone: int, fifos: _Fifos) -> None:
         """Give their turn at ``resource`` to those that one of mode ``gone`` was the last to keep out."""
@@ -410,25 +412,6 @@ MAX_BITS = 4096
 _FILE = "file:"
 
 
-class Places(Protocol):
-    """The part of :class:`~handrail.runtime.files.roots.Roots` that is needed here."""
-
-    workspace: str
-    """The workspace's canonical folder."""
-
-    @property
-    def writable(self) -> Collection[str]:
-        """The canonical folders that may be written, the workspace among them."""
-        ...
-
-    def absolute(self, path: str) -> str:
-        """The file's canonical path: no ``..``, no link, no doubled separator.
-
-        :raises ToolError: for text that can name no file
-        """
-        ...
-
-
 class Resources:
     """Fills the lock templates of tools. One for a kernel; it remembers what it compiled."""
 
@@ -439,22 +422,30 @@ class Resources:
         self._compiled: dict[int, tuple[weakref.ref[ToolSpec], Templates]] = {}
 
     def wants(
-        self, spec: ToolSpec, arguments: Mapping[str, Any], places: Places, *, background: bool = False
+        self,
+        spec: ToolSpec,
+        arguments: Mapping[str, Any],
+        roots: Roots,
+        located: dict[str, Located] | None = None,
+        *,
+        background: bool = False,
     ) -> tuple[Want, ...]:
         """What a call of ``spec`` with validated ``arguments`` has to hold.
 
+        :param located: takes the paths that are resolved for it, by their texts, for the rules that judge the call in the same moment
         :param background: what it has to hold where nobody waits for it
         :raises ToolError: ``invalid_input`` when an argument cannot be made a resource
         """
+        located = {} if located is None else located
         if background:
-            return Templates(spec.background_locks).wants(arguments, places)
+            return Templates(spec.background_locks).wants(arguments, roots, located)
         key = id(spec)
         found = self._compiled.get(key)
         if found is None:
             gone = weakref.ref(spec, lambda _, compiled=self._compiled: compiled.pop(key, None))
             found = self._compiled[key] = (gone, Templates(spec.effective_locks))
         templates = found[1]
-        return templates.wants(arguments, places) if templates.filled else templates.constant
+        return templates.wants(arguments, roots, located) if templates.filled else templates.constant
 
 
 def shared(wants: tuple[Want, ...]) -> tuple[Want, ...]:
@@ -465,14 +456,15 @@ def shared(wants: tuple[Want, ...]) -> tuple[Want, ...]:
 class _Template:
     """One with places to fill, or a file's name. Most have a single place, which is filled with a text."""
 
-    __slots__ = ("_after", "_before", "_name", "_whole", "lock")
+    __slots__ = ("_whole", "after", "before", "lock", "name")
 
     def __init__(self, lock: LockSpec) -> None:
         self.lock = lock
         names = lock.arguments
         self._whole = () if names else (fill(lock.resource, {}),)
-        self._name = names[0] if len(names) == 1 else ""
-        self._before, _, self._after = fill(lock.resource, {self._name: "\0"}).partition("\0")
+        self.name = names[0] if len(names) == 1 else ""
+        """Its only place; with a text there, that stands between ``before`` and ``after``."""
+        self.before, _, self.after = fill(lock.resource, {self.name: "\0"}).partition("\0")
 
     def filled(self, arguments: Mapping[str, Any]) -> Iterable[str]:
         """The resources that it stands for.
@@ -481,9 +473,6 @@ class _Template:
         """
         if self._whole:
             return self._whole
-        value = arguments.get(self._name)
-        if type(value) is str and self._name:
-            return (self._before + value + self._after,)
         return [fill(self.lock.resource, values) for values in _spread(self.lock, arguments)]
 
 
@@ -503,40 +492,42 @@ class Templates:
                 constant.append(((lock.resource,), lock.mode))
         self.constant = tuple(constant)
 
-    def wants(self, arguments: Mapping[str, Any], places: Places) -> tuple[Want, ...]:
+    def wants(self, arguments: Mapping[str, Any], roots: Roots, located: dict[str, Located]) -> tuple[Want, ...]:
         """See :meth:`Resources.wants`."""
         wants = dict.fromkeys(self.constant)
         for template in self.filled:
             mode = template.lock.mode
-            for resource in template.filled(arguments):
-                if resource.startswith(_FILE):
-                    for want in _file(resource[len(_FILE) :], mode, places):
-                        wants[want] = None
-                else:
+            value = arguments.get(template.name) if template.name else None
+            filled = (template.before + value + template.after,) if type(value) is str else template.filled(arguments)
+            for resource in filled:
+                if not resource.startswith(_FILE):
                     wants[(resource,), mode] = None
+                elif path := resource[len(_FILE) :]:
+                    where = located.get(path)
+                    if where is None:
+                        where = located[path] = roots.locate(path)
+                    for one in _file(where.absolute, roots):
+                        wants[one, mode] = None
+                else:  # an optional argument that was left out is the whole workspace
+                    wants[(WORKSPACE,), mode] = None
         return tuple(wants)
 
 
-def _file(path: str, mode: LockMode, places: Places) -> list[Want]:
-    """The resource of one file. No path (an optional argument that was left out) is the whole workspace."""
-    if not path:
-        return [((WORKSPACE,), mode)]
-    absolute, workspace = places.absolute(path), places.workspace
+def _file(absolute: str, roots: Roots) -> tuple[Resource, ...]:
+    """The resources of one file, by its canonical path."""
+    workspace = roots.workspace
+    inside = workspace if workspace == "/" else workspace + "/"
+    if absolute.startswith(inside) and absolute != inside:
+        return ((WORKSPACE, *absolute[len(inside) :].split("/")),)
     if absolute == workspace:
-        return [((WORKSPACE,), mode)]
-    if absolute.startswith(workspace.rstrip("/") + "/"):
-        return [(_beneath(WORKSPACE, absolute[len(workspace.rstrip("/")) :]), mode)]
-    if any(absolute == root or absolute.startswith(root + "/") for root in places.writable):
-        return [(_beneath(WORKSPACE, absolute, "/"), mode)]  # no name in the workspace is "/"
-    wants: list[Want] = [(_beneath(ELSEWHERE, absolute), mode)]
+        return ((WORKSPACE,),)
+    if any(absolute == root or absolute.startswith(root + "/") for root in roots.writable):
+        return ((WORKSPACE, "/", *absolute[1:].split("/")),)  # no name in the workspace is "/"
+    elsewhere = (ELSEWHERE,) if absolute == "/" else (ELSEWHERE, *absolute[1:].split("/"))
     folder = absolute.rstrip("/") + "/"
-    if any(root.startswith(folder) for root in places.writable):  # a folder that holds such a root covers it too
-        wants.append(((WORKSPACE,), mode))
-    return wants
-
-
-def _beneath(root: str, path: str, *first: str) -> Resource:
-    return (root, *first, *(part for part in path.split("/") if part))
+    if any(root.startswith(folder) for root in roots.writable):  # a folder that holds such a root covers it too
+        return (elsewhere, (WORKSPACE,))
+    return (elsewhere,)
 
 
 def _spread(lock: LockSpec, arguments: Mapping[str, Any]) -> list[dict[str, str]]:

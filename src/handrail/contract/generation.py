@@ -74,6 +74,7 @@ class Entry:
     :param declared: the declaration that ``spec`` was made of, with what the operator set; None where only ``spec`` is known
     :param answered_by: of a locked id that no built-in tool answers, the tool that its operator named; it runs as itself
     :ivar inline: its code is short enough to be awaited in its caller's own task: a read that is stopped where it waits
+    :ivar behind: the declaration of the tool that answers for a locked id, with whose settings, secrets and state a call runs
     """
 
     spec: ToolSpec
@@ -95,6 +96,9 @@ class Entry:
     """Whether people may have to be asked questions before it runs."""
     inline: bool = field(init=False)
     """Whether it can be awaited in its caller's own task; see the class."""
+    behind: ToolSpec | None = field(init=False)
+    looks: bool = field(init=False)
+    """Whether the tool has a look of its own at arguments that fit its schema."""
 
     def __post_init__(self) -> None:  # here, once: generations of ten thousand share their entries
         object.__setattr__(self, "id", self.spec.id)
@@ -103,11 +107,8 @@ class Entry:
         spec = self.spec
         reads = spec.side_effect == "read" and not spec.promotable and spec.mode != "stateful"
         object.__setattr__(self, "inline", reads and not self.blocking)
-
-    @property
-    def behind(self) -> ToolSpec | None:
-        """The declaration of the tool that answers for a locked id, with whose settings, secrets and state a call runs."""
-        return None if self.answered_by is None else self.answered_by.spec
+        object.__setattr__(self, "behind", None if self.answered_by is None else self.answered_by.spec)
+        object.__setattr__(self, "looks", type(self.tool).check is not Tool.check)
 
     def admitted(
         self, arguments: dict[str, Any], *, parsed: bool = False, judged: Mapping[Schema, Sequence[str]] | None = None
@@ -131,7 +132,8 @@ class Entry:
         try:
             if self.answered_by is not None:
                 return self.answered_by.admitted(whole, judged=judged)
-            self.tool.check(whole)
+            if self.looks:
+                self.tool.check(whole)
         except UnfinishedCheck:
             raise
         except ToolError as error:

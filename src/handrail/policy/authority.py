@@ -5,11 +5,13 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Literal
 
 from handrail.contract.agent import AgentManifest
 from handrail.contract.protected.protected import INSTALLED, is_key
 from handrail.contract.text.neutral import visible
+from handrail.contract.text.paths import Located, PathRoots
 from handrail.contract.text.patterns import escape, text_regex
 from handrail.contract.tool.native import NativeOffer
 from handrail.contract.tool.requires import Capability, CapabilitySet, Layer, May, Variables
@@ -22,7 +24,6 @@ from handrail.policy.shell.parse import Command, parse
 from handrail.policy.shell.programs import concern
 from handrail.policy.suggestions import target_pattern
 from handrail.policy.targets import (
-    PathRoots,
     Target,
     argv_script,
     call_set,
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 
 
 _MOST_PREPARED = 4096
+_EXACTLY: Callable[[Target], tuple[str, str]] = itemgetter(0, 1)
+"""A target's capability and value."""
 
 
 class Authority:
@@ -122,6 +125,7 @@ class Authority:
         *,
         rules: RuleBook,
         roots: PathRoots,
+        located: dict[str, Located] | None = None,
         parent: CapabilitySet | None = None,
         origin: str | None = None,
         behind: ToolSpec | None = None,
@@ -129,13 +133,17 @@ class Authority:
         """Decide one call by capabilities and rules; :meth:`watch` follows. Never raises for what a model sent.
 
         :param arguments: already validated
+        :param located: paths that were resolved in this very moment, for the call's locks; None resolves all anew
         :param parent: the capability set of the call that makes this one
         :param origin: ``mcp:server:tool`` for a tool that comes from an MCP server
         :param behind: the tool that answers, where ``spec`` is of a locked id: what is denied to it stays denied
         """
-        verdict = self._prepare(spec, rules, parent, origin).judge(arguments, roots)
+        found = {} if located is None else located
+        known = self._prepared.get((id(spec), id(rules), id(parent), origin))
+        prepared = self._prepare(spec, rules, parent, origin) if known is None else known[0]
+        verdict = prepared.judge(arguments, roots, found)
         if behind is not None and verdict.action != "deny":
-            own = self._prepare(behind, rules, parent, origin).judge(arguments, roots)
+            own = self._prepare(behind, rules, parent, origin).judge(arguments, roots, found)
             if own.action == "deny":
                 return own
         return verdict
@@ -242,15 +250,15 @@ def _concerns(watchdog: Watchdog, spec: ToolSpec) -> bool:
 class _Touches:
     """One running call's :data:`~handrail.contract.tool.requires.May`."""
 
-    __slots__ = ("_answered", "_exact", "_prepared", "_roots", "_tool", "_verdict")
+    __slots__ = ("_answered", "_exact", "_of_tool", "_prepared", "_roots", "_verdict")
 
     def __init__(self, prepared: Prepared, verdict: Verdict, roots: PathRoots) -> None:
         self._prepared = prepared
         self._verdict = verdict
         self._roots = roots
         self._answered = verdict.action == "ask"
-        self._exact = {(target.capability, target.value) for target in verdict.targets}
-        self._tool = _tool_rule(verdict)
+        self._exact: set[tuple[str, str]] = set(map(_EXACTLY, verdict.targets))
+        self._of_tool: Ranked | Literal[False] | None = False
 
     def __call__(self, capability: Capability, target: str | Sequence[str]) -> str | None:
         if capability == "shell.run":
@@ -260,12 +268,17 @@ class _Touches:
         if not prepared.covers(capability, value) and (refused := self._beyond(capability, value, value)) is not None:
             return refused
         subject: PathSubject | str = value if capability == "net.fetch" else path_subject(value, self._roots)
-        if (fixed := mandatory(capability, subject, visible(value))) is not None:
+        if (fixed := mandatory(capability, subject, value if value.isprintable() else visible(value))) is not None:
             return f"{fixed}."
         same_kind = prepared.kind == ("host" if capability == "net.fetch" else "path")
-        tool = prepared.tool.winner(subject) if same_kind else self._tool
+        own = prepared.tool
+        tool = self._tool if not same_kind else own.winner(subject) if own.ranked else None
         action, rule = prepared.decide(tool, capability, subject)
-        if asked_always(capability, subject) is not None and (capability, value) not in self._exact:
+        if (
+            capability == "fs.write"
+            and asked_always(capability, subject) is not None
+            and (capability, value) not in self._exact
+        ):
             # What a person or a rule allowed was another path. A deny holds as it does for any path.
             place = Target(capability, value, self._roots.locate(value).shown, subject)
             if action != "deny" and (question := prepared.unnamed(place, tool if same_kind else None)) is not None:
@@ -274,6 +287,16 @@ class _Touches:
             return None
         shown = subject if isinstance(subject, str) else subject.relative or subject.absolute
         return self._refusal(action, rule, Target(capability, value, visible(shown), subject))
+
+    @property
+    def _tool(self) -> Ranked | None:
+        """The strictest answer of the rules about the tool in this call, if they matched every target; otherwise None."""
+        if self._of_tool is False:  # most calls touch what their tool's own rules are about, and never ask this
+            found = [finding.tool for finding in self._verdict.findings]
+            spoken = [ranked for ranked in found if ranked is not None]
+            whole = bool(spoken) and len(spoken) == len(found)
+            self._of_tool = max(spoken, key=lambda ranked: STRICTNESS[ranked.rule.action]) if whole else None
+        return self._of_tool
 
     def _is_covered(self, capability: Capability, value: str, rule: Rule | None) -> bool:
         """Whether the decision on the call itself, or a person's answer to it, covers this access, which no rule allows."""
@@ -380,15 +403,6 @@ class _Touches:
         elif target is not None and finding.cause == "protected" and (pattern := target_pattern(target)) is not None:
             opens = f" A rule opens it: 'allow fs.write {visible(pattern)}'."
         return f"{text} A running call cannot ask, so it is denied.{opens}"
-
-
-def _tool_rule(verdict: Verdict) -> Ranked | None:
-    """The strictest answer of the rules about the tool in this call, if they matched every target; otherwise None."""
-    found = [finding.tool for finding in verdict.findings]
-    spoken = [ranked for ranked in found if ranked is not None]
-    if not spoken or len(spoken) < len(found):
-        return None
-    return max(spoken, key=lambda ranked: STRICTNESS[ranked.rule.action])
 
 
 __all__ = ["Authority", "Verdict"]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
+from handrail.contract.text.paths import PathRoots
 from handrail.contract.tool.requires import Capability, CapabilitySet
 from handrail.contract.tool.spec import ToolSpec
 from handrail.policy.authority import Authority
@@ -17,7 +18,7 @@ from handrail.policy.rules.rules import DEFAULT_MODE, MODES, Action, Rule, RuleB
 from handrail.policy.shell import read_only
 from handrail.policy.shell.parse import Script
 from handrail.policy.suggestions import SOURCE, always, target_pattern
-from handrail.policy.targets import PathRoots, Target, shown_argv
+from handrail.policy.targets import Target, shown_argv
 from handrail.policy.verdict import Finding, Step, reason_of
 
 # The trace of a verdict, step by step, computed only on request.

@@ -14,6 +14,7 @@ from typing import Any, Literal, cast
 from handrail.contract.errors import ToolError
 from handrail.contract.protected import protected
 from handrail.contract.protected.protected import Protection
+from handrail.contract.text.paths import Located, PathRoots
 from handrail.contract.text.patterns import text_regex
 from handrail.contract.tool.names import is_session_internal
 from handrail.contract.tool.requires import CAPABILITIES, Capability, CapabilitySet
@@ -34,7 +35,7 @@ from handrail.policy.rules.rules import READ_ONLY, STRICTNESS, Action, Rule, Rul
 from handrail.policy.rules.words import standard_name
 from handrail.policy.shell import programs, read_only, runners, wrappers
 from handrail.policy.shell.parse import Command, Script
-from handrail.policy.targets import PathRoots, Target, TargetReader, kind_of, refusal, remedy, shown_argv
+from handrail.policy.targets import Target, TargetReader, kind_of, refusal, remedy, shown_argv
 from handrail.policy.verdict import Finding, Step, reason_of
 
 _UNNAMEABLE = ("\0",)
@@ -96,15 +97,18 @@ class Prepared:
         """The same tool with other rules."""
         return Prepared(self.spec, rules, self.capabilities, self.origin)
 
-    def judge(self, arguments: Mapping[str, Any], roots: PathRoots) -> Verdict:
+    def judge(self, arguments: Mapping[str, Any], roots: PathRoots, located: dict[str, Located]) -> Verdict:
+        """
+        :param located: paths that were resolved in this very moment, by their texts; further ones are added
+        """
         if self._constant is not None:
             return self._constant
         try:
-            targets = self._reader.read(arguments, roots)
+            targets = self._reader.read(arguments, roots, located)
         except ToolError as error:
             finding = Finding("deny", "fault", note=error.text)
             return Verdict(self, arguments, (), (finding,), finding)
-        return self.judge_targets(arguments, targets)
+        return self._judge(arguments, targets) if self._reading is None else self.judge_targets(arguments, targets)
 
     def judge_targets(self, arguments: Mapping[str, Any], targets: Sequence[Target]) -> Verdict:
         """As :meth:`judge`, when the targets are known already."""
@@ -215,7 +219,11 @@ class Prepared:
         if self.kind != "arguments":
             tool = self.tool.winner(subject) if self.tool.ranked else None
         action, rule = self.decide(tool, target.capability, subject)
-        if action == "allow" and (question := self.unnamed(target, tool)) is not None:
+        if (
+            action == "allow"
+            and target.capability == "fs.write"
+            and (question := self.unnamed(target, tool)) is not None
+        ):
             return Finding("ask", "protected", rule, question, None, target, tool)
         return Finding(action, "no rule" if rule is None else "rule", rule, "", None, target, tool)
 
@@ -638,7 +646,10 @@ class Verdict:
         """The record of a call that rules alone allow, made once for a verdict that stands for many calls. Not to be
         changed."""
         if self._by_rules is None:
-            self._by_rules = {"by": "rules", "reason": self.reason}
+            reason = self._reason
+            if reason is None:
+                reason = self._reason = reason_of(self.deciding, self.prepared.spec.id)
+            self._by_rules = {"by": "rules", "reason": reason}
         return self._by_rules
 
     @property

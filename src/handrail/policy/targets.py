@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Protocol, cast
+from typing import Any, Literal, NamedTuple, cast
 
 from handrail.contract.agent import Delegable
 from handrail.contract.errors import ToolError, excerpt
 from handrail.contract.text.hosts import read_host, read_url
 from handrail.contract.text.neutral import visible
+from handrail.contract.text.paths import Located, PathRoots
 from handrail.contract.tool.requires import Capability, CapabilitySet, Layer, Requires, Variables, expand, union
 from handrail.contract.tool.spec import ToolSpec, fill, placeholders, properties_of
 from handrail.policy.rules.matching import Kind, PathSubject
@@ -22,24 +23,6 @@ _LONGEST_SHOWN = 400
 _SSH = re.compile(r"(?:git\+)?ssh(?:\+git)?://|[^/@:\s]+@[^/@:\s]+:(?!//)", re.IGNORECASE)
 _HOLDS_ITSELF = re.compile(r"data:[^,]{0,100},", re.IGNORECASE)
 """An address that is its own content (RFC 2397): nothing is reached by it."""
-
-
-class LocatedPath(Protocol):
-    @property
-    def absolute(self) -> str: ...
-    @property
-    def shown(self) -> str: ...
-
-
-class PathRoots(Protocol):
-    """What policy needs of the session's roots."""
-
-    workspace: str
-    """Absolute, canonical."""
-
-    def locate(self, path: str, /) -> LocatedPath:
-        """:raises ToolError: for a text that can name no file"""
-        ...
 
 
 class Target(NamedTuple):
@@ -92,22 +75,33 @@ class TargetReader:
             for capability, template in spec.effective_targets.items()
         )
         only_a_path = len(self._getters) == 1 and self._getters[0][0] in ("fs.read", "fs.write")
-        self._path = self._getters[0] if only_a_path else None
-        """The only getter, where it is of a path: most tools about files."""
+        self._path: tuple[Capability, str, object] | None = None
+        """The only target, where it is a path that one argument names: the argument, and its default. Most tools about files."""
+        if only_a_path and (name := _only_name(next(iter(spec.effective_targets.values())))) is not None:
+            self._path = (self._getters[0][0], name, _default_of(name, spec))
 
     def __bool__(self) -> bool:
         return bool(self._getters)
 
-    def read(self, arguments: Mapping[str, Any], roots: PathRoots) -> list[Target]:
-        """:raises ToolError: ``invalid_input`` for a path or host that cannot be"""
+    def read(self, arguments: Mapping[str, Any], roots: PathRoots, located: dict[str, Located]) -> list[Target]:
+        """
+        :param located: paths that were resolved in this very moment, by their texts; further ones are added
+        :raises ToolError: ``invalid_input`` for a path or host that cannot be
+        """
         if self._path is not None:
-            capability, getter = self._path
-            value = getter(arguments)
+            capability, name, default = self._path
+            value = arguments.get(name, default)
             if isinstance(value, str):
-                where = roots.locate(value)
-                return [Target(capability, where.absolute, where.shown, path_subject(where.absolute, roots))]
+                where = located.get(value)
+                if where is None:
+                    where = located[value] = roots.locate(value)
+                absolute = where.absolute
+                if where.root == roots.workspace:
+                    subject = PathSubject(absolute, where.inner)
+                else:
+                    subject = path_subject(absolute, roots)
+                return [Target(capability, absolute, where.shown, subject)]
         found: list[Target] = []
-        located: dict[str, LocatedPath] = {}
         for capability, getter in self._getters:
             value = getter(arguments)
             if capability == "shell.run":
@@ -130,12 +124,21 @@ class TargetReader:
 
 
 def _getter(template: str, spec: ToolSpec) -> _Getter:
-    names = placeholders(template)
-    if len(names) == 1 and template[1:-1] == names[0]:
-        name = names[0]
-        default: object = properties_of(spec.parameters).get(name, {}).get("default")
+    name = _only_name(template)
+    if name is not None:
+        default = _default_of(name, spec)
         return lambda arguments: arguments.get(name, default)
     return lambda arguments: fill(template, arguments)
+
+
+def _only_name(template: str) -> str | None:
+    """Return the argument that a template is, where it is nothing else."""
+    names = placeholders(template)
+    return names[0] if len(names) == 1 and template[1:-1] == names[0] else None
+
+
+def _default_of(name: str, spec: ToolSpec) -> object:
+    return properties_of(spec.parameters).get(name, {}).get("default")
 
 
 def _texts(value: object, missing: str | None) -> list[str]:

@@ -14,12 +14,13 @@ from threading import Lock
 from typing import NamedTuple
 
 from handrail.contract.errors import ToolError, excerpt
+from handrail.contract.text.paths import Located
 from handrail.contract.text.patterns import path_regex
 from handrail.contract.tool.requires import May
 from handrail.origins.imports import trusted_path
 from handrail.origins.programs import ProgramRefused, find_program, folder_around, workspaces
 from handrail.runtime.files import beneath
-from handrail.runtime.files.roots import BENEATH, HANDLE, NO_MAGICLINKS, NO_SYMLINKS, Located, openat2
+from handrail.runtime.files.roots import BENEATH, HANDLE, NO_MAGICLINKS, NO_SYMLINKS, openat2
 
 MAX_PATTERN = 32 * 1024
 MAX_TEXT = 500

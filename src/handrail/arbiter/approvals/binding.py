@@ -18,11 +18,12 @@ from typing import Any
 
 from handrail.contract.errors import ToolError
 from handrail.contract.text.neutral import visible
+from handrail.contract.text.paths import Located
 from handrail.policy.shell.executed import FOLDERS_OF_PROGRAMS, HOME, LONGEST, RunStep, run_steps
 from handrail.policy.shell.parse import Script
 from handrail.policy.targets import Target
 from handrail.runtime.files import beneath
-from handrail.runtime.files.roots import Located, Roots, is_beneath
+from handrail.runtime.files.roots import Roots, is_beneath
 from handrail.runtime.ripgrep import alternatives
 
 MOST_HASHED_BYTES = 16 * 1024 * 1024
@@ -77,7 +78,8 @@ class RunFiles:
         if located.inside:
             return located
         if self._home is not None and is_beneath(located.absolute, self._home):
-            return located._replace(inside=True, root=self._home, writable=True)
+            inner = located.absolute[len(self._home) :].strip("/") or "."
+            return located._replace(inside=True, root=self._home, writable=True, inner=inner)
         return None
 
     def _folder(self, folder: str, word: str) -> str | None:

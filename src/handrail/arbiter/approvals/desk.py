@@ -33,11 +33,11 @@ from handrail.contract.call import Result
 from handrail.contract.doors.runtime import Question
 from handrail.contract.errors import LogUnavailable, ToolError
 from handrail.contract.generation import Entry, Generation
+from handrail.contract.text.paths import PathRoots
 from handrail.policy import suggestions
 from handrail.policy.authority import Authority, Verdict
 from handrail.policy.rules.rules import Rule, RuleBook, Scope, parse_rule
 from handrail.policy.suggestions import NEVER, PROJECT
-from handrail.policy.targets import PathRoots
 from handrail.record.log import CommitLog, Interrupted, Record
 from handrail.runtime.files.roots import Roots
 from handrail.store.database.database import Work

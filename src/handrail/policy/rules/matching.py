@@ -97,7 +97,14 @@ class Ranking:
         """The most specific rule that matches. Where that is an untrusted ask, a deny that it would hide wins."""
         if not self.ranked:
             return None
-        found = self._most_specific(subject)
+        if self.kind == "path" and type(subject) is PathSubject:  # nearly every call about files
+            table, relative = self._inside, subject.relative
+            if table is None or relative is None:
+                found = self._winner_of_path(subject)
+            else:
+                found = table.winner(relative, subject.absolute)
+        else:
+            found = self._most_specific(subject)
         if self._beneath is not None and found is not None and _only_asks(found.rule):
             beneath = self._beneath.winner(subject)
             return beneath if beneath is not None and beneath.rule.action == "deny" else found
@@ -350,7 +357,10 @@ class _NameIndex:
     def places(self, path: str) -> set[int]:
         """Return the places of every glob that a name of ``path`` could match."""
         path = path.casefold()
-        found = {place for text, place in self._inner if text in path}
+        found: set[int] = set()
+        for text, place in self._inner:
+            if text in path:
+                found.add(place)
         exact, heads, tails, key = self._exact, self._heads, self._tails, self._KEY
         for name in path.split("/"):
             if name in exact:

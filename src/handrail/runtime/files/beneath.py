@@ -16,6 +16,7 @@ from typing import Literal
 
 from handrail.contract.agent import AgentRoot
 from handrail.contract.errors import ToolError
+from handrail.contract.text.paths import Located
 from handrail.runtime.files.roots import (
     AT_FDCWD,
     BENEATH,
@@ -23,7 +24,6 @@ from handrail.runtime.files.roots import (
     NO_MAGICLINKS,
     NO_SYMLINKS,
     FurtherRoots,
-    Located,
     is_beneath,
     lost_root,
     openat2,
@@ -51,15 +51,9 @@ def open_beneath(located: Located, flags: int, resolve: int = 0) -> int:
     assert located.root is not None
     root = open_root(located.root, resolve)
     try:
-        return openat2(root, relative(located), flags, BENEATH | NO_SYMLINKS | NO_MAGICLINKS | resolve)
+        return openat2(root, located.inner, flags, BENEATH | NO_SYMLINKS | NO_MAGICLINKS | resolve)
     finally:
         os.close(root)
-
-
-def relative(located: Located) -> str:
-    """The path from the root to the file; ``.`` for the root itself."""
-    assert located.root is not None
-    return located.absolute[len(located.root) :].strip("/") or "."
 
 
 def regular(descriptor: int, located: Located) -> os.stat_result:

@@ -33,10 +33,11 @@ from handrail.contract.protected.protected import (
     protection,
     tool_protection,
 )
+from handrail.contract.text.paths import Located
 from handrail.contract.tool.requires import Capability, May
 from handrail.runtime.files import beneath, replace
 from handrail.runtime.files.replace import MAX_EDIT_BYTES
-from handrail.runtime.files.roots import CACHED, HANDLE, Located, Roots, is_beneath, openat2_works
+from handrail.runtime.files.roots import CACHED, HANDLE, Roots, is_beneath, openat2_works
 from handrail.runtime.guard import git as vcs
 from handrail.runtime.guard.running import running_programs
 from handrail.runtime.ripgrep import HiddenFiles
@@ -111,11 +112,11 @@ def check_write(located: Located, data: bytes) -> None:
             raise ToolError(Protection("hook").refusal(located.shown), kind="denied")
     if (found := _linked_to(located)) is not None:
         raise ToolError(found.refusal(located.shown), kind="denied")
-    parts = beneath.relative(located).split("/")
+    parts = located.inner.split("/")
     for count in range(1, len(parts)):
         if _is_git_directory(located, parts[:count]):
             raise ToolError(Protection("state").refusal(located.shown), kind="denied")
-    relative = beneath.relative(located)
+    relative = located.inner
     low = relative.lower() if relative.isascii() else "".join(map(plain, relative))
     if not any(name in low for name in _TELLING):
         return
@@ -188,7 +189,8 @@ def _there(located: Located, parts: list[str], *, unseen: bool = True) -> bool:
     :param unseen: the answer where that cannot be seen
     """
     assert located.root is not None
-    place = Located("/".join((located.root.rstrip("/"), *parts)), "", True, located.root)
+    inner = "/".join(parts)
+    place = Located(f"{located.root.rstrip('/')}/{inner}", "", True, located.root, inner=inner)
     try:
         os.close(beneath.open_beneath(place, HANDLE | os.O_NOFOLLOW))
     except (FileNotFoundError, NotADirectoryError):
@@ -229,12 +231,9 @@ class LineIndex:
 
     def __init__(self, size: int) -> None:
         self.size = size
+        self._steps = -(-size // STEP)
         self._marks = [0]
         self._lock = Lock()
-
-    @property
-    def _steps(self) -> int:
-        return -(-self.size // STEP)
 
     def _count_to(self, read: Read, done: Callable[[int], bool]) -> None:
         with self._lock:
@@ -329,7 +328,7 @@ def window(read: Read, index: LineIndex, first: int, count: int | None, max_byte
         raise ToolError("ask for at least one line and one byte", kind="invalid_input")
     if first < 0:
         first = max(1, index.total(read) + first + 1)
-    start = index.start_of(first, read)
+    start = 0 if first == 1 else index.start_of(first, read)
     if start is None or index.size == 0:
         return Window((), first, None, index.total(read), ())
     lines: list[str] = []
@@ -535,10 +534,10 @@ class RootedFiles:
         if not located.inside:
             raise ToolError(self._roots.outside(located), kind="denied")
         if capability == "fs.write":
-            found = tool_protection(beneath.relative(located))
+            found = tool_protection(located.inner)
             if found is not None and not found.asks:  # the rules ask about the others
                 raise ToolError(found.refusal(located.shown), kind="denied")
-        elif is_key(beneath.relative(located)):
+        elif is_key(located.inner):
             raise ToolError(key_refusal(located.shown), kind="denied")
         refused = self._may(capability, located.absolute)
         if refused is not None:
@@ -552,8 +551,8 @@ class RootedFiles:
         content = _at_hand(located)
         if content is not None:
             self._check_identity(content.stat, located)
-            if note:
-                self._note(located, content)
+            if note and content.data is not None:
+                self._seen.note(located.absolute, hashlib.sha256(content.data).hexdigest())
             return take(content)
 
         def read() -> _T:
@@ -563,10 +562,9 @@ class RootedFiles:
                 whole = replace.read_whole(descriptor, found.st_size) if found.st_size <= MAX_EDIT_BYTES else None
                 if whole is not None and len(whole) > MAX_EDIT_BYTES:  # it grew while it was read
                     found, whole = os.fstat(descriptor), None
-                content = Content(descriptor, found, whole)
-                if note:
-                    self._note(located, content)
-                return take(content)
+                if note and whole is not None:
+                    self._seen.note(located.absolute, hashlib.sha256(whole).hexdigest())
+                return take(Content(descriptor, found, whole))
 
         return await _in_thread(read)
 
@@ -575,10 +573,6 @@ class RootedFiles:
         refused = self._hidden.refusal(found, located, self._may)
         if refused is not None:
             raise ToolError(refused, kind="denied")
-
-    def _note(self, located: Located, content: Content) -> None:
-        if content.data is not None:
-            self._seen.note(located.absolute, hashlib.sha256(content.data).hexdigest())
 
 
 class _Opened:

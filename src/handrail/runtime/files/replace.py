@@ -21,8 +21,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from handrail.contract.errors import ToolError
-from handrail.runtime.files.beneath import FOLDER, READ, explained, not_regular, open_root, regular, relative
-from handrail.runtime.files.roots import BENEATH, NO_MAGICLINKS, NO_SYMLINKS, Located, openat2
+from handrail.contract.text.paths import Located
+from handrail.runtime.files.beneath import FOLDER, READ, explained, not_regular, open_root, regular
+from handrail.runtime.files.roots import BENEATH, NO_MAGICLINKS, NO_SYMLINKS, openat2
 from handrail.runtime.guard.quarantine import open_parent
 from handrail.sandbox.view.tree import Tree, check_passing
 
@@ -50,7 +51,7 @@ def replace(located: Located, data: bytes, over: bytes | Literal["new", "seen"],
     :raises ToolError: ``conflict`` when something else is there, ``denied`` for what is no regular file of one name
     :raises OSError: as the kernel answers
     """
-    path = relative(located)
+    path = located.inner
     if path == ".":
         raise ToolError(f"{located.shown} is a folder; name a file to write", kind="invalid_input")
     parent_path, _, name = path.rpartition("/")

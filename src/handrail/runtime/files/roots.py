@@ -14,10 +14,10 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from handrail.contract.errors import StartError, ToolError
 from handrail.contract.text.neutral import visible
+from handrail.contract.text.paths import Located
 
 # The kernel's own path resolution (openat2), called by ctypes.
 
@@ -108,24 +108,6 @@ _MOST_BYTES = 4
 """Of one character."""
 
 
-class Located(NamedTuple):
-    """One path, resolved.
-
-    :param absolute: canonical: no ``..``, no link in what exists; a tail that does not exist yet is kept as written
-    :param shown: relative inside the workspace, absolute elsewhere; control characters and bytes that are no
-        UTF-8 are escaped
-    :param inside: whether it lies beneath any root
-    :param root: the root it lies beneath, or None
-    :param writable: whether that root may be written at all
-    """
-
-    absolute: str
-    shown: str
-    inside: bool
-    root: str | None = None
-    writable: bool = False
-
-
 @dataclass(frozen=True, slots=True)
 class FurtherRoots:
     """What an agent has beside the workspace: absolute, canonical folders."""
@@ -161,7 +143,10 @@ class Roots:
         self.writable: frozenset[str] = frozenset((self.workspace, *further.writable))
         # The longest first, so that a root within a root is found by its own name.
         every = (self.workspace, *self.readable, *further.readable, *further.writable)
-        self._ordered = sorted(every, key=len, reverse=True)
+        self._ordered = tuple(
+            (root, f"{root.rstrip('/')}/", root in self.writable) for root in sorted(every, key=len, reverse=True)
+        )
+        """Each root, the beginning of what lies in it, and whether it may be written."""
 
     def locate(self, path: str) -> Located:
         """The canonical form of ``path``, which is absolute or relative to the workspace.
@@ -169,24 +154,25 @@ class Roots:
         :raises ToolError: ``invalid_input`` for text that can name no file: empty, with NUL, over-long, unencodable;
             ``unavailable`` where the workspace has become a link to somewhere else
         """
-        return self.of_canonical(self.absolute(path))
-
-    def absolute(self, path: str) -> str:
-        """The canonical path alone; see :meth:`locate`."""
-        self._check(path)
+        if not (0 < len(path) <= MAX_NAME_BYTES and path.isascii() and "\0" not in path):
+            _check(path)
         absolute = canonical(os.path.join(self.workspace, path))  # noqa: PTH118 - keeps an absolute path as it is
         if len(absolute) * _MOST_BYTES > MAX_PATH_BYTES < len(os.fsencode(absolute)):
             raise _too_long(path)
-        inside = absolute.startswith(self._within) or any(is_beneath(absolute, root) for root in self._ordered)
-        if not inside and (lost := lost_root(self.workspace)) is not None:
+        located = self.of_canonical(absolute)
+        if not located.inside and (lost := lost_root(self.workspace)) is not None:
             raise lost
-        return absolute
+        return located
 
     def of_canonical(self, absolute: str) -> Located:
         """:class:`Located` for a path that is already canonical, without asking the file system."""
-        for root in self._ordered:
-            if is_beneath(absolute, root):
-                return Located(absolute, self.shown(absolute), True, root, root in self.writable)
+        for root, within, writable in self._ordered:
+            if absolute.startswith(within) or absolute == root:
+                inner = absolute[len(within) :] or "."
+                shown = inner if root == self.workspace else absolute
+                if shown is not inner or not shown.isprintable():
+                    shown = self.shown(absolute)
+                return Located(absolute, shown, True, root, writable, inner)
         return Located(absolute, visible(absolute), False)
 
     def outside(self, located: Located) -> str:
@@ -202,24 +188,23 @@ class Roots:
         """How a canonical path is written in results and messages."""
         if absolute == self.workspace:
             return "."
-        if is_beneath(absolute, self.workspace):
-            absolute = absolute[len(self.workspace.rstrip("/")) + 1 :]
+        if absolute.startswith(self._within):
+            absolute = absolute[len(self._within) :]
         return visible(absolute)
 
-    @staticmethod
-    def _check(path: str) -> None:
-        if 0 < len(path) <= MAX_NAME_BYTES and path.isascii() and "\0" not in path:
-            return
-        if not path:
-            raise ToolError("the path is empty; name a file or folder, or '.' for the workspace", kind="invalid_input")
-        if "\0" in path:
-            raise ToolError(f"the path '{visible(path)}' has a NUL character in it", kind="invalid_input")
-        try:
-            raw = os.fsencode(path)
-        except UnicodeEncodeError:
-            raise ToolError(f"the path '{visible(path)}' is not valid Unicode text", kind="invalid_input") from None
-        if len(raw) > MAX_PATH_BYTES or any(len(part) > MAX_NAME_BYTES for part in raw.split(b"/")):
-            raise _too_long(path)
+
+def _check(path: str) -> None:
+    """:raises ToolError: for text that can name no file"""
+    if not path:
+        raise ToolError("the path is empty; name a file or folder, or '.' for the workspace", kind="invalid_input")
+    if "\0" in path:
+        raise ToolError(f"the path '{visible(path)}' has a NUL character in it", kind="invalid_input")
+    try:
+        raw = os.fsencode(path)
+    except UnicodeEncodeError:
+        raise ToolError(f"the path '{visible(path)}' is not valid Unicode text", kind="invalid_input") from None
+    if len(raw) > MAX_PATH_BYTES or any(len(part) > MAX_NAME_BYTES for part in raw.split(b"/")):
+        raise _too_long(path)
 
 
 def lost_root(root: str) -> ToolError | None:

@@ -22,10 +22,11 @@ from weakref import WeakKeyDictionary
 from handrail.contract.doors.files import Written
 from handrail.contract.doors.peer import Buffers
 from handrail.contract.errors import ToolError
+from handrail.contract.text.paths import Located
 from handrail.contract.tool.requires import May
 from handrail.runtime.files.files import Content, RootedFiles, SeenFiles
 from handrail.runtime.files.replace import MAX_EDIT_BYTES
-from handrail.runtime.files.roots import Located, Roots
+from handrail.runtime.files.roots import Roots
 from handrail.runtime.ripgrep import HiddenFiles
 
 SETTLED_NS = 200_000_000

@@ -44,7 +44,8 @@ _BINARIES = (
 def most_bytes(runtime: Runtime) -> int:
     """How many bytes of text, counted as JSON, fit into an answer: less than the limit on the tool's output, so that an
     answer of whole lines is not cut."""
-    return runtime.max_output - min(_BESIDE, runtime.max_output // 4)
+    most = runtime.max_output
+    return most - min(_BESIDE, most // 4)
 
 
 async def lines_answer(runtime: Runtime, path: str, first: int, count: int | None) -> dict[str, object]:
