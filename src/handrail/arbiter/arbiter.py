@@ -19,7 +19,7 @@ from handrail.arbiter.approvals.asking import Parked
 from handrail.arbiter.approvals.desk import Approvals, Lifetimes
 from handrail.arbiter.arguments import BoundedChecks, Repeats, arguments_of, for_the_record, unrun
 from handrail.arbiter.authorisation import Authorisation
-from handrail.arbiter.call import Call, Lane, LookedAhead, Refusal
+from handrail.arbiter.call import AskedPeople, Call, Lane, LookedAhead, Refusal
 from handrail.arbiter.delegating import check_handing
 from handrail.arbiter.execution import Execution, HandedOver, begin_at_once, uninterrupted, until_known
 from handrail.arbiter.jobs.jobs import DetachedCalls, JobLimits, Restarts
@@ -29,6 +29,7 @@ from handrail.arbiter.output.shaper import Shaped, Shaper, said, told_at_the_end
 from handrail.arbiter.running import ToolRuns
 from handrail.arbiter.states import StateLimits, States
 from handrail.catalog.interaction import READER
+from handrail.contract.approvals import Approval
 from handrail.contract.call import Answer, ProposedCall
 from handrail.contract.errors import LogUnavailable, ToolError
 from handrail.contract.generation import Generation
@@ -37,6 +38,7 @@ from handrail.contract.text.paths import Located
 from handrail.contract.tool.names import wire_name
 from handrail.contract.tool.spec import ToolSpec
 from handrail.record.log import CommitLog, Interrupted
+from handrail.store.database.writer import Taken
 from handrail.store.lease import Lease
 from handrail.store.tables.approvals import ApprovalTable
 from handrail.store.tables.jobs import JobTable, StateTable
@@ -100,8 +102,7 @@ def near(call: Call) -> str:
     catalog, name = call.lane.catalog, call.proposed.name
     if awaited := call.generation.awaited(name):
         return awaited
-    close = call.generation.nearest(name) if catalog is None else catalog.near(call.generation, name)
-    if close:
+    if close := catalog.near(call.generation, name):
         return f"did you mean {' or '.join(close)}?"
     return call.generation.awaited(name, else_any=True) or "no tool has a name like it."
 
@@ -111,7 +112,7 @@ def unseen(call: Call) -> dict[str, Any]:
     on the model has the tool in view. Nothing where it has seen it."""
     entry, catalog = call.entry, call.lane.catalog
     assert entry is not None
-    if catalog is None or call.parent is not None or call.proposed.fault is not None:
+    if call.parent is not None or call.proposed.fault is not None:
         return {}
     if catalog.was_shown(call.generation, entry.id):
         return {}
@@ -135,7 +136,7 @@ async def read_first(call: Call) -> None:
     """
     entry, catalog = call.entry, call.lane.catalog
     assert entry is not None
-    if catalog is None or catalog.manuals is None or call.parent is not None or await catalog.manuals.has(entry):
+    if catalog.manuals is None or call.parent is not None or await catalog.manuals.has(entry):
         return
     reader = call.generation.resolve(READER)
     if reader is not None and reader.withheld is None:
@@ -204,7 +205,7 @@ class Arbiter:
         self.checks = BoundedChecks()
         bounds = JobLimits(grace_s=limits.grace_ms / 1000, output_bytes=limits.job_output_mib * 1024 * 1024)
         self.jobs = DetachedCalls(JobTable(log.database), log, shaper, resources, self.carry_out, bounds)
-        self.restarts = Restarts(self.jobs, self.approvals, self.call)
+        self.restarts = Restarts(self.jobs, self.approvals, partial(self.call, resumed=()))
         self.runs = ToolRuns(locks, self.authorisation.asking, self.jobs, self._nested, self.carry_out)
         of_states = StateLimits(limits.open_states, limits.state_idle_ms / 1000, limits.grace_ms / 1000)
         self.states = States(StateTable(log.database), log, of_states, self.runs.wait_for)
@@ -228,7 +229,9 @@ class Arbiter:
         call.lane.running.setdefault(call.id, call)  # a call by its key again, while that goes on as a job
         try:
             try:
-                if not call.decided:  # a job's steps up to there were taken in the turn that it was detached from
+                if (
+                    (job := call.job) is None or not job.decided
+                ):  # a job's steps up to there were taken in the turn that it was detached from
                     if call.replayable and (recorded := await self.repeats.answer_to(call)) is not None:
                         return recorded
                     self._resolve(call)  # 1
@@ -264,11 +267,11 @@ class Arbiter:
             except Exception as defect:
                 shaped = self._admit(call, defect)
             finally:
-                if not call.detached:
+                if (job := call.job) is None or not job.detached:
                     self.locking.release(call)  # 9
         finally:
             lane = call.lane
-            if not call.detached:
+            if (job := call.job) is None or not job.detached:
                 if call.entered is not None:
                     call.has_entered()
                 if lane.running.get(call.id) is call:
@@ -300,8 +303,8 @@ class Arbiter:
         if entry.withheld is not None:
             self._propose(call, unrun(proposed.arguments, self.shaper.redactor))
             raise Refusal("resolve", "unavailable", f"{entry.spec.id} is withheld: {entry.withheld}")
-        if call.parent is None and (catalog := call.lane.catalog) is not None:
-            catalog.called(entry.id)
+        if call.parent is None:
+            call.lane.catalog.called(entry.id)
 
     # ── 2 validate ───────────────────────────────────────────────────────────────────────────────
 
@@ -366,7 +369,7 @@ class Arbiter:
         """Record the proposal. Gives what is wrong with arguments that are more than a call may carry."""
         if call.resumed:
             attempt = {} if call.job is None else {"job": call.job.row.id, "attempt": call.job.row.job.attempt}
-            asked = {"approval": [row.id for row in call.asked], "generation": call.generation.number}
+            asked = {"approval": [row.id for row in call.people.asked], "generation": call.generation.number}
             call.note("resumed", {**asked, **attempt})
             return None
         recorded, fault = for_the_record(arguments, compact, self.shaper.redactor)
@@ -402,20 +405,22 @@ class Arbiter:
         assert call.entry is not None
         if call.rules is not call.lane.rules:
             self.authorisation.again(call)
-        if call.granted:
+        granted = call.people.granted
+        if granted:
             self.authorisation.asking.check_definition(call)
         intent = _intent_to_hold(call.wants)
         if call.lock_wait_ms:
             intent = {**intent, "lock_wait_ms": round(call.lock_wait_ms, 3)}
         call.note("intended", intent)
-        if call.entry.spec.side_effect != "read" or call.granted or not self.log.takes_more(self.limits.max_backlog):
+        if call.entry.spec.side_effect != "read" or granted or not self.log.takes_more(self.limits.max_backlog):
             return self._intend_on_record(call)
         self._begin(call)
         return None
 
     async def _intend_on_record(self, call: Call) -> None:
         assert call.entry is not None
-        if call.entry.spec.side_effect == "read" and not call.granted:
+        granted = call.people.granted
+        if call.entry.spec.side_effect == "read" and not granted:
             await call.interruptible("intend", lambda: self.log.backlog_below(self.limits.max_backlog))
             if self.log.refusal is not None:
                 raise LogUnavailable(self.log.refusal)
@@ -423,7 +428,7 @@ class Arbiter:
             call.own_arguments()
             records, call.records = call.records, []
             try:
-                if call.granted:
+                if granted:
                     await self.authorisation.asking.check_files(call)
                     await uninterrupted(self.authorisation.asking.use(call, records), call.execution)
                 else:
@@ -525,13 +530,14 @@ class Arbiter:
             shaped.result = shaped.result.with_metadata(unrecorded=str(error))
 
     def _refuse(self, call: Call, refusal: Refusal) -> Shaped:
-        if call.asked:
+        asked, granted, _ = call.people
+        if asked:
             again = call.job is None or call.job.row.arguments is not None  # else its job has ended, and is told so
-            undecided = call.asked if refusal.details.get("stopped_by") == "shutdown" else ()  # taken up, not asked yet
-            waiting = call.granted or undecided
+            undecided = asked if refusal.details.get("stopped_by") == "shutdown" else ()  # taken up, not asked yet
+            waiting = granted or undecided
             if waiting and call.execution.reason == "shutdown" and again and not call.steps:
                 return self._park(call, waiting[0].id)  # it may run yet, when its session is taken up again
-            self.authorisation.asking.let_go(call.asked)
+            self.authorisation.asking.let_go(asked)
         details = refusal.details if call.job is None else {**refusal.details, **self.jobs.said_of(call.job)}
         result = call.answer_error(refusal.kind, self.shaper.redactor.text(refusal.text), **details)
         call.note("refused", {"step": refusal.step, "result": result.to_dict()})
@@ -552,7 +558,7 @@ class Arbiter:
 
     def _admit(self, call: Call, defect: Exception) -> Shaped:
         """A defect of our own is an answer too, and says what is not known."""
-        self.authorisation.asking.let_go(call.asked)
+        self.authorisation.asking.let_go(call.people.asked)
         text = f"Handrail itself failed while carrying out {call.tool_id} ({type(defect).__name__}); "
         text += "whether it took effect is not known" if call.begun else "it was not begun"
         result = call.answer_error("backend", f"{text}: {self.shaper.redactor.head(str(defect), 300)}")
@@ -562,9 +568,11 @@ class Arbiter:
 
     # ── around the steps ─────────────────────────────────────────────────────────────────────────
 
-    def look_ahead(self, call: Call) -> LookedAhead | None:
-        """See :func:`handrail.arbiter.arbiter.look_ahead`."""
-        return look_ahead(call, self.resources, self.authorisation)
+    def look_ahead(
+        self, call_id: str, proposed: ProposedCall, lane: Lane, generation: Generation
+    ) -> LookedAhead | None:
+        """Work out what :attr:`Call.looked` of a call like this one will be; see :mod:`handrail.arbiter.arbiter`."""
+        return look_ahead(self.call(call_id, proposed, lane, generation), self.resources, self.authorisation)
 
     def call(
         self,
@@ -575,13 +583,29 @@ class Arbiter:
         *,
         parent: Call | None = None,
         replayable: bool = False,
+        resumed: Sequence[Approval] | None = None,
+        behind: Taken | None = None,
+        looked: LookedAhead | None = None,
     ) -> Call:
-        """A call at the start of its way."""
+        """A call at the start of its way.
+
+        :param resumed: what was asked on its behalf, where its proposal is on record already
+        :param behind: the latest message before its proposal
+        :param looked: what was worked out of it, if it is the call that was looked at
+        """
         execution = Execution(asyncio.get_running_loop(), self.limits.grace_ms / 1000)
-        redactor = self.shaper.redactor
-        return Call(
-            call_id, proposed, lane, generation, execution, self.log, redactor, parent=parent, replayable=replayable
-        )
+        call = Call(call_id, proposed, lane, generation, execution, self.log, self.shaper.redactor)
+        if parent is not None:
+            call.parent = parent
+        if replayable:
+            call.replayable = True
+        if resumed is not None:
+            call.resumed, call.people = True, AskedPeople(tuple(resumed))
+        if behind is not None:
+            call.behind = behind
+        if looked is not None and looked.proposed == proposed:
+            call.looked = looked
+        return call
 
 
 @lru_cache(maxsize=1024)

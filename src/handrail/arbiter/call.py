@@ -119,51 +119,56 @@ class Refusal(Exception):
 
 @dataclass(slots=True)
 class Lane:
-    """One model's stream of calls within a session, as the arbiter sees it."""
+    """One model's stream of calls within a session, as the arbiter sees it.
+
+    :func:`handrail.kernel.sessions.lane_of` makes it whole. What has a default changes while the session is open.
+
+    :param authority: what its agent may do at most; each call is judged by it
+    :param rules: replaced as a whole, by :meth:`rule_by`, when a person answers "for this session"
+    :param current: gives the current generation of tools, which may be newer than the one that a turn keeps
+    :param catalog: what its model has in view
+    :param skills: those of its session
+    :param notices: where notices for its agent are left
+    :param agent_types: gives the agents to which its own agent may hand work
+    :param appoint: finds what an agent would work with for it; a :class:`ToolError` says why it cannot
+    :param mode: a sub-agent's own, in which it is as long as no session above is in a narrower one
+    :param origin: shown to people who are asked: which agent's sub-agent proposes the calls; ``""`` when it is none
+    :param named_hosts_of: the agent above that passes on hosts by their names alone; None where none does
+    """
 
     around: Surroundings
     authority: Authority
-    """What its agent may do at most; each call is judged by it."""
     rules: RuleBook
-    """Replaced as a whole, by :meth:`rule_by`, when a person answers "for this session"."""
+    current: Callable[[], Generation]
+    catalog: Interaction
+    skills: Skills
+    channels: SessionDoor
+    triggers: Triggers
+    notices: NoticeBox
+    agent_types: Callable[[], Sequence[AgentType]]
+    appoint: Callable[[str], object]
+    mode: Mode | None
+    origin: str
+    named_hosts_of: str | None
+
     attendant: Attendant | None = None
     """The person who can be asked; None when the lane is headless, so that ask means deny."""
-    mode: Mode | None = None
-    """A sub-agent's own, in which it is as long as no session above is in a narrower one."""
-    listeners: list[Callable[[Event], None]] = field(default_factory=list[Callable[[Event], None]])
-    running: dict[str, Call] = field(default_factory=dict[str, "Call"])
     closed: str | None = None
     """Why it accepts no more calls; None while it does."""
-    current: Callable[[], Generation] | None = None
-    """Gives the current generation of tools, which may be newer than the one that a turn keeps; None: it never changes."""
-    failed: FailedCalls | None = None
-    """Its failed calls; None until the first one."""
-    catalog: Interaction | None = None
-    """What its model has in view; None when that is not tracked."""
-    subscribed: Subscriptions | None = None
-    """The resources that it has subscribed to; None before the first."""
     delegates: Delegates | None = None
     """Runs the sub-agents to which its calls hand work; None while no model is attached."""
-    agent_types: Callable[[], Sequence[AgentType]] = tuple
-    """Gives the agents to which its own agent may hand work."""
-    appoint: Callable[[str], object] = str
-    """Finds what an agent would work with for it; a :class:`ToolError` says why it cannot."""
     below: list[Lane] = field(default_factory=list["Lane"])
     """The lanes of the sub-agents that work for its calls."""
     delegating: dict[str, Call] = field(default_factory=dict[str, "Call"])
     """Its calls that wait for a sub-agent, by their ids; the same for each lane that its session has had with one at work."""
-    skills: Skills | None = None
-    """The skills of its session."""
-    origin: str = ""
-    """Shown to people who are asked: which agent's sub-agent proposes the calls; ``""`` when it is none."""
-    named_hosts_of: str | None = None
-    """The agent above that passes on hosts by their names alone; None where none does."""
-    channels: SessionDoor | None = None
-    triggers: Triggers | None = None
-    notices: NoticeBox | None = None
-    """Where notices for its agent are left; None when they are not kept."""
+    listeners: list[Callable[[Event], None]] = field(default_factory=list[Callable[[Event], None]])
+    subscribed: Subscriptions | None = None
+    """The resources that it has subscribed to; None before the first."""
     kept: Taken | None = None
     """The latest message of its conversation that was handed to the store."""
+    running: dict[str, Call] = field(default_factory=dict[str, "Call"])
+    failed: FailedCalls | None = None
+    """Its failed calls; None until the first one."""
     emptied: asyncio.Event | None = None
     """Set by each call that ends, while :meth:`answered` waits for the last one."""
 
@@ -213,6 +218,10 @@ class LiveJob:
     :param not_locked: the locks that it would hold in its turn and does without in the background
     :param ended: set when it has ended and that is kept, or cannot be kept now
     :param kept: whether it is kept that it has ended
+    :param decided: whether the first three steps of the call (resolve, validate, authorise) were taken in its turn
+    :param detached: its turn has let go of it, and its own task has not taken it up yet
+    :param delegates: whoever runs its sub-agents, where that is not whoever does for its session now: it goes on with the
+        model and the budget that it began with
     """
 
     row: JobRow
@@ -223,6 +232,9 @@ class LiveJob:
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
     kept: bool = False
+    decided: bool = False
+    detached: bool = False
+    delegates: Delegates | None = None
 
 
 @dataclass(eq=False, slots=True)
@@ -269,78 +281,98 @@ class LookedAhead(NamedTuple):
     verdict: Verdict
 
 
-class Call:
-    """The state of one call between its proposal and its one answer. Only the arbiter changes it."""
+class AskedPeople(NamedTuple):
+    """What people were asked on behalf of one call. Replaced as a whole, by :mod:`handrail.arbiter.approvals.asking`.
 
-    # What most calls never set stands on the class, which keeps making one cheap.
+    :param asked: the approvals that were asked for and are not used yet
+    :param granted: those of them that were granted, to be used up when it begins
+    :param answers: the questions that were asked before it began, and their answers
+    """
+
+    asked: tuple[Approval, ...] = ()
+    granted: tuple[Approval, ...] = ()
+    answers: tuple[Sequence[Question], Sequence[Sequence[str]]] | None = None
+
+
+NOBODY_ASKED = AskedPeople()
+
+
+class Call:
+    """The state of one call between its proposal and its one answer. Only the arbiter changes it.
+
+    Its fields stand under the step that sets them. What most calls never set stands on the class, which keeps making one cheap;
+    what belongs to a job, a state or a person's answer is in an object that is made with that.
+    """
+
+    # ── how it comes: set when it is made ──
     parent: Call | None = None
     replayable: bool = False
+    resumed: bool = False
+    """Its proposal is on record already, from an earlier process: it goes on with what people answered, or as a job."""
+    behind: Taken | None = None
+    """The latest message before its proposal, which may not be durable yet; see :meth:`known`."""
+    looked: LookedAhead | None = None
+    """Where this very call was looked at before its block was closed."""
+
+    # ── 1 resolve, 2 validate: the arbiter; for stateful tools the states, for a person's arguments asking ──
     entry: Entry | None = None
     arguments: dict[str, Any] | None = None
     owns_arguments: bool = False
-    looked: LookedAhead | None = None
-    """Where this very call was looked at before its block was closed."""
-    verdict: Verdict | None = None
-    rules: RuleBook | None = None
+    going: Going | None = None
+    """The state that it opens or takes a step of; None unless its tool is stateful."""
+    background: bool = False
+    """To run in the background: it is answered with a job as soon as it is authorised."""
     wants: tuple[Want, ...] = ()
     located: dict[str, Located] | None = None
     """The paths that were resolved for its locks, for the rules that judge it in the same moment; None once anything was
     awaited since, so that it is resolved anew."""
-    grant: Grant | None = None
-    behind: Taken | None = None
-    """The latest message before its proposal, which may not be durable yet; see :meth:`known`."""
+
+    # ── 3 authorise: authorisation, asking ──
+    verdict: Verdict | None = None
+    rules: RuleBook | None = None
+    at_source: tuple[Offering, str] | None = None
+    """The source, and the resource or prompt of it, that the call was authorised for; None when it asks for neither."""
+    read_only: bool = False
+    """It only runs a command that was proved to change nothing, with everything mounted read-only."""
+    people: AskedPeople = NOBODY_ASKED
+
+    # ── 4 lock: locking, the reply that it belongs to ──
     entered: asyncio.Future[None] | None = None
+    grant: Grant | None = None
+    lock_wait_ms: float = 0.0
+
+    # ── 5 intend: the arbiter ──
+    begun: bool = False
+    """Its intent is on record and its tool has been started."""
+
+    # ── 6 execute: running, and the doors of its runtime ──
+    over: bool = False
+    """Its tool has ended or was told to end, so it may make no further calls."""
+    left_off: tuple[Any, ...] | None = None
+    """``(budget_ms, runtime, finished)`` of its tool, when an earlier task has started it; see :mod:`handrail.arbiter.running`."""
     children: int = 0
     nested: tuple[Call, ...] = ()
     """The calls that its tool is making now."""
-    artifacts: tuple[str, ...] = ()
-    """The artifacts in the answers to calls that its tool made."""
     left: asyncio.Future[None] | None = None
     """Set when it is answered; None unless its caller waits for that."""
-    over: bool = False
-    """Its tool has ended or was told to end, so it may make no further calls."""
-    begun: bool = False
-    """Its intent is on record and its tool has been started."""
-    read_only: bool = False
-    """It only runs a command that was proved to change nothing, with everything mounted read-only."""
-    lock_wait_ms: float = 0.0
-    resumed: bool = False
-    """Its proposal is on record already, because a person was asked about it: it goes on with their answer."""
-    asked: tuple[Approval, ...] = ()
-    """The approvals that were asked for on its behalf and are not used yet."""
-    granted: tuple[Approval, ...] = ()
-    """Those of them that were granted, to be used up when it begins."""
-    told: tuple[Sequence[Question], Sequence[Sequence[str]]] | None = None
-    """The questions that were asked before it began, and their answers."""
-    going: Going | None = None
-    """The state that it opens or takes a step of; None unless its tool is stateful."""
-    at_source: tuple[Offering, str] | None = None
-    """The source, and the resource or prompt of it, that the call was authorised for; None when it asks for neither."""
-    client_asks: int = 0
-    """How many requests it and the calls that it made have sent to the client at the face."""
-    hands_over: int = 0
-    """How many sub-agents are working for it now."""
-    delegates: Delegates | None = None
-    """Whoever runs its sub-agents, where that is not whoever does for its session now: a job goes on with the model and the
-    budget that it began with."""
-    handed: tuple[Handed, ...] = ()
-    """The sub-agents that have worked for it."""
-    background: bool = False
-    """To run in the background: it is answered with a job as soon as it is authorised."""
-    decided: bool = False
-    """Its first three steps (resolve, validate, authorise) are done."""
-    job: LiveJob | None = None
-    """The job that it has become; None while it belongs to its turn."""
-    detached: bool = False
-    """Its turn has let go of it, and its job's task has not taken it up yet."""
-    left_off: tuple[Any, ...] | None = None
-    """``(budget_ms, runtime, finished)`` of its tool, when an earlier task has started it; see :mod:`handrail.arbiter.running`."""
-    heard_of: tuple[str, ...] = ()
-    """The notices of what it was told before its session's agent was: they are taken once its answer is on record."""
+    artifacts: tuple[str, ...] = ()
+    """The artifacts in the answers to calls that its tool made."""
     outflow: Outflow | None = None
     """Its tool's output while it runs; None before there is any."""
     reached: tuple[Attempt, ...] = ()
     """The hosts that it tried to reach, each once, up to a bound."""
+    client_asks: int = 0
+    """How many requests it and the calls that it made have sent to the client at the face."""
+    hands_over: int = 0
+    """How many sub-agents are working for it now."""
+    handed: tuple[Handed, ...] = ()
+    """The sub-agents that have worked for it."""
+    heard_of: tuple[str, ...] = ()
+    """The notices of what it was told before its session's agent was: they are taken once its answer is on record."""
+
+    # ── beside the steps: jobs ──
+    job: LiveJob | None = None
+    """The job that it has become; None while it belongs to its turn."""
 
     def __init__(
         self,
@@ -351,9 +383,6 @@ class Call:
         execution: Execution,
         log: CommitLog,
         redactor: Redactor,
-        *,
-        parent: Call | None = None,
-        replayable: bool = False,
     ) -> None:
         self.id = call_id
         self.proposed = proposed
@@ -369,10 +398,6 @@ class Call:
         self.redactor = redactor
         self.records: list[Record] = []
         self.started_ns = time.monotonic_ns()
-        if parent is not None:
-            self.parent = parent
-        if replayable:
-            self.replayable = True
 
     @property
     def steps(self) -> bool:

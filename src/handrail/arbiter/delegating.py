@@ -58,6 +58,11 @@ class CallAgents:
         ).compact()
 
 
+def note_handed(call: Call, to: Handed) -> None:
+    """Keep for its result that a sub-agent works for ``call``."""
+    call.handed = (*call.handed, to)
+
+
 def check_handing(call: Call) -> None:
     """Look, before a call may run or become a job, whether the work that it hands over can be begun at all.
 
@@ -90,7 +95,8 @@ def _attached(call: Call, without: str = NO_MODEL) -> Delegates:
     first = call
     while first.parent is not None:
         first = first.parent
-    if (delegates := first.delegates or call.lane.delegates) is None:
+    own = None if first.job is None else first.job.delegates
+    if (delegates := own or call.lane.delegates) is None:
         raise ToolError(without, kind="unavailable")
     return delegates
 

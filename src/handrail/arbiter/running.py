@@ -326,7 +326,7 @@ class _Doors:
             call.reached = (*call.reached, attempt)
 
     def answered(self, questions: Sequence[Question]) -> list[list[str]] | None:
-        told = self.of.told
+        told = self.of.people.answers
         return [list(answer) for answer in told[1]] if told is not None and tuple(told[0]) == tuple(questions) else None
 
     async def ask(self, questions: Sequence[Question]) -> list[list[str]]:
@@ -334,27 +334,19 @@ class _Doors:
             return await self.runs.asking.during(self.of, questions)
 
     def catalog(self) -> Catalog:
-        if (catalog := self.of.lane.catalog) is None:
-            raise ToolError("there is no catalog in this session", kind="unavailable")
-        return catalog.door(self.of.generation)
+        return self.of.lane.catalog.door(self.of.generation)
 
     def agents(self) -> CallAgents:
         return CallAgents(self.of)
 
     def channels(self) -> Channels:
-        if (channels := self.of.lane.channels) is None:
-            raise ToolError("there are no channels in this session", kind="unavailable")
-        return channels.of_call(self.of.id)
+        return self.of.lane.channels.of_call(self.of.id)
 
     def triggers(self) -> Triggers:
-        if (triggers := self.of.lane.triggers) is None:
-            raise ToolError("there are no triggers in this session", kind="unavailable")
-        return triggers
+        return self.of.lane.triggers
 
     def skills(self) -> Skills:
-        if (skills := self.of.lane.skills) is None:
-            raise ToolError("there are no skills in this session", kind="unavailable")
-        return skills
+        return self.of.lane.skills
 
     async def call_tool(self, tool_id: str, arguments: Mapping[str, Any]) -> Result:
         return await self.runs.nest(self.of, partial(self.runs.nested, self.of, tool_id, arguments))

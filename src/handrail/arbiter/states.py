@@ -211,8 +211,7 @@ class States:
             raise ToolError(call.lane.closed, kind="cancelled")
         self.live[state.id] = state
         self._rest(state)
-        if call.lane.catalog is not None:
-            call.lane.catalog.bring(call.generation, STATE_IDS)
+        call.lane.catalog.bring(call.generation, STATE_IDS)
         return answer
 
     async def step(self, call: Call, runtime: Runtime) -> object:

@@ -25,7 +25,7 @@ from handrail.record.log import Record
 from handrail.registry.agents import find_agents
 from handrail.runtime.files.roots import FurtherRoots, Roots
 from handrail.runtime.surface import Surroundings
-from handrail.session.arrivals.triggers import Arrivals
+from handrail.session.arrivals.triggers import Arrivals, SessionArrivals
 from handrail.session.context import Context, Opening, named_hosts_of, origin_of, secrets_for
 from handrail.session.lasting import Lasting
 from handrail.session.session import GIVEN, Family, HeldSession, Under, above, editor_of, new_session_id
@@ -41,9 +41,17 @@ _ANYTHING = (
 """What the default agent is for, as another one's model is told, where its manifest says nothing."""
 
 
-def lane_of(rooms: Rooms, lasting: Lasting, opening: Opening, row: SessionRow) -> Lane:
-    """The lane of a session that is kept as ``row``.
+def lane_of(
+    rooms: Rooms,
+    lasting: Lasting,
+    opening: Opening,
+    row: SessionRow,
+    arrivals: SessionArrivals,
+    appoint: Callable[[str], object],
+) -> Lane:
+    """The lane of a session that is kept as ``row``, whole: nothing is added to it later.
 
+    :param appoint: see :class:`~handrail.arbiter.call.Lane`
     :raises LoadError: for a rule that is none
     :raises LogUnavailable: when what is kept of it cannot be read
     """
@@ -70,11 +78,13 @@ def lane_of(rooms: Rooms, lasting: Lasting, opening: Opening, row: SessionRow) -
         seen=lasting.seen(session_id),
         hidden=(str(folders.state),),
         secrets=context.secrets if under is None else secrets_for(context.secrets, under),
+        denials=lambda: hidden.of(lane.rules),
+        home_of=folders.home_of,
+        quarantine=str(output / "quarantine"),
+        transcript=arrivals.transcript,
     )
     own = parse_rules(given_rules(rule_texts(options.get("rules", ())), GIVEN), context.generation)
     own += [*lasting.rules(session_id), *project_rules(rooms.arbiter.approvals)]
-    around.quarantine = str(output / "quarantine")
-    around.home_of = folders.home_of
     book = context.rules.with_rules(reading(str(output)), *shipped, *own)
     if (wanted := given(options.get("mode"))) is not None:
         book = in_mode(book, wanted)
@@ -83,16 +93,25 @@ def lane_of(rooms: Rooms, lasting: Lasting, opening: Opening, row: SessionRow) -
         parent = under.parent.lane
         own_mode, book = read_mode(book.mode), within(book, parent.rules)
         authority = authority.within(parent.authority.passes_on(under.parent.family.manifest))
-    lane = Lane(around, authority, book, opening.people, own_mode)
     view = replace(context.catalog, above=tuple(one.delegable.agents for one in above(under)))
-    lane.catalog = Interaction(session_id, view, around.values, rooms.finder)
-    lane.skills = SessionSkills(session_id, workdir, rooms.config.folder, around.values)
-    lane.agent_types = lambda: agent_types(rooms, context.manifest, *above(opening.under))
-    if under is not None:
-        lane.origin = origin_of(context.agent, under)
-        lane.named_hosts_of = named_hosts_of(under)
     hidden = HiddenNow(workdir)
-    around.denials = lambda: hidden.of(lane.rules)
+    lane = Lane(
+        around=around,
+        authority=authority,
+        rules=book,
+        current=lambda: context.shelf.succession.current,
+        catalog=Interaction(session_id, view, around.values, rooms.finder),
+        skills=SessionSkills(session_id, workdir, rooms.config.folder, around.values),
+        channels=arrivals.channels,
+        triggers=arrivals.triggers,
+        notices=arrivals.notices,
+        agent_types=lambda: agent_types(rooms, context.manifest, *above(opening.under)),
+        appoint=appoint,
+        mode=own_mode,
+        origin="" if under is None else origin_of(context.agent, under),
+        named_hosts_of=None if under is None else named_hosts_of(under),
+        attendant=opening.people,
+    )
     return lane
 
 
@@ -176,21 +195,25 @@ class HeldSessions:
         session_id = new_session_id() if id is None else id
         rooms, lasting, context = self._rooms, self.lasting, opening.context
         row = lasting.row(opening.row(session_id, time.time_ns()))
-        lane = lane_of(rooms, lasting, opening, row)
         # Call ids stay unique when a session goes on.
         turns = 0 if id is None else lasting.last_turn(session_id, rooms.log.last_turn(session_id))
         family = Family(context.manifest, self._open_child, opening.under)
-        session = HeldSession(
-            rooms.arbiter, lane, lambda: context.shelf.succession.current, self._closed, self._suspended, turns, family
-        )
-        session.history = lasting.history(session_id, lane)
+        workdir, top = str(rooms.store.folders.workspace), family.top(session_id)
+        arrivals = self.arrivals.of(session_id, top, context.agent, workdir, lambda: context.generation)
+        try:
+            appoint = partial(self._appointed, family, opening.context_of)
+            lane = lane_of(rooms, lasting, opening, row, arrivals, appoint)
+        except BaseException:
+            self.arrivals.leave(session_id)
+            raise
+        history = lasting.history(session_id, lane)
+        session = HeldSession(rooms.arbiter, lane, self._closed, self._suspended, turns, family, history)
         session.news.follow(context.watchers)
-        lane.appoint = partial(self._appointed, family, opening.context_of)
         self._open[session_id] = session
         family.enter(session)
         try:
             await rooms.store.sessions.open(row)
-            await self.arrivals.enter(session, lane, family.top(session))
+            await self.arrivals.enter(arrivals.triggers)
             await session.catalog.restore()
             await rooms.arbiter.restarts.take_up(lane)
         except BaseException:

@@ -143,10 +143,7 @@ class Doors(Protocol):
     async def call_tool(self, tool_id: str, arguments: Mapping[str, Any]) -> Result: ...
 
     def catalog(self) -> Catalog:
-        """What the call's interaction sees of the generation that the call is at.
-
-        :raises ToolError: ``unavailable`` where there is none
-        """
+        """What the call's interaction sees of the generation that the call is at."""
         ...
 
     def agents(self) -> Agents:
@@ -154,15 +151,15 @@ class Doors(Protocol):
         ...
 
     def channels(self) -> Channels:
-        """:raises ToolError: ``unavailable`` where there are none"""
+        """The channels of the call's session, for this call."""
         ...
 
     def triggers(self) -> Triggers:
-        """:raises ToolError: ``unavailable`` where there are none"""
+        """The triggers of the call's session."""
         ...
 
     def skills(self) -> Skills:
-        """:raises ToolError: ``unavailable`` where there are none"""
+        """The skills of the call's session."""
         ...
 
     def answered(self, questions: Sequence[Question]) -> list[list[str]] | None:
@@ -239,7 +236,8 @@ class CallRuntime:
     def files(self) -> Files:
         if self._files is None:
             fs = self._spec.requires.fs
-            self._require(bool(fs.read or fs.write), "fs", '{"fs": {"read": ["{workspace}"]}}')
+            if not (fs.read or fs.write):
+                self._require(False, "fs", '{"fs": {"read": ["{workspace}"]}}')
             around, may = self._around, self._doors.may()
             if around.peer is not None and isinstance(around.peer, Buffers):
                 from handrail.runtime.files.unsaved import EditorFiles  # for sessions in editors

@@ -83,8 +83,7 @@ class News:
         self._watchers: list[Watchers] = []
         self.when_brought: Callable[[tuple[str, ...]], None] | None = None
         """Told at once how the active set has changed, by its steps."""
-        if lane.catalog is not None:
-            lane.catalog.changed = self._brought
+        lane.catalog.changed = self._brought
 
     def follow(self, watchers: Watchers) -> None:
         """Hear of each new generation of the session's tools."""

@@ -15,10 +15,10 @@ from typing import Any
 
 from handrail.arbiter.arbiter import Arbiter
 from handrail.arbiter.call import Call, Lane
+from handrail.arbiter.delegating import note_handed
 from handrail.arbiter.jobs.views import JobView
 from handrail.arbiter.peers import far_along
 from handrail.catalog.interaction import Interaction
-from handrail.catalog.view import CatalogOptions
 from handrail.contract.agent import AgentManifest
 from handrail.contract.approvals import Attendant
 from handrail.contract.call import Answer, Event, ProposedCall, Result
@@ -80,18 +80,20 @@ class HeldSession:
         self,
         arbiter: Arbiter,
         lane: Lane,
-        generation: Callable[[], Generation],
         on_close: Callable[[HeldSession], Awaitable[None]],
         on_suspend: Callable[[HeldSession], Awaitable[None]],
-        turns: int = 0,
-        family: Family | None = None,
+        turns: int,
+        family: Family,
+        history: History,
     ) -> None:
+        """
+        :param turns: the number of its last turn
+        :param family: the sessions of sub-agents above and below it
+        :param history: where its conversation is stored
+        """
         self._arbiter = arbiter
         self._lane = lane
-        self._generation = generation
-        lane.current = generation
-        if lane.catalog is None:
-            lane.catalog = Interaction(lane.session_id, CatalogOptions(), lane.around.values)
+        self._generation = lane.current
         self._catalog = lane.catalog
         self.news = News(lane)
         """Sends events that belong to no call to its watchers."""
@@ -100,7 +102,7 @@ class HeldSession:
         self._on_close = on_close
         self._on_suspend = on_suspend
         self._turns = turns
-        self._earlier = TakingUp(arbiter, lane, generation)
+        self._earlier = TakingUp(arbiter, lane, lane.current)
         self._skipped: dict[int, None] = {}
         """The turns that have a number and have not begun."""
         self.id = lane.session_id
@@ -109,14 +111,12 @@ class HeldSession:
         self.closed = False
         self._rests = False
         """Whether it was suspended, so that its jobs go on, with the sub-agents that work for them."""
-        self.history: History | None = None
-        """Where its conversation is stored; None when it is not stored."""
-        self.notices: Notices | None = None
-        """The notices for its agent; None when none are kept."""
+        self.history: History | None = history
+        self.notices: Notices | None = lane.notices
+        """The notices for its agent."""
         self.successor: Session | None = None
         """The same session with the next holder of the workspace; set once this process was replaced and has joined it."""
-        self.family = family or Family(AgentManifest())
-        """The sessions of sub-agents above and below it."""
+        self.family = family
 
     @property
     def turns(self) -> int:
@@ -181,7 +181,8 @@ class HeldSession:
         """See :meth:`handrail.contract.session.Session.call`."""
         if (successor := self.successor) is not None:
             return await successor.call(tool, arguments, key=key)
-        self._check_open()
+        if self._lane.closed is not None:
+            raise UsageError(self._lane.closed)
         proposed = ProposedCall(tool, arguments)
         if key is not None:
             return await self._keyed(proposed, key)
@@ -390,7 +391,7 @@ class HeldSession:
         """See :attr:`handrail.contract.session.Session.skills`."""
         if (successor := self.successor) is not None:
             return successor.skills
-        return () if self._lane.skills is None else self._lane.skills.index
+        return self._lane.skills.index
 
     async def instructions_above(self) -> Sequence[tuple[str, str]]:
         """See :meth:`handrail.contract.session.Session.instructions_above`."""
@@ -448,7 +449,7 @@ class HeldSession:
 
     async def _suspend(self, why: str, reason: StopReason) -> None:
         for call in self._lane.in_flight:
-            if call.asked and self.family.under is None:  # it waits for a person, which outlasts this: parked
+            if call.people.asked and self.family.under is None:  # it waits for a person, which outlasts this: parked
                 call.execution.stop("shutdown")
         self._rests = self.family.under is None  # with a sub-agent's session nobody goes on
         await self.end(reason, why)
@@ -592,9 +593,12 @@ class Family:
                 kind="limit",
             )
 
-    def top(self, session: HeldSession) -> str:
-        """The id of the session at the top of the tree. ``session`` is the one that this place belongs to."""
-        return session.id if self.under is None else self.under.parent.family.top(self.under.parent)
+    def top(self, session_id: str) -> str:
+        """The id of the session at the top of the tree.
+
+        :param session_id: of the one that this place belongs to
+        """
+        return session_id if self.under is None else self.under.top.id
 
     async def child(self, of: HeldSession, call_id: str, delegation: Delegation, opens: Opens | None = None) -> Child:
         """See :meth:`handrail.contract.session.Session.child`.
@@ -610,7 +614,7 @@ class Family:
         if opens is None:
             raise ToolError("sub-agents cannot be begun from this session", kind="unavailable")
         child = await opens(of, call, delegation)
-        call.handed = (*call.handed, Handed(delegation.agent, child.session.id))
+        note_handed(call, Handed(delegation.agent, child.session.id))
         if call.watched:  # whoever watches the call sees what is done for it
             child.session.watch(partial(_tell, call, delegation.agent))
         return child

@@ -115,10 +115,7 @@ def _resumed(arbiter: Arbiter, lane: Lane, generation: Generation, rows: list[Ap
         proposed = ProposedCall(request.tool_id, request.arguments)
     else:
         proposed = ProposedCall(request.tool_id, {}, fault=_NOT_WHOLE, fault_kind="conflict")
-    call = arbiter.call(request.call_id, proposed, lane, generation)
-    call.resumed = True
-    call.asked = tuple(rows)
-    return call
+    return arbiter.call(request.call_id, proposed, lane, generation, resumed=rows)
 
 
 def project_rules(approvals: Approvals) -> list[Rule]:

@@ -16,6 +16,7 @@ from handrail.contract.session import Proposal
 from handrail.contract.tool.native import NativeOffer
 from handrail.contract.tool.spec import ToolSpec
 from handrail.policy.authority import ruled
+from handrail.store.database.writer import Taken
 
 
 class HeldTurn:
@@ -60,7 +61,8 @@ class HeldTurn:
     def look_ahead(self, call: Proposal) -> None:
         """The next call of a reply may become this one, whose block is still open: work out what is the same whenever it is
         submitted. It changes nothing, is on no record, and is of no account if another call comes."""
-        self._ahead = self._arbiter.look_ahead(self._made(as_proposed(call)))
+        known_as = call_id(self._lane.session_id, self.number, self._calls)
+        self._ahead = self._arbiter.look_ahead(known_as, as_proposed(call), self._lane, self.generation)
 
     def submit(self, call: Proposal) -> asyncio.Task[Answer]:
         """Begin the next call of a reply that is still being streamed. It has no side effect before the conversation so far is
@@ -80,23 +82,15 @@ class HeldTurn:
         return await reply.answers()
 
     def _make_behind(self, proposed: ProposedCall) -> Call:
-        call = self._make(proposed)
-        call.behind = self._lane.kept
         ahead, self._ahead = self._ahead, None
-        if ahead is not None and ahead.proposed == call.proposed:
-            call.looked = ahead
-        return call
+        return self._make(proposed, self._lane.kept, ahead)
 
-    def _make(self, proposed: ProposedCall) -> Call:
+    def _make(self, proposed: ProposedCall, behind: Taken | None = None, looked: LookedAhead | None = None) -> Call:
         if self._lane.closed is not None:
             proposed = proposed._replace(fault=self._lane.closed, fault_kind="cancelled")
-        call = self._made(proposed)
-        self._calls += 1
-        return call
-
-    def _made(self, proposed: ProposedCall) -> Call:
         known_as = call_id(self._lane.session_id, self.number, self._calls)
-        return self._arbiter.call(known_as, proposed, self._lane, self.generation)
+        self._calls += 1
+        return self._arbiter.call(known_as, proposed, self._lane, self.generation, behind=behind, looked=looked)
 
 
 def as_proposed(call: Proposal) -> ProposedCall:

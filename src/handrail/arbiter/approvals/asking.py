@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from handrail.arbiter.approvals.binding import RunFiles, changes
 from handrail.arbiter.approvals.desk import WITHOUT_A_RULE, Approvals, check_changed, rule_offered
-from handrail.arbiter.call import Call, Lane, Refusal
+from handrail.arbiter.call import AskedPeople, Call, Lane, Refusal
 from handrail.arbiter.delegating import check_handing
 from handrail.arbiter.execution import uninterrupted
 from handrail.arbiter.locking import choose_locks
@@ -276,7 +276,7 @@ class Asking:
 
         :raises Refusal: ``conflict``
         """
-        for row in call.granted:
+        for row in call.people.granted:
             if row.kind != "approval":
                 continue
             approved = row.request.files if row.changed is None else row.changed_files or {}
@@ -344,7 +344,7 @@ class Asking:
         except ToolError as error:
             call.records = records[:-1]  # it was not asked
             raise Refusal("authorise", error.kind, error.text) from None
-        call.asked = (*call.asked, asked)
+        call.people = call.people._replace(asked=(*call.people.asked, asked))
         call.emit("asking", {"reason": request.reason, "always": request.always, "approval": asked.id})
         return asked
 
@@ -356,7 +356,7 @@ class Asking:
         if not call.resumed and not call.replayable:
             return None
         rows = self.approvals.of_call(call.lane.session_id, call.id)
-        call.asked = tuple(rows)
+        call.people = call.people._replace(asked=tuple(rows))
         row = next((row for row in rows if row.kind == kind), None)
         if row is None:
             return None
@@ -470,7 +470,7 @@ class Asking:
         elif call.rules is not lane.rules and (verdict := self._judged(call)).action == "deny":
             raise Refusal("authorise", "denied", verdict.reason)
         call.rules = lane.rules
-        call.granted = (*call.granted, row)
+        call.people = call.people._replace(granted=(*call.people.granted, row))
 
     async def _change(self, call: Call, changed: Mapping[str, Any]) -> None:
         """Take a person's arguments instead of the model's: steps 2 and 3 again."""
@@ -539,8 +539,7 @@ class Asking:
             row = await self._until_decided(call, row, self._answered_by)
         if row.state != "approved":
             raise self._refusal(call, row)
-        call.granted = (*call.granted, row)
-        call.told = (asked, row.answers)
+        call.people = call.people._replace(granted=(*call.people.granted, row), answers=(asked, row.answers))
 
     async def _answered_by(self, call: Call, attendant: Attendant, row: Approval) -> Approval | None:
         answers = await attendant.answer(call.lane.session_id, row.questions)
@@ -597,18 +596,18 @@ class Asking:
         :raises Refusal: ``conflict``
         """
         assert call.entry is not None
-        current = call.lane.current
-        now = call.entry if current is None else current().resolve(call.entry.id)
+        now = call.lane.current().resolve(call.entry.id)
         if now is None or now.definition_hash != call.entry.definition_hash:
             why = f"{call.tool_id} is no longer defined as it was when a person approved this call; propose it again"
             raise Refusal("intend", "conflict", why)
 
     async def use(self, call: Call, records: Sequence[Record]) -> None:
         """Use what was granted, with the record of the call's intent; see :meth:`Approvals.use`."""
-        await self.approvals.use(call.granted, records)
-        used = {row.id for row in call.granted}
-        self.let_go(row for row in call.asked if row.id not in used)  # a rule had answered it meanwhile
-        call.asked = call.granted = ()
+        asked, granted, answers = call.people
+        await self.approvals.use(granted, records)
+        used = {row.id for row in granted}
+        self.let_go(row for row in asked if row.id not in used)  # a rule had answered it meanwhile
+        call.people = AskedPeople(answers=answers)
 
     def let_go(self, rows: Iterable[Approval]) -> None:
         """Their call has its answer without having used them."""

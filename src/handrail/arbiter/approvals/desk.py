@@ -545,7 +545,7 @@ class Approvals:
         generation, authority, rules, roots = self._sessions.judged_by()
         if lane is not None:
             authority, rules, roots = lane.authority, lane.rules, lane.around.roots
-            generation = generation if lane.current is None else lane.current()
+            generation = lane.current()
         entry = generation.resolve(row.request.tool_id)
         if entry is None:  # it is refused when it is taken up
             return {}

@@ -268,7 +268,7 @@ class DetachedCalls:
         while job_id in self.live or self.table.get(job_id) is not None:
             job_id = f"{wire_name(spec.id)}_{randomness.token_hex(4)}"
         shown = self._shaper.redact(call.arguments)
-        again = spec.idempotent and not call.granted and shown == call.arguments
+        again = spec.idempotent and not call.people.granted and shown == call.arguments
         path = Path(self._shaper.folder(call.session_id)) / f"{file_name(job_id)}{JOB_ENDING}"
         job = Job(job_id, spec.id, call.id, call.session_id, state, self.clock(), about=about(shown, spec))
         row = JobRow(
@@ -336,12 +336,11 @@ class DetachedCalls:
     def _begin(self, live: LiveJob, predecessors: Sequence[Call]) -> Answer:
         """Let the job go on from here, in a task of its own."""
         call = live.call
-        call.decided = call.detached = True
+        live.decided = live.detached = True
         owed, call.execution.owed = call.execution.owed, None
         self.start(live, predecessors)
-        if call.lane.catalog is not None:
-            kept_open = call.entry is not None and call.entry.spec.open_ended
-            call.lane.catalog.bring(call.generation, (*JOB_IDS, *TERMINAL_IDS) if kept_open else JOB_IDS)
+        kept_open = call.entry is not None and call.entry.spec.open_ended
+        call.lane.catalog.bring(call.generation, (*JOB_IDS, *TERMINAL_IDS) if kept_open else JOB_IDS)
         call.emit("detached", {"job": live.row.id})
         if owed is not None:
             raise owed
@@ -349,14 +348,14 @@ class DetachedCalls:
 
     def start(self, live: LiveJob, predecessors: Sequence[Call]) -> None:
         entry = live.call.entry
-        if (box := live.call.lane.notices) is not None and not (entry is not None and entry.spec.open_ended):
-            box.expect(live.row.id)
+        if entry is None or not entry.spec.open_ended:
+            live.call.lane.notices.expect(live.row.id)
         live.task = asyncio.get_running_loop().create_task(self._run(live, predecessors))
 
     # ── a job's own way ──────────────────────────────────────────────────────────────────────────
 
     async def _run(self, live: LiveJob, predecessors: Sequence[Call]) -> None:
-        live.call.detached = False
+        live.detached = False
         try:
             answer = await self._carry_out(live.call, predecessors)
             if self._has_ended(live, answer):
@@ -367,8 +366,7 @@ class DetachedCalls:
             live.output.close()
             del self.live[live.row.id]
             live.ended.set()
-            if (box := live.call.lane.notices) is not None:
-                box.forget(live.row.id)
+            live.call.lane.notices.forget(live.row.id)
         await self._retire_some()
 
     def begun(self, call: Call) -> None:
@@ -414,7 +412,7 @@ class DetachedCalls:
     async def tell(self, lane: Lane, row: JobRow, model: Result) -> bool:
         """Leave a notice for its session; where that is not open, it is left when it is opened again. Gives whether nothing is
         left to do now."""
-        if lane.notices is None or lane.closed is not None:
+        if lane.closed is not None:
             self.leave_untold(row)
             return True
         try:
@@ -620,16 +618,15 @@ class Restarts:
         call, before = live.call, live.call.lane
         lane.around.terminals = before.around.terminals
         lane.delegating = before.delegating
-        call.delegates = call.delegates or before.delegates
+        live.delegates = live.delegates or before.delegates
         call.lane, call.watched = lane, lane.listeners
         if not live.ended.is_set():
             lane.running[call.id] = call
-        if lane.notices is not None:
-            lane.notices.expect(live.row.id)
+        lane.notices.expect(live.row.id)
 
     async def _again(self, row: JobRow, lane: Lane) -> None:
         """Run it again, as another attempt that is recorded: all nine steps, by the rules of now."""
-        assert row.arguments is not None and lane.current is not None
+        assert row.arguments is not None
         generation = lane.current()
         proposed = ProposedCall(row.job.tool_id, row.arguments)
         entry = generation.resolve(row.job.tool_id)
@@ -638,7 +635,6 @@ class Restarts:
             proposed = ProposedCall(row.job.tool_id, row.arguments, fault=fault, fault_kind="conflict")
         row = row.moved("pending", attempt=row.job.attempt + 1)
         call = self._make(row.job.call_id, proposed, lane, generation)
-        call.resumed = True
         live = LiveJob(row, call, self._jobs.output(row), Result.output(None), ())
         call.job = live
         self._jobs.live[row.id] = live  # first: whoever stops it from here on stops this attempt

@@ -10,19 +10,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
-from handrail.arbiter.call import Lane
 from handrail.arbiter.output.redaction import Redactor
 from handrail.contract.doors.channels import ChannelMessage, Notice, Trigger, TriggerClass
 from handrail.contract.errors import LogUnavailable, ToolError, UsageError
+from handrail.contract.generation import Generation
 from handrail.contract.text.neutral import neutralised
 from handrail.contract.tool.triggers import TriggerTool, plain_cron
 from handrail.record.reading import LogReader
-from handrail.session.arrivals.channels import Noticeboard, SessionChannels, Switchboard
+from handrail.session.arrivals.channels import Noticeboard, SessionChannels, SessionNotices, Switchboard
 from handrail.session.arrivals.waits import Happened, Id, Waits, time_of
 from handrail.session.past import SessionTranscript
-from handrail.session.session import HeldSession
 from handrail.store.database.connection import readable
 from handrail.store.database.database import Database, Work
 from handrail.store.opening import Store
@@ -574,6 +573,15 @@ def _prompt(text: str) -> str:
 # All arrivals of a workspace's sessions: notifications, channels and triggers.
 
 
+class SessionArrivals(NamedTuple):
+    """What reaches one session from outside of its turns."""
+
+    notices: SessionNotices
+    channels: SessionChannels
+    triggers: SessionTriggers
+    transcript: SessionTranscript
+
+
 class Arrivals:
     """In the process that holds the workspace."""
 
@@ -585,17 +593,21 @@ class Arrivals:
         self._begun = False
         self._beginning = asyncio.Lock()
 
-    async def enter(self, session: HeldSession, lane: Lane, top: str) -> None:
-        """A session is open. With the first one the triggers of all go on.
+    def of(
+        self, session_id: str, top: str, agent: str, workdir: str, current: Callable[[], Generation]
+    ) -> SessionArrivals:
+        """What a session that is about to be open has of all this, until :meth:`leave`.
 
         :param top: the session at the top of its tree
+        :param current: gives its tools of now
         """
-        session.notices = lane.notices = self.notices.of(session.id)
-        lane.around.transcript = SessionTranscript(session.id, self._database)
-        channels = lane.channels = SessionChannels(self.channels, session.id, top, lane.around.agent)
-        triggers = lane.triggers = SessionTriggers(
-            self.triggers, session.id, channels, session.workdir, partial(_class_of, session)
-        )
+        channels = SessionChannels(self.channels, session_id, top, agent)
+        triggers = SessionTriggers(self.triggers, session_id, channels, workdir, partial(_class_of, current))
+        transcript = SessionTranscript(session_id, self._database)
+        return SessionArrivals(self.notices.of(session_id), channels, triggers, transcript)
+
+    async def enter(self, triggers: SessionTriggers) -> None:
+        """A session is open. With the first one the triggers of all go on."""
         await self._begin()
         await triggers.take_up()
 
@@ -626,9 +638,9 @@ class Arrivals:
         await self.channels.aclose()
 
 
-def _class_of(session: HeldSession, tool_id: str) -> TriggerTool | None:
+def _class_of(current: Callable[[], Generation], tool_id: str) -> TriggerTool | None:
     """The class of triggers that a tool of a session is, where it may run here."""
-    entry = session.generation.entries.get(tool_id)
+    entry = current().entries.get(tool_id)
     return entry.tool if entry is not None and entry.withheld is None and isinstance(entry.tool, TriggerTool) else None
 
 
