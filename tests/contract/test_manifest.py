@@ -150,6 +150,11 @@ def test_a_build_takes_an_hour_at_most(ms: int) -> None:
     }
 
 
+def test_a_manifest_and_a_spec_in_code_that_say_nothing_more_are_the_same_tool() -> None:
+    spec = read_manifest({"llm": COMMIT["llm"], "runtime": {}}, "x")
+    assert spec == ToolSpec(id=spec.id, description=spec.description, parameters=spec.parameters)
+
+
 @pytest.mark.proves("K-03")
 def test_without_a_runtime_view_the_strictest_is_assumed() -> None:
     spec = read_manifest({"llm": COMMIT["llm"]}, "x")
@@ -240,7 +245,7 @@ def test_all_faults_are_named_at_once_and_none_hides_another() -> None:
     ("runtime", "place", "said"),
     [
         ({"sideeffect": "read"}, "runtime.sideeffect", "did you mean 'side_effect'?"),
-        ({"zzz": 1}, "runtime.zzz", "there are exec_path, "),
+        ({"zzz": 1}, "runtime.zzz", "there are requires, side_effect, "),
         ({"timeout_ms": 1.5}, "runtime.timeout_ms", "is 1.5; expected a valid integer"),
         ({"timeout_ms": 0}, "runtime.timeout_ms", "expected a positive number"),
         ({"timeout_ms": True}, "runtime.timeout_ms", "is True"),

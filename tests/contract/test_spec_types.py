@@ -11,7 +11,7 @@ from handrail import ConfigKey, LoadError, LockSpec, Requires, ToolSpec, UsageEr
 from handrail.contract.tool.spec import (
     _CHOICES,  # pyright: ignore[reportPrivateUsage]
     EXPECTED,
-    MAY_BE_NONE,
+    FIELDS,
     of_wrong_type,
 )
 from handrail.contract.tool.tool import checked
@@ -23,7 +23,7 @@ PLAIN = ToolSpec("a.b", "Do b to a.")
 def test_every_field_of_a_spec_is_judged() -> None:
     assert {one.name for one in fields(ToolSpec)} == {*EXPECTED, *_CHOICES}
     nothing = {one.name for one in fields(ToolSpec) if one.default is None}
-    assert nothing == MAY_BE_NONE
+    assert nothing == {name for name, one in FIELDS.items() if one.may_be_none}
 
 
 def test_a_spec_with_everything_in_it_has_no_wrong_type() -> None:
@@ -45,7 +45,7 @@ def test_a_value_that_a_field_cannot_have_is_named_with_what_it_can(name: str) -
     ((place, problem),) = checked(replace(PLAIN, **wrong)).problems
     assert place.endswith(name) or (name, place) == ("id", "llm.name")
     assert problem.startswith("is <object object") and f"expected {EXPECTED[name][1]}" in problem
-    if name not in MAY_BE_NONE:
+    if not FIELDS[name].may_be_none:
         assert list(of_wrong_type(replace(PLAIN, **{name: None})))
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
-from typing import Annotated, Any, Literal, cast, get_args
+from dataclasses import MISSING, fields, replace
+from typing import Annotated, Any, cast, get_args
 
 import pydantic
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator
@@ -20,20 +20,7 @@ from handrail.contract.schema.schema import path_text
 from handrail.contract.text.json import ArgumentText, json_type, parse_object
 from handrail.contract.tool.names import nearest
 from handrail.contract.tool.requires import NetRequires, Requires
-from handrail.contract.tool.spec import (
-    DEFAULT_BUILD_TIMEOUT_MS,
-    DEFAULT_MAX_OUTPUT,
-    DEFAULT_TIMEOUT_MS,
-    Bucket,
-    ConfigKey,
-    Exposure,
-    Kind,
-    LockSpec,
-    Mode,
-    SideEffect,
-    ToolSpec,
-    faults_in,
-)
+from handrail.contract.tool.spec import FIELDS, ConfigKey, LockSpec, ToolSpec, faults_in
 from handrail.contract.tool.tool import checked
 
 # Checks of an untrusted JSON-like mapping by a model: every fault with its place, and the sound part.
@@ -209,42 +196,38 @@ class LlmView(_View):
     parameters: dict[str, Any]
 
 
-class RuntimeView(_View):
-    """The part that only the kernel sees; each field's meaning is that of :class:`~handrail.contract.tool.spec.ToolSpec`."""
+_AS_JSON: Mapping[Any, Any] = {
+    Mapping[str, Any]: dict[str, Any],
+    Mapping[str, str]: dict[str, str],
+    Mapping[str, ConfigKey]: dict[str, ConfigView],
+    tuple[LockSpec, ...]: tuple[Lock, ...],
+}
+"""What a manifest has for what a spec has; the rest is the same in both."""
+_AS_JSON_OF: Mapping[str, Any] = {"exec_path": ExecPath, "build": tuple[Word, ...]}
+_OF_THE_LLM_VIEW = frozenset(LlmView.model_fields) | {"id"}
+_SAID_IN_CODE_ONLY = frozenset({"step_parameters", "open_ended", "only_its_command", "provider_support"})
 
-    exec_path: ExecPath | None = None
-    build: tuple[Word, ...] = ()
-    build_timeout_ms: int = DEFAULT_BUILD_TIMEOUT_MS
-    timeout_ms: int = DEFAULT_TIMEOUT_MS
-    timeout_argument: str | None = None
-    locks: tuple[Lock, ...] | None = None
-    locks_background: tuple[Lock, ...] = ()
+
+def _manifest_fields() -> Iterator[tuple[str, Any]]:
+    """What a runtime view may say: the fields of a spec that a manifest may set, as JSON, with the spec's defaults."""
+    for one in fields(ToolSpec):
+        if one.name in _OF_THE_LLM_VIEW or one.name in _SAID_IN_CODE_ONLY:
+            continue
+        held, may_be_none = FIELDS[one.name]
+        annotation = _AS_JSON_OF.get(one.name) or _AS_JSON.get(held, held)
+        default = one.default if one.default_factory is MISSING else Field(default_factory=one.default_factory)
+        yield one.name, (annotation | None if may_be_none else annotation, default)
+
+
+_SpecFields = pydantic.create_model("_SpecFields", __base__=_View, **dict(_manifest_fields()))
+
+
+class RuntimeView(_SpecFields):
+    """The part that only the kernel sees; each field's type, default and meaning is that of :class:`~handrail.contract.tool.spec.ToolSpec`."""
+
     requires: Requires = Requires()
-    network: bool | None = None
-    targets: dict[str, str] = Field(default_factory=dict[str, str])
-    secrets: tuple[str, ...] = ()
-    side_effect: SideEffect = "external"
-    idempotent: bool = False
-    version: str = ""
     config: dict[str, ConfigView] = Field(default_factory=dict[str, ConfigView])
-    mode: Mode = "direct"
-    background_argument: str | None = None
-    concurrency_safe: bool = True
-    promotable: bool = False
-    cancellable: Literal["cooperative", "process"] = "cooperative"
-    persistent: bool = False
-    output_schema: dict[str, Any] | None = None
-    exposure: Exposure = "both"
-    prompt_mask: bool = False
-    category: str | None = None
-    tier: str | None = None
-    kind: Kind = "other"
-    max_output: int = DEFAULT_MAX_OUTPUT
-    max_entries: int | None = None
-    guidance: str = ""
-    guidance_bucket: Bucket = "normal"
-    documentation: str = ""
-    manual_first: bool = False
+    network: bool | None = None
 
     @pydantic.field_validator("network")
     @classmethod

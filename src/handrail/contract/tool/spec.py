@@ -7,7 +7,8 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, Protocol, cast, get_args
+from types import NoneType, UnionType
+from typing import Any, Literal, NamedTuple, Protocol, cast, get_args, get_origin, get_type_hints
 
 from pydantic_core import to_json
 
@@ -470,59 +471,51 @@ def _templates(value: object) -> bool:
     return isinstance(value, Mapping) and all(isinstance(one, str) for one in cast("Mapping[Any, Any]", value).values())
 
 
-_LOCKS = 'a tuple of LockSpec, as in (LockSpec.parse("file:{path}:S"),)'
-_NUMBER, _FLAG, _TEXT, _OBJECT = "a whole number", "True or False", "text", "a mapping"
+class FieldType(NamedTuple):
+    """What one field of a spec holds, by its annotation in :class:`~handrail.contract.tool.spec.ToolSpec`: the one table of
+    fields, for specs made in Python and for manifests."""
+
+    type: Any
+    may_be_none: bool
+
+
+def _field_type(annotation: Any) -> FieldType:
+    held = [one for one in get_args(annotation) if one is not NoneType]
+    is_optional = isinstance(annotation, UnionType) and len(held) == 1
+    return FieldType(held[0] if is_optional else annotation, is_optional)
+
+
+FIELDS: Mapping[str, FieldType] = {name: _field_type(one) for name, one in get_type_hints(ToolSpec).items()}
+
+_TEXT, _OBJECT = "text", "a mapping"
+_BY_TYPE: Mapping[Any, tuple[Callable[[object], bool], str]] = {
+    str: (_text, _TEXT),
+    int: (_number, "a whole number"),
+    bool: (_flag, "True or False"),
+    Mapping[str, Any]: (_object, _OBJECT),
+    Mapping[str, Mapping[str, Any]]: (_object, _OBJECT),
+    Mapping[str, str]: (_templates, 'a mapping of texts, as in {"fs.read": "{path}"}'),
+    Mapping[str, ConfigKey]: (
+        _settings,
+        'a mapping of ConfigKey, as in {"units": ConfigKey("metric or imperial")}',
+    ),
+    tuple[LockSpec, ...]: (_locks, 'a tuple of LockSpec, as in (LockSpec.parse("file:{path}:S"),)'),
+    tuple[str, ...]: (_texts, "a tuple of texts"),
+    Requires: (lambda value: isinstance(value, Requires), "Requires, as in Requires.model_validate({…})"),
+}
+"""The test of a value that is not None, and what to say was expected."""
+_SAID_OF = {
+    "parameters": "a mapping: the JSON Schema of one object",
+    "secrets": 'a tuple of names, as in ("API_KEY",)',
+    "build": 'a tuple of words, as in ("make", "run")',
+}
 
 EXPECTED: Mapping[str, tuple[Callable[[object], bool], str]] = {
-    "id": (_text, _TEXT),
-    "description": (_text, _TEXT),
-    "parameters": (_object, "a mapping: the JSON Schema of one object"),
-    "requires": (lambda value: isinstance(value, Requires), "Requires, as in Requires.model_validate({…})"),
-    "locks": (_locks, _LOCKS),
-    "targets": (_templates, 'a mapping of texts, as in {"fs.read": "{path}"}'),
-    "timeout_ms": (_number, _NUMBER),
-    "timeout_argument": (_text, _TEXT),
-    "idempotent": (_flag, _FLAG),
-    "step_parameters": (_object, _OBJECT),
-    "background_argument": (_text, _TEXT),
-    "concurrency_safe": (_flag, _FLAG),
-    "promotable": (_flag, _FLAG),
-    "locks_background": (_locks, _LOCKS),
-    "persistent": (_flag, _FLAG),
-    "open_ended": (_flag, _FLAG),
-    "only_its_command": (_flag, _FLAG),
-    "secrets": (_texts, 'a tuple of names, as in ("API_KEY",)'),
-    "config": (_settings, 'a mapping of ConfigKey, as in {"units": ConfigKey("metric or imperial")}'),
-    "exec_path": (_text, _TEXT),
-    "build": (_texts, 'a tuple of words, as in ("make", "run")'),
-    "build_timeout_ms": (_number, _NUMBER),
-    "output_schema": (_object, _OBJECT),
-    "provider_support": (_object, _OBJECT),
-    "max_output": (_number, _NUMBER),
-    "max_entries": (_number, _NUMBER),
-    "prompt_mask": (_flag, _FLAG),
-    "version": (_text, _TEXT),
-    "category": (_text, _TEXT),
-    "tier": (_text, _TEXT),
-    "guidance": (_text, _TEXT),
-    "documentation": (_text, _TEXT),
-    "manual_first": (_flag, _FLAG),
+    name: (_BY_TYPE[one.type][0], _SAID_OF.get(name, _BY_TYPE[one.type][1]))
+    for name, one in FIELDS.items()
+    if get_origin(one.type) is not Literal
 }
-"""By field: the test of a value that is not None, and what to say was expected. Fields of fixed words are judged by these."""
-
-MAY_BE_NONE = frozenset(
-    {
-        "locks",
-        "timeout_argument",
-        "step_parameters",
-        "background_argument",
-        "exec_path",
-        "output_schema",
-        "max_entries",
-        "category",
-        "tier",
-    }
-)
+"""By field: the test of a value, and what to say was expected. Fields of fixed words are judged by these."""
 _OF_A_MODEL = {"id": "llm.name", "description": "llm.description", "parameters": "llm.parameters"}
 
 
@@ -530,7 +523,7 @@ def of_wrong_type(spec: ToolSpec) -> Iterator[tuple[str, str]]:
     """``(place, problem)`` for each field whose value is none that it can have. With any, the rest cannot be judged."""
     for name, (fits, expected) in EXPECTED.items():
         value: object = getattr(spec, name)
-        if not (name in MAY_BE_NONE if value is None else fits(value)):
+        if not (FIELDS[name].may_be_none if value is None else fits(value)):
             place = _OF_A_MODEL.get(name) or f"runtime.{name}"
             yield place, f"is {_shown(value)}; expected {expected}"
 
