@@ -347,7 +347,7 @@ class Interaction:
 
     def called(self, tool_id: str) -> None:
         """A model has called this tool, which stays in view then: the call is in its history."""
-        if self.active.may_leave(tool_id) and (steps := self.active.take((tool_id,))) and self.changed is not None:
+        if self.active.in_view.get(tool_id) and (steps := self.active.take((tool_id,))) and self.changed is not None:
             self.changed(steps, False)
 
     def door(self, generation: Generation) -> InteractionCatalog:

@@ -392,11 +392,11 @@ _MANY = 1_000
 class ActiveSet:
     """Ids, each once."""
 
-    __slots__ = ("_in_view", "_steps")
+    __slots__ = ("_steps", "in_view")
 
     def __init__(self, steps: Iterable[str] = ()) -> None:
         self._steps: list[str] = []
-        self._in_view: dict[str, bool] = {}
+        self.in_view: dict[str, bool] = {}
         """What is there now, and whether it makes room for others."""
         self.take(steps)
 
@@ -405,26 +405,23 @@ class ActiveSet:
         return len(self._steps)
 
     def __contains__(self, tool_id: object) -> bool:
-        return tool_id in self._in_view
+        return tool_id in self.in_view
 
     def take(self, steps: Iterable[str]) -> tuple[str, ...]:
         """Go on by ``steps``. Gives those that changed anything."""
-        taken = tuple(step for step in steps if _go(self._in_view, step))
+        taken = tuple(step for step in steps if _go(self.in_view, step))
         self._steps += taken
         return taken
-
-    def may_leave(self, tool_id: str) -> bool:
-        return self._in_view.get(tool_id, False)
 
     @property
     def loose(self) -> tuple[str, ...]:
         """What makes room for others, what was found longest ago first."""
-        return tuple(tool_id for tool_id, loose in self._in_view.items() if loose)
+        return tuple(tool_id for tool_id, loose in self.in_view.items() if loose)
 
     def first(self, count: int | None = None) -> tuple[str, ...]:
         """What was in view after ``count`` steps, in order; now by default."""
         if count is None or count >= len(self._steps):
-            return tuple(self._in_view)
+            return tuple(self.in_view)
         found: dict[str, bool] = {}
         for step in self._steps[:count]:
             _go(found, step)
@@ -432,11 +429,11 @@ class ActiveSet:
 
     def steps(self) -> tuple[str, ...]:
         """The fewest that lead to what is in view now."""
-        return tuple(f"{FOUND}{tool_id}" if loose else tool_id for tool_id, loose in self._in_view.items())
+        return tuple(f"{FOUND}{tool_id}" if loose else tool_id for tool_id, loose in self.in_view.items())
 
     def shortened(self) -> ActiveSet:
         """Another one with the same in view where this one has very many steps, else itself. Lengths are of this one."""
-        return ActiveSet(self.steps()) if len(self._steps) > _MANY + 2 * len(self._in_view) else self
+        return ActiveSet(self.steps()) if len(self._steps) > _MANY + 2 * len(self.in_view) else self
 
 
 def _go(in_view: dict[str, bool], step: str) -> bool:

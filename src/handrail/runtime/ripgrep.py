@@ -320,7 +320,8 @@ class HiddenFiles:
     """
 
     def __init__(self) -> None:
-        self._names: dict[tuple[int, int], tuple[int, int, str]] = {}
+        self.known: dict[tuple[int, int], tuple[int, int, str]] = {}
+        """By device and inode: size, time of change, and the path. Mostly there are none."""
         self._lock = Lock()
 
     def note(self, paths: Iterable[str]) -> None:
@@ -332,14 +333,14 @@ class HiddenFiles:
                 continue
             if stat.S_ISREG(found.st_mode):
                 with self._lock:
-                    self._names.pop((found.st_dev, found.st_ino), None)
-                    self._names[found.st_dev, found.st_ino] = (found.st_size, found.st_mtime_ns, path)
-                    while len(self._names) > _MOST_KNOWN:
-                        del self._names[next(iter(self._names))]
+                    self.known.pop((found.st_dev, found.st_ino), None)
+                    self.known[found.st_dev, found.st_ino] = (found.st_size, found.st_mtime_ns, path)
+                    while len(self.known) > _MOST_KNOWN:
+                        del self.known[next(iter(self.known))]
 
     def refusal(self, found: os.stat_result, located: Located, may: May) -> str | None:
         """Return why an open file is not to be read under this name; None where nothing is known against it."""
-        known = self._names.get((found.st_dev, found.st_ino))
+        known = self.known.get((found.st_dev, found.st_ino))
         if known is None or known[:2] != (found.st_size, found.st_mtime_ns) or known[2] == located.absolute:
             return None
         reason = may("fs.read", known[2])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Literal, NamedTuple, cast, get_args
 
@@ -59,12 +59,12 @@ class Rule:
     source: str = ""
     narrows: bool = False
     any_case: bool = False
+    text: str = field(init=False, repr=False, compare=False)
+    """What :func:`parse_rule` reads back as the same rule, compared by letter case. Made once: each call's record has it."""
 
-    @property
-    def text(self) -> str:
-        """What :func:`parse_rule` reads back as the same rule, compared by letter case."""
+    def __post_init__(self) -> None:
         bare = f"{self.action} {self.permission}"
-        return f"{bare} {self.pattern}" if self.pattern else bare
+        object.__setattr__(self, "text", f"{bare} {self.pattern}" if self.pattern else bare)
 
     @property
     def final(self) -> bool:
