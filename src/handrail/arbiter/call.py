@@ -220,8 +220,8 @@ class LiveJob:
     :param kept: whether it is kept that it has ended
     :param decided: whether the first three steps of the call (resolve, validate, authorise) were taken in its turn
     :param detached: its turn has let go of it, and its own task has not taken it up yet
-    :param delegates: whoever runs its sub-agents, where that is not whoever does for its session now: it goes on with the
-        model and the budget that it began with
+    :param delegates: runs its sub-agents, where its session has another runner now: it keeps the model and the budget that
+        it began with
     """
 
     row: JobRow
@@ -300,15 +300,15 @@ NOBODY_ASKED = AskedPeople()
 class Call:
     """The state of one call between its proposal and its one answer. Only the arbiter changes it.
 
-    Its fields stand under the step that sets them. What most calls never set stands on the class, which keeps making one cheap;
-    what belongs to a job, a state or a person's answer is in an object that is made with that.
+    Its fields are listed under the step that sets them. Fields that most calls never set have their default on the class, which
+    keeps making one cheap; those of a job, a state or a person's answer are in an object that is made with it.
     """
 
     # ── how it comes: set when it is made ──
     parent: Call | None = None
     replayable: bool = False
     resumed: bool = False
-    """Its proposal is on record already, from an earlier process: it goes on with what people answered, or as a job."""
+    """Its proposal is on record already, from an earlier process: it continues with what people answered, or as a job."""
     behind: Taken | None = None
     """The latest message before its proposal, which may not be durable yet; see :meth:`known`."""
     looked: LookedAhead | None = None
@@ -370,7 +370,7 @@ class Call:
     heard_of: tuple[str, ...] = ()
     """The notices of what it was told before its session's agent was: they are taken once its answer is on record."""
 
-    # ── beside the steps: jobs ──
+    # ── jobs ──
     job: LiveJob | None = None
     """The job that it has become; None while it belongs to its turn."""
 

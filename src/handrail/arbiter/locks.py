@@ -463,7 +463,7 @@ class _Template:
         names = lock.arguments
         self._whole = () if names else (fill(lock.resource, {}),)
         self.name = names[0] if len(names) == 1 else ""
-        """Its only place; with a text there, that stands between ``before`` and ``after``."""
+        """Its only place: a text is filled in between ``before`` and ``after``."""
         self.before, _, self.after = fill(lock.resource, {self.name: "\0"}).partition("\0")
 
     def filled(self, arguments: Mapping[str, Any]) -> Iterable[str]:

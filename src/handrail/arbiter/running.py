@@ -326,8 +326,10 @@ class _Doors:
             call.reached = (*call.reached, attempt)
 
     def answered(self, questions: Sequence[Question]) -> list[list[str]] | None:
-        told = self.of.people.answers
-        return [list(answer) for answer in told[1]] if told is not None and tuple(told[0]) == tuple(questions) else None
+        known = self.of.people.answers
+        if known is None or tuple(known[0]) != tuple(questions):
+            return None
+        return [list(answer) for answer in known[1]]
 
     async def ask(self, questions: Sequence[Question]) -> list[list[str]]:
         with not_counted(self.of):

@@ -97,8 +97,8 @@ class Entry:
     inline: bool = field(init=False)
     """Whether it can be awaited in its caller's own task; see the class."""
     behind: ToolSpec | None = field(init=False)
-    looks: bool = field(init=False)
-    """Whether the tool has a look of its own at arguments that fit its schema."""
+    checks: bool = field(init=False)
+    """Whether the tool itself checks arguments that fit its schema."""
 
     def __post_init__(self) -> None:  # here, once: generations of ten thousand share their entries
         object.__setattr__(self, "id", self.spec.id)
@@ -108,7 +108,7 @@ class Entry:
         reads = spec.side_effect == "read" and not spec.promotable and spec.mode != "stateful"
         object.__setattr__(self, "inline", reads and not self.blocking)
         object.__setattr__(self, "behind", None if self.answered_by is None else self.answered_by.spec)
-        object.__setattr__(self, "looks", type(self.tool).check is not Tool.check)
+        object.__setattr__(self, "checks", type(self.tool).check is not Tool.check)
 
     def admitted(
         self, arguments: dict[str, Any], *, parsed: bool = False, judged: Mapping[Schema, Sequence[str]] | None = None
@@ -132,7 +132,7 @@ class Entry:
         try:
             if self.answered_by is not None:
                 return self.answered_by.admitted(whole, judged=judged)
-            if self.looks:
+            if self.checks:
                 self.tool.check(whole)
         except UnfinishedCheck:
             raise

@@ -1,4 +1,4 @@
-"""What a path is once it is resolved, for every room that reads, rules over or locks files. Pure."""
+"""A path once it is resolved, for every room that reads, rules over or locks files. Pure."""
 
 from __future__ import annotations
 

@@ -202,14 +202,14 @@ _AS_JSON: Mapping[Any, Any] = {
     Mapping[str, ConfigKey]: dict[str, ConfigView],
     tuple[LockSpec, ...]: tuple[Lock, ...],
 }
-"""What a manifest has for what a spec has; the rest is the same in both."""
+"""By the type in a spec, the type in a manifest. The others are the same in both."""
 _AS_JSON_OF: Mapping[str, Any] = {"exec_path": ExecPath, "build": tuple[Word, ...]}
 _OF_THE_LLM_VIEW = frozenset(LlmView.model_fields) | {"id"}
 _SAID_IN_CODE_ONLY = frozenset({"step_parameters", "open_ended", "only_its_command", "provider_support"})
 
 
 def _manifest_fields() -> Iterator[tuple[str, Any]]:
-    """What a runtime view may say: the fields of a spec that a manifest may set, as JSON, with the spec's defaults."""
+    """Yield the fields of a spec that a manifest may set, each with its type in JSON and the spec's default."""
     for one in fields(ToolSpec):
         if one.name in _OF_THE_LLM_VIEW or one.name in _SAID_IN_CODE_ONLY:
             continue

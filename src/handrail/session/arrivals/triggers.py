@@ -596,7 +596,7 @@ class Arrivals:
     def of(
         self, session_id: str, top: str, agent: str, workdir: str, current: Callable[[], Generation]
     ) -> SessionArrivals:
-        """What a session that is about to be open has of all this, until :meth:`leave`.
+        """Return the parts of all this for a session that is about to be open, until :meth:`leave`.
 
         :param top: the session at the top of its tree
         :param current: gives its tools of now
