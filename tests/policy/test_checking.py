@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.policy.desk import ALL, BASH
 
@@ -138,6 +138,7 @@ _ARGUMENTS = st.fixed_dictionaries(
     st.lists(st.sampled_from(["cargo", "rustc", "test", "a", "*", "-rf", "|"]), min_size=1, max_size=3),
     st.sampled_from(["a", "src/a", "x.org", "git a", "src **"]),
 )
+@example("ask", "cargo", ["-rf", "-rf"], {"to": "alice", "amount": 0}, ["cargo"], "a")
 def test_nothing_matches_a_rule_that_was_refused(
     action: str, tool: str, words: list[str], arguments: dict[str, Any], argv: list[str], path: str
 ) -> None:

@@ -171,10 +171,10 @@ class ArgvPattern:
 def _options_apart(words: tuple[_Word, ...]) -> tuple[frozenset[str], tuple[_Word, ...]]:
     """The options of a pattern, if all of them are literal, and its other words."""
     given = [(word, regex) for word, regex in words[1:] if word[:1] == "-" and len(word) > 1]
-    if not all(regex is None for _, regex in given):
+    if not given or not all(regex is None for _, regex in given):
         return frozenset(), words
     options = frozenset(part for word, _ in given for part in _option_parts(word))
-    return options, tuple(pair for pair in words if pair not in given)
+    return options, (words[0], *(pair for pair in words[1:] if pair not in given))
 
 
 def _options_and_operands(argv: Sequence[str]) -> tuple[set[str], list[str]]:
