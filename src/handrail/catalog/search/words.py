@@ -146,12 +146,17 @@ def _step_1b(word: str, first: int) -> str:
             return word
         if ending == "ing" and len(rest) == 2 and rest[1] in "yY":  # dying, lying, tying
             return rest[0] + "ie" if rest[0] not in "aeiouy" else word
-        if rest.endswith(("at", "bl", "iz")):
-            return rest + "e"
-        if rest.endswith(_DOUBLE):
-            return rest if len(rest) == 3 and rest[0] in "aeo" else rest[:-1]
-        return rest + "e" if len(rest) <= first and _SHORT.match(rest) else rest
+        return _mended(rest, first)
     return word
+
+
+def _mended(rest: str, first: int) -> str:
+    """A verb's stem that has lost its ending, as it is without one."""
+    if rest.endswith(("at", "bl", "iz")):
+        return rest + "e"
+    if rest.endswith(_DOUBLE):
+        return rest if len(rest) == 3 and rest[0] in "aeo" else rest[:-1]
+    return rest + "e" if len(rest) <= first and _SHORT.match(rest) else rest
 
 
 def _step_2(word: str, first: int) -> str:
