@@ -90,14 +90,14 @@ def reasons_to_withhold(
     :param spec: what is asked of the tool, where that is more than its own
     """
     spec = spec or tool.spec
-    reasons = [*_what_is_lacking(tool, spec, secrets)]
+    reasons = [*_reasons_by_configuration(tool, spec, secrets)]
     starts_programs = spec.id not in tier.unconfined and (not tool.trusted or bool(spec.requires.shell))
     if spec.requires.net.hosts and starts_programs and tier.confines and not tier.opens_hosts:
         hosts = ", ".join(spec.requires.net.hosts)
         why = "; ".join(f"{one.detail} ({one.remedy})" for one in tier.mechanisms if one.name == "hosts")
         text = f"it starts programs and requires hosts ({hosts}), and no sandbox here opens the network to single hosts"
         reasons.append(Reason("error", f"{text}: {why}" if why else text))
-    reasons += _what_is_not_served(tool, spec)
+    reasons += _reasons_by_kind(tool, spec)
     if not tier.confines and starts_programs:
         remedy = f" ({tier.remedy})" if tier.remedy else ""
         text = f"it starts programs, which cannot be confined on this machine: {tier.detail}{remedy}"
@@ -105,8 +105,8 @@ def reasons_to_withhold(
     return reasons
 
 
-def _what_is_lacking(tool: Tool, spec: ToolSpec, secrets: SecretStore) -> Iterator[Reason]:
-    """The reasons that its operator does away with by giving the tool something."""
+def _reasons_by_configuration(tool: Tool, spec: ToolSpec, secrets: SecretStore) -> Iterator[Reason]:
+    """Yield the reasons that its operator does away with by giving the tool something."""
     if unknown := _unknown_secrets(tool, spec, secrets):
         yield Reason("available", f"needs configuration: it declares secrets that are not known here: {unknown}")
     if unset := _unset_secrets(tool, spec, secrets):
@@ -119,8 +119,8 @@ def _what_is_lacking(tool: Tool, spec: ToolSpec, secrets: SecretStore) -> Iterat
         yield Reason("available", NOT_BUILT)
 
 
-def _what_is_not_served(tool: Tool, spec: ToolSpec) -> Iterator[Reason]:
-    """The reasons in what it declares and no tool of its kind is given."""
+def _reasons_by_kind(tool: Tool, spec: ToolSpec) -> Iterator[Reason]:
+    """Yield the reasons in what it declares and no tool of its kind is given."""
     if spec.mode == "stateful" and not tool.trusted:
         text = f"its mode is {spec.mode!r}, which only Python tools can have: an executable that keeps something between calls is persistent"
         yield Reason("error", text)

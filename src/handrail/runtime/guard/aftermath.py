@@ -370,17 +370,17 @@ class Aftermath:
         for path, kept in before.configs.items():
             if path not in now and (problem := vcs.lost(place.tree, path, kept)) is not None:
                 yield path, before.entries[path].why, problem
-        yield from _what_is_led_to(place, before)
+        yield from _faults_where_names_lead(place, before)
         for path in () if meanwhile else place.tree.closed():
             if path not in before.closed and os.path.lexists(path):
                 yield path, None, _UNLOOKED
         if self._denials is not None:
-            yield from _what_is_denied(place, before, self._denials, hides=not meanwhile)
+            yield from _faults_by_denials(place, before, self._denials, hides=not meanwhile)
 
     def _faults_by_name(
         self, place: Place, before: _Before, now: Mapping[str, Protected]
     ) -> Iterator[tuple[str, Protection | None, str]]:
-        """The same of what has a protected name; what a rule or a clone allows is noted as something that stays."""
+        """Yield the same of what has a protected name. What a rule or a clone allows is noted as something that stays."""
         tree = place.tree
         fresh = [path for path in tree.repositories() if path not in before.repositories and path not in before.folders]
         moved = self._mounted_files(place)
@@ -549,8 +549,8 @@ def _to_move(path: str, entry: Protected, fresh: Sequence[str], *, by_keys: bool
     return min((one for one in fresh if path.startswith(one + "/")), key=len, default=path)
 
 
-def _what_is_led_to(place: Place, before: _Before) -> Iterator[tuple[str, Protection | None, str]]:
-    """The faults in what was made where the settings of git or a protected link lead."""
+def _faults_where_names_lead(place: Place, before: _Before) -> Iterator[tuple[str, Protection | None, str]]:
+    """Yield the faults in what was made where the settings of git or a protected link lead."""
     pointed = vcs.pointed_at(place.tree) if before.missing else vcs.Pointed()
     for path in before.missing:
         made = _outermost(place, path)
@@ -561,10 +561,10 @@ def _what_is_led_to(place: Place, before: _Before) -> Iterator[tuple[str, Protec
             yield _outermost(place, path), why, "a protected link leads to it"
 
 
-def _what_is_denied(
+def _faults_by_denials(
     place: Place, before: _Before, denials: Denials, *, hides: bool
 ) -> Iterator[tuple[str, Protection | None, str]]:
-    """The faults in what rules deny.
+    """Yield the faults in what rules deny.
 
     :param hides: whether to look at what is hidden, too
     """
