@@ -67,27 +67,35 @@ def both_of(one: Node, other: Node) -> dict[str, Any]:
         if not any(of in one for of in bundle):
             both[keyword] = value
         elif keyword == "properties":
-            mine = cast("Node", one[keyword])
-            both[keyword] = {**value, **mine}
-            for name in value.keys() & mine.keys():
-                if value[name] != mine[name]:
-                    both[keyword][name] = {"allOf": [mine[name], value[name]]}
+            both[keyword] = _both_properties(one[keyword], value)
         elif keyword == "required":
             both[keyword] = list(dict.fromkeys([*both[keyword], *value]))
-        elif keyword in ("allOf", "description"):
-            both[keyword] = [*both[keyword], *value] if keyword == "allOf" else f"{both[keyword]} {value}"
+        elif keyword == "allOf":
+            both[keyword] = [*both[keyword], *value]
+        elif keyword == "description":
+            both[keyword] = f"{both[keyword]} {value}"
     if apart := _kept_apart(one, other):
         both["allOf"] = [*both.get("allOf", ()), apart]
-    parts = (one, other)
+    _close(both, (one, other))
+    return both
+
+
+def _close(both: dict[str, Any], parts: Sequence[Node]) -> None:
+    """Let both together take further properties as far as each part does."""
     if any("patternProperties" in part for part in parts):
         for keyword in ("additionalProperties", "unevaluatedProperties"):
             both.pop(keyword, None)
-    elif any(part.get("additionalProperties") is False for part in parts):  # each closes what it names itself
-        names = set(both.get("properties", ()))
-        for part in parts:
-            if part.get("additionalProperties") is False:
-                names &= set(part.get("properties", ()))
+    elif closed := [part for part in parts if part.get("additionalProperties") is False]:
+        # each closes what it names itself
+        names = set(both.get("properties", ())).intersection(*(part.get("properties", ()) for part in closed))
         both["properties"] = {name: schema for name, schema in both.get("properties", {}).items() if name in names}
+
+
+def _both_properties(one: Node, other: Node) -> dict[str, Any]:
+    both = {**other, **one}
+    for name in other.keys() & one.keys():
+        if other[name] != one[name]:
+            both[name] = {"allOf": [one[name], other[name]]}
     return both
 
 
@@ -151,17 +159,9 @@ def by_type(node: dict[str, Any], types: Sequence[str]) -> dict[str, Any]:
     shown = {key: rest.pop(key) for key in tuple(rest) if key in ANNOTATIONS and key != "format"}
     branches: list[dict[str, Any]] = []
     for name in types:
-        branch = {
-            "type": name,
-            **{key: value for key, value in rest.items() if _ASKED_OF.get(key, name) in (name, _WIDER.get(name))},
-        }
-        if values is not None:
-            fits = [value for value in values if kind_of(value) in (name, _WIDER.get(name))]
-            if not fits:
-                continue
-            if name in ("string", "number", "integer"):
-                branch["enum"] = fits
-        branches.append(branch)
+        branch = _of_type(name, rest, values)
+        if branch is not None:
+            branches.append(branch)
     return {**shown, **branches[0]} if len(branches) == 1 else {**shown, "anyOf": branches} if branches else shown
 
 
@@ -173,6 +173,42 @@ def pushed_in(node: dict[str, Any]) -> dict[str, Any]:
         given = cast("list[Node | bool]", node["anyOf"])
         node["anyOf"] = [branch if isinstance(branch, bool) else both_of(branch, beside) for branch in given]
     return {**shown, "anyOf": node["anyOf"]}
+
+
+def _of_type(name: str, asked: Node, values: Sequence[Any] | None) -> dict[str, Any] | None:
+    """What of ``asked`` is asked of one type; None where none of the ``values`` is of it."""
+    kinds = (name, _WIDER.get(name))
+    branch = {"type": name, **{key: value for key, value in asked.items() if _ASKED_OF.get(key, name) in kinds}}
+    if values is None:
+        return branch
+    fits = [value for value in values if kind_of(value) in kinds]
+    if fits and name in ("string", "number", "integer"):
+        branch["enum"] = fits
+    return branch if fits else None
+
+
+def _respell(node: dict[str, Any]) -> None:
+    """Say in fewer keywords what several can say."""
+    if "const" in node:
+        node["enum"] = [node.pop("const")]
+    if isinstance(node.get("items"), list):  # as drafts before 2020-12 wrote it
+        node["prefixItems"] = node.pop("items")
+        if "additionalItems" in node:
+            node["items"] = node.pop("additionalItems")
+    if "oneOf" in node and "anyOf" not in node:
+        node["anyOf"] = node.pop("oneOf")
+
+
+def _type_by_enum(node: dict[str, Any], words: list[str]) -> None:
+    """Say the types of an enum's values where they are not all text and numbers; what types cannot say, in words."""
+    if all(isinstance(value, str) or is_number(value) for value in node["enum"]):
+        return
+    kinds = list(dict.fromkeys(map(kind_of, node["enum"])))
+    if not {"null", "string", "number"}.issuperset(kinds):
+        words.append(said("enum", node["enum"]))
+    node.setdefault("type", kinds)
+    if not isinstance(node["type"], list):
+        node["type"] = [node["type"]]
 
 
 def bare(value: object) -> Any:
@@ -578,21 +614,9 @@ class _Fitting:
         """``node`` in the keywords that there are; the others in ``words``."""
         if "allOf" in node:
             node = self._joined(node, ())
-        if "const" in node:
-            node["enum"] = [node.pop("const")]
-        if isinstance(node.get("items"), list):  # as drafts before 2020-12 wrote it
-            node["prefixItems"] = node.pop("items")
-            if "additionalItems" in node:
-                node["items"] = node.pop("additionalItems")
-        if "oneOf" in node and "anyOf" not in node:
-            node["anyOf"] = node.pop("oneOf")
-        if "enum" in node and not all(isinstance(value, str) or is_number(value) for value in node["enum"]):
-            kinds = list(dict.fromkeys(map(kind_of, node["enum"])))
-            if not {"null", "string", "number"}.issuperset(kinds):
-                words.append(said("enum", node["enum"]))
-            node.setdefault("type", kinds)
-            if not isinstance(node["type"], list):
-                node["type"] = [node["type"]]
+        _respell(node)
+        if "enum" in node:
+            _type_by_enum(node, words)
         types = node.get("type")
         if isinstance(types, list):
             node = by_type(node, cast("list[str]", types))
@@ -623,14 +647,18 @@ class _Fitting:
         for keyword in ("patternProperties", "dependentSchemas"):
             if keyword in fitted:
                 fitted[keyword] = {name: self._node(one, trail) for name, one in fitted[keyword].items()}
-        if "properties" in fitted:
-            fitted["properties"] = {
-                self._travels(name): self._named(name, self._node(one, trail))
-                for name, one in fitted["properties"].items()
-            }
-        if "required" in fitted:
-            fitted["required"] = [self._travels(name) for name in fitted["required"]]
+        self._fit_properties(fitted, trail)
         return fitted
+
+    def _fit_properties(self, node: dict[str, Any], trail: Trail) -> None:
+        """Fit each property, under a name that the provider takes."""
+        if "properties" in node:
+            node["properties"] = {
+                self._travels(name): self._named(name, self._node(one, trail))
+                for name, one in node["properties"].items()
+            }
+        if "required" in node:
+            node["required"] = [self._travels(name) for name in node["required"]]
 
     def _without_what_loosening_turns_round(self, node: dict[str, Any], words: list[str]) -> None:
         """What would refuse more when a schema within it takes more, or when a property travels under another name."""

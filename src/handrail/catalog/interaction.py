@@ -100,18 +100,11 @@ def _example(schema: object, root: Mapping[str, Any], depth: int, name: str = "t
     node = cast("Mapping[str, Any]", schema)
     if isinstance(node.get("$ref"), str):
         return _example(_referred(node["$ref"], root), root, depth + 1, name)
-    for key in ("examples", "enum"):
-        if isinstance(node.get(key), list) and node[key]:
-            return node[key][0]
-    for key in ("const", "default"):
-        if key in node:
-            return node[key]
-    for key in ("oneOf", "anyOf", "allOf"):
-        if isinstance(node.get(key), list) and node[key] and "properties" not in node:
-            return _example(node[key][0], root, depth + 1, name)
-    kind = node.get("type", "object" if "properties" in node else "string")
-    if isinstance(kind, list):
-        kind = cast("list[Any]", kind)[0] if kind else "null"
+    if stated := _stated(node):
+        return stated[0]
+    if parts := _parts(node):
+        return _example(parts[0], root, depth + 1, name)
+    kind = _kind(node)
     if kind == "object":
         properties = cast("Mapping[str, Any]", node.get("properties") or {})
         required = cast("list[str]", node.get("required") or [])
@@ -119,6 +112,33 @@ def _example(schema: object, root: Mapping[str, Any], depth: int, name: str = "t
     if kind == "array":
         count = node.get("minItems", 0)
         return [_example(node.get("items"), root, depth + 1, name)] * min(count, 5) if isinstance(count, int) else []
+    return _simple_example(kind, node, name)
+
+
+def _kind(node: Mapping[str, Any]) -> str:
+    kind = node.get("type", "object" if "properties" in node else "string")
+    if isinstance(kind, list):
+        kind = cast("list[Any]", kind)[0] if kind else "null"
+    return str(kind)
+
+
+def _stated(node: Mapping[str, Any]) -> list[Any]:
+    """The values that a schema itself gives, the best first."""
+    for key in ("examples", "enum"):
+        if isinstance(node.get(key), list) and node[key]:
+            return node[key]
+    return [node[key] for key in ("const", "default") if key in node]
+
+
+def _parts(node: Mapping[str, Any]) -> list[Any]:
+    """The schemas that a schema is made of, where it has no properties of its own to go by."""
+    for key in ("oneOf", "anyOf", "allOf"):
+        if isinstance(node.get(key), list) and node[key] and "properties" not in node:
+            return node[key]
+    return []
+
+
+def _simple_example(kind: str, node: Mapping[str, Any], name: str) -> Any:
     if kind == "string":
         return _TEXTS.get(str(node.get("format")), name if "pattern" in node else f"<{name}>")
     if kind in ("integer", "number"):
@@ -489,14 +509,19 @@ class InteractionCatalog:
         await self._of.keep()
         return brought
 
+    def _of_other_kind(self, name: str, view: View, kind: _Kind | None) -> str | None:
+        if kind == "tool" and _is_category(name, view):
+            return f'there is a category of that name: {{"category": "{name}"}} loads all of it'
+        if kind == "category" and (entry := self._generation.resolve(name)) is not None:
+            return f'there is a tool of that name: {{"tool": "{entry.id}"}} loads it'
+        return None
+
     def _unknown(self, name: str, view: View, kind: _Kind | None) -> str:
         told = f"there is no {kind or 'category and no tool'} {name[:80]!r}"
         if awaited := self._generation.awaited(name):
             return f"{told}; {awaited}"
-        if kind == "tool" and _is_category(name, view):
-            return f'{told}; there is a category of that name: {{"category": "{name}"}} loads all of it'
-        if kind == "category" and (entry := self._generation.resolve(name)) is not None:
-            return f'{told}; there is a tool of that name: {{"tool": "{entry.id}"}} loads it'
+        if other := self._of_other_kind(name, view, kind):
+            return f"{told}; {other}"
         names = list(view.members)
         tools = [] if kind == "category" else [i for i in self._generation.nearest(name, 2) if i not in view.barred]
         close = tools if kind == "tool" else [*nearest(name, names, 1), *tools]

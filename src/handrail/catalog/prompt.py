@@ -80,6 +80,21 @@ _WAYS = {
 }
 
 
+def _add_tools(shown: dict[str, str], view: View, left: int) -> int:
+    """Add the names of the tools to the lines of the categories, the smallest first, while they fit.
+
+    :param left: the tokens that are left for them
+    """
+    for name in sorted(shown, key=lambda name: (len(view.members[name]), name)):
+        names = "\n  " + ", ".join(wire_name(tool_id) for tool_id in view.members[name])
+        cost = estimated(names) + 1
+        if cost > left:
+            break
+        left -= cost
+        shown[name] += names
+    return left
+
+
 def index_of(view: View, budget: int) -> str:
     """What there is beside the tools that are in view from the start, within about ``budget`` tokens.
 
@@ -103,13 +118,7 @@ def index_of(view: View, budget: int) -> str:
         left -= cost
         shown[name] = line
     if len(shown) == len(counts):
-        for name in sorted(shown, key=lambda name: (len(view.members[name]), name)):
-            names = "\n  " + ", ".join(wire_name(tool_id) for tool_id in view.members[name])
-            cost = estimated(names) + 1
-            if cost > left:
-                break
-            left -= cost
-            shown[name] += names
+        left = _add_tools(shown, view, left)
     lines = list(shown.values())
     if hidden := len(counts) - len(shown):
         lines.append(f"… and {hidden} more categories")

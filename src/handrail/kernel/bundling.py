@@ -233,13 +233,12 @@ def build(
     :raises LoadError: with every fault of the agent, its tools and rules
     :raises OSError: when ``target`` cannot be written
     """
-    if os.path.lexists(target) and not (target.is_dir() and not any(target.iterdir())):
-        raise UsageError(f"{target} is there already; name another with --out, or take it away")
+    _refuse_taken(target)
     looking = Confinement(sandbox, nothing_runs, nothing_runs)
     parts = _with_those_below(config, agent, folders, looking)
     generation = parts[agent]
-    frozen = [entry.tool for has in parts.values() for entry in _frozen(has)]
-    to_build = [tool for tool in frozen if isinstance(tool, ExecutableTool) and tool.spec.build]
+    frozen = [entry for has in parts.values() for entry in _frozen(has)]
+    to_build = [one.tool for one in frozen if isinstance(one.tool, ExecutableTool) and one.tool.spec.build]
     with tempfile.TemporaryDirectory(prefix="handrail-build-") as temporary:
         room = Path(os.path.realpath(temporary))
         room.chmod(0o711)  # a sandbox may run as another user
@@ -255,11 +254,16 @@ def build(
         seal_of(target / BUNDLE_FILE).sha256,
         tuple(sorted(made)),
         tuple(name for name in parts if name != agent),
-        tuple(dict.fromkeys(entry.id for has in parts.values() for entry in _frozen(has))),
+        tuple(dict.fromkeys(entry.id for entry in frozen)),
         tuple(entry.id for entry in generation.entries.values() if not isinstance(entry.tool, ExecutableTool)),
         _withheld(generation),
         tuple(dict.fromkeys(tool.spec.id for tool in to_build)),
     )
+
+
+def _refuse_taken(target: Path) -> None:
+    if os.path.lexists(target) and not (target.is_dir() and not any(target.iterdir())):
+        raise UsageError(f"{target} is there already; name another with --out, or take it away")
 
 
 def _with_those_below(
@@ -285,13 +289,18 @@ def _with_those_below(
         if generation is None:
             continue
         found[name] = generation
-        wanted += [i.removeprefix(AGENT_TOOL) for i in generation.entries if i.startswith(AGENT_TOOL)]
+        wanted += _named_by(generation)
         if HANDS_OVER in generation.entries:
             wanted += [i for i, one in everybody.items() if one.manifest.takes_work_of(appointed.manifest)]
         wanted = [i for i in wanted if i != DEFAULT_AGENT or _manifest(config, i).exists()]
     if faults:
         raise LoadError(list(dict.fromkeys(faults)))
     return found
+
+
+def _named_by(generation: Generation) -> Iterator[str]:
+    """The agents that tools of a generation stand for."""
+    return (i.removeprefix(AGENT_TOOL) for i in generation.entries if i.startswith(AGENT_TOOL))
 
 
 def _frozen(generation: Generation) -> Iterator[Entry]:
@@ -314,6 +323,22 @@ def _written(
     """:param sources: by a tool's own folder, the copy of it that was built"""
     target.mkdir(parents=True, exist_ok=True)
     target.chmod(0o755)
+    wanted = _wanted(config, parts, sources)
+    for name, path in wanted.items():
+        to = target / name
+        to.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, to)
+        to.chmod(0o755 if path.stat().st_mode & 0o111 else 0o644)
+    for folder, _, _ in os.walk(target):
+        Path(folder).chmod(0o755)
+    settings = target / FILE_NAME
+    settings.write_text(_settings(config, agent), encoding="utf-8")
+    settings.chmod(0o644)
+    return {name: seal_of(target / name) for name in (*wanted, FILE_NAME)}
+
+
+def _wanted(config: Configuration, parts: Mapping[str, Generation], sources: Mapping[str, Path]) -> dict[str, Path]:
+    """The files of a bundle, by their paths in it, with where each is copied from."""
     wanted: dict[str, Path] = {}
     for of, generation in parts.items():
         (_, everybody), (_, own) = config.tool_folders(of)
@@ -328,17 +353,7 @@ def _written(
             wanted[f"agents/{of}/{AGENT_FILE}"] = _manifest(config, of)
     if any(READS_SKILLS in generation.entries for generation in parts.values()):
         wanted |= {f"skills/{path.relative_to(config.folder / 'skills')}": path for path in _skills(config.folder)}
-    for name, path in wanted.items():
-        to = target / name
-        to.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, to)
-        to.chmod(0o755 if path.stat().st_mode & 0o111 else 0o644)
-    for folder, _, _ in os.walk(target):
-        Path(folder).chmod(0o755)
-    settings = target / FILE_NAME
-    settings.write_text(_settings(config, agent), encoding="utf-8")
-    settings.chmod(0o644)
-    return {name: seal_of(target / name) for name in (*wanted, FILE_NAME)}
+    return wanted
 
 
 def _files_of(entry: Entry, folder: Path, sources: Mapping[str, Path]) -> dict[str, Path]:

@@ -90,13 +90,7 @@ def faults_in_names(agent: AgentManifest, everything: Generation) -> Iterator[tu
         if _names_any(pattern, everything) is False:
             yield f"tools[{index}]", _no_tool(pattern, known)
     narrowed = agent.model_copy(update={"tools": sound if len(sound) == len(agent.tools) else ("*",)})
-    named = [
-        *((f"core[{index}]", tool_id) for index, tool_id in enumerate(agent.core)),
-        *((path_text(("requires", "tools", tool_id)), tool_id) for tool_id in agent.requires.tools),
-        *((path_text(("tool_config", tool_id)), tool_id) for tool_id in agent.tool_config),
-        *((path_text(("aliases", alias)), tool_id) for alias, tool_id in agent.aliases.items()),
-    ]
-    for place, tool_id in named:
+    for place, tool_id in _ids_in(agent):
         if tool_id not in known:
             yield place, _no_tool(tool_id, known)
         elif not narrowed.has_tool(tool_id):
@@ -105,6 +99,14 @@ def faults_in_names(agent: AgentManifest, everything: Generation) -> Iterator[tu
         other = everything.resolve(alias)
         if other is not None:
             yield path_text(("aliases", alias)), f"is the name of the tool {other.id!r} already; choose another alias"
+
+
+def _ids_in(agent: AgentManifest) -> Iterator[tuple[str, str]]:
+    """Yield ``(place, id)`` for each tool that is named by its whole id."""
+    yield from ((f"core[{index}]", tool_id) for index, tool_id in enumerate(agent.core))
+    yield from ((path_text(("requires", "tools", tool_id)), tool_id) for tool_id in agent.requires.tools)
+    yield from ((path_text(("tool_config", tool_id)), tool_id) for tool_id in agent.tool_config)
+    yield from ((path_text(("aliases", alias)), tool_id) for alias, tool_id in agent.aliases.items())
 
 
 def generation_of(

@@ -6,7 +6,7 @@ folder with the same id.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -90,42 +90,42 @@ def reasons_to_withhold(
     :param spec: what is asked of the tool, where that is more than its own
     """
     spec = spec or tool.spec
-    reasons: list[Reason] = []
-    if unknown := _unknown_secrets(tool, spec, secrets):
-        reasons.append(
-            Reason("available", f"needs configuration: it declares secrets that are not known here: {unknown}")
-        )
-    if unset := _unset_secrets(tool, spec, secrets):
-        reasons.append(Reason("available", f"needs configuration: it has secret settings without a value: {unset}"))
-    needed = (key for key, one in spec.config.items() if one.required and one.default is None and not one.secret)
-    if unset := [f"{key} ({spec.config[key].description}; add {line_to_add(spec.id, key)})" for key in needed]:
-        text = f"needs configuration: it has settings without a value: {', '.join(unset)}"
-        reasons.append(Reason("available", f"{text}. A program gives them with open_kernel(tool_config=…)"))
-    if isinstance(tool, ExecutableTool) and tool.unbuilt:
-        reasons.append(Reason("available", NOT_BUILT))
+    reasons = [*_reasons_by_configuration(tool, spec, secrets)]
     starts_programs = spec.id not in tier.unconfined and (not tool.trusted or bool(spec.requires.shell))
     if spec.requires.net.hosts and starts_programs and tier.confines and not tier.opens_hosts:
         hosts = ", ".join(spec.requires.net.hosts)
         why = "; ".join(f"{one.detail} ({one.remedy})" for one in tier.mechanisms if one.name == "hosts")
-        reasons.append(
-            Reason(
-                "error",
-                f"it starts programs and requires hosts ({hosts}), and no sandbox here opens the network to single hosts"
-                + (f": {why}" if why else ""),
-            )
-        )
-    if spec.mode == "stateful" and not tool.trusted:
-        text = f"its mode is {spec.mode!r}, which only Python tools can have: an executable that keeps something between calls is persistent"
-        reasons.append(Reason("error", text))
-    if tool.trusted and spec.cancellable == "process":
-        reasons.append(
-            Reason("error", "it asks for a worker process of its own, and functions run in this process only")
-        )
+        text = f"it starts programs and requires hosts ({hosts}), and no sandbox here opens the network to single hosts"
+        reasons.append(Reason("error", f"{text}: {why}" if why else text))
+    reasons += _reasons_by_kind(tool, spec)
     if not tier.confines and starts_programs:
         remedy = f" ({tier.remedy})" if tier.remedy else ""
         text = f"it starts programs, which cannot be confined on this machine: {tier.detail}{remedy}"
         reasons.append(Reason("error", text))
     return reasons
+
+
+def _reasons_by_configuration(tool: Tool, spec: ToolSpec, secrets: SecretStore) -> Iterator[Reason]:
+    """Yield the reasons that its operator does away with by giving the tool something."""
+    if unknown := _unknown_secrets(tool, spec, secrets):
+        yield Reason("available", f"needs configuration: it declares secrets that are not known here: {unknown}")
+    if unset := _unset_secrets(tool, spec, secrets):
+        yield Reason("available", f"needs configuration: it has secret settings without a value: {unset}")
+    needed = (key for key, one in spec.config.items() if one.required and one.default is None and not one.secret)
+    if unset := [f"{key} ({spec.config[key].description}; add {line_to_add(spec.id, key)})" for key in needed]:
+        text = f"needs configuration: it has settings without a value: {', '.join(unset)}"
+        yield Reason("available", f"{text}. A program gives them with open_kernel(tool_config=…)")
+    if isinstance(tool, ExecutableTool) and tool.unbuilt:
+        yield Reason("available", NOT_BUILT)
+
+
+def _reasons_by_kind(tool: Tool, spec: ToolSpec) -> Iterator[Reason]:
+    """Yield the reasons in what it declares and no tool of its kind is given."""
+    if spec.mode == "stateful" and not tool.trusted:
+        text = f"its mode is {spec.mode!r}, which only Python tools can have: an executable that keeps something between calls is persistent"
+        yield Reason("error", text)
+    if tool.trusted and spec.cancellable == "process":
+        yield Reason("error", "it asks for a worker process of its own, and functions run in this process only")
 
 
 def _unknown_secrets(tool: Tool, spec: ToolSpec, secrets: SecretStore) -> str:
@@ -207,38 +207,38 @@ def load_generation(
     :raises LoadError: with all faults of the operator's own sources; the memory stays as it was
     """
     table = _Table(Conditions(tier, secrets, tuple(settings)), pins, memory or Memory())
-    known = {} if only is None else {id(source): loaded for source, loaded in table.before.found}
-    fresh = None if only is None else {id(source) for source in only}
     every: list[tuple[Source, Loaded]] = []
-    for source in sources:
-        fatal = strict or not source.foreign
-        kept = known.get(id(source)) if fresh is not None and id(source) not in fresh else None
-        loaded = _loaded(source) if kept is None else kept
+    for source, loaded in _looked_through(sources, table.before, only):
         every.append((source, loaded))
-        if source.rank == "built-in":
-            table.shipped.update(loaded.aliases)
-        problems = (*loaded.faults, *table.take_all(loaded, source))
-        if source.foreign:
-            problems = tuple(replace(fault, foreign=loaded.name) for fault in problems)
-        (table.faults if fatal else table.quarantined).extend(problems)
-    for tool_id, (tool, unfit) in table.unfit.items():
-        row = table.rows.get(tool_id)
-        if row is not None and row.tool is tool:  # not where an agent's overrides it
-            table.faults += unfit
-    table.answer_locked_ids([loaded.unheard for _, loaded in every if loaded.unheard is not None])
+        table.take_source(source, loaded, strict=strict)
+    table.refuse_unfit_settings()
+    unheard = [loaded.unheard for _, loaded in every if loaded.unheard is not None]
+    table.answer_locked_ids(unheard)
     table.faults += table.faults_in_aliases(aliases or {})
     if table.faults:
         raise LoadError(table.faults)
     names = {**table.shipped, **(aliases or {})}
     by_rank = sorted(every, key=lambda one: one[0].rank != "agent")  # an agent's own stand before everybody's
     offerings = [loaded.offering for _, loaded in by_rank if loaded.offering is not None]
-    unheard = [loaded.unheard for _, loaded in every if loaded.unheard is not None]
     rows = table.rows.values()
     generation = Generation(number, rows, names, table.quarantined, offerings=offerings, unheard=unheard)
     if memory is not None:
         memory.conditions, memory.found = table.conditions, tuple(every)
         memory.entries, memory.approved = table.rows, table.approved
     return generation
+
+
+def _looked_through(
+    sources: Iterable[Source], before: Memory, only: Collection[Source] | None
+) -> Iterator[tuple[Source, Loaded]]:
+    """Yield each source with what it has, for :func:`load_generation`."""
+    known: dict[int, Loaded] = {}
+    if only is not None:
+        fresh = {id(source) for source in only}
+        known = {id(source): loaded for source, loaded in before.found if id(source) not in fresh}
+    for source in sources:
+        kept = known.get(id(source))
+        yield source, _loaded(source) if kept is None else kept
 
 
 def _loaded(source: Source) -> Loaded:
@@ -271,6 +271,25 @@ class _Table:
         self.faults: list[Fault] = []
         self.quarantined: list[Fault] = []
 
+    def take_source(self, source: Source, loaded: Loaded, *, strict: bool) -> None:
+        """Add what one source has, and its faults.
+
+        :param strict: whether faults of a foreign source are fatal too
+        """
+        if source.rank == "built-in":
+            self.shipped.update(loaded.aliases)
+        problems = (*loaded.faults, *self.take_all(loaded, source))
+        if source.foreign:
+            problems = tuple(replace(fault, foreign=loaded.name) for fault in problems)
+        (self.faults if strict or not source.foreign else self.quarantined).extend(problems)
+
+    def refuse_unfit_settings(self) -> None:
+        """Make faults of the settings that tools do not take; not for a tool that an agent's overrides."""
+        for tool_id, (tool, unfit) in self.unfit.items():
+            row = self.rows.get(tool_id)
+            if row is not None and row.tool is tool:
+                self.faults += unfit
+
     def take_all(self, loaded: Loaded, source: Source) -> list[Fault]:
         """Add the tools of one source, or say everything that is wrong with those that cannot be."""
         rank, foreign = source.rank, Foreign(loaded.name, loaded.about) if source.foreign else None
@@ -284,13 +303,7 @@ class _Table:
         for found in loaded.tools:
             tool = found.tool
             entry = before.get(tool.spec.id)
-            if (
-                entry is None
-                or entry.tool is not tool
-                or entry.declared is not tool.spec
-                or entry.source != found.place
-                or entry.foreign != foreign
-            ):
+            if entry is None or not _is_of(entry, found, foreign):
                 entry = self._judged(found, foreign, problems)
             tool_id, wire = (entry.id, entry.wire_name) if entry else (tool.spec.id, wire_name(tool.spec.id))
             if clash := self._clash(tool_id, wire, rank, foreign=source.foreign):
@@ -358,29 +371,47 @@ class _Table:
                     self._answer(tool_id, settings.answered_by, layer, unheard)
 
     def _answer(self, tool_id: str, by: str, layer: SettingsLayer, unheard: Sequence[Unheard]) -> None:
-        shape, entry = LOCKED_SHAPES[tool_id], self.rows.get(by)
-        answering: Tool
+        entry = self.rows.get(by)
         if entry is None:
-            known = Generation(0, (), unheard=unheard).awaited(by)
-            close = nearest(by, [one for one in self.rows if one not in _LOCKED], 1)
-            hint = known or (f"did you mean {close[0]}?" if close else "handrail tools lists the ids")
-            reasons = [
-                Reason("offline" if known else "error", f"{by} is to answer for it, and there is no such tool; {hint}")
-            ]
-            answering = _Absent(tool_id)
-        else:
-            problems = list(shape.problems(tool_id, entry.spec, entry.schema))
-            text = f"{by} cannot answer for {tool_id}: {'; '.join(problems)}"
-            if problems and entry.foreign is None:
-                self.faults.append(layer.fault(tool_id, text))
-                return
-            reasons = [Reason("error", text)] if problems else []
-            if entry.withheld is not None:
-                reasons.append(
-                    Reason(entry.status, f"{by} answers for it, and that tool is withheld: {entry.withheld}")
-                )
-            answering = entry.tool
-        declared = answering.spec if entry is None else shape.declared(tool_id, entry.spec)
+            self._withhold_unanswered(tool_id, by, layer, unheard)
+            return
+        shape = LOCKED_SHAPES[tool_id]
+        problems = list(shape.problems(tool_id, entry.spec, entry.schema))
+        text = f"{by} cannot answer for {tool_id}: {'; '.join(problems)}"
+        if problems and entry.foreign is None:
+            self.faults.append(layer.fault(tool_id, text))
+            return
+        reasons = [Reason("error", text)] if problems else []
+        if entry.withheld is not None:
+            reasons.append(Reason(entry.status, f"{by} answers for it, and that tool is withheld: {entry.withheld}"))
+        made = self._locked(
+            entry.tool, shape.declared(tool_id, entry.spec), f"{by} ({entry.source})", entry.confined_by, reasons
+        )
+        self.rows[tool_id] = replace(
+            made,
+            definition_hash=shape.definition_of(tool_id, entry.declared or entry.spec),
+            blocking=entry.blocking,
+            untrusted=entry.untrusted,
+            answered_by=replace(entry, spec=replace(entry.spec, max_output=made.spec.max_output)),
+        )
+        self.ids_by_wire[tool_id] = tool_id
+
+    def _withhold_unanswered(self, tool_id: str, by: str, layer: SettingsLayer, unheard: Sequence[Unheard]) -> None:
+        """Add a locked id for which a tool is to answer that is not there."""
+        known = Generation(0, (), unheard=unheard).awaited(by)
+        close = nearest(by, [one for one in self.rows if one not in _LOCKED], 1)
+        hint = known or (f"did you mean {close[0]}?" if close else "handrail tools lists the ids")
+        text = f"{by} is to answer for it, and there is no such tool; {hint}"
+        reasons = [Reason("offline" if known else "error", text)]
+        absent = _Absent(tool_id)
+        self.rows[tool_id] = self._locked(absent, absent.spec, layer.source, IN_PROCESS, reasons)
+        self.ids_by_wire[tool_id] = tool_id
+
+    def _locked(
+        self, answering: Tool, declared: ToolSpec, source: str, confined_by: str, reasons: list[Reason]
+    ) -> Entry:
+        """The entry of a locked id that another tool answers for, in force as its operator has set it."""
+        tool_id = declared.id
         layers = self.conditions.of(tool_id)
         spec, unfit = in_force(replace(declared, config={}), layers)
         self.faults += unfit
@@ -389,21 +420,17 @@ class _Table:
         withheld, status = verdict(spec, None, reasons)
         known = checked(spec)
         assert known.schema is not None, "the shape of a locked id is sound"
-        self.rows[tool_id] = Entry(
+        return Entry(
             spec,
             answering,
             known.schema,
-            layer.source if entry is None else f"{by} ({entry.source})",
-            known.definition_hash if entry is None else shape.definition_of(tool_id, entry.declared or entry.spec),
+            source,
+            known.definition_hash,
             withheld,
-            confined_by=IN_PROCESS if entry is None else entry.confined_by,
-            blocking=entry is not None and entry.blocking,
-            untrusted="" if entry is None else entry.untrusted,
+            confined_by=confined_by,
             status="connected" if withheld is None else status,
             declared=answering.spec,
-            answered_by=None if entry is None else replace(entry, spec=replace(entry.spec, max_output=spec.max_output)),
         )
-        self.ids_by_wire[tool_id] = tool_id
 
     def _clash(self, tool_id: str, wire: str, rank: Rank, *, foreign: bool) -> str | None:
         if foreign and (tool_id in FACE_IDS or wire in FACE_IDS):
@@ -441,6 +468,16 @@ class _Table:
                 hint = f"; did you mean {' or '.join(close)}?" if close else ""
                 found.append(Fault("aliases", alias, f"there is no tool {tool_id!r}{hint}"))
         return found
+
+
+def _is_of(entry: Entry, found: Found, foreign: Foreign | None) -> bool:
+    """Whether an entry was made of the very tool that was found, of the same source."""
+    return (
+        entry.tool is found.tool
+        and entry.declared is found.tool.spec
+        and entry.source == found.place
+        and entry.foreign == foreign
+    )
 
 
 class _Absent(Tool):

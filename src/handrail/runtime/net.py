@@ -373,6 +373,10 @@ def _head(address: WebAddress, method: str, fields: Fields, body: bytes) -> Fiel
     return head
 
 
+def _turns_to_get(status: int, method: str) -> bool:
+    return (status == 303 and method != "HEAD") or (status in (301, 302) and method == "POST")
+
+
 def _next(
     method: str, address: WebAddress, fields: Fields, body: bytes, status: int, told: Fields
 ) -> tuple[str, WebAddress, Fields, bytes] | None:
@@ -385,7 +389,7 @@ def _next(
         return None
     target = urljoin(str(address), quote(location.encode("latin-1"), safe=_UNRESERVED))
     following = _read(target, f"{address.host} redirects to {excerpt(location, 200)}: ")
-    if (status == 303 and method != "HEAD") or (status in (301, 302) and method == "POST"):
+    if _turns_to_get(status, method):
         method, body = "GET", b""
         fields = [field for field in fields if field[0] not in _OF_A_BODY]
     if (following.scheme, following.host) != (address.scheme, address.host):

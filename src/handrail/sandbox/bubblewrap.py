@@ -26,7 +26,7 @@ from handrail.sandbox.start.spawn import is_inside, spawn
 from handrail.sandbox.view import identity, mounts, toolchains
 from handrail.sandbox.view.identity import Looks
 from handrail.sandbox.view.mount_table import MountTable
-from handrail.sandbox.view.plans import Plan, Planning, after, start_of
+from handrail.sandbox.view.plans import Made, Plan, Planning, after, start_of
 from handrail.sandbox.view.tree import PASSING
 
 _FIXED = (
@@ -124,30 +124,14 @@ class Bubblewrap:
         Bubblewrap reads all its options before it starts anybody. The first come from where nothing comes but an end,
         and that when it has been marked: so whoever it starts is born with the mark.
         """
-        first = self._first or launcher.find()
-        if first is None:
-            raise ToolError(
-                "nothing here can start a program in a sandbox: install perl (apt install perl-base)",
-                kind="unavailable",
-            )
+        first = self._launcher()
         made = plan.made
-        given = dict(descriptors or {})
-        if any(number < 3 for number in given):
-            raise ValueError(f"descriptors {sorted(given)}: 0, 1 and 2 are the process's own")
+        given = _beyond_standard(descriptors or {})
         ours: dict[str, int] = {}
         theirs: dict[int, int] = {}
         held_back = socket.socketpair() if os.geteuid() == 0 else None
         try:
-            if plan.terminal is not None:
-                ours["stdin"], theirs[0] = terminal.opened(plan.terminal)
-                ours["stdout"], theirs[1], theirs[2] = os.dup(ours["stdin"]), os.dup(theirs[0]), os.dup(theirs[0])
-            else:
-                theirs[0], ours["stdin"] = os.pipe()
-                ours["stdout"], theirs[1] = os.pipe()
-                if plan.merge_stderr:
-                    theirs[2] = os.dup(theirs[1])
-                else:
-                    ours["stderr"], theirs[2] = os.pipe()
+            _open_streams(plan, ours, theirs)
             number = after(given)
             if plan.secrets is not None:
                 ours["secrets"] = os.memfd_create("handrail-secrets", os.MFD_CLOEXEC)
@@ -186,25 +170,10 @@ class Bubblewrap:
                 *(str(number + place) for place in (0, 1, 2, 6)),
                 *(str(other) for other in sorted(theirs.keys() | given.keys()) if 2 < other < number),
             ]
-            program, processes = self._binary, made.limits.processes
-            if is_inside(program, workspaces()):
-                raise ToolError(
-                    f"the sandbox could not be started: {program}. It lies in an open workspace, where a call could change "
-                    "it; install bubblewrap outside of the workspace (apt install bubblewrap)",
-                    kind="unavailable",
-                )
-            if made.person is not None:
-                program, command = identity.command(made.person, made.staged, program, command)
-                processes = None  # theirs the kernel counts
-            bound = None if made.limits.call_memory_bytes is None else memory_of_all()
-            pid = _spawned(groups_for(processes, bound), program, command, {**theirs, **given})
+            pid = self._spawn(made, command, {**theirs, **given})
             if held_back is not None:
                 memory.taken_first(pid)  # root's launcher cannot: its /proc is read-only
-            try:
-                confined = Confined(pid, Ends(**{"stderr": None, **ours}), table)  # pyright: ignore[reportArgumentType]
-            except OSError:  # it ends by itself, as its lifeline is cut
-                threading.Thread(target=_reap, args=(pid,), name="handrail-reap", daemon=True).start()
-                raise
+            confined = _confined(pid, ours, table)
             ours = {}
             return confined
         finally:
@@ -214,6 +183,30 @@ class Bubblewrap:
                     end.close()
             for descriptor in (*ours.values(), *theirs.values()):
                 os.close(descriptor)
+
+    def _launcher(self) -> Launcher:
+        first = self._first or launcher.find()
+        if first is None:
+            raise ToolError(
+                "nothing here can start a program in a sandbox: install perl (apt install perl-base)",
+                kind="unavailable",
+            )
+        return first
+
+    def _spawn(self, made: Made, command: list[str], descriptors: Mapping[int, int]) -> int:
+        """Start bubblewrap, as the person that the sandbox is for. Returns its process id."""
+        program, processes = self._binary, made.limits.processes
+        if is_inside(program, workspaces()):
+            raise ToolError(
+                f"the sandbox could not be started: {program}. It lies in an open workspace, where a call could change "
+                "it; install bubblewrap outside of the workspace (apt install bubblewrap)",
+                kind="unavailable",
+            )
+        if made.person is not None:
+            program, command = identity.command(made.person, made.staged, program, command)
+            processes = None  # theirs the kernel counts
+        bound = None if made.limits.call_memory_bytes is None else memory_of_all()
+        return _spawned(groups_for(processes, bound), program, command, descriptors)
 
     def _preparation(self, plan: Plan, table: MountTable) -> bytes:
         made = plan.made
@@ -261,6 +254,34 @@ def command_options(capabilities: CapabilitySet, profile: Profile) -> list[str]:
     folders = mounts.folder_access(capabilities, profile, toolchains.find(profile.workspace, look), look)
     options, _ = mounts.as_they_stand(mounts.arguments(folders, profile, look), MountTable())
     return [*_FIXED, *options, "--chdir", start_of(folders, profile)]
+
+
+def _beyond_standard(descriptors: Mapping[int, int]) -> dict[int, int]:
+    if any(number < 3 for number in descriptors):
+        raise ValueError(f"descriptors {sorted(descriptors)}: 0, 1 and 2 are the process's own")
+    return dict(descriptors)
+
+
+def _open_streams(plan: Plan, ours: dict[str, int], theirs: dict[int, int]) -> None:
+    """Open the program's standard streams: a terminal, or pipes. Each end is noted as soon as it is open."""
+    if plan.terminal is not None:
+        ours["stdin"], theirs[0] = terminal.opened(plan.terminal)
+        ours["stdout"], theirs[1], theirs[2] = os.dup(ours["stdin"]), os.dup(theirs[0]), os.dup(theirs[0])
+        return
+    theirs[0], ours["stdin"] = os.pipe()
+    ours["stdout"], theirs[1] = os.pipe()
+    if plan.merge_stderr:
+        theirs[2] = os.dup(theirs[1])
+    else:
+        ours["stderr"], theirs[2] = os.pipe()
+
+
+def _confined(pid: int, ours: Mapping[str, int], table: MountTable) -> Confined:
+    try:
+        return Confined(pid, Ends(**{"stderr": None, **ours}), table)  # pyright: ignore[reportArgumentType]
+    except OSError:  # it ends by itself, as its lifeline is cut
+        threading.Thread(target=_reap, args=(pid,), name="handrail-reap", daemon=True).start()
+        raise
 
 
 def _memory_file(content: bytes) -> int:

@@ -86,22 +86,27 @@ def choose(without: frozenset[str] = frozenset()) -> Sandbox:
         if isinstance(seen, str):
             tried.append((binary, seen))
             continue
-        mechanisms = tuple(_mechanisms(seen))
-        missing = [one for one in mechanisms if one.held is False and one.name not in (*without, *_WITHHOLDING)]
-        if missing:
-            detail = "; ".join(f"{one.name}: {one.detail}" for one in missing)
-            remedies = "; ".join(one.remedy for one in missing if one.remedy)
-            return Refusing(Tier("none", detail, remedies, mechanisms))
-        lacking = [one.name for one in mechanisms if one.held is False and one.name in get_args(Optional)]
-        name = f"bubblewrap without {' and '.join(lacking)}" if lacking else "bubblewrap"
-        about = f"{binary}: namespaces of its own, no network" + _layers(lacking)
-        return Bubblewrap(binary, Tier(name, about, "", mechanisms), system_calls=b"" if "seccomp" in lacking else None)
+        return _sandbox_of(binary, tuple(_mechanisms(seen)), without)
     if not tried:
         missing_program = Mechanism("namespaces", False, "bubblewrap is not installed", _INSTALL)
         return Refusing(Tier("none", "bubblewrap is not installed", _INSTALL, (missing_program, *_not_tried())))
     detail = "; ".join(f"{binary} failed: {failure}" for binary, failure in tried)
     cure = remedy(detail, Path("/proc/sys"), Path(SYSTEM_BWRAP).exists())
     return Refusing(Tier("none", detail, cure, (Mechanism("namespaces", False, detail, cure), *_not_tried())))
+
+
+def _sandbox_of(binary: str, mechanisms: tuple[Mechanism, ...], without: frozenset[str]) -> Sandbox:
+    """The sandbox of a bubblewrap that works: one that refuses where a mechanism fails that may not be missing."""
+    failed = [one for one in mechanisms if one.held is False]
+    missing = [one for one in failed if one.name not in (*without, *_WITHHOLDING)]
+    if missing:
+        detail = "; ".join(f"{one.name}: {one.detail}" for one in missing)
+        remedies = "; ".join(one.remedy for one in missing if one.remedy)
+        return Refusing(Tier("none", detail, remedies, mechanisms))
+    lacking = [one.name for one in failed if one.name in get_args(Optional)]
+    name = f"bubblewrap without {' and '.join(lacking)}" if lacking else "bubblewrap"
+    about = f"{binary}: namespaces of its own, no network" + _layers(lacking)
+    return Bubblewrap(binary, Tier(name, about, "", mechanisms), system_calls=b"" if "seccomp" in lacking else None)
 
 
 def _layers(lacking: Sequence[str]) -> str:
@@ -160,6 +165,20 @@ class _Seen:
     no_hosts: str | None = None
     """Why no proxy could be put in front of it."""
 
+    def note(self, line: str) -> None:
+        """Take in a line that the program printed."""
+        word, _, rest = line.partition(" ")
+        if "[" in line and word.endswith("]"):
+            self.spaces[line.partition(":")[0]] = line
+        elif word == "limit":
+            self.limits.append(rest)
+        elif word == "setting":
+            self.settings.add(rest)
+        elif rest == "written":
+            self.written.add(word.rstrip(":"))
+        else:
+            self.status[word.rstrip(":")] = rest.strip()
+
 
 def _looked_at(binary: str) -> _Seen | str:
     """What is seen in a sandbox by ``binary``, or why there is none."""
@@ -202,17 +221,7 @@ async def _tried(binary: str, place: str) -> _Seen | str:
         return errors.decode("utf-8", "replace").strip()[:500] or f"it ended with {code}"
     seen = _Seen(no_hosts=no_hosts)
     for line in out.decode("utf-8", "replace").splitlines():
-        word, _, rest = line.partition(" ")
-        if "[" in line and word.endswith("]"):
-            seen.spaces[line.partition(":")[0]] = line
-        elif word == "limit":
-            seen.limits.append(rest)
-        elif word == "setting":
-            seen.settings.add(rest)
-        elif rest == "written":
-            seen.written.add(word.rstrip(":"))
-        else:
-            seen.status[word.rstrip(":")] = rest.strip()
+        seen.note(line)
     if not (workspace / "tried").exists() or "workspace" not in seen.written:
         return "the workspace could not be written"
     return seen

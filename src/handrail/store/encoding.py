@@ -67,8 +67,10 @@ def _plain(value: object, depth: int) -> object:
         return number if number.bit_length() < 10_000 else {"$integer": hex(number)}
     if isinstance(value, float):
         return value if math.isfinite(value) else None
-    if depth >= MAX_DEPTH:
-        return {"$depth": MAX_DEPTH}
+    return {"$depth": MAX_DEPTH} if depth >= MAX_DEPTH else _plain_compound(value, depth)
+
+
+def _plain_compound(value: object, depth: int) -> object:
     if isinstance(value, Mapping):
         items = list(cast("Mapping[object, object]", value).items())
         return {key if isinstance(key, str) else _shown(key): _plain(inner, depth + 1) for key, inner in items}

@@ -148,18 +148,8 @@ def too_broad(folder: Path) -> str | None:
     if real == folder.anchor:
         return "the whole file system"
     line = _line(real)
-    for home in _homes():
-        if _beneath(home, real) or _identity(home) == line[0][1]:
-            return "a home folder" if home == real else f"a folder that holds the home folder {home}"
-        if (private := _kept_apart(real, home, line)) is not None:
-            return private
-    above = os.path.dirname(real)
-    if real == "/root" or any(_same(above, base) for base in _BASES):
-        return "a home folder"
-    for variable in _VARIABLES:
-        place = os.environ.get(variable, "")
-        if os.path.isabs(place) and _within(line, os.path.realpath(place)):
-            return f"{_OWN}, {place} ({variable})"
+    if (personal := _personal(real, line)) is not None:
+        return personal
     if any(real == shared or _identity(shared) == line[0][1] is not None for shared in _SHARED):
         return "everybody's, as a folder that many put things into"
     mounted = any(_beneath(real, base) for base in _DEVICES) and os.path.ismount(real)
@@ -175,6 +165,29 @@ def of_the_system(folder: Path) -> str | None:
     return next((f"a folder of the system, {place}" for place in _OF_THE_SYSTEM if _within(line, place)), None)
 
 
+def _is_in_documents(real: str, folder: str) -> bool:
+    """Whether a path is in a folder of documents that macOS's Library, if ``folder`` is that, has."""
+    within = [part.casefold() for part in real[len(folder) + 1 :].split("/")]
+    return folder.rpartition("/")[2].casefold() == "library" and len(within) > 1 and within[0] in _OF_DOCUMENTS
+
+
+def _personal(real: str, line: Line) -> str | None:
+    """What a folder is or holds of what is one person's own, whatever they keep there."""
+    for home in _homes():
+        if _beneath(home, real) or _identity(home) == line[0][1]:
+            return "a home folder" if home == real else f"a folder that holds the home folder {home}"
+        if (private := _kept_apart(real, home, line)) is not None:
+            return private
+    above = os.path.dirname(real)
+    if real == "/root" or any(_same(above, base) for base in _BASES):
+        return "a home folder"
+    for variable in _VARIABLES:
+        place = os.environ.get(variable, "")
+        if os.path.isabs(place) and _within(line, os.path.realpath(place)):
+            return f"{_OWN}, {place} ({variable})"
+    return None
+
+
 def _kept_apart(real: str, home: str, line: Line) -> str | None:
     """What of ``home`` a folder is, lies in or holds that is for keys, settings or programs' own files."""
     own = _identity(home)
@@ -182,9 +195,7 @@ def _kept_apart(real: str, home: str, line: Line) -> str | None:
         above, name = os.path.split(folder)
         hidden = name.startswith(".") or name.casefold() in _NOT_HIDDEN
         if hidden and (above == home or (own is not None and _identity(above) == own)):
-            within = [part.casefold() for part in real[len(folder) + 1 :].split("/")]
-            documents = name.casefold() == "library" and len(within) > 1 and within[0] in _OF_DOCUMENTS
-            return None if documents else f"{_OWN}, {folder}"
+            return None if _is_in_documents(real, folder) else f"{_OWN}, {folder}"
     for name in _PRIVATE_IN_A_HOME:
         place = f"{home}/{name}"
         found = _identity(place)

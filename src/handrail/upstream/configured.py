@@ -303,6 +303,20 @@ def _oauth_of(server: McpServer, value: Callable[[str, str | SecretValue], str])
     )
 
 
+def _faults_in_addresses(server: McpServer, place: str) -> Iterator[Fault]:
+    for host in server.hosts:
+        if problem := fault_in_host(host):
+            yield Fault(place, "hosts", problem)
+    if server.url is not None:
+        try:
+            read_url(server.url)
+        except ValueError as error:
+            yield Fault(place, "url", str(error))
+    for folder in server.folders:
+        if not folder.startswith("/"):
+            yield Fault(place, "folders", f"{folder!r} is no absolute path")
+
+
 def _faults_together(servers: Mapping[str, tuple[McpServer, str]]) -> list[Fault]:
     found: list[Fault] = []
     prefixes: dict[str, str] = {}
@@ -316,15 +330,7 @@ def _faults_together(servers: Mapping[str, tuple[McpServer, str]]) -> list[Fault
         elif server.enabled:
             prefixes[prefix] = name
             places[prefix] = place
-        found += [Fault(place, "hosts", problem) for host in server.hosts if (problem := fault_in_host(host))]
-        if server.url is not None:
-            try:
-                read_url(server.url)
-            except ValueError as error:
-                found.append(Fault(place, "url", str(error)))
-        for folder in server.folders:
-            if not folder.startswith("/"):
-                found.append(Fault(place, "folders", f"{folder!r} is no absolute path"))
+        found += _faults_in_addresses(server, place)
     for prefix, place in places.items():
         for other, name in prefixes.items():
             if other and prefix.startswith(f"{other}_"):
@@ -368,24 +374,12 @@ def servers_in(
     :param environment: the variables that it may name
     :param learn: told each value that came from a variable: it may be a secret
     """
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        return {}, [Fault(str(path), "", f"cannot be read: {error.strerror or error}")]
-    if len(content) > MAX_BYTES:
-        return {}, [Fault(str(path), "", f"is larger than {MAX_BYTES // 2**20} MiB")]
-    try:
-        whole: Any = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        return {}, [Fault(str(path), "", f"is no JSON: {error}")]
-    table: Any = cast("dict[str, Any]", whole).get("mcpServers") if isinstance(whole, dict) else None
-    if table is None and isinstance(whole, dict):
-        table = cast("dict[str, Any]", whole).get("servers")
-    if not isinstance(table, dict):
-        return {}, [Fault(str(path), "mcpServers", "is missing; expected an object with a server under each name")]
+    table = _table_of(path)
+    if isinstance(table, Fault):
+        return {}, [table]
     found: dict[str, McpServer] = {}
     faults: list[Fault] = []
-    for name, said in cast("dict[str, Any]", table).items():
+    for name, said in table.items():
         where = f"mcpServers.{name[:60]}"
         if re.fullmatch(NAME, name) is None:
             faults.append(
@@ -404,18 +398,45 @@ def servers_in(
     return found, faults
 
 
+def _table_of(path: Path) -> dict[str, Any] | Fault:
+    """The object in a file with what it says of each server under its name, or what is wrong with the file."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        return Fault(str(path), "", f"cannot be read: {error.strerror or error}")
+    if len(content) > MAX_BYTES:
+        return Fault(str(path), "", f"is larger than {MAX_BYTES // 2**20} MiB")
+    try:
+        whole: Any = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        return Fault(str(path), "", f"is no JSON: {error}")
+    table: Any = cast("dict[str, Any]", whole).get("mcpServers") if isinstance(whole, dict) else None
+    if table is None and isinstance(whole, dict):
+        table = cast("dict[str, Any]", whole).get("servers")
+    if not isinstance(table, dict):
+        return Fault(str(path), "mcpServers", "is missing; expected an object with a server under each name")
+    return cast("dict[str, Any]", table)
+
+
+def _filled(value: object, environment: Mapping[str, str], learn: Callable[[str], None]) -> object:
+    """A value with the variables in its texts filled in."""
+    if isinstance(value, str):
+        return _VARIABLE.sub(lambda match: _value(match, environment, learn), value)
+    if isinstance(value, list):
+        return [_filled(one, environment, learn) for one in cast("list[object]", value)]
+    if isinstance(value, dict):
+        return {key: _filled(one, environment, learn) for key, one in cast("dict[str, object]", value).items()}
+    return value
+
+
+def _arguments(said: Mapping[str, Any]) -> dict[str, Any]:
+    """What a program is started with."""
+    given = {"args": said.get("args"), "env": said.get("env", said.get("environment"))}
+    return {key: value for key, value in given.items() if value}
+
+
 def _server(said: Mapping[str, Any], environment: Mapping[str, str], learn: Callable[[str], None]) -> McpServer:
     """:raises ValueError: for what cannot be a server; a pydantic error is one"""
-
-    def filled(value: object) -> object:
-        if isinstance(value, str):
-            return _VARIABLE.sub(lambda match: _value(match, environment, learn), value)
-        if isinstance(value, list):
-            return [filled(one) for one in cast("list[object]", value)]
-        if isinstance(value, dict):
-            return {key: filled(one) for key, one in cast("dict[str, object]", value).items()}
-        return value
-
     given: dict[str, Any] = {}
     url = said.get("url", said.get("serverUrl", said.get("httpUrl")))
     kind = _TRANSPORTS.get(str(said.get("type", said.get("transport", "http" if url else "stdio"))))
@@ -431,14 +452,10 @@ def _server(said: Mapping[str, Any], environment: Mapping[str, str], learn: Call
         if said.get("headers"):
             given["headers"] = said["headers"]
     elif command is not None:
-        if said.get("args"):
-            given["args"] = said["args"]
-        env = said.get("env", said.get("environment"))
-        if env:
-            given["env"] = env
+        given |= _arguments(said)
     else:
         raise ValueError("has neither command nor url")
-    given = {key: filled(value) for key, value in given.items()}
+    given = {key: _filled(value, environment, learn) for key, value in given.items()}
     if said.get("disabled") is True or said.get("enabled") is False:
         given["enabled"] = False
     return McpServer.model_validate_json(json.dumps(given), strict=True)

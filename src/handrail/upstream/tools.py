@@ -42,16 +42,11 @@ def spec_of(item: Item, definition: ServerDefinition, requires: Requires) -> Too
         raise ValueError("has no name")
     if not isinstance(schema, dict):
         raise ValueError("has no inputSchema")
-    said, title = item.get("description"), item.get("title")
-    description = said if isinstance(said, str) and said.strip() else ""
-    if not description:
-        known_as = title if isinstance(title, str) and title.strip() else name
-        description = f"{known_as}. The server {definition.name} says nothing more of it."
     hints: Mapping[str, Any] = _hints(item) if definition.trust_hints else dict[str, Any]()
     effect = definition.side_effects.get(name) or definition.side_effects.get("*") or _effect(hints)
     return ToolSpec(
         id=tool_id(definition.name if definition.prefix is None else definition.prefix, name),
-        description=description,
+        description=_description(item, name, definition),
         parameters=cast("dict[str, Any]", schema),
         requires=requires,
         side_effect=effect,
@@ -61,6 +56,14 @@ def spec_of(item: Item, definition: ServerDefinition, requires: Requires) -> Too
         category=None,
         kind="read" if effect == "read" else "other",
     )
+
+
+def _description(item: Item, name: str, definition: ServerDefinition) -> str:
+    said, title = item.get("description"), item.get("title")
+    if isinstance(said, str) and said.strip():
+        return said
+    known_as = title if isinstance(title, str) and title.strip() else name
+    return f"{known_as}. The server {definition.name} says nothing more of it."
 
 
 def _hints(item: Item) -> Mapping[str, Any]:

@@ -223,16 +223,7 @@ class Encoder:
                         break
                     asked = self._asked.popleft() if self._asked else None
                     wishes = tuple(self._wishes)
-                try:
-                    self._prepare()
-                    if asked is not None:
-                        self._answer(asked)
-                    else:
-                        self._further(wishes)
-                except EmbedderError as error:
-                    self._fail(str(error), asked)
-                except Exception as error:
-                    self._fail(f"the embedder failed: {type(error).__name__}: {error}", asked)
+                self._work(asked, wishes)
             self._save()
         finally:
             with self._change:
@@ -318,12 +309,33 @@ class Encoder:
         told: Any = directions(rows[len(texts) :], self._usual["told"].mean(axis=0))
         return self._embedder.turned((1 - _TOLD) * said + _TOLD * told)
 
+    def _work(self, asked: _Asked | None, wishes: Sequence[_Wish]) -> None:
+        """One step: a request, or else one batch for a wish."""
+        try:
+            self._prepare()
+            if asked is not None:
+                self._answer(asked)
+            else:
+                self._further(wishes)
+        except EmbedderError as error:
+            self._fail(str(error), asked)
+        except Exception as error:
+            self._fail(f"the embedder failed: {type(error).__name__}: {error}", asked)
+
     def _further(self, wishes: Sequence[_Wish]) -> None:
         """One batch for the smallest of ``wishes``, or their end."""
         for wish in wishes:
             if wish.texts is None:
                 self._begin(wish)
         wish = min(wishes, key=lambda one: len(one.missing))
+        if self._learn_next(wish):
+            if not wish.missing:
+                self._finish(wish)
+            elif time.monotonic() - self._saved_at > _SAVE_EVERY_S:
+                self._save()
+
+    def _learn_next(self, wish: _Wish) -> bool:
+        """Encode the next of what a wish misses. Returns whether that is done, and need not be tried again one by one."""
         texts: Mapping[bytes, str] = wish.texts or {}
         left = wish.missing[-1 if self._alone else -_AT_ONCE :]
         # another may have had it encoded
@@ -335,16 +347,15 @@ class Encoder:
             self._try_any()
             if len(some) > 1:
                 self._alone = len(left)
-                return  # the same ones again, with a look for a request between any two
+                return False  # the same ones again, with a look for a request between any two
             self._learn_beginning(some[0], texts[some[0]])
         self._alone = max(0, self._alone - len(left))
         del wish.missing[-len(left) :]
         if some and self._progress is not None:
             self._progress(len(texts) - len(wish.missing), len(texts))
-        if wish.missing:
-            if time.monotonic() - self._saved_at > _SAVE_EVERY_S:
-                self._save()
-            return
+        return True
+
+    def _finish(self, wish: _Wish) -> None:
         if (wishing := wish.wishing) is not None:
             wishing.joined(self._known)
         with self._change:

@@ -102,40 +102,21 @@ class Searches:
                 "the query has no words; say what the tool should do, as in 'send an e-mail'", kind="invalid_input"
             )
         index = await self._index(generation, by_words=by_words)
-        loop = asyncio.get_running_loop()
         if not (by_words or index.complete):
-            wait_s = self._first_wait_s - index.age_s if patience_s is None else patience_s
-            if wait_s > 0:
-                await loop.run_in_executor(self._waiting, index.wait, wait_s)
+            await self._wait_for_meaning(index, patience_s)
 
-        def searched() -> tuple[Found, bool]:
-            if not extensions_only:
-                return index.search(asked, limit), False
-            among = index.search(asked, limit, among=lambda tool_id: is_extension(generation.entries[tool_id]))
-            if not (among.hits and among.hits[0].weak):
-                return among, False
-            best = index.search(asked, 1).hits
-            return among, bool(best) and best[0].id != among.hits[0].id
-
-        found, ships = await loop.run_in_executor(self._threads, searched)
-        hits = [
-            Hit(
-                tool_id=hit.id,
-                description=entry.spec.description,
-                relevance=min(1.0, max(0.0, hit.score / top)),
-                confidence=hit.confidence,
-                weak=hit.weak,
-                tail=hit.tail,
-                reason="; ".join(hit.reasons),
-                source=source(entry),
-            )
-            for top in [max((hit.score for hit in found.hits), default=0.0) or 1.0]
-            for hit in found.hits
-            for entry in [generation.entries[hit.id]]
-        ]
+        searched = partial(_searched, index, asked, limit, extensions_of=generation if extensions_only else None)
+        found, ships = await asyncio.get_running_loop().run_in_executor(self._threads, searched)
+        top = max((hit.score for hit in found.hits), default=0.0) or 1.0
+        hits = [_hit(hit, top, generation.entries[hit.id], source) for hit in found.hits]
         nothing = found.nothing_fits or all(hit.tail for hit in hits) or ships  # what fits ships with Handrail
         means = "words and meaning" if found.means != "lexical" else "words only"
         return Findings(tuple(hits), nothing, f"{means}: {found.note}" if found.note else means, found.unread)
+
+    async def _wait_for_meaning(self, index: searching.Index, patience_s: float | None) -> None:
+        wait_s = self._first_wait_s - index.age_s if patience_s is None else patience_s
+        if wait_s > 0:
+            await asyncio.get_running_loop().run_in_executor(self._waiting, index.wait, wait_s)
 
     def load_ahead(self, generation: Generation) -> None:
         """Somebody may search soon: load what a search needs shortly, unless it has begun. Once for all generations; what a later
@@ -218,6 +199,36 @@ class Searches:
         if self._cache is None and self._folder is not None:  # made by what is first kept in it, where it can be
             self._cache = Cache(self._folder, lambda text: logger.info("search: %s", text))
         return self._cache
+
+
+def _hit(hit: searching.Hit, top: float, entry: Entry, source: Callable[[Entry], str]) -> Hit:
+    """:param top: the score of the best hit"""
+    return Hit(
+        tool_id=hit.id,
+        description=entry.spec.description,
+        relevance=min(1.0, max(0.0, hit.score / top)),
+        confidence=hit.confidence,
+        weak=hit.weak,
+        tail=hit.tail,
+        reason="; ".join(hit.reasons),
+        source=source(entry),
+    )
+
+
+def _searched(
+    index: searching.Index, query: str, limit: int, *, extensions_of: Generation | None
+) -> tuple[Found, bool]:
+    """What an index finds, and whether that is only extensions while what fits ships with Handrail.
+
+    :param extensions_of: where only extensions are to be found
+    """
+    if extensions_of is None:
+        return index.search(query, limit), False
+    among = index.search(query, limit, among=lambda tool_id: is_extension(extensions_of.entries[tool_id]))
+    if not (among.hits and among.hits[0].weak):
+        return among, False
+    best = index.search(query, 1).hits
+    return among, bool(best) and best[0].id != among.hits[0].id
 
 
 def _seen(task: asyncio.Task[searching.Index]) -> None:

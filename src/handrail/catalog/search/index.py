@@ -93,20 +93,14 @@ def ranked(rows: Sequence[Row], limit: int, permitted: Callable[[int], bool] | N
     :param permitted: which documents may be among them; all where it is not given
     """
     whole, parts = rows[0], rows[1:]
-    pools = [scores.best for row in rows for scores in (row.words, row.meaning) if scores is not None]
-    pools += [sorted(row.named) for row in rows if row.named]
-    candidates = sorted({number for best in pools for number in _first(best, permitted)})
+    candidates = _candidates(rows, permitted)
     stands = {number: whole.standing(number) for number in candidates}
     if not parts:
         best = sorted(candidates, key=lambda number: (-stands[number], number))[:limit]
         return [Ranked(number, stands[number], 0) for number in best]
     serves = {number: [row.standing(number) for row in parts] for number in candidates}
     heavy = _weights(parts)
-    tops = [max((held[at] for held in serves.values()), default=0.0) for at in range(len(parts))]
-    own = {
-        number: max(w * s / top if top > 0 else 0.0 for w, s, top in zip(heavy, held, tops, strict=True))
-        for number, held in serves.items()
-    }
+    own = _shares(serves, heavy)
     covered = [0.0] * len(parts)
     out: list[Ranked] = []
     left = {number: stands[number] + _OWN * own[number] for number in candidates}
@@ -127,6 +121,22 @@ def _weights(parts: Sequence[Row]) -> list[float]:
     near = [row.nearest for row in parts]
     most = max(near)
     return [(each / most) ** _WEIGHED if most > 0 else 1.0 for each in near]
+
+
+def _candidates(rows: Sequence[Row], permitted: Callable[[int], bool] | None) -> list[int]:
+    """The documents that stand out for any of the texts, by any of what speaks for one."""
+    pools = [scores.best for row in rows for scores in (row.words, row.meaning) if scores is not None]
+    pools += [sorted(row.named) for row in rows if row.named]
+    return sorted({number for best in pools for number in _first(best, permitted)})
+
+
+def _shares(serves: Mapping[int, Sequence[float]], heavy: Sequence[float]) -> dict[int, float]:
+    """How well each document serves the part that it serves best, beside the document that serves that part best."""
+    tops = [max((held[at] for held in serves.values()), default=0.0) for at in range(len(heavy))]
+    return {
+        number: max(w * s / top if top > 0 else 0.0 for w, s, top in zip(heavy, held, tops, strict=True))
+        for number, held in serves.items()
+    }
 
 
 def _first(best: Sequence[int], permitted: Callable[[int], bool] | None) -> list[int]:
@@ -455,32 +465,16 @@ class Index:
         wanted = [self._lexical.understood(text) for text in texts]
         vicinity, vectors, note = self._vectors(texts, patience_s)
         pool = POOL if among is None else max(POOL, len(self._documents))
-        rows: list[Row] = []
-        for at, each in enumerate(wanted):
-            by_words = self._lexical.scores(each, pool, hollow(texts[at]))
-            meaning = vicinity.scores(vectors[at], pool, by_words.best) if vicinity is not None else None
-            rows.append(Row(by_words, meaning, self._called(texts[at]), self._unknown))
+        rows = self._rows(texts, wanted, vicinity, vectors, pool)
         order = ranked(rows, max(limit, _JUDGED), self._permitted(among))
-        near, alike, elsewhere = None, None, None
-        if vicinity is not None and order:
-            compared = vicinity.beside([each.number for each in order], vectors)
-            near, alike = compared[0].tolist(), compared[1].tolist()
-            elsewhere = vicinity.elsewhere(vectors).tolist()
-        attainable = [self._lexical.attainable(each) for each in wanted]
-        evidence = [
-            self._evidence(each, rows, wanted[each.row], attainable, near and near[at], elsewhere)
-            for at, each in enumerate(order)
-        ]
+        evidence, alike = self._judged(order, rows, wanted, vicinity, vectors)
         fit = fitting(evidence, len(self._documents))
-        sure = confidences(evidence, len(self._documents))
-        if alike is not None:
-            sure = together(sure, [[likeness >= _COPIES for likeness in each] for each in alike])
+        sure = self._sure(evidence, alike)
         order, evidence, sure = order[:limit], evidence[:limit], sure[:limit]
         judged = zip(order, evidence, sure, tail(evidence, sure), strict=True)
         hits = tuple(self._hit(*each, texts, wanted) for each in judged)
         nothing = fit < (LEAST_BY_WORDS if vicinity is None else LEAST) or all(hit.tail for hit in hits)
-        reads = STEMS if vicinity is None or self._encoder is None else self._encoder.reads
-        strange = unread(texts[0], reads, self._lexical.terms.__contains__) if nothing else ""
+        strange = self._unread(texts[0], vicinity) if nothing else ""
         return Found(hits, nothing, fit, "lexical" if vicinity is None else "lexical and meaning", note, strange)
 
     def _called(self, text: str) -> frozenset[int]:
@@ -493,6 +487,56 @@ class Index:
         """Which document each name is of."""
         documents = enumerate(self._documents)
         return {name.casefold(): number for number, each in documents for name in (*each.aliases, each.id)}
+
+    def _rows(
+        self,
+        texts: Sequence[str],
+        wanted: Sequence[Sequence[str]],
+        vicinity: Vicinity | None,
+        vectors: Any,
+        pool: int,
+    ) -> list[Row]:
+        """How far the documents stand out for each text.
+
+        :param wanted: the terms of each text
+        """
+        rows: list[Row] = []
+        for at, each in enumerate(wanted):
+            by_words = self._lexical.scores(each, pool, hollow(texts[at]))
+            meaning = vicinity.scores(vectors[at], pool, by_words.best) if vicinity is not None else None
+            rows.append(Row(by_words, meaning, self._called(texts[at]), self._unknown))
+        return rows
+
+    def _judged(
+        self,
+        order: Sequence[Ranked],
+        rows: Sequence[Row],
+        wanted: Sequence[Sequence[str]],
+        vicinity: Vicinity | None,
+        vectors: Any,
+    ) -> tuple[list[Evidence], list[list[float]] | None]:
+        """What speaks for each of the ranked documents, and how near each lies to each; None where that cannot be said."""
+        near, alike, elsewhere = None, None, None
+        if vicinity is not None and order:
+            compared = vicinity.beside([each.number for each in order], vectors)
+            near, alike = compared[0].tolist(), compared[1].tolist()
+            elsewhere = vicinity.elsewhere(vectors).tolist()
+        attainable = [self._lexical.attainable(each) for each in wanted]
+        evidence = [
+            self._evidence(each, rows, wanted[each.row], attainable, near and near[at], elsewhere)
+            for at, each in enumerate(order)
+        ]
+        return evidence, alike
+
+    def _sure(self, evidence: Sequence[Evidence], alike: Sequence[Sequence[float]] | None) -> Sequence[float]:
+        sure = confidences(evidence, len(self._documents))
+        if alike is None:
+            return sure
+        return together(sure, [[likeness >= _COPIES for likeness in each] for each in alike])
+
+    def _unread(self, text: str, vicinity: Vicinity | None) -> str:
+        reads = STEMS if vicinity is None or self._encoder is None else self._encoder.reads
+        return unread(text, reads, self._lexical.terms.__contains__)
 
     def _permitted(self, among: Callable[[str], bool] | None) -> Callable[[int], bool] | None:
         if among is None:

@@ -276,15 +276,12 @@ class Lexical:
             documents += renumbered[begin:end]
             weights += self.weights[begin:end]
             if term in coming:
-                new_here = coming.pop(term)
-                documents.extend([number for number, _ in new_here])
-                weights.extend([weight for _, weight in new_here])
+                _extend(documents, weights, coming.pop(term))
             if len(documents) > starts[-1]:
                 places[term] = len(places)
                 starts.append(len(documents))
         for term, held in coming.items():
-            documents.extend([number for number, _ in held])
-            weights.extend([weight for _, weight in held])
+            _extend(documents, weights, held)
             places[term] = len(places)
             starts.append(len(documents))
         return Lexical(places, starts, documents, weights, lengths)
@@ -406,6 +403,11 @@ class Lexical:
             total[bare] *= _SLIGHT
         best = [number for number in highest(numpy, total, pool) if total[number] > 0]
         return Scores(best, mean, deviation, lambda number: float(total[number]))
+
+
+def _extend(documents: array[int], weights: array[float], held: Sequence[tuple[int, float]]) -> None:
+    documents.extend([number for number, _ in held])
+    weights.extend([weight for _, weight in held])
 
 
 def says_whole_name(said: Collection[str], name: str, category: str = "") -> bool:

@@ -178,18 +178,22 @@ def _manifest(data: dict[str, Any], name: str) -> dict[str, Any]:
     if isinstance(llm.get("parameters", {}), dict):
         llm["parameters"] = _as_schema(cast("dict[str, Any]", llm.get("parameters", {})))
     runtime = {_RENAMED.get(key, key): value for key, value in data.items() if key not in _LLM and key != "constraints"}
-    constraints = data.get("constraints")
+    if data.get("constraints") is not None:
+        _add_constraints(runtime, data["constraints"])
+    return {"llm": llm, "runtime": runtime}
+
+
+def _add_constraints(runtime: dict[str, Any], constraints: object) -> None:
     if isinstance(constraints, dict):
         bounds = cast("dict[str, Any]", constraints)
         seconds = bounds.get("timeout_seconds")
         if isinstance(seconds, (int, float)) and not isinstance(seconds, bool):
             runtime.setdefault("timeout_ms", int(seconds * 1000))
             bounds = {key: value for key, value in bounds.items() if key != "timeout_seconds"}
-        if bounds:
-            runtime["constraints"] = bounds  # what is left is not understood, and the manifest's reader says so
-    elif constraints is not None:
-        runtime["constraints"] = constraints
-    return {"llm": llm, "runtime": runtime}
+        if not bounds:
+            return
+        constraints = bounds
+    runtime["constraints"] = constraints  # what is left is not understood, and the manifest's reader says so
 
 
 def _as_schema(parameters: dict[str, Any]) -> dict[str, Any]:
@@ -295,12 +299,8 @@ class FolderSource:
     def _tool(self, folder: Path, manifest: Path) -> ExecutableTool:
         """:raises LoadError: with all faults of the manifest and of its executable"""
         faults: list[Fault] = []
-        spec: ToolSpec | None = None
         content = content_of(manifest, MAX_MANIFEST_BYTES)
-        try:
-            spec = parse_manifest(content, str(manifest))
-        except LoadError as error:
-            faults += error.faults
+        spec = _spec_of(content, manifest, faults)
         named = _executable_named(content, spec, faults) or _beside(manifest)
         executable = _canonical(folder, named)
         if is_module(executable) and executable.parent == folder:
@@ -317,12 +317,24 @@ class FolderSource:
             faults.append(Fault(str(manifest), "runtime.exec_path", problem))
         if faults or spec is None:
             raise LoadError(faults)
+        return self._run_as_program(spec, folder, executable, unbuilt=unbuilt)
+
+    def _run_as_program(self, spec: ToolSpec, folder: Path, executable: Path, *, unbuilt: bool) -> ExecutableTool:
         inner = () if executable.parent == folder else executable.relative_to(folder).parts[:-1]
         seen = folder.joinpath(*inner[:1])
         if not spec.persistent:
             return ExecutableTool(spec, str(executable), str(seen), self.confinement)
         digest = None if unbuilt else digest_of(executable, seen, own=seen != folder)
         return self._or_kept(PersistentTool(spec, str(executable), str(seen), self.confinement, digest=digest))
+
+
+def _spec_of(content: bytes, manifest: Path, faults: list[Fault]) -> ToolSpec | None:
+    """What a manifest says; None where it is not sound, with all that is wrong in ``faults``."""
+    try:
+        return parse_manifest(content, str(manifest))
+    except LoadError as error:
+        faults += error.faults
+        return None
 
 
 def _canonical(folder: Path, named: str) -> Path:

@@ -13,7 +13,7 @@ import hashlib
 import mimetypes
 import os
 import re
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
@@ -303,13 +303,8 @@ class OwnOffering:
         one = self._prompts.get(name)
         if one is None:
             raise ToolError(f"there is no prompt {name[:200]!r}", kind="invalid_input")
-        known = {argument.name: argument for argument in one.arguments}
-        if odd := [given for given in arguments if given not in known]:
-            there = ", ".join(known) or "none"
-            raise ToolError(f"{name} has no argument {odd[0][:80]!r}; it has {there}", kind="invalid_input")
-        if missing := [a.name for a in one.arguments if a.required and a.name not in arguments]:
-            raise ToolError(f"{name} needs its arguments {', '.join(missing)}", kind="invalid_input")
-        values = {key: arguments.get(key, "") for key in known}
+        _check_arguments(one, arguments)
+        values = {argument.name: arguments.get(argument.name, "") for argument in one.arguments}
         if one.ask:
             asks = {key: Ask(asked.method, _filled(asked.params, values)) for key, asked in one.ask.items()}
             values |= _answered(await runtime.peer.ask(asks))
@@ -436,15 +431,7 @@ def read_offering(content: bytes, place: str, folder: Path, read_file: ReadFile)
 
 
 def _faults(told: _File) -> Iterator[tuple[str, str]]:
-    seen: set[str] = set()
-    for index, one in enumerate(told.resources):
-        if one.uri in seen:
-            yield f"resources[{index}].uri", f"{one.uri!r} is listed twice"
-        seen.add(one.uri)
-        if [one.text, one.blob, one.file].count(None) != 2:
-            yield f"resources[{index}]", "has one of text, blob (base64) and file"
-        if one.blob is not None and not _is_base64(one.blob):
-            yield f"resources[{index}].blob", "is not base64"
+    yield from _faults_in_resources(told.resources)
     for index, template in enumerate(told.templates):
         variables = {name for _, name in VARIABLE.findall(template.uri_template)}
         try:
@@ -455,17 +442,32 @@ def _faults(told: _File) -> Iterator[tuple[str, str]]:
             yield f"resourceTemplates[{index}]", f"names {name!r}, which its uriTemplate does not have"
     names: set[str] = set()
     for index, prompt in enumerate(told.prompts):
-        where = f"prompts[{index}]"
         if prompt.name in names:
-            yield f"{where}.name", f"{prompt.name!r} is listed twice"
+            yield f"prompts[{index}].name", f"{prompt.name!r} is listed twice"
         names.add(prompt.name)
-        arguments = {one.name for one in prompt.arguments}
-        for number, message in enumerate(prompt.messages):
-            for name in sorted(_named_in(message.content) - arguments):
-                if name.partition(".")[0] not in prompt.ask:
-                    yield f"{where}.messages[{number}]", f"names {name!r}, which is no argument and is not asked for"
-            if problem := _fault_in_content(message.content):
-                yield f"{where}.messages[{number}].content", problem
+        yield from _faults_in_messages(prompt, f"prompts[{index}]")
+
+
+def _faults_in_resources(resources: Iterable[_Resource]) -> Iterator[tuple[str, str]]:
+    seen: set[str] = set()
+    for index, one in enumerate(resources):
+        if one.uri in seen:
+            yield f"resources[{index}].uri", f"{one.uri!r} is listed twice"
+        seen.add(one.uri)
+        if [one.text, one.blob, one.file].count(None) != 2:
+            yield f"resources[{index}]", "has one of text, blob (base64) and file"
+        if one.blob is not None and not _is_base64(one.blob):
+            yield f"resources[{index}].blob", "is not base64"
+
+
+def _faults_in_messages(prompt: _Prompt, where: str) -> Iterator[tuple[str, str]]:
+    arguments = {one.name for one in prompt.arguments}
+    for number, message in enumerate(prompt.messages):
+        for name in sorted(_named_in(message.content) - arguments):
+            if name.partition(".")[0] not in prompt.ask:
+                yield f"{where}.messages[{number}]", f"names {name!r}, which is no argument and is not asked for"
+        if problem := _fault_in_content(message.content):
+            yield f"{where}.messages[{number}].content", problem
 
 
 def _fault_in_content(content: str | Mapping[str, Any]) -> str | None:
@@ -496,6 +498,15 @@ def _named_in(value: Any) -> set[str]:
     elif isinstance(value, list):
         inner = cast("list[Any]", value)
     return {name for one in inner for name in _named_in(one)}
+
+
+def _check_arguments(prompt: _Prompt, given: Mapping[str, str]) -> None:
+    known = dict.fromkeys(argument.name for argument in prompt.arguments)
+    if odd := [name for name in given if name not in known]:
+        there = ", ".join(known) or "none"
+        raise ToolError(f"{prompt.name} has no argument {odd[0][:80]!r}; it has {there}", kind="invalid_input")
+    if missing := [one.name for one in prompt.arguments if one.required and one.name not in given]:
+        raise ToolError(f"{prompt.name} needs its arguments {', '.join(missing)}", kind="invalid_input")
 
 
 def _filled(value: Any, values: Mapping[str, str]) -> Any:

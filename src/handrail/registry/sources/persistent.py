@@ -305,7 +305,7 @@ class PersistentTool(ExecutableTool):
     async def _exchange(self, runtime: Runtime, args: dict[str, Any]) -> object:
         process = await self._running(runtime.config)
         assert self._exit is not None
-        call_id, midway = runtime.call_id, Midway(runtime, self._exit)
+        call_id = runtime.call_id
         sent: dict[str, Any] = {"id": call_id, "arguments": args}
         if (offered := offered_to(self.spec, runtime)) is not None:
             sent["offers"] = offered
@@ -320,21 +320,7 @@ class PersistentTool(ExecutableTool):
             )
         try:
             await process.write(as_json(sent) + b"\n")
-            while True:
-                line = await process.read_line(MAX_ANSWER_BYTES)
-                if not line.endswith(b"\n"):
-                    raise _Crashed(await self._ending(), may_repeat=not midway.has_asked)
-                answer = _answer(line, call_id)
-                if "result" in answer or "error" in answer:
-                    break
-                if "ask" in answer:
-                    self._asking.set()
-                try:
-                    told = await midway.heard(answer, len(line))
-                finally:
-                    self._asking.clear()
-                if told is not None:
-                    await process.write(as_json({"id": call_id, **told}) + b"\n")
+            answer = await self._answered(process, call_id, Midway(runtime, self._exit))
             if guarded is not None:
                 await _settled(guarded, answer)
             kept = True
@@ -346,6 +332,24 @@ class PersistentTool(ExecutableTool):
             return from_envelope(_as_error_envelope(answer["error"]))
         found: Any = answer["result"]
         return self.recognised(cast("dict[str, Any]", found)) if isinstance(found, dict) else found
+
+    async def _answered(self, process: Process, call_id: str, midway: Midway) -> dict[str, Any]:
+        """Read the answer to a call, and meet what the process wants on the way to it."""
+        while True:
+            line = await process.read_line(MAX_ANSWER_BYTES)
+            if not line.endswith(b"\n"):
+                raise _Crashed(await self._ending(), may_repeat=not midway.has_asked)
+            answer = _answer(line, call_id)
+            if "result" in answer or "error" in answer:
+                return answer
+            if "ask" in answer:
+                self._asking.set()
+            try:
+                told = await midway.heard(answer, len(line))
+            finally:
+                self._asking.clear()
+            if told is not None:
+                await process.write(as_json({"id": call_id, **told}) + b"\n")
 
     async def _running(self, config: Mapping[str, str]) -> Process:
         if self._closed:

@@ -118,8 +118,14 @@ def check_write(located: Located, data: bytes) -> None:
             raise ToolError(Protection("state").refusal(located.shown), kind="denied")
     relative = located.inner
     low = relative.lower() if relative.isascii() else "".join(map(plain, relative))
-    if not any(name in low for name in _TELLING):
-        return
+    if any(name in low for name in _TELLING):
+        _check_names(located, parts, data)
+
+
+def _check_names(located: Located, parts: Sequence[str], data: bytes) -> None:
+    """
+    :raises ToolError: ``denied`` where ``data`` under that name is what makes a git directory, or lies in one
+    """
     names = [plain(part) for part in parts]
     if names[-1] == _HEAD and _REFERENCE.match(data):
         raise ToolError(
@@ -322,10 +328,7 @@ def window(read: Read, index: LineIndex, first: int, count: int | None, max_byte
     :param first: 1-based, or below 0 from the end
     :raises ToolError: ``invalid_input`` for line 0 or an empty window, ``limit`` where a line lies too deep
     """
-    if first == 0:
-        raise ToolError("lines are numbered from 1; -1 is the last", kind="invalid_input")
-    if (count is not None and count < 1) or max_bytes < 1 or max_line < 1:
-        raise ToolError("ask for at least one line and one byte", kind="invalid_input")
+    _check_asked(first, count, max_bytes, max_line)
     if first < 0:
         first = max(1, index.total(read) + first + 1)
     start = 0 if first == 1 else index.start_of(first, read)
@@ -353,6 +356,13 @@ def window(read: Read, index: LineIndex, first: int, count: int | None, max_byte
         lines.append(text)
         used += cost
     return Window(tuple(lines), first, None, first + len(lines) - 1, tuple(cut))
+
+
+def _check_asked(first: int, count: int | None, max_bytes: int, max_line: int) -> None:
+    if first == 0:
+        raise ToolError("lines are numbered from 1; -1 is the last", kind="invalid_input")
+    if (count is not None and count < 1) or max_bytes < 1 or max_line < 1:
+        raise ToolError("ask for at least one line and one byte", kind="invalid_input")
 
 
 def _raw_lines(read: Read, start: int, size: int, keep: int) -> Iterator[tuple[bytes, bool]]:

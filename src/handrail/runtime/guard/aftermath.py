@@ -19,7 +19,16 @@ from handrail.contract.sandbox import Denials, Profile
 from handrail.contract.text.neutral import visible
 from handrail.runtime.files import replace
 from handrail.runtime.guard import git as vcs
-from handrail.runtime.guard.quarantine import Kept, Original, Originals, Quarantine, make_readable, open_parent, restore
+from handrail.runtime.guard.quarantine import (
+    Fate,
+    Kept,
+    Original,
+    Originals,
+    Quarantine,
+    make_readable,
+    open_parent,
+    restore,
+)
 from handrail.runtime.guard.running import running_programs
 from handrail.sandbox.view import protected
 from handrail.sandbox.view.tree import DEEPEST, LONGEST, Protected, Tree, check_passing
@@ -356,57 +365,49 @@ class Aftermath:
         self, place: Place, before: _Before, *, meanwhile: bool
     ) -> Iterator[tuple[str, Protection | None, str]]:
         """``(path, why it is protected, what is wrong)`` of all that may not stay; what is to be moved is the path."""
+        now = place.tree.protected()
+        yield from self._faults_by_name(place, before, now)
+        for path, kept in before.configs.items():
+            if path not in now and (problem := vcs.lost(place.tree, path, kept)) is not None:
+                yield path, before.entries[path].why, problem
+        yield from _faults_where_names_lead(place, before)
+        for path in () if meanwhile else place.tree.closed():
+            if path not in before.closed and os.path.lexists(path):
+                yield path, None, _UNLOOKED
+        if self._denials is not None:
+            yield from _faults_by_denials(place, before, self._denials, hides=not meanwhile)
+
+    def _faults_by_name(
+        self, place: Place, before: _Before, now: Mapping[str, Protected]
+    ) -> Iterator[tuple[str, Protection | None, str]]:
+        """Yield the same of what has a protected name. What a rule or a clone allows is noted as something that stays."""
         tree = place.tree
-        now = tree.protected()
         fresh = [path for path in tree.repositories() if path not in before.repositories and path not in before.folders]
         moved = self._mounted_files(place)
         judged = self._vcs or running_programs.changes_configuration(tree.root)
         cloned = self._cloned(fresh, before)
         for path, entry in now.items():
-            prior = before.entries.get(path)
-            if prior is None and not entry.link and moved and place.originals.identify(path) in moved:
-                continue  # a process outside renamed a folder around it, and the mount went along
-            if protected.is_open(entry, self._denials) or (entry.why.asks and protected.beneath_any(path, cloned)):
-                if prior is None and not entry.why.held and not protected.beneath_any(path, cloned):
-                    self._stays[visible(path[len(tree.root.rstrip("/")) + 1 :])] = None
+            is_new = path not in before.entries
+            if is_new and _has_moved(place, path, entry, moved):
                 continue
-            if prior is not None and not entry.link and not prior.link and path not in before.configs:
-                continue  # it was mounted over: whether it is the same is what _check_mounted says
-            if prior is not None and prior.link and entry.link and _target(path) == before.links.get(path):
+            if self._is_asked_for(path, entry, cloned):
+                if is_new:
+                    self._note_made(tree, path, entry, cloned)
                 continue
-            kept = before.configs.get(path)
+            if _is_kept(path, entry, before):
+                continue
             by_keys = judged or path in running_programs.vouched
-            problem = vcs.fault(tree, entry, kept) if by_keys else "it is new"
-            if problem is None:
-                continue
-            repository = min((one for one in fresh if path.startswith(one + "/")), key=len, default=None)
-            if entry.why.kind == "hook" and by_keys:
-                repository = None  # the samples' neighbours go, the repository stays
-            yield repository or path, entry.why, problem
-        for path, kept in before.configs.items():
-            if path not in now and (problem := vcs.lost(tree, path, kept)) is not None:
-                yield path, before.entries[path].why, problem
-        pointed = vcs.pointed_at(tree) if before.missing else vcs.Pointed()
-        for path in before.missing:
-            made = _outermost(place, path)
-            if os.path.lexists(path) and (made in pointed.targets or made in pointed.links):
-                yield made, Protection("hook"), "a repository's configuration names it"
-        for path, why in before.dangling.items():
-            if os.path.lexists(path):
-                yield _outermost(place, path), why, "a protected link leads to it"
-        for path in () if meanwhile else tree.closed():
-            if path not in before.closed and os.path.lexists(path):
-                yield path, None, _UNLOOKED
-        if self._denials is not None:
-            hidden = () if meanwhile else place.masks(self._denials)
-            if len(hidden) > protected.MOST_MOUNTS:
-                prior_hidden = frozenset(before.hidden)
-                for path in hidden:
-                    if path not in prior_hidden:
-                        yield path, None, _TOO_MANY_HIDDEN
-            for path in place.fixed(self._denials):
-                if path not in before.fixed and not protected.beneath_any(path, before.fixed):
-                    yield path, None, "a rule denies writing it"
+            problem = vcs.fault(tree, entry, before.configs.get(path)) if by_keys else "it is new"
+            if problem is not None:
+                yield _to_move(path, entry, fresh, by_keys=by_keys), entry.why, problem
+
+    def _is_asked_for(self, path: str, entry: Protected, cloned: Collection[str]) -> bool:
+        """Whether a rule opens a protected name, or it is a file in a work tree that was cloned."""
+        return protected.is_open(entry, self._denials) or (entry.why.asks and protected.beneath_any(path, cloned))
+
+    def _note_made(self, tree: Tree, path: str, entry: Protected, cloned: Collection[str]) -> None:
+        if not entry.why.held and not protected.beneath_any(path, cloned):
+            self._stays[visible(path[len(tree.root.rstrip("/")) + 1 :])] = None
 
     def _check_mounted(self, place: Place, path: str, original: Original, before: _Before) -> None:
         """Put back what was mounted over, if the mount did not stay on it to the end.
@@ -417,28 +418,16 @@ class Aftermath:
         """
         tree = place.tree
         fate = place.originals.fate(path, original)
-        if fate in ("same", "edited"):
-            return
         entry = before.entries.get(path)
-        by_keys = entry is not None and entry.why.kind == "vcs" and not original.folder and fate == "replaced"
-        if entry is not None and by_keys and vcs.fault(tree, entry, original.kept) is None:
+        if _may_stay(tree, entry, original, fate):
             return
-        if fate == "gone" and original.folder:
-            return  # a program cannot remove a mount, and what is gone harms no one
         shown = visible(path[len(tree.root.rstrip("/")) + 1 :])
         if original.kept is None and (fate == "gone" or entry is None):
             what = "is gone" if fate == "gone" else "was replaced"
             self._tell(f"{shown} {what} while the program ran, which may not change it, and cannot be put back")
             return
         try:
-            became = ""
-            if fate == "replaced" and (kept := self._quarantine.take(tree.root, path)) is not None:
-                became = f"; what had its place was moved to {kept}" if kept else "; what had its place was removed"
-            if original.kept is not None:
-                restore(tree.root, path, original.kept)
-                became = f"was put back as it was before{became}"
-            else:
-                became = f"is not what it was before{became}"
+            became = self._put_back(tree.root, path, original, fate)
         except FileNotFoundError:
             return  # the folder around is gone too
         except OSError as error:
@@ -447,6 +436,16 @@ class Aftermath:
         self._tell(
             f"{shown} {became}, since another process replaced it while the program ran, and the program could write it from then on"
         )
+
+    def _put_back(self, root: str, path: str, original: Original, fate: Fate) -> str:
+        """Returns what became of the path, as a message says it."""
+        moved = ""
+        if fate == "replaced" and (kept := self._quarantine.take(root, path)) is not None:
+            moved = f"; what had its place was moved to {kept}" if kept else "; what had its place was removed"
+        if original.kept is None:
+            return f"is not what it was before{moved}"
+        restore(root, path, original.kept)
+        return f"was put back as it was before{moved}"
 
     def _mounted_files(self, place: Place) -> frozenset[object]:
         """The identities of what is mounted over, to recognise it under another path. A program can neither move it nor link it."""
@@ -526,6 +525,69 @@ class Aftermath:
             self._tell(f"{shown} was a link and could not be put back ({error.strerror})")
         else:
             self._tell(f"{shown} is a link that was changed, and was put back")
+
+
+def _has_moved(place: Place, path: str, entry: Protected, mounted: Collection[object]) -> bool:
+    """Whether a process outside renamed a folder around it, and the mount went along."""
+    return not entry.link and bool(mounted) and place.originals.identify(path) in mounted
+
+
+def _is_kept(path: str, entry: Protected, before: _Before) -> bool:
+    """Whether a protected name was there before and is what it was, as far as the names say."""
+    prior = before.entries.get(path)
+    if prior is None or prior.link != entry.link:
+        return False
+    if entry.link:
+        return _target(path) == before.links.get(path)
+    return path not in before.configs  # it was mounted over: whether it is the same is what _check_mounted says
+
+
+def _to_move(path: str, entry: Protected, fresh: Sequence[str], *, by_keys: bool) -> str:
+    """What is to be moved for a path: the outermost new repository that it lies in, else itself."""
+    if entry.why.kind == "hook" and by_keys:
+        return path  # the samples' neighbours go, the repository stays
+    return min((one for one in fresh if path.startswith(one + "/")), key=len, default=path)
+
+
+def _faults_where_names_lead(place: Place, before: _Before) -> Iterator[tuple[str, Protection | None, str]]:
+    """Yield the faults in what was made where the settings of git or a protected link lead."""
+    pointed = vcs.pointed_at(place.tree) if before.missing else vcs.Pointed()
+    for path in before.missing:
+        made = _outermost(place, path)
+        if os.path.lexists(path) and (made in pointed.targets or made in pointed.links):
+            yield made, Protection("hook"), "a repository's configuration names it"
+    for path, why in before.dangling.items():
+        if os.path.lexists(path):
+            yield _outermost(place, path), why, "a protected link leads to it"
+
+
+def _faults_by_denials(
+    place: Place, before: _Before, denials: Denials, *, hides: bool
+) -> Iterator[tuple[str, Protection | None, str]]:
+    """Yield the faults in what rules deny.
+
+    :param hides: whether to look at what is hidden, too
+    """
+    hidden = place.masks(denials) if hides else ()
+    if len(hidden) > protected.MOST_MOUNTS:
+        prior_hidden = frozenset(before.hidden)
+        for path in hidden:
+            if path not in prior_hidden:
+                yield path, None, _TOO_MANY_HIDDEN
+    for path in place.fixed(denials):
+        if path not in before.fixed and not protected.beneath_any(path, before.fixed):
+            yield path, None, "a rule denies writing it"
+
+
+def _may_stay(tree: Tree, entry: Protected | None, original: Original, fate: Fate) -> bool:
+    """Whether what is where something was mounted over may stay there."""
+    if fate in ("same", "edited"):
+        return True
+    if fate == "gone":
+        return original.folder  # a program cannot remove a mount, and what is gone harms no one
+    if entry is None or entry.why.kind != "vcs" or original.folder:
+        return False
+    return vcs.fault(tree, entry, original.kept) is None
 
 
 def _outermost(place: Place, path: str) -> str:

@@ -455,6 +455,18 @@ def _expanded(value: str) -> str:
     return str(Path(value).expanduser()) if value.startswith("~/") else value
 
 
+def _can_be_path(word: str, *, first: bool) -> bool:
+    """Whether git can find a program by this word of a value from the folder that it runs in.
+
+    A program without a slash is looked for in PATH; a script that one is given as an argument is not.
+
+    :param first: whether it is where a command names its program
+    """
+    if word.startswith("-") or "://" in word or "\0" in word:
+        return False
+    return "/" in word or (not first and "." in word.strip(".") and not word.replace(".", "").isdecimal())
+
+
 def _words(entry: Entry) -> Iterator[str]:
     """Yield the words of a value that can be paths which git executes."""
     value = entry.value or ""
@@ -469,8 +481,5 @@ def _words(entry: Entry) -> Iterator[str]:
     parts = [part for part in _PARTS.split(value.removeprefix("!")) if part]
     for number, part in enumerate((*parts, *words)):
         first = number == 0 or number == len(parts)
-        if part.startswith("-") or "://" in part or "\0" in part:
-            continue
-        # A program without a slash is looked for in PATH; a script that one is given as an argument is not.
-        if "/" in part or (not first and "." in part.strip(".") and not part.replace(".", "").isdecimal()):
+        if _can_be_path(part, first=first):
             yield part

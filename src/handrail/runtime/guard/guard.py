@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from handrail.contract.errors import ToolError
 from handrail.contract.protected.protected import VCS_CONFIG, protection
-from handrail.contract.sandbox import Process, Profile, Program, Sandbox, Tier
+from handrail.contract.sandbox import Denials, Process, Profile, Program, Sandbox, Tier
 from handrail.contract.text.neutral import visible
 from handrail.contract.tool.requires import CapabilitySet
 from handrail.runtime.files.replace import make_private
@@ -237,12 +237,8 @@ def _prepared(
     for place in (*places, *read_only):
         place.look()
         if writes and place in places:
-            pinned += place.pins(profile.denials)
-            if profile.denials is not None:
-                pinned += place.fixed(profile.denials)
-        if writes or profile.denials is not None:
-            hidden = place.masks(profile.denials)
-            masked += hidden if profile.shows is None else (path for path in hidden if not profile.shows(path))
+            pinned += _pins(place, profile.denials)
+        masked += _hidden(place, profile, writes=writes)
         masked += protected.waiting(place.tree, every=git)
     masked += filter(protected.is_pipe, pinned)  # what a configuration includes may be one
     shared = _made_private(places, {*pinned, *masked}) if writes else ()
@@ -263,6 +259,19 @@ def _prepared(
     if aftermath is not None:
         aftermath.mounted(pinned)
     return _Prepared(kept, aftermath, shared, in_use, free)
+
+
+def _pins(place: Place, denials: Denials | None) -> tuple[str, ...]:
+    pins = place.pins(denials)
+    return pins if denials is None else (*pins, *place.fixed(denials))
+
+
+def _hidden(place: Place, profile: Profile, *, writes: bool) -> Sequence[str]:
+    if not writes and profile.denials is None:
+        return ()
+    hidden = place.masks(profile.denials)
+    shows = profile.shows
+    return hidden if shows is None else [path for path in hidden if not shows(path)]
 
 
 def _made_private(places: Sequence[Place], closed: Collection[str]) -> tuple[str, ...]:
@@ -439,51 +448,56 @@ def explained(process: Process, output: bytes) -> tuple[str, ...]:
     top = profile.workspace.rstrip("/") + "/"
     for path in profile.masked:
         shown = path.removeprefix(top)
-        if not _mentions(said, shown):
-            continue
-        if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):  # noqa: PTH110, PTH112, PTH113
-            notes.append(
-                f"{visible(shown)} is a FIFO, and opening it would wait for ever: Handrail hides it from programs. Remove it, or put a "
-                "regular file in its place"
-            )
-        elif profile.denials is not None and not profile.denials.hides(path) and os.path.isdir(path):  # noqa: PTH112
-            notes.append(
-                f"{visible(shown)} is hidden whole from programs: it holds files that are kept from them, and there are too many "
-                "of these to hide one by one; or Handrail cannot look into it. Allow reading those that hold no secret, or put those "
-                "that do into a folder of their own"
-            )
-        else:
-            notes.append(
-                f"{visible(shown)} is hidden from programs: a rule keeps it from being read, or it looks like a secret "
-                f"and no rule allows it. A rule such as 'allow fs.read {visible(shown)}' would show it to programs; "
-                "that a command may run does not"
-            )
+        if _mentions(said, shown):
+            notes.append(_why_hidden(path, visible(shown), profile.denials))
     for path in profile.pinned:
         shown = path.removeprefix(top)
         if _mentions(said, shown):
-            why = protection(shown)
-            if path in process.in_use:
-                notes.append(
-                    f"{visible(shown)} cannot be changed now: {process.in_use[path]} runs with it mounted over. Wait until that "
-                    "has ended, or stop it, and call again"
-                )
-            elif why is None and any(one == path or one.startswith(f"{path}/") for one in process.shared):
-                notes.append(
-                    f"{visible(shown)} cannot be written by this program: it is, or it holds, files that have further names outside "
-                    "of the workspace (hard links). Each start gives some of them a copy of their own; 'handrail doctor' says how "
-                    "many are left"
-                )
-            elif why is None:
-                notes.append(f"{visible(shown)} cannot be written by programs: a rule denies it")
-            elif why.kind == "vcs":
-                notes.append(
-                    f"{visible(shown)} {why.what}: programs change it only in tools with the capability vcs.config, "
-                    "which bash never has. Go without (git push origin BRANCH, git checkout -b NAME --no-track), use "
-                    "such a tool, or ask a person"
-                )
-            else:
-                notes.append(why.refusal(visible(shown)))
+            notes.append(_why_fixed(path, shown, process))
     return tuple(notes[:_MOST_NOTES])
+
+
+def _why_hidden(path: str, shown: str, denials: Denials | None) -> str:
+    if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):  # noqa: PTH110, PTH112, PTH113
+        return (
+            f"{shown} is a FIFO, and opening it would wait for ever: Handrail hides it from programs. Remove it, or put a "
+            "regular file in its place"
+        )
+    if denials is not None and not denials.hides(path) and os.path.isdir(path):  # noqa: PTH112
+        return (
+            f"{shown} is hidden whole from programs: it holds files that are kept from them, and there are too many "
+            "of these to hide one by one; or Handrail cannot look into it. Allow reading those that hold no secret, or put those "
+            "that do into a folder of their own"
+        )
+    return (
+        f"{shown} is hidden from programs: a rule keeps it from being read, or it looks like a secret "
+        f"and no rule allows it. A rule such as 'allow fs.read {shown}' would show it to programs; "
+        "that a command may run does not"
+    )
+
+
+def _why_fixed(path: str, relative: str, process: GuardedProcess) -> str:
+    why, shown = protection(relative), visible(relative)
+    if path in process.in_use:
+        return (
+            f"{shown} cannot be changed now: {process.in_use[path]} runs with it mounted over. Wait until that "
+            "has ended, or stop it, and call again"
+        )
+    if why is None and any(one == path or one.startswith(f"{path}/") for one in process.shared):
+        return (
+            f"{shown} cannot be written by this program: it is, or it holds, files that have further names outside "
+            "of the workspace (hard links). Each start gives some of them a copy of their own; 'handrail doctor' says how "
+            "many are left"
+        )
+    if why is None:
+        return f"{shown} cannot be written by programs: a rule denies it"
+    if why.kind == "vcs":
+        return (
+            f"{shown} {why.what}: programs change it only in tools with the capability vcs.config, "
+            "which bash never has. Go without (git push origin BRANCH, git checkout -b NAME --no-track), use "
+            "such a tool, or ask a person"
+        )
+    return why.refusal(shown)
 
 
 def _mentions(said: bytes, shown: str) -> bool:

@@ -322,18 +322,20 @@ class Originals:
         if original.folder:
             same = identity[:3] == original.identity[:3] and _birth(path) == original.born
             return "same" if same else "replaced"
-        if identity == original.identity and original.settled:
+        # Without its content, which is too long to be read, that is as well as can be said.
+        if identity == original.identity and (original.settled or original.kept is None):
             return "same"
-        kept = original.kept
-        if kept is not None and stat.S_ISREG(status.st_mode) and status.st_size == len(kept.data):
-            now = read_plain(self._root, path, any_links=True)
-            if now is not None and now.data == kept.data:
-                return "same"
-        if identity == original.identity and kept is None:
-            return "same"  # too long to be read: as well as can be said
+        if original.kept is not None and self._holds(path, status, original.kept):
+            return "same"
         same_file = identity[:3] == original.identity[:3] and original.born is not None
         alone = status.st_nlink == original.links == 1
         return "edited" if same_file and alone and _birth(path) == original.born else "replaced"
+
+    def _holds(self, path: str, status: os.stat_result, kept: Kept) -> bool:
+        if not stat.S_ISREG(status.st_mode) or status.st_size != len(kept.data):
+            return False
+        now = read_plain(self._root, path, any_links=True)
+        return now is not None and now.data == kept.data
 
     def identify(self, path: str) -> tuple[tuple[int, ...], int | None] | None:
         """What file or folder is at ``path``, and when it was made; None where nothing is."""

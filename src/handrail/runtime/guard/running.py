@@ -166,7 +166,7 @@ class RunningPrograms:
         within = frozenset(repositories)
         for path in sorted(path for path in paths if beneath_any(path, within)):
             for one in others:
-                if any(is_beneath(path, root) for root in one.changes) and not beneath_any(path, one.mounted):
+                if _may_replace(one, path):
                     return one.name if one.works_for in one.name else f"{one.name} ({one.works_for})", path
         return None
 
@@ -192,6 +192,10 @@ class RunningPrograms:
             with contextlib.suppress(RuntimeError):  # that loop is closed
                 loop.call_soon_threadsafe(_set, future)
         self._waiting.clear()
+
+
+def _may_replace(holder: _Holder, path: str) -> bool:
+    return any(is_beneath(path, root) for root in holder.changes) and not beneath_any(path, holder.mounted)
 
 
 def named(profile: Profile) -> str:

@@ -201,11 +201,12 @@ def _hierarchies(controller: Controller, mounts: str, own: str) -> list[tuple[Pa
         if "-" not in fields[:-3]:
             continue
         kind, options, mounted = fields[fields.index("-") + 1], fields[-1].split(","), Path(fields[4])
-        if (kind == "cgroup" and controller in options) or kind == "cgroup2":
-            of_it = (group[2] for group in groups if controller in group[1].split(","))
-            if kind == "cgroup2":
-                of_it = (group[2] for group in groups if group[0] == "0")
-            found.append((mounted, 1 if kind == "cgroup" else 2, mounted / next(of_it, "/").lstrip("/")))
+        if kind == "cgroup" and controller in options:
+            of_it = next((group[2] for group in groups if controller in group[1].split(",")), "/")
+            found.append((mounted, 1, mounted / of_it.lstrip("/")))
+        elif kind == "cgroup2":
+            of_it = next((group[2] for group in groups if group[0] == "0"), "/")
+            found.append((mounted, 2, mounted / of_it.lstrip("/")))
     return found
 
 

@@ -222,19 +222,20 @@ def fault_in_address(address: Address) -> str | None:
     if address in _METADATA:
         return "the address of a cloud's metadata service"
     if isinstance(address, IPv4Address):
-        if address.is_multicast:
-            return "a multicast address"
-        if not address.is_global or any(address in network for network in _V4_REFUSED):
-            return "a private, local or reserved address"
-        return None
+        return _fault_by_range(address, any(address in network for network in _V4_REFUSED))
     for inner in embedded(address):
         if (fault := fault_in_address(inner)) is not None:
             return f"another form of {inner}, {fault}"
     if address in _NAT64:
         return None
+    return _fault_by_range(address, address not in _V6_UNICAST or any(address in network for network in _V6_REFUSED))
+
+
+def _fault_by_range(address: Address, refused: bool) -> str | None:
+    """:param refused: whether it lies in a range that is refused, or in none that is open"""
     if address.is_multicast:
         return "a multicast address"
-    if not address.is_global or address not in _V6_UNICAST or any(address in network for network in _V6_REFUSED):
+    if not address.is_global or refused:
         return "a private, local or reserved address"
     return None
 

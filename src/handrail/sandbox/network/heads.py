@@ -220,35 +220,46 @@ class Handshake:
         :raises NotTLS: when it cannot become one
         """
         self.rest += data
-        while self.rest:
-            kind = self.rest[0]
-            if kind != HANDSHAKE and kind not in self._skipped:
-                raise NotTLS("it is no TLS handshake")
-            if len(self.rest) < 5:
-                break
-            length = int.from_bytes(self.rest[3:5])
-            if self.rest[1] != 3 or not 0 < length <= _MOST_IN_A_RECORD:
-                raise NotTLS("it is no TLS record")
-            if len(self.records) + 5 + length > MAX_HELLO_BYTES:
-                raise NotTLS("the handshake message is too long")
-            if len(self.rest) < 5 + length:
-                break
-            content, self.records = self.rest[5 : 5 + length], self.records + self.rest[: 5 + length]
-            self.rest = self.rest[5 + length :]
-            if kind != HANDSHAKE:
-                if self._message:
-                    raise NotTLS("the handshake message is interrupted")
-                continue
-            self._message += content
-            if self._message[0] != self._kind:
-                raise NotTLS("it is another handshake message")
-            size = 4 + int.from_bytes(self._message[1:4])
-            if len(self._message) >= max(4, size):
-                if len(self._message) > size and self._kind == CLIENT_HELLO:
-                    raise NotTLS("something follows the hello in its record")
-                self.body = self._message[4:size]
-                return True
+        while (record := self._next_record()) is not None:
+            kind, content = record
+            if kind == HANDSHAKE:
+                self._message += content
+                if self._message[0] != self._kind:
+                    raise NotTLS("it is another handshake message")
+                if self._is_whole():
+                    return True
+            elif self._message:
+                raise NotTLS("the handshake message is interrupted")
         return False
+
+    def _next_record(self) -> tuple[int, bytes] | None:
+        """Take the next record off the rest. Returns its type and content, None until all of it has come."""
+        if not self.rest:
+            return None
+        kind = self.rest[0]
+        if kind != HANDSHAKE and kind not in self._skipped:
+            raise NotTLS("it is no TLS handshake")
+        if len(self.rest) < 5:
+            return None
+        length = int.from_bytes(self.rest[3:5])
+        if self.rest[1] != 3 or not 0 < length <= _MOST_IN_A_RECORD:
+            raise NotTLS("it is no TLS record")
+        if len(self.records) + 5 + length > MAX_HELLO_BYTES:
+            raise NotTLS("the handshake message is too long")
+        if len(self.rest) < 5 + length:
+            return None
+        content, self.records = self.rest[5 : 5 + length], self.records + self.rest[: 5 + length]
+        self.rest = self.rest[5 + length :]
+        return kind, content
+
+    def _is_whole(self) -> bool:
+        size = 4 + int.from_bytes(self._message[1:4])
+        if len(self._message) < max(4, size):
+            return False
+        if len(self._message) > size and self._kind == CLIENT_HELLO:
+            raise NotTLS("something follows the hello in its record")
+        self.body = self._message[4:size]
+        return True
 
 
 def read_hello(body: bytes) -> Hello:

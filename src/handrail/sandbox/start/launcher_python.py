@@ -120,15 +120,19 @@ class Mounts:
         lost: list[bytes] = []
         for number, facts in was.items():
             if (there := now.pop(number, None)) != facts:
-                point, other = facts[0], there[0] if there is not None else b""
-                while other != point and point.count(b"/") > 1 and other.count(b"/") > 1:
-                    (folder, _, name), (another, _, same) = point.rpartition(b"/"), other.rpartition(b"/")
-                    if name != same:
-                        break
-                    point, other = folder, another  # it is beneath a folder that was moved
-                lost.append(point)
+                lost.append(self.moved(facts[0], there[0] if there is not None else b""))
         lost = lost or [facts[0] for facts in now.values()]
         return plain(min(lost, key=len)) if lost else None
+
+    @staticmethod
+    def moved(point: bytes, other: bytes) -> bytes:
+        """Which folder was moved, if a mount point is now at ``other``: the outermost that explains it."""
+        while other != point and point.count(b"/") > 1 and other.count(b"/") > 1:
+            (folder, _, name), (another, _, same) = point.rpartition(b"/"), other.rpartition(b"/")
+            if name != same:
+                break
+            point, other = folder, another  # it is beneath a folder that was moved
+        return point
 
     @staticmethod
     def facts(text: bytes) -> dict[bytes, tuple[bytes, ...]]:
@@ -164,27 +168,12 @@ def watch(program: int, lifeline: int, others: list[int], child_ended: int, moun
     waiting = [lifeline, ended, child_ended]
     told = False
     while True:
-        code: int | None = None
-        while code is None:
-            try:
-                gone, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                os._exit(125)
-            if gone == 0:
-                break
-            if gone == program:
-                code = os.waitstatus_to_exitcode(status)
-                code = code if code >= 0 else 128 - code
+        code = reaped(program)
         lost = mounts.lost(told) if mounts else None
-        if code is not None or lost is not None:
-            with contextlib.suppress(OSError):
-                os.kill(-1, signal.SIGKILL)  # everybody but this process
-                while os.waitpid(-1, 0):
-                    pass
-            code = 137 if lost is not None else code
-            with contextlib.suppress(OSError):
-                os.write(lifeline, bytes([code or 0]) + (lost or b""))
-            os._exit(code or 0)
+        if lost is not None:
+            end(lifeline, 137, lost)
+        if code is not None:
+            end(lifeline, code, b"")
         tables, patience = ([mounts.table], mounts.patience) if mounts else ([], None)
         ready, _, changed = select.select(waiting, [], tables, patience)
         told = bool(changed)
@@ -192,6 +181,34 @@ def watch(program: int, lifeline: int, others: list[int], child_ended: int, moun
             os._exit(129)
         if child_ended in ready:
             os.read(child_ended, 4096)
+
+
+def reaped(program: int) -> int | None:
+    """Reap those that have ended, up to the program. Returns its exit code, if it has ended."""
+    while True:
+        try:
+            gone, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            os._exit(125)
+        if gone == 0:
+            return None
+        if gone == program:
+            code = os.waitstatus_to_exitcode(status)
+            return code if code >= 0 else 128 - code
+
+
+def end(lifeline: int, code: int, lost: bytes) -> NoReturn:
+    """End everybody, say so to the holder, and end with that code.
+
+    :param lost: the mount point of a mount that has ended
+    """
+    with contextlib.suppress(OSError):
+        os.kill(-1, signal.SIGKILL)  # everybody but this process
+        while os.waitpid(-1, 0):
+            pass
+    with contextlib.suppress(OSError):
+        os.write(lifeline, bytes([code]) + lost)
+    os._exit(code)
 
 
 def bound_counts(counts: list[bytes]) -> str | None:
@@ -250,16 +267,41 @@ def run(argv: list[bytes], environment: list[bytes]) -> int:
     return ctypes.get_errno()
 
 
+def say_not_run(channel: int, name: bytes, number: int) -> NoReturn:
+    """Say why a program could not be run, as a shell says it, and end as a shell does.
+
+    :param number: of the error
+    """
+    if number == 7:
+        os.write(channel, b"L")
+    said = {2: "command not found", 7: "its arguments are too long", 8: "not a program", 13: "permission denied"}
+    os.write(2, name + b": " + said.get(number, os.strerror(number)).encode() + b"\n")
+    os._exit(127 if number == 2 else 126)
+
+
+def check_own(namespaces: list[bytes], channel: int) -> None:
+    """:param namespaces: those of the machine, of which this process may share none"""
+    for space in namespaces:
+        kind = space.partition(b":")[0]
+        if os.readlink(b"/proc/self/ns/" + kind) == space:  # noqa: PTH115 - no more is imported than is needed
+            fail(channel, f"it shares the {kind.decode()} namespace of this machine")
+
+
+def offer_memory_first() -> None:
+    """Have the kernel take memory from sandboxes first, where the machine runs out of it."""
+    with contextlib.suppress(OSError):
+        score = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
+        os.write(score, b"500")
+        os.close(score)
+
+
 def main(channel: int, letter: int, lifeline: int, spare: int, *others: int) -> NoReturn:
     os.close(spare)
     items = part(channel, letter)
     mode, namespaces, ruleset, file_rights, _prlimit, terminal, _capset, _signals = items[:8]
     del items[:8]
     counts, limits, rules, looked, folders = (taken(items) for _ in range(5))
-    for space in namespaces.split():
-        kind = space.partition(b":")[0]
-        if os.readlink(b"/proc/self/ns/" + kind) == space:  # noqa: PTH115 - no more is imported than is needed
-            fail(channel, f"it shares the {kind.decode()} namespace of this machine")
+    check_own(namespaces.split(), channel)
     if (why := bound_counts(counts)) is not None:
         fail(channel, why)
     mounts = Mounts(folders) if looked else None
@@ -272,10 +314,7 @@ def main(channel: int, letter: int, lifeline: int, spare: int, *others: int) -> 
     if program:
         watch(program, lifeline, [channel, letter, *others], child_ended, mounts)
     os.close(lifeline)
-    with contextlib.suppress(OSError):
-        score = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
-        os.write(score, b"500")  # where the machine runs out of memory, the kernel takes it from sandboxes first
-        os.close(score)
+    offer_memory_first()
     try:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
@@ -304,12 +343,7 @@ def main(channel: int, letter: int, lifeline: int, spare: int, *others: int) -> 
     except (OSError, ValueError) as error:
         fail(channel, error)
     os.write(channel, b"x")
-    number = run(argv, rest)
-    if number == 7:
-        os.write(channel, b"L")
-    said = {2: "command not found", 7: "its arguments are too long", 8: "not a program", 13: "permission denied"}
-    os.write(2, argv[0] + b": " + said.get(number, os.strerror(number)).encode() + b"\n")
-    os._exit(127 if number == 2 else 126)
+    say_not_run(channel, argv[0], run(argv, rest))
 
 
 if __name__ == "__main__":

@@ -81,16 +81,23 @@ def _assembled(
             options += ["--bind" if access == "rw" else "--ro-bind", path, path]
         elif access != "gone" and any(is_beneath(path, place) for place in (*folders, *_ALWAYS_THERE)):
             inner = any(folder != path and is_beneath(folder, path) for folder in folders)
-            if access == "hidden file":
-                options += ["--ro-bind", "/dev/null", path]
-            elif inner:  # only the way to what is mounted in it is left, to be sealed last
-                options += ["--perms", "0711", "--tmpfs", path]
-            else:
-                options += ["--perms", "0000", "--size", "4096", "--tmpfs", path, "--remount-ro", path]
+            options += _hiding(path, is_file=access == "hidden file", inner=inner)
             sealed += ["--remount-ro", path] if inner else []
     if "\0" in "".join(options):
         raise ToolError("a folder has a NUL character in its path, which no program can be given", kind="invalid_input")
     return (*options, *sealed, "--remount-ro", "/dev", "--remount-ro", "/")
+
+
+def _hiding(path: str, *, is_file: bool, inner: bool) -> list[str]:
+    """The options that mount something empty over a path.
+
+    :param inner: whether something is mounted in it
+    """
+    if is_file:
+        return ["--ro-bind", "/dev/null", path]
+    if inner:  # only the way to what is mounted in it is left, to be sealed last
+        return ["--perms", "0711", "--tmpfs", path]
+    return ["--perms", "0000", "--size", "4096", "--tmpfs", path, "--remount-ro", path]
 
 
 def _kept(folders: Mapping[str, Access], profile: Profile, look: Looks) -> list[_Mount]:
@@ -99,24 +106,17 @@ def _kept(folders: Mapping[str, Access], profile: Profile, look: Looks) -> list[
     Where the folder around may be written, the folders on the way are bound onto themselves: as mounts they can be
     neither renamed nor removed.
     """
-    kept: dict[str, Access | Literal["hidden"]] = {}
-    fixed = [(path, "ro") for path in (*_workspace_files(profile, look), *profile.pinned)]
+    fixed = (*_workspace_files(profile, look), *profile.pinned)
     if not fixed and not profile.masked:
         return []
-    for path, access in (*fixed, *((path, "hidden") for path in profile.masked)):
-        inner = max((folder for folder in folders if is_beneath(path, folder)), key=len, default=None)
-        if inner is None or (access == "ro" and folders[inner] == "ro"):
-            continue
-        if not protected.check_real(path, look):
-            if access == "hidden":  # a moment ago it was there, and it can be elsewhere now
-                raise mount_table.replaced(path)
-            continue
-        ways = protected.on_the_way(path, (inner,)) if folders[inner] == "rw" else []
-        # What is hidden for lying so deep that nobody looks there is hidden wherever it is moved.
-        if access == "ro" or len(ways) < _DEEP:
-            for way in ways:
-                kept.setdefault(way, "rw")
-        kept[path] = "hidden" if access == "hidden" else "ro"
+    kept: dict[str, Access | Literal["hidden"]] = {}
+    for path in fixed:
+        around = _innermost(folders, path)
+        if around is not None and folders[around] == "rw" and protected.check_real(path, look):
+            _keep_in_place(kept, protected.on_the_way(path, (around,)))
+            kept[path] = "ro"
+    for path in profile.masked:
+        _keep_hidden(kept, path, folders, look)
     masked = frozenset(profile.masked)
     return [
         (path, _kind(look.at(path)) if access == "hidden" else access)
@@ -124,6 +124,29 @@ def _kept(folders: Mapping[str, Access], profile: Profile, look: Looks) -> list[
         if (path not in folders or access != "rw")
         and not protected.beneath_any(path.rpartition("/")[0], masked)  # there is nothing in what is hidden
     ]
+
+
+def _innermost(folders: Mapping[str, Access], path: str) -> str | None:
+    return max((folder for folder in folders if is_beneath(path, folder)), key=len, default=None)
+
+
+def _keep_in_place(kept: dict[str, Access | Literal["hidden"]], ways: Iterable[str]) -> None:
+    for way in ways:
+        kept.setdefault(way, "rw")
+
+
+def _keep_hidden(
+    kept: dict[str, Access | Literal["hidden"]], path: str, folders: Mapping[str, Access], look: Looks
+) -> None:
+    around = _innermost(folders, path)
+    if around is None:
+        return
+    if not protected.check_real(path, look):  # a moment ago it was there, and it can be elsewhere now
+        raise mount_table.replaced(path)
+    ways = protected.on_the_way(path, (around,)) if folders[around] == "rw" else []
+    if len(ways) < _DEEP:  # what is hidden for lying so deep that nobody looks there is hidden wherever it is moved
+        _keep_in_place(kept, ways)
+    kept[path] = "hidden"
 
 
 def _workspace_files(profile: Profile, look: Looks) -> Iterator[str]:
@@ -144,14 +167,7 @@ def folder_access(
     """
     if profile.workspace == "/":
         raise ToolError("the whole file system as a workspace cannot be confined; open a folder", kind="unavailable")
-    found: dict[str, Access] = {}
-    for folder in toolchains.mounts:
-        if look.at(folder) is not None:  # canonical already
-            found[folder] = "ro"
-    for folder in profile.readable:
-        real = look.canonical(folder)
-        if look.at(real) is not None and not any(is_beneath(real, system) for system in SYSTEM):
-            found[real] = "ro"
+    found = _read_only(profile, toolchains, look)
     patterns = tuple((layer.fs_write, layer.fs_read) for layer in capabilities.layers)
     writable: set[str] = set()
     for part in _parts(patterns, (profile.workspace, *profile.writable), profile.further):
@@ -161,12 +177,7 @@ def folder_access(
             continue
         if kind == "moved":
             raise ToolError(f"{path} has become a symbolic link; a sandbox mounts real folders only", kind="conflict")
-        if not (part.covers_folder if kind == "folder" else part.covers_file):
-            raise ToolError(
-                f"{part.capability} names only some of the files in {path}, and a sandbox mounts whole folders; "
-                "name a folder in requires instead",
-                kind="unavailable",
-            )
+        _check_whole(part, kind)
         if part.capability == "fs.write" and profile.workspace_writable:
             found[path] = "rw"
             writable.add(path)
@@ -174,6 +185,19 @@ def folder_access(
             found[path] = "ro"
     found[profile.scratch] = "rw"
     return dict(_outer_first(tuple(found.items())))
+
+
+def _read_only(profile: Profile, toolchains: Toolchains, look: Looks) -> dict[str, Access]:
+    """The toolchains, and what the profile lets every call read, as far as it is there."""
+    found: dict[str, Access] = {}
+    for folder in toolchains.mounts:
+        if look.at(folder) is not None:  # canonical already
+            found[folder] = "ro"
+    for folder in profile.readable:
+        real = look.canonical(folder)
+        if look.at(real) is not None and not any(is_beneath(real, system) for system in SYSTEM):
+            found[real] = "ro"
+    return found
 
 
 @lru_cache(maxsize=64)
@@ -198,6 +222,15 @@ class _Part:
     covers_folder: bool
     covers_file: bool
     within: frozenset[str]
+
+
+def _check_whole(part: _Part, kind: Literal["folder", "file"]) -> None:
+    if not (part.covers_folder if kind == "folder" else part.covers_file):
+        raise ToolError(
+            f"{part.capability} names only some of the files in {part.path}, and a sandbox mounts whole folders; "
+            "name a folder in requires instead",
+            kind="unavailable",
+        )
 
 
 def _stands(path: str, look: Looks) -> Literal["folder", "file", "moved"] | None:
@@ -311,19 +344,22 @@ class _Configuration:
         """
         if os.geteuid() == 0:
             if now > self._good_until:
-                if now - self._scanned_at > self.RESCAN_S:
-                    self._copies = {top: self._copies.get(top) or PublicCopy(top) for top in _configuration_folders()}
-                    self._scanned_at = now
-                bound = (("--ro-bind", copy.folder(now), top) for top, copy in self._copies.items())
-                self._options = tuple(word for words in bound for word in words)
-                looked = (copy.good_until for copy in self._copies.values())
-                self._good_until = min(self._scanned_at + self.RESCAN_S, *looked)
-            return self._options
-        if now - self._scanned_at > self.RESCAN_S:
+                self._copy(now)
+        elif now - self._scanned_at > self.RESCAN_S:
             self._masks = [mask for top in _PRIVATE_CONFIGURATION for mask in _private_entries(top)]
             self._options = ("--ro-bind", "/etc", "/etc", *(word for _, mask in self._masks for word in mask))
             self._scanned_at = now
         return self._options
+
+    def _copy(self, now: float) -> None:
+        """Bring the copies up to date."""
+        if now - self._scanned_at > self.RESCAN_S:
+            self._copies = {top: self._copies.get(top) or PublicCopy(top) for top in _configuration_folders()}
+            self._scanned_at = now
+        bound = (("--ro-bind", copy.folder(now), top) for top, copy in self._copies.items())
+        self._options = tuple(word for words in bound for word in words)
+        looked = (copy.good_until for copy in self._copies.values())
+        self._good_until = min(self._scanned_at + self.RESCAN_S, *looked)
 
     def shown(self, path: str, now: float) -> str:
         """Where that lies which programs see by this path."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import orjson
@@ -125,21 +125,14 @@ class Planning:
         argv = program.argv
         if not argv:
             raise ToolError("there is no program to run: the argv is empty", kind="invalid_input")
-        git = self._git
-        if git is None:
+        if (git := self._git) is None:
             git = await asyncio.get_running_loop().run_in_executor(None, toolchains.git_identity, profile.workspace)
             self._git = git
         known = self._made_of(capabilities, profile, git)
         made = known.made
         environment = {**known.before, **profile.environment, **known.after}
-        if "\0" in "".join((made.start, *argv, *environment, *environment.values())):
-            raise ToolError(
-                "an argument, folder or variable has a NUL character in it, which no program can be given",
-                kind="invalid_input",
-            )
-        cwd = profile.cwd or made.start
-        if cwd != made.start and not any(mounts.is_beneath(cwd, folder) for folder, _ in made.folders):
-            raise ToolError(f"{cwd} is not in the sandbox of this call", kind="denied")
+        _check_no_nul((made.start, *argv, *environment, *environment.values()))
+        cwd = _cwd(profile, made)
         secrets = orjson.dumps(dict(profile.secrets)) if profile.secrets else None
         if secrets is not None:
             environment[SECRETS_VARIABLE] = str(after(program.descriptors))
@@ -148,10 +141,7 @@ class Planning:
         if text is not None and (ready_made or len(os.fsencode(text)) > launcher.LONGEST_TEXT):
             call = launcher.shell_call("" if cwd == made.start else cwd, text)
             return Plan(made, "shell", tuple(environment.items()), call, None, program.merge_stderr, program.terminal)
-        if any(len(os.fsencode(word)) > launcher.LONGEST_ARGUMENT for word in argv):
-            raise ToolError(
-                "the arguments are too long for the system; put the data in a file or on stdin", kind="limit"
-            )
+        _check_lengths(argv)
         call = launcher.program_call(cwd, argv, environment)
         return Plan(made, "exec", (), call, secrets, program.merge_stderr, program.terminal)
 
@@ -212,6 +202,27 @@ class Planning:
         )
         before = _environment(profile, found, git, look)
         return _Remembered(asked, look, made, before, network.environment(capabilities) if connected else {})
+
+
+def _check_no_nul(words: Iterable[str]) -> None:
+    if "\0" in "".join(words):
+        raise ToolError(
+            "an argument, folder or variable has a NUL character in it, which no program can be given",
+            kind="invalid_input",
+        )
+
+
+def _check_lengths(argv: Iterable[str]) -> None:
+    if any(len(os.fsencode(word)) > launcher.LONGEST_ARGUMENT for word in argv):
+        raise ToolError("the arguments are too long for the system; put the data in a file or on stdin", kind="limit")
+
+
+def _cwd(profile: Profile, made: Made) -> str:
+    """The folder that the program begins in, which must be in its sandbox."""
+    cwd = profile.cwd or made.start
+    if cwd != made.start and not any(mounts.is_beneath(cwd, folder) for folder, _ in made.folders):
+        raise ToolError(f"{cwd} is not in the sandbox of this call", kind="denied")
+    return cwd
 
 
 def outside_of(workspace: str, path: str) -> str:

@@ -68,26 +68,16 @@ def _find(workspace: str, path: str, pyenv_version: str, _stamps: tuple[int | No
     folders = [folder for folder in path.split(os.pathsep) if folder.startswith("/")]
     for folder in (*folders, f"{sys.base_prefix}/bin"):
         real = os.path.realpath(folder)
-        if not _is_folder(real) or any(_beneath(home, real) for home in homes):
+        if not _is_folder(real) or _holds_any(real, homes):
             continue
         if _beneath(real, workspace):
             last.append(real)
-            continue
-        if _beneath(workspace, real):
-            continue
-        if Path(real).name in _SHIM_FOLDERS:
-            first += _behind_shims(Path(real), workspace, pyenv_version)
-            if (Path(real).parent / "libexec" / "pyenv").exists():
-                environment["PYENV_ROOT"] = str(Path(real).parent)
-        first.append(real)
-        if any(_beneath(real, system) for system in SYSTEM):
-            continue
-        mounts.append(_installation(real, keep_out))
-        mounts += _bases(Path(real).parent, keep_out)
-        if real.endswith("/.cargo/bin"):
-            mounts += _rust(Path(real).parent.parent, environment)
-        if real.startswith("/nix/") or _is_folder("/nix/store"):
-            mounts.append("/nix/store")
+        elif not _beneath(workspace, real):
+            if Path(real).name in _SHIM_FOLDERS:
+                first += _behind_shims(Path(real), workspace, pyenv_version)
+                environment |= _pyenv(Path(real).parent)
+            first.append(real)
+            mounts += _mounted_for(real, keep_out, environment)
     if sys.prefix != sys.base_prefix:  # the environment Handrail itself runs in, for tools started by its interpreter
         mounts.append(_installation(os.path.realpath(f"{sys.prefix}/bin"), keep_out))
     for name in (".venv", "venv"):
@@ -145,9 +135,21 @@ def around(program: str, workspace: str) -> tuple[str, ...]:
     found: list[str] = []
     for path in (os.path.realpath(Path(program).parent), Path(os.path.realpath(program)).parent):
         folder = str(path)
-        if not _system(folder) and not any(_beneath(other, folder) for other in keep_out):
+        if not _system(folder) and not _holds_any(folder, keep_out):
             found += [_installation(folder, keep_out), *_bases(Path(folder).parent, keep_out)]
     return _outermost(found)
+
+
+def _mounted_for(folder: str, keep_out: Iterable[str], environment: dict[str, str]) -> list[str]:
+    """What to mount for a folder of programs on PATH, with what its programs stand on."""
+    if any(_beneath(folder, system) for system in SYSTEM):
+        return []
+    found = [_installation(folder, keep_out), *_bases(Path(folder).parent, keep_out)]
+    if folder.endswith("/.cargo/bin"):
+        found += _rust(Path(folder).parent.parent, environment)
+    if folder.startswith("/nix/") or _is_folder("/nix/store"):
+        found.append("/nix/store")
+    return found
 
 
 def _installation(folder: str, keep_out: Iterable[str]) -> str:
@@ -157,13 +159,13 @@ def _installation(folder: str, keep_out: Iterable[str]) -> str:
         Path(folder).name in ("bin", "sbin", "condabin") and any((parent / mark).exists() for mark in _MARKS)
     ):
         whole = str(parent)
-        if (
-            len(parent.parts) > 2
-            and parent.name not in _NEVER_WHOLE
-            and not any(_beneath(other, whole) for other in keep_out)
-        ):
+        if len(parent.parts) > 2 and parent.name not in _NEVER_WHOLE and not _holds_any(whole, keep_out):
             return whole
     return folder
+
+
+def _pyenv(root: Path) -> dict[str, str]:
+    return {"PYENV_ROOT": str(root)} if (root / "libexec" / "pyenv").exists() else {}
 
 
 def _behind_shims(shims: Path, workspace: str, pyenv_version: str) -> list[str]:
@@ -203,7 +205,7 @@ def _python(folder: str, keep_out: Iterable[str]) -> list[str]:
     if target is None or target.parent.name != "bin":
         return []
     prefix = target.parent.parent
-    if not any(prefix.glob("lib/python3.*/os.py")) or any(_beneath(other, str(prefix)) for other in keep_out):
+    if not any(prefix.glob("lib/python3.*/os.py")) or _holds_any(str(prefix), keep_out):
         return []
     return [str(prefix)]
 
@@ -230,6 +232,10 @@ def _text(path: Path) -> str:
         return ""
     finally:
         os.close(descriptor)
+
+
+def _holds_any(folder: str, others: Iterable[str]) -> bool:
+    return any(_beneath(other, folder) for other in others)
 
 
 def _is_folder(path: str) -> bool:

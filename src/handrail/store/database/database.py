@@ -295,7 +295,7 @@ class _DatabaseSink:
         if connection is None:
             raise self._superseded() if self._lost else SinkUnavailable(f"the database {self._path} is closed")
         if any(table is _TOGETHER for table, _ in batch):
-            batch = [work for item in batch for work in (item[1] if item[0] is _TOGETHER else (item,))]
+            batch = _taken_apart(batch)
         if (fault := self._fault()) is not None:
             raise SinkUnavailable(fault)  # nothing was written: it is once the files are back
         try:
@@ -308,10 +308,7 @@ class _DatabaseSink:
             if (fault := self._fault_after(statements)) is not None:
                 raise SinkUnavailable(fault)
         except Exception as error:
-            unavailable = self._undo(connection, error)
-            if unavailable is None and self.former:  # a fault of none of these items
-                unavailable = SinkUnavailable(journal.unreadable(self.former[-1][1]))
-            if unavailable is not None:
+            if (unavailable := self._unavailable_for(connection, error)) is not None:
                 raise unavailable from error
             raise
         if self.headed is not None:
@@ -319,6 +316,13 @@ class _DatabaseSink:
         if self._journal is not None:
             self._marked = self._journal.last
             self._journal.reuse()
+
+    def _unavailable_for(self, connection: sqlite3.Connection, error: Exception) -> SinkUnavailable | None:
+        """Undo what a failed write has begun. Return what to raise where the fault is not one of its items."""
+        unavailable = self._undo(connection, error)
+        if unavailable is None and self.former:  # a fault of none of these items
+            return SinkUnavailable(journal.unreadable(self.former[-1][1]))
+        return unavailable
 
     def _fault(self) -> str | None:
         """Return why others who open the database by its name would not get what is written here; None where they do."""
@@ -541,6 +545,11 @@ class _DatabaseSink:
                 connection.close()
             except sqlite3.Error:
                 pass
+
+
+def _taken_apart(batch: Sequence[Work]) -> list[Work]:
+    """The works of a batch, of which some were given together, each by itself."""
+    return [work for item in batch for work in (item[1] if item[0] is _TOGETHER else (item,))]
 
 
 def _statements(batch: Sequence[Work]) -> list[Statement]:

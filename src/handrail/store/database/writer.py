@@ -366,24 +366,14 @@ class Writer(Generic[T]):
     # --- the writer's thread ---------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        bell = self._bell
         while True:
             if not self._queue and not self._low_water:
                 if self._closing:
                     break
-                self._asleep = True
-                # Looked at again after saying so: whoever appended before did not ring.
-                if not self._queue and not self._closing:
-                    bell.wait()
-                    rousing, self._rousing = self._rousing, False
-                    if rousing and not self._queue:
-                        self._sink.rouse()  # and whoever promises something meanwhile finds nobody else at it
-                self._asleep = False
+                self._sleep()
                 if not self._queue:
                     continue
-            while not self._urgent and not self._closing:  # a ring alone may be of somebody who was served already
-                if not bell.wait_for(self._linger_s if self._refusal is None else self._retry_s):
-                    break
+            self._linger()
             self._urgent = False
             closing = self._closing
             promising, self._promising = self._promising, False
@@ -393,12 +383,7 @@ class Writer(Generic[T]):
             if promising and not closing and self._promised(batch):
                 self._queue.extendleft((item, _PROMISE) for item, _ in reversed(batch))
             elif batch:
-                full = len(batch) == self._max_batch
-                self._retain(self._write(batch))
-                if self._refusal is not None and (full or self._sink_lost):
-                    self._refuse_rest(self._refusal)
-                elif full:  # what is left may hold callers who rang for this round
-                    self._urgent = True
+                self._write_round(batch)
             self._in_flight = 0
             batch.clear()  # not kept alive while this thread sleeps
             self._tell_low_water()
@@ -407,6 +392,31 @@ class Writer(Generic[T]):
         self._ended = True  # first: who comes too late for this last look finds it so, and looks after itself
         self._give_up()
         self._sink.close()
+
+    def _sleep(self) -> None:
+        """Wait for a ring, unless there is something to do."""
+        self._asleep = True
+        # Looked at again after saying so: whoever appended before did not ring.
+        if not self._queue and not self._closing:
+            self._bell.wait()
+            rousing, self._rousing = self._rousing, False
+            if rousing and not self._queue:
+                self._sink.rouse()  # and whoever promises something meanwhile finds nobody else at it
+        self._asleep = False
+
+    def _linger(self) -> None:
+        """Wait for more to write together, until somebody is in a hurry or it has been long enough."""
+        while not self._urgent and not self._closing:  # a ring alone may be of somebody who was served already
+            if not self._bell.wait_for(self._linger_s if self._refusal is None else self._retry_s):
+                break
+
+    def _write_round(self, batch: list[_Entry[T]]) -> None:
+        full = len(batch) == self._max_batch
+        self._retain(self._write(batch))
+        if self._refusal is not None and (full or self._sink_lost):
+            self._refuse_rest(self._refusal)
+        elif full:  # what is left may hold callers who rang for this round
+            self._urgent = True
 
     def _settle_all(self, waiting: list[Waiting], failure: str | None) -> None:
         """Answer the callers: one wake-up per event loop, not one per caller. From any thread."""

@@ -434,6 +434,11 @@ _TRIM_NOTICES = (
 # Triggers: one row for each name in a session, as long as it may fire.
 
 _KINDS = get_args(TriggerKind)
+_FIELDS = {
+    **dict.fromkeys(("created_ns", "fired", "every_ns", "next_ns"), int),
+    **dict.fromkeys(("name", "session_id", "prompt", "cron", "channel", "sender", "tool", "fault"), str),
+}
+_MAY_BE_EMPTY = frozenset({"every_ns", "next_ns", "cron", "channel", "sender", "tool", "fault"})
 
 
 class TriggerTable:
@@ -492,13 +497,17 @@ def _trigger(body: object) -> Trigger | None:
         trigger = Trigger(**data)
     except (ValueError, RecursionError, TypeError):
         return None
-    kept: Any = trigger  # whatever the row held
-    numbers = (kept.created_ns, kept.fired, kept.every_ns or 0, kept.next_ns or 0)
-    texts = (kept.name, kept.session_id, kept.prompt, kept.cron or "", kept.channel or "", kept.sender or "")
-    texts += (kept.tool or "", kept.fault or "")
-    sound = all(isinstance(one, int) for one in numbers) and all(isinstance(one, str) for one in texts)
-    sound = sound and isinstance(kept.arguments, dict | None) and (kept.kind != "class" or kept.tool is not None)
-    return trigger if sound and kept.kind in _KINDS else None
+    if trigger.kind not in _KINDS or (trigger.kind == "class" and trigger.tool is None):
+        return None
+    return trigger if _has_its_types(trigger) else None
+
+
+def _has_its_types(trigger: Trigger) -> bool:
+    for name, kind in _FIELDS.items():
+        value = getattr(trigger, name)
+        if not isinstance(value, kind) and (value or name not in _MAY_BE_EMPTY):
+            return False
+    return isinstance(trigger.arguments, dict | None)
 
 
 class _TriggerStatements:

@@ -284,7 +284,7 @@ class Conversation:
         """What the client can do, as far as the server may use it; what the one of a call can, where there is a call."""
         if not self._grants:
             return {}
-        kinds = {kind for kind, asked in ASK_KINDS.items() if runtime is None or runtime.peer.offers(*asked)}
+        kinds = _kinds_offered(runtime)
         offered: dict[str, Any] = {}
         if "sampling" in self._grants and "sample" in kinds:
             offered["sampling"] = {"tools": {}} if "sample-tools" in kinds else {}
@@ -319,19 +319,9 @@ class Conversation:
         number = self._next
         version = version or (self.protocol if self.era == "modern" else "")
         said: dict[str, Any] = dict(params)
-        meta: dict[str, Any] = {**said.get("_meta", {})}
-        if runtime is not None:
-            meta["progressToken"] = number
         if version:
-            meta |= {
-                f"{_META}protocolVersion": version,
-                f"{_META}clientInfo": self._client,
-                f"{_META}clientCapabilities": {**self._offered(runtime), **extensions_of(method)},
-            }
-            if runtime is not None:
-                meta[f"{_META}logLevel"] = LOG_LEVEL
             headers = {**headers_of(version, method, said), **(headers or {})}
-        if meta:
+        if meta := {**said.get("_meta", {}), **self._meta(number, method, version, runtime)}:
             said["_meta"] = meta
         message: Message = {"jsonrpc": "2.0", "id": number, "method": method}
         if said:
@@ -352,6 +342,24 @@ class Conversation:
         if self.era is not None:
             self.answered += 1
         return found
+
+    def _meta(self, number: int, method: str, version: str, runtime: Runtime | None) -> dict[str, Any]:
+        """What a request says of itself beside its parameters.
+
+        :param version: of the newer era; empty in the older one
+        """
+        meta: dict[str, Any] = {}
+        if runtime is not None:
+            meta["progressToken"] = number
+        if version:
+            meta |= {
+                f"{_META}protocolVersion": version,
+                f"{_META}clientInfo": self._client,
+                f"{_META}clientCapabilities": {**self._offered(runtime), **extensions_of(method)},
+            }
+            if runtime is not None:
+                meta[f"{_META}logLevel"] = LOG_LEVEL
+        return meta
 
     async def notify(self, method: str, params: Mapping[str, Any] | None = None) -> None:
         """
@@ -388,9 +396,7 @@ class Conversation:
             elif isinstance(number, (str, int)):
                 self._asked(number, method, params, related)
             return
-        pending = self._pending.get(number) if isinstance(number, int) else None
-        if pending is None and isinstance(number, str) and len(number) < 19 and number.isdecimal():
-            pending = self._pending.get(int(number))
+        pending = self._answered_by(number)
         if pending is None or pending.answer.done():
             return
         result, error = message.get("result"), message.get("error")
@@ -424,6 +430,13 @@ class Conversation:
             if not pending.answer.done():
                 pending.answer.set_exception(Lost(why.why))
 
+    def _answered_by(self, number: object) -> _Pending | None:
+        """The request that an answer of this id is for; some servers give the id back as text."""
+        pending = self._pending.get(number) if isinstance(number, int) else None
+        if pending is None and isinstance(number, str) and len(number) < 19 and number.isdecimal():
+            pending = self._pending.get(int(number))
+        return pending
+
     def _told(self, method: str, params: dict[str, Any], related: int | None) -> None:
         match method:
             case "notifications/progress":
@@ -441,17 +454,23 @@ class Conversation:
                 if (tell := self.told_of.get(str(params.get("taskId")))) is not None:
                     tell(params)
             case "notifications/subscriptions/acknowledged":
-                number = related if related is not None else _object(params.get("_meta")).get(f"{_META}subscriptionId")
-                pending = self._pending.get(number) if isinstance(number, int) else None
-                if pending is not None and pending.heard is not None:
-                    pending.heard.set()
+                self._acknowledged(params, related)
             case "notifications/cancelled":
-                number = params.get("requestId")
-                task = self._theirs.get(number) if isinstance(number, (str, int)) else None
-                if task is not None:
-                    task.cancel()
+                self._stop_asked(params.get("requestId"))
             case _:
                 pass
+
+    def _acknowledged(self, params: dict[str, Any], related: int | None) -> None:
+        number = related if related is not None else _object(params.get("_meta")).get(f"{_META}subscriptionId")
+        pending = self._pending.get(number) if isinstance(number, int) else None
+        if pending is not None and pending.heard is not None:
+            pending.heard.set()
+
+    def _stop_asked(self, number: object) -> None:
+        """Stop answering a request of the server's."""
+        task = self._theirs.get(number) if isinstance(number, (str, int)) else None
+        if task is not None:
+            task.cancel()
 
     def _progress(self, params: dict[str, Any]) -> None:
         token, done, total, text = (params.get(key) for key in ("progressToken", "progress", "total", "message"))
@@ -550,6 +569,11 @@ class Conversation:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.channel.aclose()
+
+
+def _kinds_offered(runtime: Runtime | None) -> set[str]:
+    """What may be asked of the client of a call; all there is where there is no call."""
+    return {kind for kind, asked in ASK_KINDS.items() if runtime is None or runtime.peer.offers(*asked)}
 
 
 def _object(value: object) -> dict[str, Any]:

@@ -127,11 +127,9 @@ async def carried_out(
     answer = await conversation.request("tools/call", said, runtime, headers=headers)
     older = _object(answer.get("task")) if "task" in said else {}
     newer = answer if conversation.era == "modern" and answer.get("resultType") == "task" else {}
-    task_id = (older or newer).get("taskId")
     if not older and not newer:
         return answer
-    if not isinstance(task_id, str) or not task_id:
-        raise ToolError(f"mcp server {conversation.name} answered with a task that has no id", kind="backend")
+    task_id = _id_of(older or newer, conversation)
     ended = False
     try:
         if older:  # it is answered when the task has ended, and what is asked meanwhile comes on its stream
@@ -209,6 +207,13 @@ class _Hearing:
         return latest
 
 
+def _id_of(task: Mapping[str, Any], conversation: Conversation) -> str:
+    task_id = task.get("taskId")
+    if not isinstance(task_id, str) or not task_id:
+        raise ToolError(f"mcp server {conversation.name} answered with a task that has no id", kind="backend")
+    return task_id
+
+
 async def _to_its_end(
     conversation: Conversation,
     task: Mapping[str, Any],
@@ -223,9 +228,7 @@ async def _to_its_end(
         said = await hearing.within(task.get("pollIntervalMs"))
         task = said if said is not None else await conversation.request("tasks/get", {"taskId": task_id}, runtime)
         message = task.get("statusMessage")
-        if runtime is not None and isinstance(message, str) and message not in ("", told):
-            told = message
-            runtime.progress(message)
+        told = _passed_on(message, told, runtime)
         match task.get("status"):
             case "working":
                 hearing.begin()
@@ -239,10 +242,7 @@ async def _to_its_end(
             case "completed":
                 return _object(task.get("result"))
             case "failed":
-                error = _object(task.get("error"))
-                code = error.get("code")
-                said = str(error.get("message", message or "its task failed"))[:4000]
-                raise RpcError(code if isinstance(code, int) else INTERNAL, said, error.get("data"))
+                raise _failure(_object(task.get("error")), message)
             case "cancelled":
                 raise ToolError(f"mcp server {conversation.name} says that the task was cancelled: {told or 'not why'}")
             case other:
@@ -250,6 +250,21 @@ async def _to_its_end(
                     f"mcp server {conversation.name} says that its task is {str(other)[:40]!r}, which is no state",
                     kind="backend",
                 )
+
+
+def _passed_on(message: object, told: str, runtime: Runtime | None) -> str:
+    """Tell the call what its task says, unless that is what it was told last. Returns what it was told last."""
+    if runtime is None or not isinstance(message, str) or message in ("", told):
+        return told
+    runtime.progress(message)
+    return message
+
+
+def _failure(error: Mapping[str, Any], message: object) -> RpcError:
+    """:param message: what the task said last, for an error that says nothing"""
+    code = error.get("code")
+    said = str(error.get("message", message or "its task failed"))[:4000]
+    return RpcError(code if isinstance(code, int) else INTERNAL, said, error.get("data"))
 
 
 def _pause_s(asked_ms: object) -> float:
