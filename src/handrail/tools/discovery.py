@@ -43,7 +43,7 @@ _finder = partial(
 class BrowseTools(Tool):
     spec = _finder(
         id="browse_tools",
-        description="List the categories of tools that are not in view yet, each with how many tools it has.",
+        description="List the categories of tools that are not loaded, with the number of tools in each.",
         parameters=object_schema({}),
     )
 
@@ -59,18 +59,21 @@ class BrowseTools(Tool):
 class LoadTools(Tool):
     spec = _finder(
         id="load_tools",
-        description=(
-            "Bring a category of tools, or one tool by its id, into view: you can call them from your next reply on."
-        ),
+        description=("Load all tools of a category, or one tool by its ID. You can call them from your next reply."),
         parameters=object_schema(
             {
                 "category": {
                     "type": "string",
                     "minLength": 1,
                     "maxLength": 128,
-                    "description": "A category that browse_tools lists",
+                    "description": "Category, as listed by browse_tools. Required unless `tool` is given",
                 },
-                "tool": {"type": "string", "minLength": 1, "maxLength": 128, "description": "Or the id of one tool"},
+                "tool": {
+                    "type": "string",
+                    "minLength": 1,
+                    "maxLength": 128,
+                    "description": "ID of one tool. Required unless `category` is given",
+                },
             }
         ),
     )
@@ -98,24 +101,28 @@ class FindTools(Tool):
     spec = _finder(
         id="find_tools",
         description=(
-            "Find tools by what they do, and bring the best into view: you can call them from your next reply on. Say "
-            "what you need in a sentence, in English; give several needs as queries. It says so where no tool fits."
+            "Search for tools that are not loaded, by what they do, and load the best matches. You can call "
+            "them from your next reply. Describe the capability in English; pass several as `queries`. "
+            "Returns an explicit message if no tool matches."
         ),
         parameters=object_schema(
             {
-                "query": {**_QUERY, "description": "What the tool should do, as in 'send an e-mail with attachments'"},
+                "query": {
+                    **_QUERY,
+                    "description": "Capability, e.g. 'send an email with attachments'. Required unless `queries` is given",
+                },
                 "queries": {
                     "type": "array",
                     "items": _QUERY,
                     "minItems": 1,
                     "maxItems": 5,
-                    "description": "Several needs at once",
+                    "description": "Several capabilities. Default: none",
                 },
                 "limit": {
                     "type": "integer",
                     "minimum": 1,
                     "maximum": MAX_HITS,
-                    "description": "Tools for each query. Default: 5",
+                    "description": "Maximum number of tools per query. Default: 5",
                 },
             }
         ),
@@ -151,12 +158,10 @@ class ToolSearch(Tool):
     spec = _finder(
         id="tool_search",
         description=(
-            "Search the tools that come from MCP servers and extensions, and bring the hits into view: you can call "
-            "them from your next reply on."
+            "Search the tools of MCP servers and extensions, and load the matches. You can call them from "
+            "your next reply. To search all tools use find_tools."
         ),
-        parameters=object_schema(
-            {"query": {**_QUERY, "description": "What the tool should do, in English"}}, ["query"]
-        ),
+        parameters=object_schema({"query": {**_QUERY, "description": "Capability, in English"}}, ["query"]),
     )
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
@@ -177,9 +182,9 @@ class ToolSearch(Tool):
 class Info(Tool):
     spec = _finder(
         id="info",
-        description=("Read the manual of one tool: its full documentation, its parameters and an example call."),
+        description="Show the full documentation of one tool: description, parameters and an example call.",
         parameters=object_schema(
-            {"tool": {"type": "string", "minLength": 1, "maxLength": 128, "description": "The id of the tool"}},
+            {"tool": {"type": "string", "minLength": 1, "maxLength": 128, "description": "ID of the tool"}},
             ["tool"],
         ),
     )
