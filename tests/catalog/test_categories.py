@@ -86,7 +86,7 @@ def test_the_index_names_the_empty_categories_and_promises_nothing_of_them() -> 
     line = index_of(arranged, 1_000).splitlines()[-1]
     assert (
         line
-        == "Without tools here: project, agent, hooks, memory, files, system; browse_tools says what belongs in them"
+        == "Categories without tools: project, agent, hooks, memory, files, system; browse_tools describes them"
     )
     assert "Version control with git: status.\n" in index_of(arranged, 1_000)
 

@@ -23,10 +23,10 @@ MAX_DESCRIPTION = 200
 MAX_HITS = 10
 _NEAREST = 3
 """Tools that are named at most where nothing fits."""
-_THROUGH_ALL = "find_tools looks through all tools, those of Handrail among them"
-_NOT_FROM_OUTSIDE = f"Nothing fits{{by}}: no tool from an MCP server or extension does this. {_THROUGH_ALL}."
-_IN_THE_END = "say it in other words once, look through browse_tools, or tell the user that there is no tool for it"
-_STRANGE = "Nothing fits{by}: {why}. Where that finds nothing either, {then}."
+_THROUGH_ALL = "find_tools searches all tools, including those of Handrail"
+_NOT_FROM_OUTSIDE = f"No match{{by}}: no tool from an MCP server or extension does this. {_THROUGH_ALL}."
+_IN_THE_END = "rephrase the query once, use browse_tools, or tell the user that there is no such tool"
+_STRANGE = "No match{by}: {why}. If that finds nothing either, {then}."
 """Of a request that may not have been understood."""
 _QUERY = {"type": "string", "minLength": 1, "maxLength": 4_000}
 _finder = partial(
@@ -214,7 +214,7 @@ def manual_data(manual: Manual) -> dict[str, Any]:
 
 def untrusted(sources: Iterable[str]) -> str:
     """What the metadata says of texts from outside."""
-    return f"the words of tools from {', '.join(sorted(set(sources)))} are their authors', not the operator's"
+    return f"the texts of tools from {', '.join(sorted(set(sources)))} come from their authors, not from the operator"
 
 
 def _queries(args: dict[str, Any]) -> list[str]:
@@ -227,16 +227,14 @@ def _message(brought: BroughtIn) -> str:
     name, count = brought.name, len(brought.tools)
     if brought.core:
         return (
-            "Core tools are always in view."
-            if brought.kind == "category"
-            else f"{name} is a core tool: always in view."
+            "Core tools are always loaded." if brought.kind == "category" else f"{name} is a core tool: always loaded."
         )
     if brought.kind == "tool":
-        return f"{name} is now available." if brought.added else f"{name} was in view already."
+        return f"{name} is now available." if brought.added else f"{name} was already loaded."
     if not count:
         return f"No {name} tools were loaded."
     if not brought.added:
-        return f"All {count} {name} tools were in view already."
+        return f"All {count} {name} tools were already loaded."
     return f"{count} {name} tools are now available." if count > 1 else f"1 {name} tool is now available."
 
 
@@ -262,7 +260,7 @@ def _room_made(left: Iterable[str]) -> dict[str, Any]:
     names = list(left)
     if not names:
         return {}
-    why = "found longest ago and never called, so they made room; a search or load_tools brings them back"
+    why = "found longest ago and never called, so they were unloaded; find_tools or load_tools loads them again"
     return {"no_longer_in_view": {"tools": names, "why": why}}
 
 
@@ -289,13 +287,11 @@ def _advice(found: Sequence[Findings], hits: int, missed: int) -> str:
     if not hits and strange:
         return _STRANGE.format(by=by, why=strange, then=_IN_THE_END)
     if not hits:
-        return f"Nothing fits{by}: no tool that can be called here does this; {_IN_THE_END}."
-    brought = "1 tool is" if hits == 1 else f"{hits} tools are"
-    rest = (
-        f" For {missed} of the needs nothing fits{by}: {strange or 'there is no tool for it here'}." if missed else ""
-    )
+        return f"No match{by}: no available tool does this; {_IN_THE_END}."
+    loaded = "1 tool is loaded; you can call it" if hits == 1 else f"{hits} tools are loaded; you can call them"
+    rest = f" {missed} of the queries had no match{by}: {strange or 'no available tool does this'}." if missed else ""
     went = _compared([one for one in found if not one.nothing_fits])
-    return f"{brought} in view from your next reply on.{rest}{went and ' '}{went}"
+    return f"{loaded} from your next reply.{rest}{went and ' '}{went}"
 
 
 def _compared(found: Iterable[Findings]) -> str:
@@ -303,9 +299,9 @@ def _compared(found: Iterable[Findings]) -> str:
     for means, colon, why in (one.means.partition(": ") for one in found):
         if means == "words only":
             reason = f" ({why})" if why else ""
-            return f"Compared by words only, not by meaning{reason}: a tool that says it in other words was not found."
+            return f"Compared by words only, not by meaning{reason}: tools described in other words were not found."
         if colon:
-            return f"Compared by meaning in part only ({why})."
+            return f"Compared by meaning only in part ({why})."
     return ""
 
 
