@@ -8,7 +8,7 @@ from typing import Any
 from handrail.contract.doors.jobs import Job
 from handrail.contract.doors.runtime import Runtime
 from handrail.contract.tool.requires import Requires
-from handrail.contract.tool.spec import ToolSpec
+from handrail.contract.tool.spec import OfJob, ToolSpec
 from handrail.contract.tool.tool import Tool
 from handrail.tools.declaring import object_schema
 
@@ -56,6 +56,7 @@ class ListJobs(Tool):
 
 
 class ReadJob(Tool):
+    of_job = OfJob("job_id")
     spec = _spec(
         id="read_job",
         description=(
@@ -108,6 +109,7 @@ class ReadJob(Tool):
 
 
 class Wait(Tool):
+    of_job = OfJob("job_id")
     spec = _spec(
         id="wait",
         description=(
@@ -143,6 +145,7 @@ class Wait(Tool):
 
 
 class StopTask(Tool):
+    of_job = OfJob("job_id")
     spec = _spec(
         id="stop_task",
         description=(

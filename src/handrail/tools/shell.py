@@ -12,7 +12,7 @@ from handrail.contract.doors.jobs import DEFAULT_COMMAND, KEYS, MOST_KEYS, START
 from handrail.contract.doors.runtime import Runtime
 from handrail.contract.errors import ToolError
 from handrail.contract.tool.requires import Requires, ShellRequires
-from handrail.contract.tool.spec import LockSpec, ToolSpec
+from handrail.contract.tool.spec import LockSpec, OfJob, ToolSpec
 from handrail.contract.tool.tool import Tool
 from handrail.tools.declaring import MAX_OUTPUT, WORKSPACE, object_schema
 from handrail.tools.jobs import state_after_stopping
@@ -231,6 +231,7 @@ class TerminalStart(Tool):
 
 
 class TerminalSend(Tool):
+    of_job = OfJob("id", START, running=True)
     spec = _spec(
         id="terminal.send",
         description=(
@@ -269,7 +270,7 @@ class TerminalSend(Tool):
     types = True
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
-        job = await _job(runtime, args["id"])
+        job = await runtime.jobs.get(args["id"])
         if not await _is_up(runtime, job):
             raise await _over(runtime, job)
         typed = await runtime.terminals.type(job.id, args.get("text", ""), tuple(args.get("keys", "").split()))
@@ -282,6 +283,7 @@ class TerminalSend(Tool):
 
 
 class TerminalRead(Tool):
+    of_job = OfJob("id", START)
     spec = _spec(
         id="terminal.read",
         description=(
@@ -321,7 +323,7 @@ class TerminalRead(Tool):
     )
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
-        job = await _job(runtime, args["id"])
+        job = await runtime.jobs.get(args["id"])
         start = args.get("cursor", runtime.terminals.read_up_to(job.id))
         await _until_quiet(runtime, job, start, min(args.get("wait_ms", USUAL_WAIT_MS), LONGEST_WAIT_MS) / 1000)
         if (lines := args.get("lines")) is not None:
@@ -341,6 +343,7 @@ class TerminalRead(Tool):
 
 
 class TerminalResize(Tool):
+    of_job = OfJob("id", START, running=True)
     spec = _spec(
         id="terminal.resize",
         description="Change the width and height of a terminal session. The program in it is notified.",
@@ -350,7 +353,7 @@ class TerminalResize(Tool):
     )
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
-        job = await _job(runtime, args["id"])
+        job = await runtime.jobs.get(args["id"])
         if not await _is_up(runtime, job):
             raise await _over(runtime, job)
         await runtime.terminals.resize(job.id, args["columns"], args["rows"])
@@ -358,6 +361,7 @@ class TerminalResize(Tool):
 
 
 class TerminalStop(Tool):
+    of_job = OfJob("id", START)
     spec = _spec(
         id="terminal.stop",
         description=(
@@ -370,21 +374,10 @@ class TerminalStop(Tool):
     )
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
-        before = await _job(runtime, args["id"])
+        before = await runtime.jobs.get(args["id"])
         job = await runtime.jobs.stop(before.id)
         answer = {"id": job.id, **state_after_stopping(before, job)}
         return answer | await _end(runtime, job) if before.ended else answer
-
-
-async def _job(runtime: Runtime, terminal_id: str) -> Job:
-    """
-    :raises ToolError: ``invalid_input`` for what is no terminal of the session
-    """
-    job = await runtime.jobs.get(terminal_id)
-    if job.tool_id != START:
-        text = f"{job.id} is a job of {job.tool_id}, which is no terminal; read_job and stop_task look after it"
-        raise ToolError(text, kind="invalid_input")
-    return job
 
 
 async def _is_up(runtime: Runtime, job: Job) -> bool:

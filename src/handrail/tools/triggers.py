@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from handrail.contract.doors.channels import HISTORY
+from handrail.contract.doors.channels import HISTORY, check_channel
 from handrail.contract.doors.runtime import Runtime
 from handrail.contract.errors import ToolError
 from handrail.contract.tool.requires import Requires
@@ -54,6 +54,9 @@ class SendMessage(Tool):
         kind="other",
     )
 
+    def check(self, args: dict[str, Any]) -> None:
+        check_channel(args["channel"])
+
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         waiting = await runtime.channels.send(args["channel"], args["message"], kind=args.get("kind"))
         return {"channel": args["channel"], "sent": True, "unread": min(waiting, HISTORY)}
@@ -92,6 +95,9 @@ class WaitChannel(Tool):
         category="agent",
         kind="other",
     )
+
+    def check(self, args: dict[str, Any]) -> None:
+        check_channel(args["channel"])
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         received = await runtime.channels.receive(
@@ -228,6 +234,9 @@ class WatchChannel(Tool):
         "channel",
         "prompt",
     )
+
+    def check(self, args: dict[str, Any]) -> None:
+        check_channel(args["channel"])
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         sender = args.get("filter_sender")
