@@ -90,7 +90,9 @@ async def test_hits_say_whose_words_they_are(of: Interaction) -> None:
     found = await called(of, FindTools(), {"query": "open an issue in a repository"})
     assert found.data["tools"][0]["id"] == "github_create_issue"
     assert "github_gone" not in str(found.data)
-    assert found.metadata["untrusted"] == "the texts of tools from github come from their authors, not from the operator"
+    assert (
+        found.metadata["untrusted"] == "the texts of tools from github come from their authors, not from the operator"
+    )
     assert all(len(hit["description"]) <= 200 for hit in found.data["tools"])
     own = await called(of, FindTools(), {"query": "patch lines of a file", "limit": 1})
     assert own.data["tools"][0]["id"] == "file.patch" and "untrusted" not in own.metadata

@@ -35,9 +35,7 @@ from handrail.store.tables.sessions import SessionRow
 
 # Building a session's lane when it is opened: its surroundings, its rules, and the bounds of a sub-agent.
 
-_ANYTHING = (
-    "A copy of this agent with its own conversation, for parts of the work whose details you do not need."
-)
+_ANYTHING = "A copy of this agent with its own conversation, for parts of the work whose details you do not need."
 """What the default agent is for, as another one's model is told, where its manifest says nothing."""
 
 

@@ -165,7 +165,7 @@ class Blame(Tool):
                     "type": "string",
                     "minLength": 1,
                     "maxLength": 4096,
-                    "description": "Commit, branch or tag. Default: the file as it is now",
+                    "description": "Commit, branch or tag. Default: the current file",
                 },
                 "first": {"type": "integer", "minimum": 1, "default": 1, "description": "First line, counted from 1"},
                 "count": {
