@@ -339,7 +339,7 @@ async def test_a_tool_that_was_loaded_with_its_category_is_in_view_already(of: I
 @pytest.mark.proves("D-02", "D-03")
 async def test_no_more_tools_are_brought_into_view_than_a_provider_takes(of: Interaction) -> None:
     there = generation(CORE, many(300, "stock"), many(100, "orders"), entry("taxi.order", description="Order a taxi."))
-    with pytest.raises(ToolError, match="stock would bring 300 tools into view") as refused:
+    with pytest.raises(ToolError, match="stock would load 300 tools") as refused:
         await called(of, LoadTools(), {"category": "stock"}, there)
     assert refused.value.kind == "conflict" and not of.active.first()
     assert len((await called(of, LoadTools(), {"category": "orders"}, there)).data["tools_added"]) == 100
