@@ -2,6 +2,7 @@
 
     python bench/retrieval.py [--data DIR] [--json] [--limit N] [--cache FILE] [--held-out] [--speed]
     python bench/retrieval.py --speed [--json]
+    python bench/retrieval.py --shipped [--json] [--limit N]
 
 ``DIR`` is one corpus or a folder of them: ``tools.jsonl`` (id, name, description, parameters), ``queries.jsonl``
 (query, gold: the ids it needs) and ``META.json``. Without it BFCL's single-turn requests are taken from the package
@@ -11,6 +12,8 @@ The query adapter that ships was fitted on three public corpora; ``--held-out`` 
 was fitted on the others of this run, and with three corpora judges "nothing fits" by that and by coefficients of which the
 same is true. ``--speed`` measures one search, the first
 search of a process, and memory, at 10,000 and 100,000 made-up tools: after the rest, or alone where no data is named.
+``--shipped`` puts developers' requests to ``find_tools`` of a kernel as it ships, likewise: how many of the built-in tools that
+they need are loaded afterwards, or are core tools, which always are.
 
 How far it is, with the seconds since its start, goes to the standard error. Three corpora with 8,000 requests take a few
 minutes on one core, most of it for encoding, which ``--cache`` saves the second time.
@@ -22,6 +25,7 @@ are among the first five; ms is the median of one search, of requests that are e
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import math
 import random
@@ -34,17 +38,20 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 from finding.bfcl import bfcl
 
+from handrail import open_kernel
 from handrail.catalog.embedders.minilm import MiniLM, missing
 from handrail.catalog.search.encoding import Encoder
 from handrail.catalog.search.index import Index, texts_of
 from handrail.catalog.search.lexical import Document, passage
 from handrail.catalog.search.words import spelled, telling
+from handrail.contract.doors.offers import PromptSpec, ResourceSpec
+from handrail.tools import BUILTINS
 
 if TYPE_CHECKING:
     from finding.calibrate import Fit
@@ -238,11 +245,15 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, help="keep vectors in this file between two runs")
     parser.add_argument("--held-out", action="store_true", help="an adapter fitted on the other corpora for each")
     parser.add_argument("--speed", action="store_true", help="measure time and memory, too")
+    parser.add_argument("--shipped", action="store_true", help="measure the tools that ship, through a kernel")
     given = parser.parse_args()
     if why := missing():
         sys.exit(f"bench: {why}")
-    if not given.speed or given.data or given.held_out:
+    if not (given.speed or given.shipped) or given.data or given.held_out:
         compare(given)
+    if given.shipped:
+        for row in asyncio.run(shipped(given.limit)):
+            _print(row, given.json)
     if given.speed:
         for row in speed():
             _print(row, given.json)
@@ -308,6 +319,44 @@ def compare(given: argparse.Namespace) -> None:
         for row in nothing_fits(held, model, fits):
             _print(row, given.json)
     model.keep()
+
+
+class _Note:
+    """A resource and a prompt, without which the tools for these are of no use and are not found."""
+
+    source, foreign, templates = "", False, ()
+    resources = (ResourceSpec("note://a", "a"),)
+    prompts = (PromptSpec("greet"),)
+
+
+async def shipped(limit: int | None) -> list[dict[str, Any]]:
+    """What ``find_tools`` loads for the requests in ``finding/shipped.tsv``, each in a session of its own."""
+    lines = (Path(__file__).parent / "finding" / "shipped.tsv").read_text(encoding="utf-8").splitlines()
+    wanted = [tuple(line.split("\t")) for line in lines if line and not line.startswith("#")]
+    core = {one.spec.id for one in BUILTINS if one.spec.tier == "core"}
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        workspace, config = Path(folder, "workspace"), Path(folder, "handrail.toml")
+        workspace.mkdir()
+        config.touch()
+        offerings = [cast("Any", _Note())]
+        async with open_kernel(workspace, state=Path(folder, "state"), config=config, offerings=offerings) as kernel:
+            for part in ("seen", "unseen"):
+                asked = [(gold, query) for name, gold, query in wanted if name == part][:limit]
+                firsts = fives = loaded = needed = 0
+                for gold, query in asked:
+                    ids = [hit.tool_id for hit in (await kernel.find(query, limit=10, patience_s=60)).hits]
+                    session = await kernel.session()
+                    given: Any = (await session.call("find_tools", {"query": query})).data
+                    await session.close()
+                    firsts, fives = firsts + (gold in ids[:1]), fives + (gold in ids[:5])
+                    loaded += gold in core or gold in [one["id"] for one in given["tools"]]
+                    needed += 1
+                if needed:
+                    share = {"recall@1": firsts, "recall@5": fives, "loaded": loaded}
+                    figures = {name: round(100 * count / needed, 1) for name, count in share.items()}
+                    rows.append({"corpus": f"shipped, {part}", **figures, "queries": needed, "tools": len(BUILTINS)})
+    return rows
 
 
 def speed() -> Iterator[dict[str, Any]]:

@@ -19,7 +19,6 @@ SMALL: frozenset[str] = frozenset(
         "ipc.joiner.catalog",
         "ipc.joiner.stepping",
         "ipc.joiner.turns",
-        "testing.models",
     )
 )
 """Small files that one neighbour alone imports, and that could be a part of it."""

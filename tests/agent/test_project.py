@@ -30,7 +30,7 @@ async def test_what_the_project_says_stands_in_the_system_text_as_the_workspaces
         assert (await agent.complete("go")).ok and (await agent.complete("on")).ok
         system = model.requests[0].system
         assert (
-            "files of the workspace and of the repository around it, not the operator's" in system
+            "the workspace and the repository around it, not from the operator" in system
             and "## AGENTS.md\n\n> Use tabs." in system
         )
         assert "> # Instructions" in system and system.count("\n# Instructions\n") == 1, "the operator's alone"
@@ -59,7 +59,7 @@ async def test_the_nearest_file_has_the_first_claim_on_the_room_there_is(tmp_pat
         assert (await Agent(session, model, workspace=session.workdir).complete("go")).ok
         system = model.requests[0].system
         assert system.count("> near") == 6_000 and 0 < system.count("> far") < 1_000
-        assert system.count("(the rest is left out)") == 1
+        assert system.count("(the rest is omitted)") == 1
         assert system.index("> far") < system.index("> near"), "the nearest last"
 
 
@@ -163,4 +163,4 @@ async def test_a_file_above_the_workspace_counts_towards_the_room_there_is(tmp_p
         (tmp_path / "ws" / "AGENTS.md").write_text("near\n" * 6_000)
         system = await system_text(kernel)
         assert system.count("> near") == 6_000 and 0 < system.count("> far") < 1_000
-        assert system.count("(the rest is left out)") == 1
+        assert system.count("(the rest is omitted)") == 1

@@ -83,7 +83,7 @@ async def test_what_has_happened_is_told_before_the_next_request_as_data_that_is
     said = model.requests[1].messages[-1]
     assert isinstance(said, UserMessage)
     first, *lines = said.text.splitlines()
-    assert first.startswith("[Handrail] This is not the user's word.") and len(lines) == 2
+    assert first.startswith("[Handrail] These are notifications") and len(lines) == 2
     assert lines[0] == (
         '{"notice":"job","from":"bash_1","at":"2023-11-14T22:13:20+00:00","text":"all tests pass","data":{"exit_code":0}}'
     )

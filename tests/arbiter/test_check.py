@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import pytest
 from pydantic import AfterValidator
 from tests.kernel.guests import joined_kernel
+from tests.kernel.test_agents import confined
 
 from handrail import ApprovalAnswer, Runtime, Tool, ToolError, ToolSpec, tool
 from handrail.agent.loop import Agent
@@ -184,6 +185,18 @@ async def test_a_stateful_tool_is_checked_before_it_is_opened(tmp_path: Path) ->
         ("git.diff", {"to": "HEAD"}, "give both"),
         ("search_memory", {}, "give a query"),
         ("load_tools", {}, "give category"),
+        ("wait", {"job_id": "job_1"}, "there is no job 'job_1'"),
+        ("read_job", {"job_id": "job_1"}, "there is no job"),
+        ("stop_task", {"job_id": "job_1"}, "there is no job"),
+        ("tool.step", {"id": "state_1"}, "no state 'state_1'"),
+        ("tool.close", {"id": "state_1"}, "no state 'state_1'"),
+        ("send_message", {"channel": "a b", "message": "m"}, "'a b' is no channel"),
+        ("wait_channel", {"channel": "/a"}, "is no channel"),
+        ("watch_channel", {"channel": "a/b", "prompt": "p"}, "is no channel"),
+        pytest.param("terminal.send", {"id": "x", "text": "ls\n"}, "there is no job 'x'", marks=confined),
+        pytest.param("terminal.read", {"id": "x"}, "there is no job 'x'", marks=confined),
+        pytest.param("terminal.resize", {"id": "x", "columns": 80, "rows": 24}, "there is no job", marks=confined),
+        pytest.param("terminal.stop", {"id": "x"}, "there is no job", marks=confined),
     ],
 )
 async def test_what_no_schema_says_of_a_built_in_tool_is_told_without_asking(
@@ -194,4 +207,19 @@ async def test_what_no_schema_says_of_a_built_in_tool_is_told_without_asking(
         session = await kernel.session(headless=False, attendant=person)
         result = await session.call(tool_id, arguments)
         assert result.metadata["error_kind"] == "invalid_input" and told in str(result.error_text), result
+        assert not person.requests
+
+
+@confined
+async def test_nobody_is_asked_about_typing_into_what_is_no_terminal_or_has_ended(tmp_path: Path) -> None:
+    person = ScriptedPerson()
+    rules = ["allow bash *", "allow terminal.start *", "ask terminal.send"]
+    async with temporary_kernel(tmp_path, rules=rules) as kernel:
+        session = await kernel.session(headless=False, attendant=person)
+        job = (await session.call("bash", {"command": "true", "background": True})).data["job_id"]
+        ended = (await session.call("terminal.start", {"command": "true"})).data["job_id"]
+        assert (await session.jobs.wait(ended, timeout_ms=60_000)) is not None
+        for terminal, kind, said in ((job, "invalid_input", "a job of bash"), (ended, "conflict", "has ended (done)")):
+            result = await session.call("terminal.send", {"id": terminal, "text": "ls\n"})
+            assert result.metadata["error_kind"] == kind and said in str(result.error_text), result
         assert not person.requests

@@ -84,10 +84,7 @@ async def test_an_empty_category_says_what_belongs_in_it_and_how_it_gets_tools()
 def test_the_index_names_the_empty_categories_and_promises_nothing_of_them() -> None:
     arranged = view(CORE, many(30), built_in("git.status", category="git"))
     line = index_of(arranged, 1_000).splitlines()[-1]
-    assert (
-        line
-        == "Without tools here: project, agent, hooks, memory, files, system; browse_tools says what belongs in them"
-    )
+    assert line == "Categories without tools: project, agent, hooks, memory, files, system; browse_tools describes them"
     assert "Version control with git: status.\n" in index_of(arranged, 1_000)
 
 

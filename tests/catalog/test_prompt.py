@@ -21,7 +21,7 @@ def view(*entries: object) -> View:
 @pytest.mark.proves("D-08")
 def test_the_names_of_each_category_stand_in_the_index() -> None:
     text = index_of(view(CORE, many(3, "git"), many(20, "sales")), 1_000)
-    assert text.startswith("23 more tools can be called. load_tools brings")
+    assert text.startswith("23 more tools are available. load_tools loads")
     assert "tool_search" not in text, "there is no such tool here"
     assert "git (3): Version control" in text and "\n  git__t0000, git__t0001, git__t0002" in text
     assert text.index("git (3)") < text.index("sales (20)")

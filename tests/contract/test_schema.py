@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from types import MappingProxyType
 from typing import Any
 
@@ -9,7 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.contract.schema.schema import MAX_PROBLEMS, InvalidSchema, compile_schema, path_text
+from handrail.contract.schema.schema import (
+    _ELSEWHERE,  # pyright: ignore[reportPrivateUsage] - the names in it are checked
+    MAX_PROBLEMS,
+    InvalidSchema,
+    compile_schema,
+    path_text,
+)
+from handrail.contract.tool.tool import Tool
+from handrail.tools import BUILTINS
+from handrail.tools.files.files import Edit, Write
+from handrail.tools.files.reading import Grep
+from handrail.tools.jobs import ReadJob
+from handrail.tools.shell import Bash, TerminalSend
 
 TRANSFER: dict[str, Any] = {
     "type": "object",
@@ -97,6 +110,41 @@ def test_an_unknown_argument_is_taken_only_where_the_schema_says_so() -> None:
     assert problems({**closed, "additionalProperties": True}, {"b": 1}) == []
     assert problems({**closed, "additionalProperties": {"type": "string"}}, {"b": "x"}) == []
     assert problems({**closed, "patternProperties": {"^x-": {}}}, {"x-b": 1}) == []
+
+
+@pytest.mark.parametrize(
+    ("tool", "name", "meant"),
+    [
+        (Edit, "old_string", "old"),
+        (Edit, "newString", "new"),
+        (Edit, "file_path", "path"),
+        (Write, "text", "content"),
+        (Bash, "cmd", "command"),
+        (Bash, "timeout", "timeout_ms"),
+        (Bash, "run_in_background", "background"),
+        (Grep, "regex", "pattern"),
+        (ReadJob, "bash_id", "job_id"),
+        (TerminalSend, "chars", "text"),
+    ],
+)
+def test_an_argument_by_its_name_in_other_agents_is_unknown_and_ours_is_suggested(
+    tool: type[Tool], name: str, meant: str
+) -> None:
+    found = problems(dict(tool.spec.parameters), {name: "x"})
+    assert f"{name}: unknown argument; did you mean {meant!r}?" in found
+
+
+def test_every_name_of_another_agents_that_is_suggested_is_one_that_a_built_in_tool_takes() -> None:
+    def names(schema: dict[str, Any]) -> Iterator[str]:
+        for name, about in schema.get("properties", {}).items():
+            yield name
+            yield from names(about)
+        if "items" in schema:
+            yield from names(schema["items"])
+
+    taken = {name for one in BUILTINS for name in names(dict(one.spec.parameters))}
+    assert {meant for names in _ELSEWHERE.values() for meant in names} <= taken
+    assert all(name == name.lower() and name.isalpha() for name in _ELSEWHERE), "as a name is looked up"
 
 
 @pytest.mark.proves("K-05")

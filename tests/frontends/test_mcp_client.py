@@ -16,6 +16,7 @@ from mcp.client.subscriptions import ToolsListChanged
 from tests.frontends.mcp_clients import (
     ALLOWED,
     ERAS,
+    TOOLS,
     Era,
     Person,
     about,
@@ -31,10 +32,12 @@ from tests.frontends.mcp_clients import (
     serving,
 )
 
+from handrail import tool
 from handrail.contract.approvals import ApprovalAnswer
 from handrail.contract.call import Answer, Result
+from handrail.contract.tool.tool import Tool
 from handrail.frontends.mcp.exchange import Exchange, Line
-from handrail.frontends.mcp.tools import Serving
+from handrail.frontends.mcp.tools import MOST_GUIDANCE, Serving
 
 
 @ERAS
@@ -355,3 +358,48 @@ async def test_where_the_log_is_damaged_a_client_is_told_what_is_and_what_to_do(
             assert refused.value.data == {"handrail/error_kind": "unavailable"}
             other.execute("ALTER TABLE elsewhere RENAME TO session")
         assert "handrail.db" not in said(await one.call_tool("read", {"path": "a"}))
+
+
+@ERAS
+async def test_guidance_reaches_clients_once_in_the_instructions_or_after_the_description(
+    tmp_path: Path, era: Era
+) -> None:
+    """Our own loop puts it into the system prompt; an MCP client has no other place that its model reads."""
+    async with serving(tmp_path) as (kernel, _, client), client(era) as one:
+        bash, push = (kernel.generation.entries[name].spec for name in ("bash", "git.push"))
+        assert one.instructions is not None
+        assert bash.guidance and f"\n- bash: {bash.guidance}\n" in one.instructions
+        assert push.guidance and push.guidance not in one.instructions, "it is not listed yet"
+        listed = {found.name: found.description for found in (await one.list_tools()).tools}
+        assert listed["bash"] == bash.description, "not twice"
+        await one.call_tool("load_tools", {"category": "git"})
+        listed = {found.name: found.description for found in (await one.list_tools()).tools}
+        assert listed["git__push"] == f"{push.description} {push.guidance}"
+
+
+@ERAS
+async def test_guidance_that_the_instructions_have_no_room_for_follows_the_description(
+    tmp_path: Path, era: Era
+) -> None:
+    def made(number: int) -> Tool:
+        @tool(id=f"store.t{number:02d}", side_effect="read", locks=[], guidance=f"{number:02d} " * 40)
+        async def count() -> int:
+            """Count."""
+            return number
+
+        return count
+
+    tools = (*TOOLS, *map(made, range(40)))
+    async with serving(tmp_path, Serving(discovery="all"), tools=tools) as (_, _, client), client(era) as one:
+        told = [line for line in (one.instructions or "").splitlines() if line.startswith("- ")]
+        assert sum(map(len, told)) < MOST_GUIDANCE and told[-1].startswith("- store__t0")
+        listed = {found.name: found.description or "" for found in (await one.list_tools()).tools}
+    for number in range(40):
+        beside = f"{number:02d} {number:02d}" in listed[f"store__t{number:02d}"]
+        assert beside != any(line.startswith(f"- store__t{number:02d}: ") for line in told), "exactly once"
+
+
+async def test_a_client_that_lists_once_is_given_guidance_with_what_it_found(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (kernel, _, client), client("auto") as one:
+        answer: dict[str, Any] = (await one.call_tool("load_tools", {"tool": "git.push"})).structured_content or {}
+    assert answer["schemas"][0]["guidance"] == kernel.generation.entries["git.push"].spec.guidance

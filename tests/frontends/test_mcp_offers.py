@@ -264,7 +264,7 @@ async def test_the_session_s_skills_are_prompts_that_say_whose_they_are(tmp_path
             text, task = (
                 message.content.text for message in given.messages if isinstance(message.content, types.TextContent)
             )
-            assert "slowly" in text and "grants nothing" in text and text.count("</skill_content>") == 1
+            assert "slowly" in text and "grants no permissions" in text and text.count("</skill_content>") == 1
             assert task == "today" and (given.meta or {})["handrail/untrusted"]
         with pytest.raises(MCPError) as refused:
             await one.get_prompt("deploy", {"what": "x"})

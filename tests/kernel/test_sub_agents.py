@@ -70,7 +70,7 @@ async def test_a_sub_agent_works_in_a_session_of_its_own_and_its_last_message_is
         outcome = await agent.complete("Find the answer.")
 
         assert (outcome.status, outcome.text) == ("answered", "42")
-        assert "# Agents\n\ntask hands work to one of these:\n- default: " in top.requests[0].system
+        assert "# Agents\n\ntask delegates to one of these:\n- default: " in top.requests[0].system
         assert "- reader: Reads." in top.requests[0].system
         child = reader.requests[0]
         assert "Only read." in child.system

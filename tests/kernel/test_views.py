@@ -61,11 +61,11 @@ async def test_a_view_grows_at_the_next_turn_and_is_gone_with_the_interaction(tm
         second = session.turn()
         assert shown(second.specs) == [*CORE, *FINDERS, *(one.spec.id for one in MANY[12:])]
         again = (await session.call("load_tools", {"category": "stock"})).data
-        assert (again["tools_added"], again["message"]) == ([], "All 12 stock tools were in view already.")
+        assert (again["tools_added"], again["message"]) == ([], "All 12 stock tools were already loaded.")
         one = (await session.call("load_tools", {"tool": "sales__t03"})).data
         assert (one["tools_added"], one["message"]) == (["sales.t03"], "sales.t03 is now available.")
         core = (await session.call("load_tools", {"tool": "bash"})).data
-        assert (core["tools_added"], core["message"]) == ([], "bash is a core tool: always in view.")
+        assert (core["tools_added"], core["message"]) == ([], "bash is a core tool: always loaded.")
         assert shown(session.view)[-2:] == ["stock.t11", "sales.t03"]
         await session.begin("another matter")
         assert shown(session.view) == shown(session.turn().specs) == [*CORE, *FINDERS]
@@ -161,7 +161,7 @@ async def test_what_is_found_is_in_view_by_itself(tmp_path: Path, kernel_in: Ope
         session = await kernel.session()
         found = await session.call("find_tools", {"query": "count mail", "limit": 1})
         assert [one["id"] for one in found.data["tools"]] == ["mail.t00"]
-        assert "in view from your next reply on" in found.data["message"]
+        assert "loaded; you can call" in found.data["message"]
         assert shown(session.turn().specs)[-1] == "mail.t00"
         both = await session.call("find_tools", {"queries": ["count mail", "count sales"], "limit": 2})
         assert {one["id"].partition(".")[0] for one in both.data["tools"]} >= {"mail", "sales"}

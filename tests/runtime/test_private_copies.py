@@ -13,6 +13,7 @@ from tests.runtime.test_guard import Ground, ground
 
 from handrail.contract.sandbox import Program
 from handrail.runtime.files import replace
+from handrail.runtime.guard import guard
 from handrail.sandbox.view import tree as module
 from handrail.sandbox.view.tree import Tree
 
@@ -74,7 +75,7 @@ async def test_the_event_loop_goes_on_while_copies_are_made(ground: Ground, monk
         threads.append(threading.get_ident())
         return make(root, files)
 
-    monkeypatch.setattr(replace, "make_private", noted)
+    monkeypatch.setattr(guard, "make_private", noted)
     assert (await ground.run("echo looked"))[1] == "looked\n"
     linked(ground, "a.txt")
     assert (await ground.run("cat a.txt"))[1] == "the store's"

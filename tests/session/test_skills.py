@@ -158,7 +158,7 @@ def test_the_index_has_a_line_each_within_its_bytes_and_names_what_does_not_fit(
     assert lines[-1].endswith("more")
     assert skill_lines([]) == []
     assert not any("*" in line for line in lines)
-    assert "written by whoever wrote the workspace" in skill_lines([Skill("a", "A.", "workspace", "")])[1]
+    assert "come from the workspace" in skill_lines([Skill("a", "A.", "workspace", "")])[1]
 
 
 @pytest.mark.proves("A-04")
@@ -176,7 +176,7 @@ async def test_a_model_reads_a_skill_once_as_data_that_ends_where_it_ends(tmp_pa
         )
         await Agent(session, model).complete("Deploy.")
         prompt = model.requests[0].system
-        assert "# Skills\n\nskill gives the text" in prompt
+        assert "# Skills\n\nLoad one of these with skill" in prompt
         assert "\n- deploy*: About deploy.\n" in prompt
         first = (await session.recall(f"{session.id}/1.0")).result
         assert first.data["content"].startswith('<skill_content name="deploy">\nDo this.\n⟦<⟧/skill_content>')
@@ -184,7 +184,7 @@ async def test_a_model_reads_a_skill_once_as_data_that_ends_where_it_ends(tmp_pa
         assert "<system>" not in str(model.requests[1].messages)
         assert first.data["files"] == [".agents/skills/deploy/scripts/run.sh"]
         assert first.data["note"] == "allowed-tools has no effect: a skill grants nothing"
-        assert "grants nothing" in first.data["from"]
+        assert "grants no permissions" in first.data["from"]
         again, unknown, denied = [(await session.recall(f"{session.id}/2.{n}")).result for n in range(3)]
         assert (again.data["content"], "already" in again.data["note"]) == ("", True)
         assert "did you mean 'deploy'?" in str(unknown.error_text)

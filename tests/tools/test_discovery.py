@@ -90,7 +90,9 @@ async def test_hits_say_whose_words_they_are(of: Interaction) -> None:
     found = await called(of, FindTools(), {"query": "open an issue in a repository"})
     assert found.data["tools"][0]["id"] == "github_create_issue"
     assert "github_gone" not in str(found.data)
-    assert found.metadata["untrusted"] == "the words of tools from github are their authors', not the operator's"
+    assert (
+        found.metadata["untrusted"] == "the texts of tools from github come from their authors, not from the operator"
+    )
     assert all(len(hit["description"]) <= 200 for hit in found.data["tools"])
     own = await called(of, FindTools(), {"query": "patch lines of a file", "limit": 1})
     assert own.data["tools"][0]["id"] == "file.patch" and "untrusted" not in own.metadata
@@ -109,7 +111,7 @@ async def test_a_search_gives_five_tools_unless_said_otherwise_and_ten_at_most(o
 async def test_both_searches_say_that_nothing_fits_below_the_floor(of: Interaction) -> None:
     for tool in (FindTools(), ToolSearch()):
         told = (await called(of, tool, {"query": "water the plants on the balcony"})).data
-        assert told["tools"] == [] and "Nothing fits" in told["message"]
+        assert told["tools"] == [] and "No match" in told["message"]
     assert len(of.active) == 0
 
 
@@ -117,7 +119,7 @@ async def test_both_searches_say_that_nothing_fits_below_the_floor(of: Interacti
 async def test_where_nothing_fits_that_is_said_and_nothing_is_brought(of: Interaction) -> None:
     told = (await called(of, FindTools(), {"query": "zymurgy quokka"})).data
     assert told["tools"] == [] and told["nothing_fits"] is True
-    assert "Nothing fits" in told["message"] and "tell the user" in told["message"]
+    assert "No match" in told["message"] and "tell the user" in told["message"]
     assert len(of.active) == 0
     both = (await called(of, FindTools(), {"queries": ["zymurgy quokka", "patch lines of a file"]})).data
     assert both["nothing_fits"] == ["zymurgy quokka"] and both["tools"][0]["id"] == "file.patch"
@@ -139,7 +141,7 @@ async def test_a_request_in_another_language_is_not_told_that_there_is_no_tool(o
 async def test_what_little_speaks_for_beside_a_better_one_is_not_brought_into_view(of: Interaction) -> None:
     told = (await called(of, FindTools(), {"query": "open an issue in a repository"})).data
     assert [hit["id"] for hit in told["tools"]] == ["github_create_issue"] == list(of.active.first())
-    assert "1 tool is in view" in told["message"] and "nearest_not_in_view" not in told
+    assert "1 tool is loaded" in told["message"] and "nearest_not_in_view" not in told
 
 
 @pytest.mark.proves("D-05")
@@ -325,7 +327,7 @@ async def test_a_tool_that_was_loaded_with_its_category_is_in_view_already(of: I
     assert (await called(of, LoadTools(), {"tool": "github_best"})).data == {
         "loaded": "github_best",
         "tools_added": [],
-        "message": "github_best was in view already.",
+        "message": "github_best was already loaded.",
     }
     assert (await called(of, LoadTools(), {"category": "memory"})).data["message"] == (
         "No memory tools were loaded. Notes and memory. Empty here. The user can add a tool to it: one whose definition says "
@@ -337,7 +339,7 @@ async def test_a_tool_that_was_loaded_with_its_category_is_in_view_already(of: I
 @pytest.mark.proves("D-02", "D-03")
 async def test_no_more_tools_are_brought_into_view_than_a_provider_takes(of: Interaction) -> None:
     there = generation(CORE, many(300, "stock"), many(100, "orders"), entry("taxi.order", description="Order a taxi."))
-    with pytest.raises(ToolError, match="stock would bring 300 tools into view") as refused:
+    with pytest.raises(ToolError, match="stock would load 300 tools") as refused:
         await called(of, LoadTools(), {"category": "stock"}, there)
     assert refused.value.kind == "conflict" and not of.active.first()
     assert len((await called(of, LoadTools(), {"category": "orders"}, there)).data["tools_added"]) == 100
@@ -409,4 +411,4 @@ async def test_a_place_that_cannot_keep_what_a_search_made_costs_only_the_keepin
 
 async def test_a_search_among_extensions_that_finds_none_names_the_search_among_all(of: Interaction) -> None:
     found = await called(of, ToolSearch(), {"query": "zymurgy quokka"})
-    assert found.data["nothing_fits"] is True and "find_tools looks through all" in found.data["message"]
+    assert found.data["nothing_fits"] is True and "find_tools searches all tools" in found.data["message"]

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -255,3 +258,43 @@ def test_loading_the_built_ins_brings_in_nothing_heavy() -> None:
     program = f"import sys, handrail.tools; print([n for n in {heavy.split()!r} if n in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+_STATES_NO_DEFAULT: frozenset[str] = frozenset()
+"""Optional parameters that say nothing of their default, as ``tool: parameter``. This list only shrinks."""
+
+
+def _parameters(schema: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, Mapping[str, Any], bool]]:
+    """Path, schema and whether it is optional, of every parameter and of what is within it."""
+    for name, about in cast("Mapping[str, Any]", schema.get("properties", {})).items():
+        yield f"{within}{name}", about, name not in schema.get("required", ())
+        yield from _parameters(about, f"{within}{name}.")
+        yield from _parameters(about.get("items", {}), f"{within}{name}[].")
+
+
+def test_every_parameter_has_a_text_and_every_optional_one_states_its_default() -> None:
+    """By the schema's ``default``, or by its text: its default, or when it is required."""
+    silent = {
+        f"{one.spec.id}: {name}"
+        for one in BUILTINS
+        for name, about, optional in _parameters(one.spec.parameters)
+        if optional
+        and "default" not in about
+        and not re.search(r"Default: |Required (for|unless) ", about.get("description", ""))
+    }
+    assert silent == _STATES_NO_DEFAULT
+    for one in BUILTINS:
+        assert all(about.get("description") for _, about, _ in _parameters(one.spec.parameters)), one.spec.id
+
+
+PRIVATE = re.compile(
+    r"\b(in(to)? view|as (it|they) (is|are)|so (many|long)|told|what came|stands?|goes? on|of its own|whoever|nobody|if left out)\b"
+)
+
+
+def test_no_text_that_a_model_reads_of_a_built_in_tool_is_in_a_dialect() -> None:
+    for one in BUILTINS:
+        texts = [one.spec.description, one.spec.guidance]
+        texts += [str(about.get("description")) for _, about, _ in _parameters(one.spec.parameters)]
+        assert not [text for text in texts if PRIVATE.search(text)], one.spec.id
+        assert one.spec.description[0].isupper() and one.spec.description.endswith("."), one.spec.id

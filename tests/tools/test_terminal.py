@@ -99,7 +99,7 @@ async def test_an_interpreter_is_typed_to_interrupted_and_left(session: Session)
     assert (end["state"], end["exit_code"], end["more"]) == ("done", 7, False)
     assert session.notices is not None and not await session.notices.pending(), "its end was told by the look"
     gone = await refused(session, "send", id=terminal, text="x\n")
-    assert gone.error_kind == "conflict" and "exit code 7" in str(gone.error_text)
+    assert gone.error_kind == "conflict" and "has ended (done)" in str(gone.error_text)
     assert "has ended" in str((await refused(session, "resize", id=terminal, columns=80, rows=24)).error_text)
     assert (await data(session, "stop", id=terminal))["note"] == "it had ended before, as done"
     assert "42" in (await data(session, "read", id=terminal, cursor=0))["text"]
@@ -133,7 +133,7 @@ async def test_what_is_no_terminal_of_the_session_is_refused_with_words(kernel: 
             assert told.error_kind == "invalid_input" and "there is no job" in str(told.error_text)
     assert (await data(other, "stop", id=theirs))["state"] == "cancelled"
     no_terminal = (await session.call("bash", {"command": "echo x", "background": True})).data["job_id"]
-    assert "no terminal" in str((await refused(session, "read", id=no_terminal)).error_text)
+    assert "not of terminal.start" in str((await refused(session, "read", id=no_terminal)).error_text)
     for wrong in ({"columns": 19}, {"rows": 201}, {"columns": 10**9}, {"command": ""}):
         assert (await refused(session, "start", **wrong)).error_kind == "invalid_input"
     for wrong in ({}, {"text": "\x03"}, {"text": "\x1b[A"}, {"keys": "ctrl-1"}, {"keys": "enter " * 65}, {"text": ""}):

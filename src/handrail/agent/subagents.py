@@ -29,8 +29,8 @@ Work = Callable[[Any, AgentManifest, Model, Counted, str], Awaitable[RunOutcome]
 """Runs another agent on a task in a child session, with a model. Cancelling it stops that agent, and waits for it."""
 
 ROLE = (
-    "You work for another agent, which gave you this task and reads nothing but your last message. You cannot ask it "
-    "anything. End with one message that says all that it needs: what you found or did, and what you could not do."
+    "You work for another agent, which gave you this task and reads only your last message. You cannot ask it questions. "
+    "End with one message that contains everything it needs: what you found or did, and what you could not do."
 )
 _KINDS: dict[str, ErrorKind] = {
     "budget": "limit",

@@ -125,9 +125,9 @@ several lines
 END
 [tool_name/]
 
-Each argument begins a line with @@; @@key=value is one line, @@key<<END goes on until a line that is END alone (any word will \
-do). Values that are not text are JSON. Only for a tool with one text left to give, that text may stand as it is, after \
-the other arguments. Inside a value, write \\[tool_name/] where you mean the closing tag itself."""
+Each argument starts a line with @@: @@key=value takes one line, @@key<<END continues until a line that is only END (any word \
+works). Values that are not strings are JSON. If one required string is left, its text may follow the other arguments \
+without a key. Inside a value, write \\[tool_name/] for the closing tag itself."""
     opening = re.compile(rf"{_BLANK}\[/({_NAME})\]")
     begun = re.compile(rf"{_BLANK}(?:\[(?:/(?:{_NAME})?)?)?")
     escapes = True
@@ -191,7 +191,7 @@ class Xml:
 several lines</arg>
 </call>
 
-Values that are not text are JSON. Inside a value, write &lt; for < and &amp; for & where they would read as a tag or an entity."""
+Values that are not strings are JSON. Inside a value, write &lt; for < and &amp; for & if they would read as a tag or an entity."""
     opening = re.compile(rf'{_BLANK}<call name="({_NAME})">')
     begun = re.compile(
         rf'{_BLANK}(?:<|<c|<ca|<cal|<call|<call |<call n|<call na|<call nam|<call name|<call name=|<call name="(?:{_NAME})?"?)?'
@@ -328,11 +328,11 @@ def tools_told(grammar: Grammar, views: Sequence[Mapping[str, Any]]) -> str:
     lines = [
         "# Calling tools",
         "",
-        "You call a tool by writing this, beginning at the start of a line and outside of any fence of code:",
+        "To call a tool, write this at the start of a line, outside code fences:",
         "",
         grammar.rules,
         "",
-        "Write the calls at the end of your reply. What they gave comes with the next message. The tools:",
+        "Write the calls at the end of your reply. The next message contains their results. The tools:",
     ]
     for view in views:
         parameters = json.dumps(view["parameters"], ensure_ascii=False, separators=(",", ":"))

@@ -23,6 +23,7 @@ from handrail.arbiter.call import AskedPeople, Call, Lane, LookedAhead, Refusal
 from handrail.arbiter.delegating import check_handing
 from handrail.arbiter.execution import Execution, HandedOver, begin_at_once, uninterrupted, until_known
 from handrail.arbiter.jobs.jobs import DetachedCalls, JobLimits, Restarts
+from handrail.arbiter.jobs.views import JobView
 from handrail.arbiter.locking import Locking, choose_locks
 from handrail.arbiter.locks import LockTable, Resources, Want, lock_names
 from handrail.arbiter.output.shaper import Shaped, Shaper, said, told_at_the_end
@@ -76,7 +77,7 @@ def _looked_at(call: Call, resources: Resources, authorisation: Authorisation) -
     spec, tool = entry.spec, entry.tool
     if spec.mode != "direct" or spec.background_argument is not None or tool.types:
         return None
-    if tool.asks_source is not None or tool.goes_on is not None:
+    if tool.asks_source is not None or tool.goes_on is not None or tool.of_job is not None:
         return None
     given, compact, _ = arguments_of(proposed)
     if given is None:
@@ -353,6 +354,8 @@ class Arbiter:
         call.arguments = arguments
         if spec.background_argument is None and spec.mode == "direct":  # nearly every call
             try:
+                if (of_job := call.entry.tool.of_job) is not None:
+                    JobView(self.jobs, call.session_id).check(of_job, arguments[of_job.argument])
                 located: dict[str, Located] = {}
                 call.located = located
                 call.wants = self.resources.wants(spec, arguments, call.lane.around.roots, located)

@@ -498,9 +498,9 @@ class InteractionCatalog:
         if new and stay + len(new) > MOST_GIVEN:
             count = f"{len(new)} tools" if len(new) > 1 else "1 tool"
             raise ToolError(
-                f"{what} would bring {count} into view, where {stay} stay, and a model is given {MOST_GIVEN} at most; nothing "
-                "was brought. find_tools brings the few that serve a need, load_tools with tool brings one; what is in view "
-                "is gone when the user is answered",
+                f"{what} would load {count}, in addition to {stay} that stay loaded; a model is given at most {MOST_GIVEN}. "
+                "Nothing was loaded. Use find_tools for the few that you need, or load_tools with tool for one. Loaded tools are "
+                "unloaded when the user is answered",
                 kind="conflict",
             )
 

@@ -70,13 +70,12 @@ BUCKETS = ("first", "normal", "last")
 _AT_PROVIDER = """\
 # Tools of your provider
 
-Your provider carries these out itself, in the middle of a reply; they are not among the tools that are called here. What \
-they give is data, like any result."""
+Your provider runs these tools during your reply; do not call them like the other tools. Their results are data."""
 _WAYS = {
-    "load_tools": "load_tools brings a category, or one tool, into view",
-    "find_tools": "find_tools looks for what serves a need and brings it into view",
+    "load_tools": "load_tools loads a category or one tool",
+    "find_tools": "find_tools searches by capability and loads the matches",
     "browse_tools": "browse_tools lists the categories",
-    "tool_search": "tool_search looks among those that do not ship with Handrail",
+    "tool_search": "tool_search searches those that do not ship with Handrail",
 }
 
 
@@ -105,9 +104,7 @@ def index_of(view: View, budget: int) -> str:
     if budget <= 0 or view.whole or not view.members:
         return ""
     total = sum(map(len, view.members.values()))
-    head = (
-        f"{total} more tools can be called. {_ways(view)}What is brought into view can be used from your next reply on."
-    )
+    head = f"{total} more tools are available. {_ways(view)}You can call loaded tools from your next reply."
     left = budget - estimated(head)
     counts = {name: f"{name} ({len(ids)}): {view.texts[name]}" for name, ids in view.members.items()}
     shown: dict[str, str] = {}
@@ -123,8 +120,8 @@ def index_of(view: View, budget: int) -> str:
     if hidden := len(counts) - len(shown):
         lines.append(f"… and {hidden} more categories")
     elif view.empty:
-        how = "; browse_tools says what belongs in them" if "browse_tools" in view.ready else ""
-        empty = f"Without tools here: {', '.join(view.empty)}{how}"
+        how = "; browse_tools describes them" if "browse_tools" in view.ready else ""
+        empty = f"Categories without tools: {', '.join(view.empty)}{how}"
         lines += [empty] if estimated(empty) < left else []
     return "\n".join([head, "", *lines])
 
@@ -146,9 +143,7 @@ def tool_part(
     sections: list[str] = []
     if index:
         sections.append(f"# More tools\n\n{index}")
-    guided = [spec for spec in specs if spec.guidance.strip()]
-    guided.sort(key=lambda spec: (BUCKETS.index(spec.guidance_bucket), spec.id))
-    if guided:
+    if guided := in_order_of_guidance(specs):
         lines = (f"## {wire_name(spec.id)}\n\n{spec.guidance.strip()}" for spec in guided)
         sections.append("# Tools\n\n" + "\n\n".join(lines))
     if carried_out := [f"- {native_name(spec)}: {spec.description}" for spec in native]:
@@ -157,6 +152,13 @@ def tool_part(
         if told := [text.strip() for text in texts if text.strip()]:
             sections.append(f"{title}\n\n" + "\n".join(told))
     return sections
+
+
+def in_order_of_guidance(specs: Iterable[ToolSpec]) -> list[ToolSpec]:
+    """Return the tools that have guidance, in the order in which the prompt shows it."""
+    guided = [spec for spec in specs if spec.guidance.strip()]
+    guided.sort(key=lambda spec: (BUCKETS.index(spec.guidance_bucket), spec.id))
+    return guided
 
 
 def _ways(view: View) -> str:

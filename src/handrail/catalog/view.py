@@ -72,7 +72,7 @@ SHIPPED: Mapping[str, Topic] = MappingProxyType(
         "agent": Topic(
             "Other agents",
             (
-                ("work for an agent by its name", ("agent.*",)),
+                ("tasks for an agent by its name", ("agent.*",)),
                 ("messages over channels", ("send_message", "wait_channel")),
             ),
         ),
@@ -82,7 +82,7 @@ SHIPPED: Mapping[str, Topic] = MappingProxyType(
                 ("timers", ("add_timer",)),
                 ("schedules", ("add_schedule",)),
                 ("watched channels", ("watch_channel",)),
-                ("a list of them", ("list_triggers", "remove_trigger")),
+                ("their list and removal", ("list_triggers", "remove_trigger")),
             ),
         ),
         "memory": Topic(
@@ -90,8 +90,8 @@ SHIPPED: Mapping[str, Topic] = MappingProxyType(
             (
                 ("notes of this session", ("scratchpad",)),
                 ("search of the conversation", ("search_memory",)),
-                ("what its calls made", ("artifact.read",)),
-                ("room in the conversation", ("memory.compact",)),
+                ("stored outputs of its calls", ("artifact.read",)),
+                ("compaction of the conversation", ("memory.compact",)),
             ),
         ),
         "files": Topic(

@@ -35,9 +35,7 @@ from handrail.store.tables.sessions import SessionRow
 
 # Construction of a session's lane on opening: its surroundings, its rules, and the limits of a sub-agent.
 
-_ANYTHING = (
-    "An agent like this one, with a conversation of its own: for a part of the work whose details you need not see."
-)
+_ANYTHING = "A copy of this agent with its own conversation, for parts of the work whose details you do not need."
 """What the default agent is for, as another one's model is told, where its manifest says nothing."""
 
 

@@ -18,11 +18,11 @@ _PROMPT = {
     "type": "string",
     "minLength": 1,
     "maxLength": 200_000,
-    "description": "The whole task. The agent sees nothing of this conversation",
+    "description": "Complete task: the agent does not see this conversation",
 }
-_ABOUT = {"type": "string", "maxLength": 200, "description": "The task in a few words, for people"}
-_BACKGROUND = {"type": "boolean", "description": "Do not wait: you are told when it has ended"}
-_METADATA = {"type": "object", "maxProperties": 100, "description": "Kept with its session"}
+_ABOUT = {"type": "string", "maxLength": 200, "description": "Title in a few words. Default: none"}
+_BACKGROUND = {"type": "boolean", "description": "Do not wait: you are notified when it ends. Default: false"}
+_METADATA = {"type": "object", "maxProperties": 100, "description": "Data to store with its session. Default: none"}
 _delegating = partial(
     ToolSpec,
     requires=Requires(capabilities=("agents",)),
@@ -41,13 +41,18 @@ class Task(Tool):
     spec = _delegating(
         id="task",
         description=(
-            "Hand a task to a sub-agent and wait for its last message. It works on its own, with its own tools and "
-            "conversation, in the same workspace, and may do at most what you may. Use it for a part of the work whose "
-            "details you need not see; several tasks in one reply run side by side."
+            "Delegate a self-contained task to a sub-agent and return its final message. It has its own "
+            "tools and conversation, the same workspace, and at most your permissions. The user does not see "
+            "its message. Several tasks in one reply run in parallel."
         ),
         parameters=object_schema(
             {
-                "subagent_type": {"type": "string", "minLength": 1, "maxLength": 128, "description": "Which agent"},
+                "subagent_type": {
+                    "type": "string",
+                    "minLength": 1,
+                    "maxLength": 128,
+                    "description": "ID of the agent, from the list in the system prompt",
+                },
                 "prompt": _PROMPT,
                 "description": _ABOUT,
                 "background": _BACKGROUND,
@@ -71,9 +76,9 @@ class Compact(Tool):
     spec = ToolSpec(
         id="memory.compact",
         description=(
-            "Make room in your context: older messages of this conversation are replaced by an outline or a summary before your "
-            "next reply. Use it when earlier parts of long work no longer matter. Returns how many messages are removed and "
-            "kept, or that there is nothing to compact. search_memory still finds what was removed."
+            "Free up your context: replace older messages of this conversation with an outline or summary "
+            "before your next reply. Use it when earlier parts of long work no longer matter. Returns how "
+            "many messages are removed and kept; search_memory still finds them."
         ),
         parameters=object_schema({}),
         requires=Requires(capabilities=("agents",)),
@@ -98,7 +103,7 @@ class AgentTool(Tool):
         does = " ".join(about.split())
         self.spec = _delegating(
             id=f"{AGENT_TOOL}{agent}",
-            description=f"Hand a task to the agent {agent} and wait for its last message.{f' {does}' if does else ''}",
+            description=f"Delegate a task to the agent {agent} and return its final message.{f' {does}' if does else ''}",
             parameters=object_schema({"prompt": _PROMPT, "description": _ABOUT, "background": _BACKGROUND}, ["prompt"]),
         )
 

@@ -22,7 +22,7 @@ FILE = {
     "format": "path",
     "minLength": 1,
     "maxLength": MAX_PATH,
-    "description": "The file: relative to the workspace, or absolute",
+    "description": "File path, relative to the workspace or absolute",
 }
 
 

@@ -23,10 +23,10 @@ MAX_DESCRIPTION = 200
 MAX_HITS = 10
 _NEAREST = 3
 """Tools that are named at most where nothing fits."""
-_THROUGH_ALL = "find_tools looks through all tools, those of Handrail among them"
-_NOT_FROM_OUTSIDE = f"Nothing fits{{by}}: no tool from an MCP server or extension does this. {_THROUGH_ALL}."
-_IN_THE_END = "say it in other words once, look through browse_tools, or tell the user that there is no tool for it"
-_STRANGE = "Nothing fits{by}: {why}. Where that finds nothing either, {then}."
+_THROUGH_ALL = "find_tools searches all tools, including those of Handrail"
+_NOT_FROM_OUTSIDE = f"No match{{by}}: no tool from an MCP server or extension does this. {_THROUGH_ALL}."
+_IN_THE_END = "rephrase the query once, use browse_tools, or tell the user that there is no such tool"
+_STRANGE = "No match{by}: {why}. If that finds nothing either, {then}."
 """Of a request that may not have been understood."""
 _QUERY = {"type": "string", "minLength": 1, "maxLength": 4_000}
 _finder = partial(
@@ -43,7 +43,7 @@ _finder = partial(
 class BrowseTools(Tool):
     spec = _finder(
         id="browse_tools",
-        description="List the categories of tools that are not in view yet, each with how many tools it has.",
+        description="List the categories of tools that are not loaded, with the number of tools in each.",
         parameters=object_schema({}),
     )
 
@@ -59,18 +59,21 @@ class BrowseTools(Tool):
 class LoadTools(Tool):
     spec = _finder(
         id="load_tools",
-        description=(
-            "Bring a category of tools, or one tool by its id, into view: you can call them from your next reply on."
-        ),
+        description=("Load all tools of a category, or one tool by its ID. You can call them from your next reply."),
         parameters=object_schema(
             {
                 "category": {
                     "type": "string",
                     "minLength": 1,
                     "maxLength": 128,
-                    "description": "A category that browse_tools lists",
+                    "description": "Category, as listed by browse_tools. Required unless `tool` is given",
                 },
-                "tool": {"type": "string", "minLength": 1, "maxLength": 128, "description": "Or the id of one tool"},
+                "tool": {
+                    "type": "string",
+                    "minLength": 1,
+                    "maxLength": 128,
+                    "description": "ID of one tool. Required unless `category` is given",
+                },
             }
         ),
     )
@@ -98,24 +101,28 @@ class FindTools(Tool):
     spec = _finder(
         id="find_tools",
         description=(
-            "Find tools by what they do, and bring the best into view: you can call them from your next reply on. Say "
-            "what you need in a sentence, in English; give several needs as queries. It says so where no tool fits."
+            "Search for tools that are not loaded, by what they do, and load the best matches. You can call "
+            "them from your next reply. Describe the capability in English; pass several as `queries`. "
+            "Returns an explicit message if no tool matches."
         ),
         parameters=object_schema(
             {
-                "query": {**_QUERY, "description": "What the tool should do, as in 'send an e-mail with attachments'"},
+                "query": {
+                    **_QUERY,
+                    "description": "Capability, e.g. 'send an email with attachments'. Required unless `queries` is given",
+                },
                 "queries": {
                     "type": "array",
                     "items": _QUERY,
                     "minItems": 1,
                     "maxItems": 5,
-                    "description": "Several needs at once",
+                    "description": "Several capabilities. Default: none",
                 },
                 "limit": {
                     "type": "integer",
                     "minimum": 1,
                     "maximum": MAX_HITS,
-                    "description": "Tools for each query. Default: 5",
+                    "description": "Maximum number of tools per query. Default: 5",
                 },
             }
         ),
@@ -151,12 +158,10 @@ class ToolSearch(Tool):
     spec = _finder(
         id="tool_search",
         description=(
-            "Search the tools that come from MCP servers and extensions, and bring the hits into view: you can call "
-            "them from your next reply on."
+            "Search the tools of MCP servers and extensions, and load the matches. You can call them from "
+            "your next reply. To search all tools use find_tools."
         ),
-        parameters=object_schema(
-            {"query": {**_QUERY, "description": "What the tool should do, in English"}}, ["query"]
-        ),
+        parameters=object_schema({"query": {**_QUERY, "description": "Capability, in English"}}, ["query"]),
     )
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
@@ -177,9 +182,9 @@ class ToolSearch(Tool):
 class Info(Tool):
     spec = _finder(
         id="info",
-        description=("Read the manual of one tool: its full documentation, its parameters and an example call."),
+        description="Show the full documentation of one tool: description, parameters and an example call.",
         parameters=object_schema(
-            {"tool": {"type": "string", "minLength": 1, "maxLength": 128, "description": "The id of the tool"}},
+            {"tool": {"type": "string", "minLength": 1, "maxLength": 128, "description": "ID of the tool"}},
             ["tool"],
         ),
     )
@@ -209,7 +214,7 @@ def manual_data(manual: Manual) -> dict[str, Any]:
 
 def untrusted(sources: Iterable[str]) -> str:
     """What the metadata says of texts from outside."""
-    return f"the words of tools from {', '.join(sorted(set(sources)))} are their authors', not the operator's"
+    return f"the texts of tools from {', '.join(sorted(set(sources)))} come from their authors, not from the operator"
 
 
 def _queries(args: dict[str, Any]) -> list[str]:
@@ -222,16 +227,14 @@ def _message(brought: BroughtIn) -> str:
     name, count = brought.name, len(brought.tools)
     if brought.core:
         return (
-            "Core tools are always in view."
-            if brought.kind == "category"
-            else f"{name} is a core tool: always in view."
+            "Core tools are always loaded." if brought.kind == "category" else f"{name} is a core tool: always loaded."
         )
     if brought.kind == "tool":
-        return f"{name} is now available." if brought.added else f"{name} was in view already."
+        return f"{name} is now available." if brought.added else f"{name} was already loaded."
     if not count:
         return f"No {name} tools were loaded."
     if not brought.added:
-        return f"All {count} {name} tools were in view already."
+        return f"All {count} {name} tools were already loaded."
     return f"{count} {name} tools are now available." if count > 1 else f"1 {name} tool is now available."
 
 
@@ -257,7 +260,7 @@ def _room_made(left: Iterable[str]) -> dict[str, Any]:
     names = list(left)
     if not names:
         return {}
-    why = "found longest ago and never called, so they made room; a search or load_tools brings them back"
+    why = "found longest ago and never called, so they were unloaded; find_tools or load_tools loads them again"
     return {"no_longer_in_view": {"tools": names, "why": why}}
 
 
@@ -284,13 +287,11 @@ def _advice(found: Sequence[Findings], hits: int, missed: int) -> str:
     if not hits and strange:
         return _STRANGE.format(by=by, why=strange, then=_IN_THE_END)
     if not hits:
-        return f"Nothing fits{by}: no tool that can be called here does this; {_IN_THE_END}."
-    brought = "1 tool is" if hits == 1 else f"{hits} tools are"
-    rest = (
-        f" For {missed} of the needs nothing fits{by}: {strange or 'there is no tool for it here'}." if missed else ""
-    )
+        return f"No match{by}: no available tool does this; {_IN_THE_END}."
+    loaded = "1 tool is loaded; you can call it" if hits == 1 else f"{hits} tools are loaded; you can call them"
+    rest = f" {missed} of the queries had no match{by}: {strange or 'no available tool does this'}." if missed else ""
     went = _compared([one for one in found if not one.nothing_fits])
-    return f"{brought} in view from your next reply on.{rest}{went and ' '}{went}"
+    return f"{loaded} from your next reply.{rest}{went and ' '}{went}"
 
 
 def _compared(found: Iterable[Findings]) -> str:
@@ -298,9 +299,9 @@ def _compared(found: Iterable[Findings]) -> str:
     for means, colon, why in (one.means.partition(": ") for one in found):
         if means == "words only":
             reason = f" ({why})" if why else ""
-            return f"Compared by words only, not by meaning{reason}: a tool that says it in other words was not found."
+            return f"Compared by words only, not by meaning{reason}: tools described in other words were not found."
         if colon:
-            return f"Compared by meaning in part only ({why})."
+            return f"Compared by meaning only in part ({why})."
     return ""
 
 

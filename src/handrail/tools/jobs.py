@@ -8,7 +8,7 @@ from typing import Any
 from handrail.contract.doors.jobs import Job
 from handrail.contract.doors.runtime import Runtime
 from handrail.contract.tool.requires import Requires
-from handrail.contract.tool.spec import ToolSpec
+from handrail.contract.tool.spec import OfJob, ToolSpec
 from handrail.contract.tool.tool import Tool
 from handrail.tools.declaring import object_schema
 
@@ -29,17 +29,19 @@ _JOB_ID = {
     "type": "string",
     "minLength": 1,
     "maxLength": 200,
-    "description": "As the call in the background was answered",
+    "description": "ID of the job, as returned by the call that started it",
 }
 
 
 class ListJobs(Tool):
     spec = _spec(
         id="jobs",
-        description="List this session's jobs: the calls that run in the background, and those that ended a while ago.",
+        description=(
+            "List the background jobs (processes) of this session, running and recently ended, with their state."
+        ),
         parameters=object_schema(
             {
-                "running_only": {"type": "boolean", "description": "Leave out those that have ended"},
+                "running_only": {"type": "boolean", "description": "Leave out jobs that have ended. Default: false"},
             }
         ),
         max_entries=MOST_SHOWN,
@@ -54,23 +56,33 @@ class ListJobs(Tool):
 
 
 class ReadJob(Tool):
+    of_job = OfJob("job_id")
     spec = _spec(
         id="read_job",
         description=(
-            "Read what a job has written so far. With cursor, from where the last look ended; with offset and lines, "
-            "by lines (a negative offset counts from the end). Without any of them, from the beginning. "
-            "Returns the text, and the cursor to read on from."
+            "Read the output (logs) of a background job, such as a build or server, so far. Pass cursor for "
+            "output since the previous read, or offset and lines, e.g. for the tail. Returns the text, up to "
+            "100 KB, and the next cursor."
         ),
         parameters={
             **object_schema(
                 {
                     "job_id": _JOB_ID,
-                    "cursor": {"type": "integer", "minimum": 0, "description": "Bytes, as an earlier look gave it"},
+                    "cursor": {
+                        "type": "integer",
+                        "minimum": 0,
+                        "description": "Position in bytes, as returned by the previous read. Default: 0",
+                    },
                     "offset": {
                         "type": "integer",
-                        "description": "The first line to show, from 0; -20: the last twenty",
+                        "description": "First line, counted from 0. -20 starts 20 lines before the end. Default: 0",
                     },
-                    "lines": {"type": "integer", "minimum": 1, "maximum": MOST_LINES, "description": "200 if left out"},
+                    "lines": {
+                        "type": "integer",
+                        "minimum": 1,
+                        "maximum": MOST_LINES,
+                        "description": "Maximum number of lines. Default: 200",
+                    },
                 },
                 ["job_id"],
             ),
@@ -97,11 +109,12 @@ class ReadJob(Tool):
 
 
 class Wait(Tool):
+    of_job = OfJob("job_id")
     spec = _spec(
         id="wait",
         description=(
-            "Wait until a job has ended, and return its result. If it has not ended in time, that is said, and the job "
-            "goes on: wait again, or do something else meanwhile."
+            "Wait for a background job to finish and return its result. If the timeout expires first, the "
+            "job keeps running: wait again, or continue with other work."
         ),
         parameters=object_schema(
             {
@@ -109,7 +122,7 @@ class Wait(Tool):
                 "timeout_ms": {
                     "type": "integer",
                     "minimum": 0,
-                    "description": f"{USUAL_WAIT_MS} if left out; one wait lasts {LONGEST_WAIT_MS} at most",
+                    "description": f"Maximum wait in milliseconds, at most {LONGEST_WAIT_MS}. Default: {USUAL_WAIT_MS}",
                 },
             },
             ["job_id"],
@@ -132,9 +145,13 @@ class Wait(Tool):
 
 
 class StopTask(Tool):
+    of_job = OfJob("job_id")
     spec = _spec(
         id="stop_task",
-        description="Stop a job. Returns its state afterwards; one that had ended stays as it was.",
+        description=(
+            "Stop a background job: cancel it and kill its process. Returns its state; a job that has "
+            "already ended is unchanged."
+        ),
         parameters=object_schema({"job_id": _JOB_ID}, ["job_id"]),
         side_effect="write",
     )

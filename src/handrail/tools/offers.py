@@ -34,17 +34,17 @@ MAX_ARGUMENTS = 100
 MAX_VALUES = 100
 """Completions in one answer, as MCP has it."""
 CATEGORY = "system"
-_URI = {"type": "string", "minLength": 1, "maxLength": MAX_URI, "description": "As resource.list gives it"}
+_URI = {"type": "string", "minLength": 1, "maxLength": MAX_URI, "description": "URI of the resource"}
 _SOURCE = {
     "type": "string",
     "maxLength": MAX_NAME,
-    "description": "Only what this source has, by the name that the operator gave it",
+    "description": "Only this source, by the name that the operator gave it. Default: all",
 }
 _ARGUMENTS = {
     "type": "object",
     "additionalProperties": {"type": "string", "maxLength": 100_000},
     "maxProperties": MAX_ARGUMENTS,
-    "description": "The prompt's arguments by name, each a text",
+    "description": "Arguments of the prompt by name, each a string. Default: none",
 }
 _ASKS = Requires(capabilities=("offers", "elicit", "sample", "roots"))
 """A server may ask the client for something before it answers, where its operator has granted it that."""
@@ -54,7 +54,9 @@ _spec = partial(ToolSpec, requires=Requires(capabilities=("offers",)), locks=(),
 class ListResources(Tool):
     spec = _spec(
         id="resource.list",
-        description="List the resources that there are to read, and the templates of URIs by which there are more.",
+        description=(
+            "List the available resources of MCP servers and of the operator, and the URI templates of further ones."
+        ),
         parameters=object_schema({"source": _SOURCE}),
         side_effect="read",
         kind="search",
@@ -76,7 +78,10 @@ class ReadResource(Tool):
     asks_source = SourceRequest("resources/read", "uri")
     spec = _spec(
         id="resource.read",
-        description="Read a resource by its URI: what resource.list lists, or what one of its templates makes.",
+        description=(
+            "Read (fetch) the contents of a resource by its URI, as listed by resource.list or made from one "
+            "of its templates."
+        ),
         parameters=object_schema({"uri": _URI}, ["uri"]),
         requires=_ASKS,
         side_effect="external",
@@ -91,7 +96,9 @@ class Subscribe(Tool):
     asks_source = SourceRequest("resources/subscribe", "uri")
     spec = _spec(
         id="resource.subscribe",
-        description="Have the client of this session told whenever a resource changes, as long as the session is open.",
+        description=(
+            "Subscribe to a resource: notify the client of this session whenever it changes, until the session ends."
+        ),
         parameters=object_schema({"uri": _URI}, ["uri"]),
         side_effect="external",
     )
@@ -104,7 +111,7 @@ class Subscribe(Tool):
 class Unsubscribe(Tool):
     spec = _spec(
         id="resource.unsubscribe",
-        description="End what resource.subscribe began.",
+        description="Unsubscribe from a resource: end the notifications that resource.subscribe started.",
         parameters=object_schema({"uri": _URI}, ["uri"]),
         side_effect="read",
     )
@@ -116,7 +123,9 @@ class Unsubscribe(Tool):
 class ListPrompts(Tool):
     spec = _spec(
         id="prompt.list",
-        description="List the prompts that there are to begin a task with, each with its arguments.",
+        description=(
+            "List the available prompts (prompt templates) of MCP servers and of the operator, with their arguments."
+        ),
         parameters=object_schema({"source": _SOURCE}),
         side_effect="read",
         kind="search",
@@ -137,9 +146,18 @@ class GetPrompt(Tool):
     asks_source = SourceRequest("prompts/get", "name")
     spec = _spec(
         id="prompt.get",
-        description="Get a prompt by its name, filled with its arguments: the messages that it is made of.",
+        description="Get (render) a prompt by its name, filled in with arguments. Returns its messages.",
         parameters=object_schema(
-            {"name": {"type": "string", "minLength": 1, "maxLength": MAX_NAME}, "arguments": _ARGUMENTS}, ["name"]
+            {
+                "name": {
+                    "type": "string",
+                    "minLength": 1,
+                    "maxLength": MAX_NAME,
+                    "description": "Name of the prompt, as listed by prompt.list",
+                },
+                "arguments": _ARGUMENTS,
+            },
+            ["name"],
         ),
         requires=_ASKS,
         side_effect="external",
@@ -154,29 +172,47 @@ class Complete(Tool):
     asks_source = SourceRequest("completion/complete", "ref")
     spec = _spec(
         id="prompt.complete",
-        description="List the values that an argument of a prompt, or of a template of URIs, may go on with.",
+        description="Suggest (autocomplete) values for an argument of a prompt or of a URI template.",
         parameters=object_schema(
             {
-                "ref": object_schema(
-                    {
-                        "type": {"enum": ["ref/prompt", "ref/resource"]},
-                        "name": {"type": "string", "maxLength": MAX_NAME, "description": "Of the prompt"},
-                        "uri": {"type": "string", "maxLength": MAX_URI, "description": "The template of the resource"},
-                        "title": {"type": "string", "maxLength": MAX_NAME},
-                    },
-                    ["type"],
-                ),
+                "ref": {
+                    **object_schema(
+                        {
+                            "type": {
+                                "enum": ["ref/prompt", "ref/resource"],
+                                "description": "Prompt, or resource template",
+                            },
+                            "name": {
+                                "type": "string",
+                                "maxLength": MAX_NAME,
+                                "description": "Name of the prompt. Required for ref/prompt",
+                            },
+                            "uri": {
+                                "type": "string",
+                                "maxLength": MAX_URI,
+                                "description": "URI template. Required for ref/resource",
+                            },
+                            "title": {
+                                "type": "string",
+                                "maxLength": MAX_NAME,
+                                "description": "Title of the prompt. Default: none",
+                            },
+                        },
+                        ["type"],
+                    ),
+                    "description": "Prompt or template to complete",
+                },
                 "argument": {
                     **object_schema(
                         {
-                            "name": {"type": "string", "maxLength": MAX_NAME},
-                            "value": {"type": "string", "maxLength": 10_000},
+                            "name": {"type": "string", "maxLength": MAX_NAME, "description": "Name of the argument"},
+                            "value": {"type": "string", "maxLength": 10_000, "description": "Text to complete"},
                         },
                         ["name", "value"],
                     ),
-                    "description": "Which one, and how it begins",
+                    "description": "Argument to complete",
                 },
-                "context": {**_ARGUMENTS, "description": "The arguments that are known already"},
+                "context": {**_ARGUMENTS, "description": "Arguments that are already known. Default: none"},
             },
             ["ref", "argument"],
         ),

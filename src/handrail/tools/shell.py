@@ -12,7 +12,7 @@ from handrail.contract.doors.jobs import DEFAULT_COMMAND, KEYS, MOST_KEYS, START
 from handrail.contract.doors.runtime import Runtime
 from handrail.contract.errors import ToolError
 from handrail.contract.tool.requires import Requires, ShellRequires
-from handrail.contract.tool.spec import LockSpec, ToolSpec
+from handrail.contract.tool.spec import LockSpec, OfJob, ToolSpec
 from handrail.contract.tool.tool import Tool
 from handrail.tools.declaring import MAX_OUTPUT, WORKSPACE, object_schema
 from handrail.tools.jobs import state_after_stopping
@@ -22,7 +22,7 @@ _TIMEOUT = {
     "type": "integer",
     "minimum": 1,
     "maximum": LONGEST_MS,
-    "description": f"Stop it after this many milliseconds; {LONGEST_MS} by default, unless the operator set another time",
+    "description": f"Timeout in milliseconds. Default: {LONGEST_MS}, unless the operator set another",
 }
 
 
@@ -30,12 +30,13 @@ class Python(Tool):
     spec = ToolSpec(
         id="python",
         description=(
-            "Run Python code in the workspace, with the python3 that is found there, in a sandbox without network. Each call is a "
-            "process of its own: print what you want to see. Returns exit_code and the output, stdout and stderr together."
+            "Run Python code (python3), e.g. to compute something, in the workspace, in a sandbox without "
+            "network access. Each call is a new process: print what you want to see. Returns exit_code and "
+            "output, stdout and stderr together."
         ),
         parameters=object_schema(
             {
-                "code": {"type": "string", "minLength": 1, "description": "A whole program"},
+                "code": {"type": "string", "minLength": 1, "description": "Complete program"},
                 "timeout_ms": _TIMEOUT,
             },
             ["code"],
@@ -58,9 +59,10 @@ class Bash(Tool):
     spec = ToolSpec(
         id="bash",
         description=(
-            "Run one shell command in the workspace, in a sandbox without network. Each call is a shell of its own: "
-            "no state but files is kept, and nothing it starts goes on after it. Returns exit_code and the output, "
-            "stdout and stderr together; an exit code other than 0 is a result, not an error."
+            "Run a shell command in the workspace root, in a sandbox without network access. Each call "
+            "starts a new shell: `cd`, variables and background processes do not persist. No interactive "
+            "commands. Returns exit_code and output, stdout and stderr together, up to 200 KB; all of a "
+            "longer output is in the file output_path. A non-zero exit code is not an error."
         ),
         parameters=object_schema(
             {
@@ -69,12 +71,14 @@ class Bash(Tool):
                     "format": "command",
                     "minLength": 1,
                     "maxLength": 100_000,
-                    "description": "The command, as for bash -c",
+                    "description": "Command, as for bash -c",
                 },
                 "timeout_ms": _TIMEOUT,
                 "background": {
                     "type": "boolean",
-                    "description": "Answer at once with a job_id, and go on without the lock on the workspace",
+                    "description": (
+                        "Run as a background job: return its job_id at once, do not lock the workspace. Default: false"
+                    ),
                 },
             },
             ["command"],
@@ -93,9 +97,9 @@ class Bash(Tool):
         tier="core",
         kind="execute",
         guidance=(
-            "Use read, glob, grep and edit rather than cat, find, grep and sed. "
-            "Keep commands simple: each one is judged by itself, and what cannot be judged needs a person. "
-            "Run what takes long with background, and use wait on its job instead of sleep."
+            "Use read, glob, grep and edit instead of cat, find, grep and sed. Prefer simple commands: loops "
+            "and substitutions need the user's approval. Run long commands with background, and use wait "
+            "instead of sleep."
         ),
     )
 
@@ -156,9 +160,14 @@ MOST_LINES = 1_000
 _QUIET_S = 0.15
 """A terminal that has shown nothing for so long is taken to have said what it had to say."""
 _ENDING_MS = 10_000
-_COLUMNS = {"type": "integer", "minimum": 20, "maximum": 500, "description": "160 if left out"}
-_ROWS = {"type": "integer", "minimum": 5, "maximum": 200, "description": "40 if left out"}
-_ID = {"type": "string", "minLength": 1, "maxLength": 200, "description": "The job_id that terminal.start gave"}
+_COLUMNS = {"type": "integer", "minimum": 20, "maximum": 500, "description": "Width in columns"}
+_ROWS = {"type": "integer", "minimum": 5, "maximum": 200, "description": "Height in rows"}
+_ID = {
+    "type": "string",
+    "minLength": 1,
+    "maxLength": 200,
+    "description": "ID of the terminal: the job_id from terminal.start",
+}
 _ONE_KEY = f"(?:{'|'.join(KEYS)})"
 _SHELL = (ShellRequires(cmd="*"),)
 _spec = partial(ToolSpec, requires=Requires(capabilities=("jobs", "terminals")), locks=(), category="system")
@@ -169,9 +178,10 @@ class TerminalStart(Tool):
     spec = ToolSpec(
         id=START,
         description=(
-            "Start a program that is typed to, such as a shell, a debugger or an interpreter, in a terminal of its own in the "
-            "sandbox without network. Answers at once with its job_id, which is the terminal's id: look with terminal.read "
-            "whether it started, type with terminal.send, end it with terminal.stop. For a single command use bash."
+            "Start an interactive program, such as a shell, a debugger or a REPL, in a new terminal session, "
+            "in a sandbox without network access. Returns its job_id at once, which is the ID of the "
+            "terminal. Then use terminal.read, terminal.send and terminal.stop. For a single command use "
+            "bash."
         ),
         parameters=object_schema(
             {
@@ -181,17 +191,21 @@ class TerminalStart(Tool):
                     "minLength": 1,
                     "maxLength": 100_000,
                     "default": DEFAULT_COMMAND,
-                    "description": "The program; an interactive bash if left out",
+                    "description": "Program to run",
                 },
                 "cwd": {
                     "type": "string",
                     "minLength": 1,
                     "maxLength": 4096,
-                    "description": "A folder of the workspace",
+                    "description": "Folder of the workspace to start in. Default: the workspace",
                 },
-                "columns": _COLUMNS,
-                "rows": _ROWS,
-                "name": {"type": "string", "maxLength": 80, "description": "What it is for, as lists of jobs show it"},
+                "columns": {**_COLUMNS, "default": 160},
+                "rows": {**_ROWS, "default": 40},
+                "name": {
+                    "type": "string",
+                    "maxLength": 80,
+                    "description": "Purpose, shown in lists of jobs. Default: none",
+                },
             }
         ),
         requires=Requires(fs=WORKSPACE, shell=_SHELL, capabilities=("terminals",)),
@@ -217,11 +231,12 @@ class TerminalStart(Tool):
 
 
 class TerminalSend(Tool):
+    of_job = OfJob("id", START, running=True)
     spec = _spec(
         id="terminal.send",
         description=(
-            "Type into a terminal: text, then keys. A line is entered by a newline at its end, or by the key enter. "
-            "Keys are names with spaces between them, such as 'ctrl-c' or 'up enter'. terminal.read shows what came of it."
+            "Type into a terminal session: text, then keys (keystrokes), e.g. to enter a command or answer a "
+            "prompt. End a line with a newline or the key enter. terminal.read shows the output."
         ),
         parameters={
             **object_schema(
@@ -232,13 +247,16 @@ class TerminalSend(Tool):
                         "minLength": 1,
                         "maxLength": MOST_TEXT,
                         "pattern": "^[^\\u0000-\\u0008\\u000b-\\u001f\\u007f-\\u009f]*$",
-                        "description": "Typed as it is; without control characters, which are keys",
+                        "description": "Text to type, without control characters. Required unless `keys` is given",
                     },
                     "keys": {
                         "type": "string",
                         "pattern": f"^{_ONE_KEY}(?: {_ONE_KEY}){{0,{MOST_KEYS - 1}}}$",
-                        "description": "enter, tab, space, escape, backspace, delete, insert, up, down, left, right, home, end, "
-                        "page-up, page-down, ctrl-a to ctrl-z, ctrl-backslash",
+                        "description": (
+                            "Key names, separated by spaces, e.g. 'up enter': enter, tab, space, escape, backspace, delete, "
+                            "insert, up, down, left, right, home, end, page-up, page-down, ctrl-a to ctrl-z, ctrl-backslash. "
+                            "Default: none"
+                        ),
                     },
                 },
                 ["id"],
@@ -252,7 +270,7 @@ class TerminalSend(Tool):
     types = True
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
-        job = await _job(runtime, args["id"])
+        job = await runtime.jobs.get(args["id"])
         if not await _is_up(runtime, job):
             raise await _over(runtime, job)
         typed = await runtime.terminals.type(job.id, args.get("text", ""), tuple(args.get("keys", "").split()))
@@ -265,27 +283,33 @@ class TerminalSend(Tool):
 
 
 class TerminalRead(Tool):
+    of_job = OfJob("id", START)
     spec = _spec(
         id="terminal.read",
         description=(
-            "Read what a terminal has shown: what came since the last look, or from a cursor on, or the last lines. Waits "
-            "until there is something and it pauses, or has ended. Programs are told that the terminal is a plain one (TERM=dumb)."
+            "Read the output (screen) of a terminal session: what is new since the last read, from a cursor, "
+            "or the last lines. Waits until output has come and paused, or the program has ended. The "
+            "terminal is plain (TERM=dumb)."
         ),
         parameters={
             **object_schema(
                 {
                     "id": _ID,
-                    "cursor": {"type": "integer", "minimum": 0, "description": "Bytes, as an earlier look gave it"},
+                    "cursor": {
+                        "type": "integer",
+                        "minimum": 0,
+                        "description": "Position in bytes, as returned by a previous read. Default: the end of the last read",
+                    },
                     "wait_ms": {
                         "type": "integer",
                         "minimum": 0,
-                        "description": f"For at most so long; {USUAL_WAIT_MS} if left out, {LONGEST_WAIT_MS} at most",
+                        "description": f"Maximum wait in milliseconds, at most {LONGEST_WAIT_MS}. Default: {USUAL_WAIT_MS}",
                     },
                     "lines": {
                         "type": "integer",
                         "minimum": 1,
                         "maximum": MOST_LINES,
-                        "description": "Only the last so many",
+                        "description": "Number of last lines to read. Default: all new output",
                     },
                 },
                 ["id"],
@@ -299,7 +323,7 @@ class TerminalRead(Tool):
     )
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
-        job = await _job(runtime, args["id"])
+        job = await runtime.jobs.get(args["id"])
         start = args.get("cursor", runtime.terminals.read_up_to(job.id))
         await _until_quiet(runtime, job, start, min(args.get("wait_ms", USUAL_WAIT_MS), LONGEST_WAIT_MS) / 1000)
         if (lines := args.get("lines")) is not None:
@@ -319,16 +343,17 @@ class TerminalRead(Tool):
 
 
 class TerminalResize(Tool):
+    of_job = OfJob("id", START, running=True)
     spec = _spec(
         id="terminal.resize",
-        description="Give a terminal another size; the program in it is told.",
+        description="Change the width and height of a terminal session. The program in it is notified.",
         parameters=object_schema({"id": _ID, "columns": _COLUMNS, "rows": _ROWS}, ["id", "columns", "rows"]),
         side_effect="write",
         idempotent=True,
     )
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
-        job = await _job(runtime, args["id"])
+        job = await runtime.jobs.get(args["id"])
         if not await _is_up(runtime, job):
             raise await _over(runtime, job)
         await runtime.terminals.resize(job.id, args["columns"], args["rows"])
@@ -336,30 +361,23 @@ class TerminalResize(Tool):
 
 
 class TerminalStop(Tool):
+    of_job = OfJob("id", START)
     spec = _spec(
         id="terminal.stop",
-        description="End a terminal and all that runs in it. Returns its state afterwards; one that had ended stays as it was.",
+        description=(
+            "Close a terminal session and end all programs in it. Returns its state; a terminal that has "
+            "already ended is unchanged."
+        ),
         parameters=object_schema({"id": _ID}, ["id"]),
         side_effect="write",
         idempotent=True,
     )
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
-        before = await _job(runtime, args["id"])
+        before = await runtime.jobs.get(args["id"])
         job = await runtime.jobs.stop(before.id)
         answer = {"id": job.id, **state_after_stopping(before, job)}
         return answer | await _end(runtime, job) if before.ended else answer
-
-
-async def _job(runtime: Runtime, terminal_id: str) -> Job:
-    """
-    :raises ToolError: ``invalid_input`` for what is no terminal of the session
-    """
-    job = await runtime.jobs.get(terminal_id)
-    if job.tool_id != START:
-        text = f"{job.id} is a job of {job.tool_id}, which is no terminal; read_job and stop_task look after it"
-        raise ToolError(text, kind="invalid_input")
-    return job
 
 
 async def _is_up(runtime: Runtime, job: Job) -> bool:

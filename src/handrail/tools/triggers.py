@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from handrail.contract.doors.channels import HISTORY
+from handrail.contract.doors.channels import HISTORY, check_channel
 from handrail.contract.doors.runtime import Runtime
 from handrail.contract.errors import ToolError
 from handrail.contract.tool.requires import Requires
@@ -23,7 +23,7 @@ CHANNEL = {
     "type": "string",
     "minLength": 1,
     "maxLength": 80,
-    "description": "A name of this session's and its sub-agents', or shared/NAME for all sessions of the workspace",
+    "description": "Channel of this session and its sub-agents, or shared/NAME for all sessions of the workspace",
 }
 
 
@@ -31,14 +31,19 @@ class SendMessage(Tool):
     spec = ToolSpec(
         id="send_message",
         description=(
-            "Send a text to other agents over a channel. A queue gives each message to one reader; a broadcast gives each to "
-            "every reader. A channel that is not there yet is made."
+            "Send a text message to other agents over a channel, which is created if it does not exist. A "
+            "queue delivers each message to one reader, a broadcast to every reader."
         ),
         parameters=object_schema(
             {
                 "channel": CHANNEL,
-                "message": {"type": "string", "minLength": 1, "maxLength": 65_536},
-                "kind": {"enum": ["queue", "broadcast"], "description": "Of a channel that is made; queue if left out"},
+                "message": {
+                    "type": "string",
+                    "minLength": 1,
+                    "maxLength": 65_536,
+                    "description": "Text of the message",
+                },
+                "kind": {"enum": ["queue", "broadcast"], "description": "Kind of a new channel. Default: queue"},
             },
             ["channel", "message"],
         ),
@@ -49,6 +54,9 @@ class SendMessage(Tool):
         kind="other",
     )
 
+    def check(self, args: dict[str, Any]) -> None:
+        check_channel(args["channel"])
+
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         waiting = await runtime.channels.send(args["channel"], args["message"], kind=args.get("kind"))
         return {"channel": args["channel"], "sent": True, "unread": min(waiting, HISTORY)}
@@ -58,8 +66,8 @@ class WaitChannel(Tool):
     spec = ToolSpec(
         id="wait_channel",
         description=(
-            "Wait for the next message on a channel and read it. Gives message null when none came in time; "
-            "call it again to go on waiting."
+            "Wait for the next message from another agent on a channel and read it, e.g. a reply. If none "
+            "arrives in time, `message` is null; call it again to keep waiting."
         ),
         parameters=object_schema(
             {
@@ -69,13 +77,13 @@ class WaitChannel(Tool):
                     "minimum": 0,
                     "maximum": LONGEST_WAIT_MS,
                     "default": USUAL_WAIT_MS,
-                    "description": "0 looks once",
+                    "description": "Maximum wait in milliseconds. 0 checks once",
                 },
                 "sender": {
                     "type": "string",
                     "minLength": 1,
                     "maxLength": 64,
-                    "description": "Only what this agent sends",
+                    "description": "Only messages from this agent. Default: all",
                 },
             },
             ["channel"],
@@ -87,6 +95,9 @@ class WaitChannel(Tool):
         category="agent",
         kind="other",
     )
+
+    def check(self, args: dict[str, Any]) -> None:
+        check_channel(args["channel"])
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         received = await runtime.channels.receive(
@@ -127,12 +138,13 @@ def _spec(id: str, description: str, properties: dict[str, Any], *required: str,
 class AddTimer(Tool):
     spec = _spec(
         "add_timer",
-        "Trigger: be told something again and again after an interval, or once. It lasts as long as the session.",
+        "Set a timer or reminder (trigger): get notified after an interval, repeatedly or once, e.g. to poll something. "
+        "Lasts as long as the session.",
         {
-            "interval": {"type": "number", "minimum": 1, "maximum": 31_622_400, "description": "Seconds"},
+            "interval": {"type": "number", "minimum": 1, "maximum": 31_622_400, "description": "Interval in seconds"},
             "prompt": TRIGGER_PROMPT,
-            "once": {"type": "boolean", "default": False, "description": "Fire once only"},
-            "immediate": {"type": "boolean", "default": False, "description": "Fire for the first time at once"},
+            "once": {"type": "boolean", "default": False, "description": "Fire only once"},
+            "immediate": {"type": "boolean", "default": False, "description": "Fire for the first time immediately"},
             "name": TRIGGER_NAME,
         },
         "interval",
@@ -154,20 +166,33 @@ class AddTimer(Tool):
 class AddSchedule(Tool):
     spec = _spec(
         "add_schedule",
-        "Trigger: be told something at fixed times of the machine's local clock. Give exactly one of the four ways to say when.",
+        "Add a schedule (trigger, cron job): get notified at fixed local times, e.g. every weekday at 9:00. Give exactly one of "
+        "every_minutes, hourly_at, daily_at and cron.",
         {
             "every_minutes": {
                 "type": "integer",
                 "minimum": 1,
                 "maximum": 59,
-                "description": "Every n minutes: counted from the full hour where n divides 60, else from now",
+                "description": (
+                    "Interval in minutes, counted from the full hour if it divides 60, otherwise from now. Default: "
+                    "none"
+                ),
             },
-            "hourly_at": {"type": "integer", "minimum": 0, "maximum": 59, "description": "This minute of each hour"},
-            "daily_at": {"type": "string", "maxLength": 20, "description": "This time each day, as in 08:30"},
+            "hourly_at": {
+                "type": "integer",
+                "minimum": 0,
+                "maximum": 59,
+                "description": "Minute of each hour. Default: none",
+            },
+            "daily_at": {
+                "type": "string",
+                "maxLength": 20,
+                "description": "Time of each day, e.g. 08:30. Default: none",
+            },
             "cron": {
                 "type": "string",
                 "maxLength": 200,
-                "description": "Minute hour day month weekday, as in 30 8 * * 1-5",
+                "description": "Minute hour day month weekday, e.g. 30 8 * * 1-5. Default: none",
             },
             "prompt": TRIGGER_PROMPT,
             "name": TRIGGER_NAME,
@@ -193,7 +218,8 @@ class AddSchedule(Tool):
 class WatchChannel(Tool):
     spec = _spec(
         "watch_channel",
-        "Trigger: be told of each message that comes over a channel. They are then read by this trigger, not by wait_channel.",
+        "Watch a channel (trigger): get notified of each message that arrives. The messages are then read by this trigger, "
+        "not by wait_channel.",
         {
             "channel": CHANNEL,
             "prompt": TRIGGER_PROMPT,
@@ -201,13 +227,16 @@ class WatchChannel(Tool):
                 "type": "string",
                 "minLength": 1,
                 "maxLength": 64,
-                "description": "Only what this agent sends",
+                "description": "Only messages from this agent. Default: all",
             },
             "name": TRIGGER_NAME,
         },
         "channel",
         "prompt",
     )
+
+    def check(self, args: dict[str, Any]) -> None:
+        check_channel(args["channel"])
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         sender = args.get("filter_sender")
@@ -218,7 +247,10 @@ class WatchChannel(Tool):
 
 class ListTriggers(Tool):
     spec = _spec(
-        "list_triggers", "List this session's triggers: what each waits for and when it fires next.", {}, reads=True
+        "list_triggers",
+        "List the timers, reminders, schedules and watched channels (triggers) of this session, with when each fires next.",
+        {},
+        reads=True,
     )
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
@@ -226,7 +258,12 @@ class ListTriggers(Tool):
 
 
 class RemoveTrigger(Tool):
-    spec = _spec("remove_trigger", "Remove one of this session's triggers by its name.", {"name": TRIGGER_NAME}, "name")
+    spec = _spec(
+        "remove_trigger",
+        "Remove (cancel, delete) a timer, reminder, schedule or watched channel by its name.",
+        {"name": {**TRIGGER_NAME, "description": "Name of the trigger"}},
+        "name",
+    )
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         removed = await runtime.triggers.remove(args["name"])

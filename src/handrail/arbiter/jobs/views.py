@@ -15,6 +15,7 @@ from handrail.contract.call import Result
 from handrail.contract.doors.jobs import Job, JobOutput, RunningCall
 from handrail.contract.errors import ToolError
 from handrail.contract.session import StopReason
+from handrail.contract.tool.spec import OfJob
 from handrail.store.tables.jobs import JobRow
 
 _MOST_NAMED = 10
@@ -31,6 +32,20 @@ class JobView:
     def __init__(self, jobs: DetachedCalls, session_id: str | None = None) -> None:
         self._jobs = jobs
         self._session_id = session_id
+
+    def check(self, of_job: OfJob, job_id: str) -> None:
+        """Check that a call which is about a job names one.
+
+        :raises ToolError: ``invalid_input`` unless it is a job of the session and of the tool; ``conflict`` for one that has ended
+            where it has to be running
+        """
+        job = self._now(self._row(job_id)).job
+        if of_job.tool_id not in (None, job.tool_id):
+            text = f"{job.id} is a job of {job.tool_id}, not of {of_job.tool_id}. Use read_job and stop_task for it"
+            raise ToolError(text, kind="invalid_input")
+        if of_job.running and job.ended:
+            text = f"{job.id} has ended ({job.state}). read_job shows its output, wait its result; start another with {of_job.tool_id}"
+            raise ToolError(text, kind="conflict")
 
     async def list(self) -> Sequence[Job]:
         table, session_id = self._jobs.table, self._session_id

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from handrail.contract.errors import ToolError
 from handrail.contract.tool.spec import ToolSpec
 
+_NAME = re.compile(r"(?:shared/)?[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\Z")
 SHARED = "shared/"
 """Before the name of a channel: it is the whole workspace's. Any other is its session's and its sub-agents'."""
 HISTORY = 200
@@ -15,6 +18,16 @@ HISTORY = 200
 
 ChannelKind = Literal["queue", "broadcast"]
 """Each message for one reader, or for each of them."""
+
+
+def check_channel(name: str) -> None:
+    """Check that ``name`` can be a channel's.
+
+    :raises ToolError: ``invalid_input`` otherwise
+    """
+    if not _NAME.match(name):
+        text = f"{name[:80]!r} is no channel: letters, digits and . _ -, up to 64, after {SHARED!r} where all the workspace shares it"
+        raise ToolError(text, kind="invalid_input")
 
 
 @dataclass(frozen=True, slots=True)

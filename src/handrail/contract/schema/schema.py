@@ -587,10 +587,66 @@ def _known_beside(schema: Mapping[str, Any], schema_path: Path) -> dict[str, Map
     return properties_of(cast("Mapping[str, Any]", node)) if isinstance(node, Mapping) else {}
 
 
+_ELSEWHERE: Mapping[str, tuple[str, ...]] = {
+    "bashid": ("job_id", "id"),
+    "body": ("content", "message", "text"),
+    "caseinsensitive": ("ignore_case",),
+    "chars": ("text",),
+    "cmd": ("command",),
+    "commit": ("ref",),
+    "contents": ("content",),
+    "cwd": ("path", "repository"),
+    "dir": ("path", "repository", "cwd"),
+    "directory": ("path", "repository", "cwd"),
+    "dirpath": ("path", "repository", "cwd"),
+    "file": ("path", "paths"),
+    "filename": ("path",),
+    "filepath": ("path",),
+    "files": ("paths", "path"),
+    "filetext": ("content",),
+    "find": ("old",),
+    "folder": ("path", "repository", "cwd"),
+    "headlimit": ("limit",),
+    "id": ("job_id",),
+    "include": ("glob",),
+    "input": ("text",),
+    "instructions": ("prompt",),
+    "isbackground": ("background",),
+    "items": ("todos",),
+    "maxresults": ("limit",),
+    "newstr": ("new",),
+    "newstring": ("new",),
+    "oldstr": ("old",),
+    "oldstring": ("old",),
+    "query": ("pattern",),
+    "regex": ("pattern",),
+    "replacement": ("new",),
+    "revision": ("ref",),
+    "runinbackground": ("background",),
+    "script": ("command", "code"),
+    "search": ("pattern", "query", "old"),
+    "sessionid": ("id", "job_id"),
+    "shellid": ("job_id", "id"),
+    "startline": ("offset", "first_line", "first"),
+    "subagent": ("subagent_type",),
+    "target": ("ref",),
+    "task": ("prompt",),
+    "taskid": ("job_id",),
+    "tasks": ("todos",),
+    "text": ("content", "message"),
+    "timeout": ("timeout_ms", "wait_ms"),
+    "timeoutseconds": ("timeout_ms", "wait_ms"),
+    "workdir": ("cwd", "path", "repository"),
+}
+"""Names that other agents' tools give arguments, in lower case without separators, to ours for the same. They are only suggested
+where a tool has the argument: what a model learned elsewhere is often too far from ours in spelling for :func:`nearest`."""
+
+
 def _instead(name: str, known: list[str]) -> str:
     if not known:
         return "none are taken here"
-    close = nearest(name, known)
+    plain = name[:40].replace("_", "").replace("-", "").lower()
+    close = [one for one in _ELSEWHERE.get(plain, ()) if one in known][:1] or nearest(name, known)
     if close:
         return f"did you mean {' or '.join(repr(c) for c in close)}?"
     return f"there are {', '.join(known[:12])}{', …' if len(known) > 12 else ''}"

@@ -40,6 +40,20 @@ class GoesOn:
     input: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class OfJob:
+    """Says that a call is about a job of its session. Only built-in tools do.
+
+    :param argument: which of its arguments is the job's ID
+    :param tool_id: the tool whose job it has to be; None for any
+    :param running: it has to be running still
+    """
+
+    argument: str
+    tool_id: str | None = None
+    running: bool = False
+
+
 class Opened(Protocol):
     """What the call of a tool that goes on with a state goes on with. It was judged as a call of the tool that is open."""
 

@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 from handrail.contract.doors.offers import SourceRequest
 from handrail.contract.doors.runtime import Question, Runtime
 from handrail.contract.schema.schema import InvalidSchema, Schema, compile_schema, of_step
-from handrail.contract.tool.spec import GoesOn, ToolSpec, faults_in, of_wrong_type
+from handrail.contract.tool.spec import GoesOn, OfJob, ToolSpec, faults_in, of_wrong_type
 
 
 class Tool(abc.ABC):
@@ -43,6 +43,10 @@ class Tool(abc.ABC):
 
     types = False
     """Whether its arguments are typed into a terminal of the session, whose program decides how a call is judged. For
+    built-in tools only."""
+
+    of_job: OfJob | None = None
+    """The job of the session that a call is about. A call that names none is refused before anybody is asked about it. For
     built-in tools only."""
 
     own_secrets: frozenset[str] | None = None

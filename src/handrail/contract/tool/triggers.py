@@ -31,12 +31,12 @@ TRIGGER_PROMPT = {
     "type": "string",
     "minLength": 1,
     "maxLength": 8192,
-    "description": "What you will be told when it fires; say all that you need to know by then",
+    "description": "Message that you receive when it fires, with all you need to know then",
 }
 TRIGGER_NAME = {
     "type": "string",
     "pattern": "^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$",
-    "description": "To remove it by, and so that it is not added twice; one is given if left out",
+    "description": "Unique name of the trigger. Default: assigned",
 }
 
 

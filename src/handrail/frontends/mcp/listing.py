@@ -15,7 +15,7 @@ from handrail.catalog.view import FINDERS
 from handrail.contract.call import Result
 from handrail.contract.envelopes import to_content
 from handrail.frontends.mcp.resources import placed
-from handrail.frontends.mcp.tools import DOOR, PAGE, page_from, promise_of
+from handrail.frontends.mcp.tools import DOOR, PAGE, guidance_of, page_from, promise_of
 
 if TYPE_CHECKING:
     from handrail.contract.tool.spec import ToolSpec
@@ -104,6 +104,9 @@ def with_schemas(kernel: Kernel, tool_id: str, result: Result) -> Result:
     if not known:
         return result
     schemas = [{"name": entry.wire_name, "inputSchema": dict(entry.spec.parameters)} for entry in known]
+    for one, entry in zip(schemas, known, strict=True):
+        if entry.spec.guidance.strip() and entry.id not in guidance_of(kernel, "core"):
+            one["guidance"] = entry.spec.guidance.strip()
     if data.get("message") and "tools_added" in data:
         schemas = [{**one, "description": entry.spec.description} for one, entry in zip(schemas, known, strict=True)]
     more = {"schemas": schemas, "how_to_call": f"{DOOR} with name and arguments"}

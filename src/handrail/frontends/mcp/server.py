@@ -195,7 +195,7 @@ def build(house: House) -> Server[dict[str, Any]]:
     server = _Server(
         "handrail",
         version=version("handrail"),
-        instructions=instructions(house.kernel),
+        instructions=instructions(house.kernel, house.serving.discovery),
         get_tool_input_schema=faces.input_schema,
         cache_hints=_HINTS,  # what is listed is each client's own, and may be old at once
     )
@@ -243,7 +243,8 @@ class Doors:
     async def on_list_tools(self, context: Context, params: types.PaginatedRequestParams) -> dict[str, Any]:
         async with self._house.visited(context) as visit:
             visit.lists("tools", lambda: tuple(self._tools(visit)))
-            tools = [as_tool(self._kernel, spec) for spec in self._tools(visit)]
+            discovery = self._house.serving.discovery
+            tools = [as_tool(self._kernel, discovery, spec) for spec in self._tools(visit)]
             if self._has_door(Line(context)):
                 tools.append(dict(DOOR_TOOL))
             return page_of("tools", tools, params.cursor)

@@ -337,12 +337,12 @@ class Reception:
         if wanted not in OLDER or not _is_client(params["clientInfo"], params["capabilities"]):
             return None
         self._hello = params
-        return {"protocolVersion": wanted, **greeting(self._kernel)}
+        return {"protocolVersion": wanted, **greeting(self._kernel, self._serving.discovery)}
 
     def _discover(self, params: _Json) -> _Json | None:
         if params.keys() != {"_meta"} or not self._is_same(params["_meta"]):
             return None
-        said = greeting(self._kernel)
+        said = greeting(self._kernel, self._serving.discovery)
         capabilities = {**said["capabilities"], "extensions": EXTENSIONS}
         about = {"capabilities": capabilities, "instructions": said["instructions"]}
         return self._whole({"supportedVersions": [NEWER], **about}, said["serverInfo"])
@@ -354,11 +354,11 @@ class Reception:
         if not newer and (params.keys() - {"_meta"} or not _is_plain_meta(params.get("_meta", {}))):
             return None
         discovery, kernel = self._serving.discovery, self._kernel
-        tools = [as_tool(kernel, spec) for spec in specs_of(kernel, discovery, None)]
+        tools = [as_tool(kernel, discovery, spec) for spec in specs_of(kernel, discovery, None)]
         if newer and discovery == "core" and kernel.generation.resolve(DOOR) is None:
             tools.append(dict(DOOR_TOOL))
         page = page_from("tools", tools, 0)
-        return self._whole(page, greeting(kernel)["serverInfo"]) if newer else page
+        return self._whole(page, greeting(kernel, discovery)["serverInfo"]) if newer else page
 
     @staticmethod
     def _whole(result: _Json, about: Mapping[str, str]) -> _Json:

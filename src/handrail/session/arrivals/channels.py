@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -12,7 +11,16 @@ from itertools import takewhile
 from typing import Any, Protocol
 
 from handrail.arbiter.output.redaction import Redactor
-from handrail.contract.doors.channels import HISTORY, MAX_PENDING, SHARED, ChannelKind, ChannelMessage, Notice, Received
+from handrail.contract.doors.channels import (
+    HISTORY,
+    MAX_PENDING,
+    SHARED,
+    ChannelKind,
+    ChannelMessage,
+    Notice,
+    Received,
+    check_channel,
+)
 from handrail.contract.errors import LogUnavailable, ToolError, UsageError
 from handrail.store.database.database import Work
 from handrail.store.tables.arrivals import ChannelTable, Given, Kept, Key, NoticeTable, Position
@@ -25,7 +33,6 @@ IDLE_NS = 7 * 24 * 3600 * 1_000_000_000
 """A broadcast over which nothing came for so long makes room for another one."""
 _LOOK_AGAIN_S = 1.0
 """How often a wait looks whether what another call was given comes back."""
-_NAME = re.compile(r"(?:shared/)?[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\Z")
 
 
 class Watcher(Protocol):
@@ -363,9 +370,7 @@ class SessionChannels:
         """
         :raises ToolError: ``invalid_input`` for what is no name
         """
-        if not _NAME.match(channel):
-            text = f"{channel[:80]!r} is no channel: letters, digits and . _ -, up to 64, after {SHARED!r} where all the workspace shares it"
-            raise ToolError(text, kind="invalid_input")
+        check_channel(channel)
         return Key("", channel.removeprefix(SHARED)) if channel.startswith(SHARED) else Key(self._top, channel)
 
 

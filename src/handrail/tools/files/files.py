@@ -172,8 +172,9 @@ class Read(Tool):
     spec = file_reading(
         id="read",
         description=(
-            "Read a file: text by lines (the default) or a range of bytes; an image is returned as an image. "
-            "Stops at about 200 KB, unless the operator set another limit; `next` is the offset to continue from, or null at the end."
+            "Read a text file by lines, a byte range of any file, or an image. Returns text without line "
+            "numbers, up to 200 KB unless the operator set another limit; `next` is the offset to continue "
+            "from, or null at the end. Lines are cut at 2,000 characters. To list a folder use glob."
         ),
         parameters=object_schema(
             {
@@ -181,17 +182,21 @@ class Read(Tool):
                 "offset": {
                     "type": "integer",
                     "description": (
-                        "Where to begin: a line number, counted from 1, or with unit bytes a position, counted from 0. "
-                        "Below 0 counts from the end: -20 begins 20 lines before the end"
+                        "First line, counted from 1, or first byte, counted from 0. -20 starts 20 before the end. "
+                        "Default: the start"
                     ),
                 },
-                "limit": {"type": "integer", "minimum": 1, "description": "At most this many lines or bytes"},
-                "unit": {"enum": ["lines", "bytes"], "default": "lines"},
+                "limit": {
+                    "type": "integer",
+                    "minimum": 1,
+                    "description": "Maximum number of lines or bytes. Default: as many as fit",
+                },
+                "unit": {"enum": ["lines", "bytes"], "default": "lines", "description": "Unit of offset and limit"},
             },
             ["path"],
         ),
         tier="core",
-        guidance="Read a file before you change it. For a large file, read the part you need with offset and limit.",
+        guidance="Read a file before you change it. For a large file pass offset and limit.",
     )
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
@@ -209,18 +214,17 @@ class Write(Tool):
     spec = file_changing(
         id="write",
         description=(
-            "Create a file, or replace the whole content of one that you have read. Parent folders are created. "
-            "Returns the change as a unified diff."
+            "Create a file, or overwrite one that you have read in this session. Send the complete content. "
+            "Creates parent folders. To change part of a file use edit. Returns a unified diff."
         ),
         parameters=object_schema(
-            {"path": FILE, "content": {"type": "string", "description": "The whole new content"}},
+            {"path": FILE, "content": {"type": "string", "description": "Complete new content"}},
             ["path", "content"],
         ),
         requires=Requires(fs=FsRequires(write=("{workspace}",))),
         targets={"fs.write": "{path}"},
         idempotent=True,
         tier="core",
-        guidance="Prefer edit for a change to a file that exists; write replaces all of it.",
     )
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
@@ -241,23 +245,20 @@ class Edit(Tool):
     spec = file_changing(
         id="edit",
         description=(
-            "Replace an exact text in a file that you have read. `old` must be in the file exactly once, unless "
-            "replace_all is true. Returns the change as a unified diff."
+            "Replace exact text in a file that you have read in this session. `old` must occur exactly once: "
+            "include surrounding lines to make it unique, or set replace_all. Returns a unified diff."
         ),
         parameters=object_schema(
             {
                 "path": FILE,
-                "old": {"type": "string", "minLength": 1, "description": "The text to replace, with its whitespace"},
-                "new": {"type": "string", "description": "What takes its place; empty deletes it"},
+                "old": {"type": "string", "minLength": 1, "description": "Exact text to replace, including whitespace"},
+                "new": {"type": "string", "description": "Replacement text. Empty deletes `old`"},
                 "replace_all": {"type": "boolean", "default": False, "description": "Replace every occurrence"},
             },
             ["path", "old", "new"],
         ),
         tier="core",
-        guidance=(
-            "Copy `old` from what read returned, with enough lines around it to be the only such place. Copy ⟦…⟧, which "
-            "spells out a character that is not seen, as it is shown."
-        ),
+        guidance=("Copy `old` from the result of read. Copy ⟦…⟧, an invisible character spelled out, as shown."),
     )
 
     def check(self, args: dict[str, Any]) -> None:
@@ -282,8 +283,8 @@ class MultiEdit(Tool):
     spec = file_changing(
         id="multi_edit",
         description=(
-            "Make several replacements in one file that you have read, one after the other, as edit makes one. "
-            "Returns which were made and the whole change as a unified diff."
+            "Apply several edits (find and replace) to one file that you have read in this session, in "
+            "order, in one call. Returns which failed and a unified diff."
         ),
         parameters=object_schema(
             {
@@ -296,13 +297,14 @@ class MultiEdit(Tool):
                         {name: Edit.spec.parameters["properties"][name] for name in ("old", "new", "replace_all")},
                         ["old", "new"],
                     ),
-                    "description": "In this order; each sees what those before it have changed",
+                    "description": "Edits, each applied to the result of those before it",
                 },
                 "mode": {
                     "enum": ["strict", "partial", "best_effort"],
                     "default": "strict",
                     "description": (
-                        "strict: all or none. partial: those before the first that fails. best_effort: all but those that fail"
+                        "strict: all or none. partial: keep the edits before the first that fails. best_effort: skip "
+                        "those that fail"
                     ),
                 },
             },
@@ -351,8 +353,9 @@ class FilePatch(Tool):
     spec = file_changing(
         id="file.patch",
         description=(
-            "Change a file that you have read by line numbers: replace a range of lines, insert before a line, append. "
-            "All line numbers mean the file as it is before this call. All operations are made, or none."
+            "Change a file that you have read by line numbers: replace or delete a range of lines, insert "
+            "before a line, append. Line numbers refer to the file before this call. Applies all operations "
+            "or none. Returns a unified diff."
         ),
         parameters=object_schema(
             {
@@ -363,21 +366,37 @@ class FilePatch(Tool):
                     "maxItems": 500,
                     "items": object_schema(
                         {
-                            "op": {"enum": ["replace", "insert", "append"]},
-                            "first_line": {"type": "integer", "minimum": 1, "description": "replace: from this line"},
-                            "last_line": {"type": "integer", "minimum": 1, "description": "replace: to this line"},
-                            "line": {"type": "integer", "minimum": 1, "description": "insert: before this line"},
-                            "content": {"type": "string", "description": "Whole lines; empty deletes (replace only)"},
+                            "op": {"enum": ["replace", "insert", "append"], "description": "Kind of operation"},
+                            "first_line": {
+                                "type": "integer",
+                                "minimum": 1,
+                                "description": "First line to replace, counted from 1. Required for replace",
+                            },
+                            "last_line": {
+                                "type": "integer",
+                                "minimum": 1,
+                                "description": "Last line to replace. Required for replace",
+                            },
+                            "line": {
+                                "type": "integer",
+                                "minimum": 1,
+                                "description": "Line to insert before. Required for insert",
+                            },
+                            "content": {
+                                "type": "string",
+                                "description": "Complete lines. Empty deletes the range (replace only)",
+                            },
                             "expect": {
                                 "type": "string",
                                 "description": (
-                                    "What stands there now: the lines to replace, the line to insert before, "
-                                    "or the last line. Anything else changes nothing"
+                                    "Current text of the lines to replace, the line to insert before, or the last line; nothing is "
+                                    "changed if it differs. Default: not checked"
                                 ),
                             },
                         },
                         ["op", "content"],
                     ),
+                    "description": "Operations in any order",
                 },
             },
             ["path", "operations"],

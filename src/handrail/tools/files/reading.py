@@ -198,7 +198,7 @@ _FOLDER = {
     "minLength": 1,
     "maxLength": MAX_PATH,
     "default": ".",
-    "description": "The folder to look in; the workspace if left out",
+    "description": "Folder to search",
 }
 
 
@@ -206,8 +206,9 @@ class Glob(Tool):
     spec = file_reading(
         id="glob",
         description=(
-            "List files by a pattern: `*` within a name, `**` across folders, as in `src/**/*.py`. "
-            "Leaves out what ignore files name, and hidden files unless the pattern begins one with a dot."
+            "Find files by name or path pattern: `*` matches within a name, `**` across folders, e.g. "
+            "`src/**/*.py`. Returns up to 1,000 paths, sorted. Skips ignored files, and hidden files unless "
+            "a part of the pattern starts with a dot."
         ),
         parameters=object_schema(
             {
@@ -215,7 +216,7 @@ class Glob(Tool):
                     "type": "string",
                     "minLength": 1,
                     "maxLength": MAX_PATTERN,
-                    "description": "Matched against the path in the folder",
+                    "description": "Pattern for the path within `path`",
                 },
                 "path": _FOLDER,
             },
@@ -237,8 +238,9 @@ class Grep(Tool):
     spec = file_reading(
         id="grep",
         description=(
-            "Search files for a regular expression, line by line (Rust syntax: no look-around, no back-references). "
-            "Leaves out hidden and binary files and what ignore files name."
+            "Search file contents for a text or regular expression, e.g. where a function is used, line by "
+            "line (Rust syntax: no look-around, no back-references). Returns up to 200 matches as path, line "
+            "and text, sorted. Skips hidden, binary and ignored files. Use it instead of grep in bash."
         ),
         parameters=object_schema(
             {
@@ -246,17 +248,17 @@ class Grep(Tool):
                     "type": "string",
                     "minLength": 1,
                     "maxLength": 10_000,
-                    "description": "The regular expression",
+                    "description": "Regular expression",
                 },
-                "path": {**_FOLDER, "description": "The file or folder to search; the workspace if left out"},
+                "path": {**_FOLDER, "description": "File or folder to search"},
                 "glob": {
                     "type": "string",
                     "minLength": 1,
                     "maxLength": MAX_PATTERN,
-                    "description": "Only files like this, as in `*.py`",
+                    "description": "Only files with a matching name, e.g. `*.py`. Default: all",
                 },
-                "ignore_case": {"type": "boolean", "default": False},
-                "literal": {"type": "boolean", "default": False, "description": "The pattern is plain text"},
+                "ignore_case": {"type": "boolean", "default": False, "description": "Ignore upper and lower case"},
+                "literal": {"type": "boolean", "default": False, "description": "Treat `pattern` as plain text"},
             },
             ["pattern"],
         ),
@@ -283,8 +285,8 @@ class Tree(Tool):
     spec = file_reading(
         id="tree",
         description=(
-            "Show the folders and files below a folder as an indented list, each folder with the number of files in it. "
-            "Leaves out what ignore files name, hidden files unless asked for, and folders without files."
+            "Show the directory structure below a folder: an indented tree of folders and files, with the "
+            "number of files in each folder. Skips ignored files and empty folders."
         ),
         parameters=object_schema(
             {
@@ -296,13 +298,13 @@ class Tree(Tool):
                     "default": 3,
                     "description": "Levels to show",
                 },
-                "hidden": {"type": "boolean", "default": False, "description": "Also names that begin with a dot"},
+                "hidden": {"type": "boolean", "default": False, "description": "Include hidden files and folders"},
                 "max_entries": {
                     "type": "integer",
                     "minimum": 1,
                     "maximum": 2000,
                     "default": 400,
-                    "description": "Lines",
+                    "description": "Maximum number of lines",
                 },
             }
         ),

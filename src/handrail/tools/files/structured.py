@@ -278,14 +278,14 @@ _POINTER = {
     "type": "string",
     "maxLength": 10_000,
     "default": "",
-    "description": "Where, as a JSON Pointer: /servers/0/name; the whole file if left out",
+    "description": "JSON Pointer of the value, e.g. /servers/0/name. Empty: the whole file",
 }
 
 
 class JsonRead(Tool):
     spec = file_reading(
         id="json_read",
-        description="Read one value of a JSON file, by a JSON Pointer. Returns the value and what type it is.",
+        description=("Read one value (key, field) of a JSON file, by JSON Pointer. Returns the value and its type."),
         parameters=object_schema({"path": FILE, "pointer": _POINTER}, ["path"]),
     )
 
@@ -303,15 +303,16 @@ class JsonWrite(Tool):
     spec = file_changing(
         id="json_write",
         description=(
-            "Set or remove one value of a JSON file that you have read, by a JSON Pointer; everything else in the file stays as it "
-            "is. /list/- appends. Without a pointer the whole file is the value, and may be new. Returns the change as a diff."
+            "Set, add or remove one value (key, field) of a JSON file that you have read, e.g. a version in "
+            "package.json, by JSON Pointer. `/list/-` appends to a list. Without a pointer, writes the whole "
+            "file, which may be new. Returns a unified diff."
         ),
         parameters=object_schema(
             {
                 "path": FILE,
                 "pointer": _POINTER,
-                "value": {"description": "Any JSON value"},
-                "remove": {"type": "boolean", "default": False, "description": "Instead of setting it"},
+                "value": {"description": "New value, any JSON. Required unless `remove` is true"},
+                "remove": {"type": "boolean", "default": False, "description": "Remove the value instead"},
             },
             ["path"],
         ),

@@ -248,7 +248,7 @@ FOLDER: dict[str, Any] = {
     "minLength": 1,
     "maxLength": 4096,
     "default": ".",
-    "description": "A folder in the repository; the workspace if left out",
+    "description": "Folder in the repository",
 }
 READ_FOLDER: dict[str, Any] = {**FOLDER, "format": "path"}
 """The same, where reading it is judged by the rules about reading files."""

@@ -35,8 +35,8 @@ class Add(Tool):
     spec = answers.changing(
         id="git.add",
         description=(
-            "Stage changes for the next commit: the files given (new, changed or deleted; a folder means what is in it), "
-            "or with `all` everything that changed. Also marks a conflict in a given file as resolved."
+            "Stage changes for the next commit: the given files and folders (new, changed or deleted), or "
+            "everything with `all`. Also marks a conflict in a given file as resolved."
         ),
         parameters=object_schema(
             {
@@ -44,15 +44,15 @@ class Add(Tool):
                 "paths": {
                     **PATHS,
                     "minItems": 1,
-                    "description": "The files and folders to stage",
+                    "description": "Files and folders to stage. Required unless `all` is true",
                 },
-                "all": {"type": "boolean", "default": False, "description": "Stage every change, new files too"},
+                "all": {"type": "boolean", "default": False, "description": "Stage all changes, including new files"},
             }
         ),
         idempotent=True,
         timeout_ms=TIMEOUT_MS,
         kind="other",
-        guidance="Stage the files that belong together by name rather than all; look at git.status first.",
+        guidance="Check git.status first. Stage the files that belong together by name rather than all.",
     )
 
     def check(self, args: dict[str, Any]) -> None:
@@ -116,8 +116,9 @@ class Commit(Tool):
     spec = answers.changing(
         id="git.commit",
         description=(
-            "Record what is staged as a commit. `all` stages every change of tracked files first (new files have to be "
-            "added); `amend` replaces the last commit. No hooks are run and nothing is signed."
+            "Create a commit from the staged changes, with a message. `all` first stages all changes of "
+            "tracked files (new files need git.add); `amend` replaces the last commit, e.g. to fix its "
+            "message. Runs no hooks and signs nothing."
         ),
         parameters=object_schema(
             {
@@ -126,16 +127,16 @@ class Commit(Tool):
                     "type": "string",
                     "minLength": 1,
                     "maxLength": 100_000,
-                    "description": "A subject line; then a blank line and the reasons",
+                    "description": "Subject line, blank line, reasons",
                 },
-                "all": {"type": "boolean", "default": False, "description": "First stage all changes of tracked files"},
+                "all": {"type": "boolean", "default": False, "description": "Stage all changes of tracked files first"},
                 "amend": {"type": "boolean", "default": False, "description": "Replace the last commit"},
             },
             ["message"],
         ),
         timeout_ms=TIMEOUT_MS,
         kind="other",
-        guidance="Commit when asked to, or when the task says so; never amend what was pushed.",
+        guidance="Commit only when the user or the task asks for it. Never amend a pushed commit.",
     )
 
     def check(self, args: dict[str, Any]) -> None:
@@ -225,22 +226,22 @@ async def described(repository: Repository, *, changes: bool = False) -> dict[st
 class CreateBranch(Tool):
     spec = answers.changing(
         id="git.create_branch",
-        description="Make a branch, without checking it out.",
+        description="Create a new branch, without switching to it (see git.checkout).",
         parameters=object_schema(
             {
                 "repository": FOLDER,
-                "name": {"type": "string", "minLength": 1, "maxLength": 4096, "description": "The new branch's name"},
+                "name": {"type": "string", "minLength": 1, "maxLength": 4096, "description": "Name of the new branch"},
                 "start": {
                     "type": "string",
                     "minLength": 1,
                     "maxLength": 4096,
                     "default": "HEAD",
-                    "description": "The commit, branch or tag it begins at; the current commit if left out",
+                    "description": "Commit, branch or tag to start from",
                 },
                 "track": {
                     "type": "boolean",
                     "default": False,
-                    "description": "Have it follow `start`, a branch of a remote such as origin/main",
+                    "description": "Track `start`, a remote branch such as origin/main",
                 },
             },
             ["name"],
@@ -279,8 +280,9 @@ class Checkout(Tool):
     spec = answers.changing(
         id="git.checkout",
         description=(
-            "Switch to a branch, tag or commit, or with `paths` put back files as they are in `ref` (or as staged), which "
-            "discards their changes. `track` makes a local branch that follows a remote's (origin/feature)."
+            "Switch to a branch, tag or commit. With `paths`, instead restore these files as in `ref` (or as "
+            "staged) and throw away (discard) their changes. `track` creates a local branch that tracks a "
+            "remote one (origin/feature)."
         ),
         parameters=object_schema(
             {
@@ -289,24 +291,24 @@ class Checkout(Tool):
                     "type": "string",
                     "minLength": 1,
                     "maxLength": 4096,
-                    "description": "The branch, tag or commit",
+                    "description": "Branch, tag or commit. Required unless `paths` is given",
                 },
                 "track": {
                     "type": "boolean",
                     "default": False,
-                    "description": "Make the local branch that follows `ref`, a branch of a remote, and switch to it",
+                    "description": "Create and switch to a local branch that tracks `ref`, a remote branch",
                 },
                 "paths": {
                     **PATHS,
                     "minItems": 1,
-                    "description": "Only put back these files and folders, and stay on the branch",
+                    "description": "Files and folders to restore; the branch stays. Default: none",
                 },
             }
         ),
         requires=WRITES_CONFIG,
         timeout_ms=TIMEOUT_MS,
         kind="edit",
-        guidance="Changes that are not committed keep a checkout from overwriting their files; commit or stash them first.",
+        guidance="Uncommitted changes can block a checkout: commit or stash them first.",
     )
 
     def check(self, args: dict[str, Any]) -> None:
@@ -410,25 +412,30 @@ class Merge(Tool):
     spec = answers.changing(
         id="git.merge",
         description=(
-            "Merge a branch, tag or commit into the current branch. Conflicts are answered with the files: solve them, "
-            "git.add each, then git.commit; or call again with `abort`."
+            "Merge a branch, tag or commit into the current branch. On conflicts, returns the files: resolve "
+            "them, git.add each, then git.commit, or call again with `abort`."
         ),
         parameters=object_schema(
             {
                 "repository": FOLDER,
-                "ref": {"type": "string", "minLength": 1, "maxLength": 4096, "description": "What to merge"},
+                "ref": {
+                    "type": "string",
+                    "minLength": 1,
+                    "maxLength": 4096,
+                    "description": "Branch, tag or commit to merge. Required unless `abort` is true",
+                },
                 "message": {
                     "type": "string",
                     "minLength": 1,
                     "maxLength": 100_000,
-                    "description": "The merge commit's message; git's own if left out",
+                    "description": "Message of the merge commit. Default: git's own",
                 },
                 "fast_forward": {
                     "enum": ["auto", "only", "never"],
                     "default": "auto",
-                    "description": "auto: move the branch on where that is enough; only: or else refuse; never: always commit",
+                    "description": "auto: if possible. only: or fail. never: create a merge commit",
                 },
-                "abort": {"type": "boolean", "default": False, "description": "Give up the merge under way instead"},
+                "abort": {"type": "boolean", "default": False, "description": "Abort the merge in progress"},
             }
         ),
         timeout_ms=TIMEOUT_MS,
@@ -482,8 +489,8 @@ class Stash(Tool):
     spec = answers.changing(
         id="git.stash",
         description=(
-            "Put changes that are not committed aside and take them back: push, list, show, apply (keeps the stash), pop "
-            "(removes it), drop (discards it)."
+            "Stash uncommitted changes (put them aside, shelve them) and restore them: push, list, show, "
+            "apply (keeps the stash), pop (removes it), drop (discards it)."
         ),
         parameters=object_schema(
             {
@@ -491,22 +498,26 @@ class Stash(Tool):
                 "action": {
                     "enum": ["push", "list", "show", "apply", "pop", "drop"],
                     "default": "push",
-                    "description": "What to do; push if left out",
+                    "description": "Operation to perform",
                 },
                 "index": {
                     "type": "integer",
                     "minimum": 0,
                     "maximum": 100_000,
                     "default": 0,
-                    "description": "Which stash, 0 the last",
+                    "description": "Number of the stash, 0 is the latest",
                 },
                 "message": {
                     "type": "string",
                     "minLength": 1,
                     "maxLength": 100_000,
-                    "description": "For push: what it is",
+                    "description": "Description of the stash (push only). Default: git's own",
                 },
-                "untracked": {"type": "boolean", "default": False, "description": "For push: new files too"},
+                "untracked": {
+                    "type": "boolean",
+                    "default": False,
+                    "description": "Include untracked files (push only)",
+                },
             }
         ),
         timeout_ms=TIMEOUT_MS,

@@ -29,8 +29,9 @@ class Status(Tool):
     spec = answers.reading(
         id="git.status",
         description=(
-            "Show the state of a git repository: branch, upstream with ahead and behind, staged and unstaged changes, "
-            "untracked files, conflicts, and whether a merge or rebase is under way."
+            "Show the status of a git repository (working tree): the current branch, upstream with ahead and "
+            "behind, staged, modified (not committed) and untracked files, conflicts, and a merge or rebase "
+            "in progress."
         ),
         parameters=object_schema(
             {
@@ -38,12 +39,12 @@ class Status(Tool):
                 "untracked": {
                     "type": "boolean",
                     "default": True,
-                    "description": "Also list files that git does not track",
+                    "description": "Include untracked files",
                 },
             }
         ),
         targets={"fs.read": "{repository}"},
-        guidance="Look at git.status before you stage, commit, check out or merge.",
+        guidance="Check git.status before you stage, commit, check out or merge.",
     )
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
@@ -100,8 +101,8 @@ class Log(Tool):
     spec = answers.reading(
         id="git.log",
         description=(
-            "List commits, newest first, with author, date and message. Give `paths` for those that changed certain "
-            "files, `ref` for another branch or a range such as main..feature; page on with `skip`."
+            "Show the commit history: commits, newest first, with author, date and message. `paths` limits "
+            "it to certain files, `ref` sets a branch or a range such as main..feature, `skip` pages."
         ),
         parameters=object_schema(
             {
@@ -110,20 +111,20 @@ class Log(Tool):
                     "type": "string",
                     "minLength": 1,
                     "maxLength": 4096,
-                    "description": "A branch, tag, commit or range (main..feature); the current commit if left out",
+                    "description": "Branch, tag, commit or range. Default: the current commit",
                 },
                 "paths": {
                     **PATHS,
-                    "description": "Only commits that changed these files or folders",
+                    "description": "Only commits that changed these files or folders. Default: all",
                 },
                 "limit": {
                     "type": "integer",
                     "minimum": 1,
                     "maximum": 500,
                     "default": 20,
-                    "description": "At most so many commits",
+                    "description": "Maximum number of commits",
                 },
-                "skip": {"type": "integer", "minimum": 0, "default": 0, "description": "Leave out so many first"},
+                "skip": {"type": "integer", "minimum": 0, "default": 0, "description": "Number of commits to skip"},
             }
         ),
         targets={"fs.read": "{repository}"},
@@ -150,7 +151,7 @@ class Log(Tool):
 class Blame(Tool):
     spec = answers.reading(
         id="git.blame",
-        description="Show which commit last changed each line of a file, and who made it when.",
+        description="Show who last changed each line of a file, when and in which commit.",
         parameters=object_schema(
             {
                 "path": {
@@ -158,21 +159,21 @@ class Blame(Tool):
                     "format": "path",
                     "minLength": 1,
                     "maxLength": 4096,
-                    "description": "The file",
+                    "description": "Path of the file",
                 },
                 "ref": {
                     "type": "string",
                     "minLength": 1,
                     "maxLength": 4096,
-                    "description": "The file as of this commit, branch or tag; as it is now if left out",
+                    "description": "Commit, branch or tag. Default: the current file",
                 },
-                "first": {"type": "integer", "minimum": 1, "default": 1, "description": "The first line"},
+                "first": {"type": "integer", "minimum": 1, "default": 1, "description": "First line, counted from 1"},
                 "count": {
                     "type": "integer",
                     "minimum": 1,
                     "maximum": 2000,
                     "default": 300,
-                    "description": "At most so many lines",
+                    "description": "Maximum number of lines",
                 },
             },
             ["path"],
@@ -227,14 +228,17 @@ def _author(number: str, about: dict[str, str]) -> dict[str, str]:
 class Branches(Tool):
     spec = answers.reading(
         id="git.branches",
-        description="List the branches of a repository, with their upstream, last commit and the remotes there are.",
+        description=(
+            "List the branches of a repository with their upstream and last commit, and its remotes with "
+            "their addresses."
+        ),
         parameters=object_schema(
             {
                 "repository": READ_FOLDER,
                 "remote": {
                     "type": "boolean",
                     "default": True,
-                    "description": "Also list the remotes' branches, as last fetched",
+                    "description": "Include remote branches, as of the last fetch",
                 },
             }
         ),
@@ -306,7 +310,7 @@ _PATHS = {
     "type": "array",
     "maxItems": 2_000,
     "items": {"type": "string", "minLength": 1, "maxLength": 4096},
-    "description": "Only these files or folders",
+    "description": "Only these files or folders. Default: all",
 }
 _CONTEXT = {
     "type": "integer",
@@ -318,7 +322,7 @@ _CONTEXT = {
 _COUNTS_ONLY = {
     "type": "boolean",
     "default": False,
-    "description": "Only the files with their counts, without the patch",
+    "description": "Return only files and counts, no patch",
 }
 
 
@@ -326,8 +330,9 @@ class Diff(Tool):
     spec = answers.reading(
         id="git.diff",
         description=(
-            "Show changes as a patch with counts per file. Without further arguments: what is changed and not staged. "
-            "`staged`: what is staged; `from`: compared with a commit, branch or tag; `from` and `to`: between two."
+            "Show changes (a diff) as a patch with counts per file. By default uncommitted changes that are "
+            "not staged; `staged`: those that are; `from`: compared with a commit, branch or tag; `from` and "
+            "`to`: between two."
         ),
         parameters=object_schema(
             {
@@ -335,16 +340,19 @@ class Diff(Tool):
                     "type": "string",
                     "minLength": 1,
                     "maxLength": 4096,
-                    "description": "The commit, branch or tag to compare with",
+                    "description": (
+                        "Commit, branch or tag to compare with. Default: the staged state; with `staged`, the last "
+                        "commit"
+                    ),
                 },
                 "to": {
                     "type": "string",
                     "minLength": 1,
                     "maxLength": 4096,
-                    "description": "Compare `from` with this, not with the files",
+                    "description": "Commit, branch or tag to compare `from` with. Default: the working tree",
                 },
                 "repository": READ_FOLDER,
-                "staged": {"type": "boolean", "default": False, "description": "What is staged instead of what is not"},
+                "staged": {"type": "boolean", "default": False, "description": "Show staged changes"},
                 "paths": _PATHS,
                 "context": _CONTEXT,
                 "counts_only": _COUNTS_ONLY,
@@ -375,8 +383,8 @@ class Show(Tool):
     spec = answers.reading(
         id="git.show",
         description=(
-            "Show one commit: its message, author and date, and its changes as a patch. With `file`, show what that "
-            "file held at the commit instead."
+            "Show one commit: message, author, date, and its changes as a patch. With `file`, show the "
+            "contents of that file at the commit (an old version) instead."
         ),
         parameters=object_schema(
             {
@@ -386,13 +394,13 @@ class Show(Tool):
                     "minLength": 1,
                     "maxLength": 4096,
                     "default": "HEAD",
-                    "description": "The commit, branch or tag; the current commit if left out",
+                    "description": "Commit, branch or tag",
                 },
                 "file": {
                     "type": "string",
                     "minLength": 1,
                     "maxLength": 4096,
-                    "description": "Show this file as it was then",
+                    "description": "File to show. Default: none",
                 },
                 "paths": _PATHS,
                 "context": _CONTEXT,

@@ -40,7 +40,7 @@ _ONLINE = WRITES_CONFIG.model_copy(update={"net": NetRequires(hosts=("*",))})
 class Init(Tool):
     spec = answers.changing(
         id="git.init",
-        description="Make a new, empty git repository in a folder of the workspace.",
+        description="Create a new, empty git repository in a folder of the workspace.",
         parameters=object_schema(
             {
                 "path": {
@@ -48,14 +48,14 @@ class Init(Tool):
                     "minLength": 1,
                     "maxLength": 4096,
                     "default": ".",
-                    "description": "The folder; made if it is not there",
+                    "description": "Folder, created if it does not exist",
                 },
                 "branch": {
                     "type": "string",
                     "minLength": 1,
                     "maxLength": 4096,
                     "default": "main",
-                    "description": "The first branch's name",
+                    "description": "Name of the first branch",
                 },
             }
         ),
@@ -85,8 +85,8 @@ class Clone(Tool):
     spec = answers.changing(
         id="git.clone",
         description=(
-            "Copy a repository into a new folder of the workspace: from an http(s) address, or with `source` from a folder "
-            "of the workspace. Submodules are not fetched."
+            "Clone (download) a git repository into a new folder of the workspace, from an http(s) URL or, "
+            "with `source`, from a folder of the workspace. Submodules are not fetched."
         ),
         parameters=object_schema(
             {
@@ -95,27 +95,31 @@ class Clone(Tool):
                     "format": "uri",
                     "minLength": 1,
                     "maxLength": 4096,
-                    "description": "The address, as in https://example.org/project.git",
+                    "description": "URL, e.g. https://example.org/project.git. Required unless `source` is given",
                 },
                 "source": {
                     "type": "string",
                     "minLength": 1,
                     "maxLength": 4096,
-                    "description": "Instead of `url`: a repository in the workspace",
+                    "description": "Repository in the workspace. Required unless `url` is given",
                 },
                 "path": {
                     "type": "string",
                     "minLength": 1,
                     "maxLength": 4096,
-                    "description": "The new folder; named after the repository if left out",
+                    "description": "New folder. Default: the name of the repository",
                 },
                 "branch": {
                     "type": "string",
                     "minLength": 1,
                     "maxLength": 4096,
-                    "description": "The branch or tag to check out",
+                    "description": "Branch or tag to check out. Default: that of the remote",
                 },
-                "depth": {"type": "integer", "minimum": 1, "description": "Only the last so many commits"},
+                "depth": {
+                    "type": "integer",
+                    "minimum": 1,
+                    "description": "Number of latest commits to fetch. Default: all",
+                },
             }
         ),
         requires=_ONLINE,
@@ -176,8 +180,8 @@ class Push(Tool):
     spec = answers.changing(
         id="git.push",
         description=(
-            "Send a branch's commits to a remote. Never forces. A remote on the web needs its address in `url` as well, so "
-            "that whoever allows the call sees where it goes; git.branches lists the remotes with their addresses."
+            "Push a branch: upload its commits to a remote. Never forces. For a remote on the web also pass "
+            "its address as `url`, so that the user sees where commits go; git.branches lists addresses."
         ),
         parameters=object_schema(
             {
@@ -187,25 +191,25 @@ class Push(Tool):
                     "minLength": 1,
                     "maxLength": 4096,
                     "default": "origin",
-                    "description": "The remote's name",
+                    "description": "Name of the remote",
                 },
                 "url": {
                     "type": "string",
                     "format": "uri",
                     "minLength": 1,
                     "maxLength": 4096,
-                    "description": "The remote's http(s) address",
+                    "description": "http(s) URL of the remote. Required for a remote on the web",
                 },
                 "branch": {
                     "type": "string",
                     "minLength": 1,
                     "maxLength": 4096,
-                    "description": "The branch; the current one if left out",
+                    "description": "Branch to push. Default: the current branch",
                 },
                 "set_upstream": {
                     "type": "boolean",
                     "default": False,
-                    "description": "Have the branch follow the remote's from now on",
+                    "description": "Set the remote branch as upstream",
                 },
             }
         ),
@@ -214,7 +218,7 @@ class Push(Tool):
         targets={"net.fetch": "{url}"},
         timeout_ms=_TIMEOUT_MS,
         kind="other",
-        guidance="Push only when asked to.",
+        guidance="Push only when the user asks for it.",
     )
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
