@@ -64,3 +64,10 @@ def test_an_address_is_compared_without_the_name_and_password_in_it() -> None:
     ):
         assert not repository.same("https://example.org/x.git", other)
     assert "TOP-SECRET" not in repository.without_credentials("https://ann:TOP-SECRET@example.org/x")
+
+
+@given(st.one_of(st.binary(max_size=60), st.text(max_size=30).map(str.encode)), st.integers(1, 9))
+def test_a_long_output_is_decoded_in_pieces_with_the_same_outcome(raw: bytes, piece: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(repository, "_PIECE", piece)
+        assert repository.text(raw) == raw.decode("utf-8", "backslashreplace")

@@ -13,7 +13,8 @@ import dataclasses
 import os
 import signal
 import stat
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -40,7 +41,7 @@ from handrail.runtime.ripgrep import (
 )
 
 _PIECE = 64 * 1024
-_VERIFIED_AT_ONCE = 1_024
+_SORTED_AT_ONCE = 10_000
 _T = TypeVar("_T")
 
 
@@ -87,35 +88,23 @@ class RipgrepSearch:
             self._refuse_denied(place.file)
         judge = _Judge(self._roots, self._may, self._hidden, place.folder.absolute)
         records = Records()
-        waiting: list[Hit] = []
         hits: list[Hit] = []
 
-        async def verify() -> None:
-            batch = waiting.copy()
-            waiting.clear()
-            hits.extend(await _in_thread(lambda: verified_hits(batch, self._hidden, self._may)))
+        def look(piece: bytes) -> None:
+            reported: list[Hit] = []
+            for found in records.feed(piece):
+                located = judge.judged(found.path, None if glob is None else wanted)
+                if located is None or (found.whole != found.path and judge.judged(found.whole, None) is None):
+                    continue
+                reported.append(Hit(located, found.line, found.offset, found.text))
+            hits.extend(islice(verified_hits(reported, self._hidden, self._may), max_matches + 1 - len(hits)))
 
         async with contextlib.aclosing(self._output(place, arguments, records)) as output:
             async for piece in output:
-                for found in records.feed(piece):
-                    located = judge.judged(found.path, None if glob is None else wanted)
-                    if located is None or (found.whole != found.path and judge.judged(found.whole, None) is None):
-                        continue
-                    waiting.append(Hit(located, found.line, found.offset, found.text))
-                    if len(waiting) >= min(_VERIFIED_AT_ONCE, max_matches + 1 - len(hits)):
-                        await verify()
-                    if len(hits) > max_matches:
-                        break
+                await _in_thread(lambda piece=piece: look(piece))
                 if len(hits) > max_matches:
                     break
-        await verify()
-        more = len(hits) > max_matches
-        matches = [
-            Match(hit.located.shown, hit.line, hit.text.decode("utf-8", "replace").removesuffix("\r"))
-            for hit in hits[:max_matches]
-        ]
-        matches.sort(key=lambda match: (match.path, match.line))
-        return Found(matches=tuple(matches), more=more)
+        return await _in_thread(lambda: _matches(hits, max_matches))
 
     async def glob(self, pattern: str, path: str = ".", *, hidden: bool = False, max_paths: int = 100_000) -> Found:
         place = self._place(path)
@@ -127,35 +116,25 @@ class RipgrepSearch:
         wanted = PathFilter.of(pattern, hidden=hidden)
         judge = _Judge(self._roots, self._may, self._hidden, place.folder.absolute)
         records = Records()
-        waiting: list[Located] = []
         paths: list[str] = []
+
+        def look(piece: bytes) -> int:
+            """Add the paths in a piece of output, and give how many of it may not be shown."""
+            found, records.rest = names(records.rest, piece)
+            judged = [judge.judged(raw, None) for raw in found if wanted.wants(os.fsdecode(raw.removeprefix(b"./")))]
+            there = [one for one in judged if one is not None]
+            paths.extend(one.shown for one in islice(verified_paths(there), max_paths + 1 - len(paths)))
+            return len(judged) - len(there)
+
         skipped = 0
-
-        async def verify() -> None:
-            batch = waiting.copy()
-            waiting.clear()
-            paths.extend(one.shown for one in await _in_thread(lambda: verified_paths(batch)))
-
         async with contextlib.aclosing(self._output(place, files_arguments(wanted), records)) as output:
             async for piece in output:
-                found, records.rest = names(records.rest, piece)
-                for raw in found:
-                    if not wanted.wants(os.fsdecode(raw.removeprefix(b"./"))):
-                        continue
-                    located = judge.judged(raw, None)
-                    if located is None:
-                        skipped += 1
-                        continue
-                    waiting.append(located)
-                    if len(waiting) >= min(_VERIFIED_AT_ONCE, max_paths + 1 - len(paths)):
-                        await verify()
-                    if len(paths) > max_paths:
-                        break
+                skipped += await _in_thread(lambda piece=piece: look(piece))
                 if len(paths) > max_paths:
                     break
-        await verify()
         more = len(paths) > max_paths
-        return Found(paths=tuple(sorted(paths[:max_paths])), more=more, skipped=skipped)
+        shown = await _in_thread(lambda: tuple(_in_order(paths[:max_paths])))
+        return Found(paths=shown, more=more, skipped=skipped)
 
     def _place(self, path: str) -> _Place:
         located = self._roots.locate(path)
@@ -269,8 +248,25 @@ class _Judge:
         return answer
 
 
-async def _in_thread(find: Callable[[], Iterator[_T]]) -> list[_T]:
-    return await asyncio.get_running_loop().run_in_executor(None, lambda: list(find()))
+def _matches(hits: Sequence[Hit], most: int) -> Found:
+    matches = [
+        Match(hit.located.shown, hit.line, hit.text.decode("utf-8", "replace").removesuffix("\r"))
+        for hit in hits[:most]
+    ]
+    matches.sort(key=lambda match: (match.path, match.line))
+    return Found(matches=tuple(matches), more=len(hits) > most)
+
+
+def _in_order(paths: Sequence[str]) -> list[str]:
+    """Return the paths in order. One sort of all of them would hold the interpreter for the time of a stall; sorted parts
+    are brought together in a fraction of it."""
+    return sorted(
+        path for at in range(0, len(paths), _SORTED_AT_ONCE) for path in sorted(paths[at : at + _SORTED_AT_ONCE])
+    )
+
+
+async def _in_thread(work: Callable[[], _T]) -> _T:
+    return await asyncio.get_running_loop().run_in_executor(None, work)
 
 
 class _Process(Protocol):

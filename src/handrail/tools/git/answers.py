@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -172,13 +172,14 @@ def _commit(fields: list[bytes]) -> dict[str, Any]:
     return found
 
 
-def blamed(output: bytes) -> Iterator[tuple[str, int, dict[str, str], bytes]]:
+def blamed(output: bytes) -> list[tuple[str, int, dict[str, str], str]]:
     """``(commit, line, what is said of the commit, text)`` of ``git blame --porcelain``."""
+    found: list[tuple[str, int, dict[str, str], str]] = []
     known: dict[str, dict[str, str]] = {}
     number, line = "", 0
     for row in output.split(b"\n"):
         if row[:1] == b"\t":
-            yield number, line, known[number], row[1:]
+            found.append((number, line, known[number], text(row[1:])))
             number = ""
         elif not number:
             words = text(row).split(" ")
@@ -188,6 +189,7 @@ def blamed(output: bytes) -> Iterator[tuple[str, int, dict[str, str], bytes]]:
         else:
             key, _, value = text(row).partition(" ")
             known[number][key] = value
+    return found
 
 
 _T = TypeVar("_T")
@@ -209,9 +211,10 @@ def hidden(repository: Repository, paths: Iterable[bytes], consequence: str) -> 
     return {"hidden": {"paths": kept, "why": f"rules keep these from being read, so {consequence}"}} if kept else {}
 
 
-def conflicts(repository: Repository, state: State) -> list[dict[str, str]]:
-    """The files whose two sides were not brought together, each with what became of it."""
-    return [{"path": repository.shown(path), "change": how} for path, how in state.unmerged]
+def conflict(repository: Repository, one: tuple[bytes, str]) -> dict[str, str]:
+    """A file whose two sides were not brought together, with what became of it."""
+    path, how = one
+    return {"path": repository.shown(path), "change": how}
 
 
 async def check_conflicts(repository: Repository, problem: str, then: str) -> State:
@@ -222,9 +225,10 @@ async def check_conflicts(repository: Repository, problem: str, then: str) -> St
     :raises ToolError: ``conflict`` with the files, where there are any
     """
     state = await repository.read(status, *STATUS, "--untracked-files=no")
-    if found := conflicts(repository, state):
-        text = f"{problem.format(len(found))}; {then}"
-        raise ToolError(text, kind="conflict", data={"conflicts": found[:MOST_LISTED]})
+    if state.unmerged:
+        text = f"{problem.format(len(state.unmerged))}; {then}"
+        found = [conflict(repository, one) for one in state.unmerged[:MOST_LISTED]]
+        raise ToolError(text, kind="conflict", data={"conflicts": found})
     return state
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import islice
 from typing import Any
 
@@ -26,7 +26,7 @@ from handrail.tools.git.answers import (
     listed,
 )
 from handrail.tools.git.reading import difference
-from handrail.tools.git.repository import Repository, commitish, opened, text
+from handrail.tools.git.repository import Repository, aside, commitish, opened, taken_apart, text
 
 _IN_THE_WAY = re.compile(r"would be overwritten by (?:checkout|merge)|(?:commit your changes or stash them)")
 
@@ -74,17 +74,27 @@ async def stage(repository: Repository, paths: Sequence[str], *, new: bool = Tru
     about = repository.pathspecs(paths)
     untracked = "--untracked-files=all" if new else "--untracked-files=no"
     state = await repository.read(answers.status, *STATUS, untracked, "--", *about)
-    wanted = [one.path for one in state.changed if one.worktree != "."]
-    wanted += [path for path in state.untracked if not path.endswith(b"/")]
-    wanted += [path for path, _ in state.unmerged] if paths else []
-    links = {one.path for one in state.changed if not one.is_file}
-    hidden = await repository.hidden(path for path in wanted if path not in links)
-    staged = [path for path in wanted if path not in hidden]
+    count = len(state.changed) + len(state.untracked) + len(state.unmerged)
+
+    def wanted_paths() -> tuple[list[bytes], set[bytes]]:
+        wanted = [one.path for one in state.changed if one.worktree != "."]
+        wanted += [path for path in state.untracked if not path.endswith(b"/")]
+        wanted += [path for path, _ in state.unmerged] if paths else []
+        return wanted, {one.path for one in state.changed if not one.is_file}
+
+    wanted, links = await aside(count, wanted_paths)
+    hidden = await repository.hidden((path for path in wanted if path not in links), len(wanted))
+    staged = await aside(count, lambda: [path for path in wanted if path not in hidden])
     if staged:
-        await repository.run(
-            *("update-index", "--add", "--remove", "--replace", "-z", "--stdin"),
-            stdin=b"".join(path + b"\0" for path in staged),
-        )
+        names = await aside(count, lambda: b"".join(path + b"\0" for path in staged))
+        await repository.run(*("update-index", "--add", "--remove", "--replace", "-z", "--stdin"), stdin=names)
+    return await aside(count + len(paths), lambda: _staged(repository, state, paths, staged, hidden))
+
+
+def _staged(
+    repository: Repository, state: answers.State, paths: Sequence[str], staged: Sequence[bytes], hidden: Iterable[bytes]
+) -> dict[str, Any]:
+    """What was staged, and why what was asked for was left out."""
     answer = listed("staged", staged, repository.shown)
     left: dict[str, Iterable[bytes]] = {
         "rules keep it from being read": hidden,
@@ -152,10 +162,10 @@ class Commit(Tool):
         state = await check_conflicts(repository, "there are conflicts to solve first", then)
         if (
             not amend
-            and not any(one.index != "." for one in state.changed)
+            and not await aside(len(state.changed), lambda: any(one.index != "." for one in state.changed))
             and not await repository.is_there("MERGE_HEAD")
         ):
-            unstaged = sum(one.worktree != "." for one in state.changed)
+            unstaged = await aside(len(state.changed), lambda: sum(one.worktree != "." for one in state.changed))
             raise ToolError(
                 "nothing is staged, so there is nothing to commit; "
                 + (
@@ -214,11 +224,11 @@ async def described(repository: Repository, *, changes: bool = False) -> dict[st
     found: dict[str, Any] = {"branch": text(head).strip() or None}
     if not head:
         found["detached"] = True
-    commits = answers.commits(log)
+    commits = await taken_apart(log, answers.commits)
     if commits:
         found |= {name: commits[0][name] for name in ("commit", "subject", "author")}
     for output in rest:
-        differing = await asyncio.to_thread(answers.differences, output)
+        differing = await taken_apart(output, answers.differences)
         found |= listed("files", differing, lambda one: {"path": repository.shown(one.path), "change": one.change})
     return found
 
@@ -379,21 +389,21 @@ async def check_writing(repository: Repository, ref: str | None, paths: Sequence
     if done.exit_code:
         return  # no such commit, or none to compare with: the command itself says which
     names = [name for name in done.output.split(b"\0") if name]
-    refuse_hidden(repository, await repository.hidden(names))
+    await refuse_hidden(repository, await repository.hidden(names, len(names)))
     if not repository.filters or not names:
         return
-    listed = b"".join(name + b"\0" for name in names)
+    listed = b"\0".join((*names, b""))
     told = (await repository.output("check-attr", "-z", "--stdin", "filter", stdin=listed)).split(b"\0")
-    used = {text(value) for value in told[2::3]} & repository.filters
-    if used or any(name.rpartition(b"/")[2] == b".gitattributes" for name in names):
+    used = {text(value) for value in set(told[2::3])} & repository.filters
+    if used or any(name == b".gitattributes" or name.endswith(b"/.gitattributes") for name in names):
         raise ToolError(repository.filtered(f"{len(names)} files would be written"), kind="unavailable")
 
 
-def refuse_hidden(repository: Repository, hidden: Iterable[bytes]) -> None:
+async def refuse_hidden(repository: Repository, hidden: Collection[bytes]) -> None:
     """
     :raises ToolError: ``denied`` with the names, where there are any
     """
-    names = sorted(map(repository.shown, hidden))
+    names = await aside(len(hidden), lambda: sorted(map(repository.shown, hidden)))
     if names:
         more = f" and {len(names) - 5} more" if len(names) > 5 else ""
         raise ToolError(
@@ -562,7 +572,8 @@ class Stash(Tool):
 
 async def _push(repository: Repository, args: dict[str, Any]) -> dict[str, Any]:
     # It looks into submodules, where their own configuration counts, and nothing of ours.
-    if any(row.startswith(b"160000 ") for row in (await repository.output("ls-files", "--stage", "-z")).split(b"\0")):
+    listing = await repository.output("ls-files", "--stage", "-z")
+    if listing.startswith(b"160000 ") or b"\x00160000 " in listing:
         raise ToolError(
             "this repository has submodules, into which git stash looks with their own configuration, so it is not done "
             "here; commit to a branch of its own instead (git.create_branch, git.checkout, git.commit)",
@@ -574,7 +585,8 @@ async def _push(repository: Repository, args: dict[str, Any]) -> dict[str, Any]:
             "there are no commits yet, and what is put aside is kept beside one; make the first with git.commit",
             kind="failed",
         )
-    refuse_hidden(repository, await repository.hidden(one.path for one in state.changed if one.worktree != "."))
+    unstaged = (one.path for one in state.changed if one.worktree != ".")
+    await refuse_hidden(repository, await repository.hidden(unstaged, len(state.changed)))
     before = len(await _list(repository))
     words = ["stash", "push", "--quiet"]
     words += ["--include-untracked"] if args.get("untracked", False) else []
@@ -592,11 +604,21 @@ async def _list(repository: Repository) -> list[dict[str, Any]]:
     ):
         return []
     form = "%H%x00%cI%x00%gs"
-    fields = (
-        await repository.output(
-            "log", "--walk-reflogs", "-z", f"--format={form}", "--no-color", "--no-show-signature", "refs/stash", "--"
-        )
-    ).split(b"\0")
+    return await repository.read(
+        _stashes,
+        "log",
+        "--walk-reflogs",
+        "-z",
+        f"--format={form}",
+        "--no-color",
+        "--no-show-signature",
+        "refs/stash",
+        "--",
+    )
+
+
+def _stashes(output: bytes) -> list[dict[str, Any]]:
+    fields = output.split(b"\0")
     return [
         {"index": at // 3, "commit": text(fields[at]), "date": text(fields[at + 1]), "message": text(fields[at + 2])}
         for at in range(0, len(fields) - 2, 3)

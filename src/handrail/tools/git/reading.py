@@ -12,8 +12,17 @@ from handrail.contract.errors import ToolError
 from handrail.contract.tool.tool import Tool
 from handrail.tools.declaring import object_schema
 from handrail.tools.git import answers
-from handrail.tools.git.answers import MOST_LISTED, PATHS, READ_FOLDER, STATUS, conflicts, filters_noted, hidden, listed
-from handrail.tools.git.repository import Repository, commitish, opened, revision, text, without_credentials
+from handrail.tools.git.answers import MOST_LISTED, PATHS, READ_FOLDER, STATUS, conflict, filters_noted, hidden, listed
+from handrail.tools.git.repository import (
+    Repository,
+    aside,
+    commitish,
+    opened,
+    revision,
+    taken_apart,
+    text,
+    without_credentials,
+)
 
 _STATES = {
     "MERGE_HEAD": "merging",
@@ -51,24 +60,31 @@ class Status(Tool):
         repository = await opened(runtime, args.get("repository", "."))
         untracked = "normal" if args.get("untracked", True) else "no"
         state = await repository.read(answers.status, *STATUS, "--show-stash", f"--untracked-files={untracked}")
-        unstaged = [one for one in state.changed if one.worktree != "."]
-        kept = await repository.hidden(one.path for one in unstaged if one.is_file)
+        count = len(state.changed)
+        unstaged = (one for one in state.changed if one.worktree != ".")
+        kept = await repository.hidden((one.path for one in unstaged if one.is_file), count)
         answer: dict[str, Any] = {"repository": repository.shown_top, **_branch(state)}
         for name, word in _STATES.items():
             if await repository.is_there(name):
                 answer["state"] = word
                 break
-        staged = [one for one in state.changed if one.index != "."]
-        seen = [one for one in unstaged if one.path not in kept]
-        answer["clean"] = not (staged or seen or state.untracked or state.unmerged)
-        answer |= listed("staged", staged, lambda one: _change(repository, one, one.index))
-        answer |= listed("unstaged", seen, lambda one: _change(repository, one, one.worktree))
-        answer |= listed("untracked", state.untracked, repository.shown)
-        answer |= listed("conflicts", conflicts(repository, state), dict)
-        answer |= hidden(repository, kept, "whether they changed cannot be told")
+        answer |= await aside(count, lambda: _lists(repository, state, kept))
         if "stash" in state.headers:
             answer["stashes"] = int(state.headers["stash"])
         return answer | filters_noted(repository)
+
+
+def _lists(repository: Repository, state: answers.State, kept: set[bytes]) -> dict[str, Any]:
+    staged = [one for one in state.changed if one.index != "."]
+    seen = [one for one in state.changed if one.worktree != "." and one.path not in kept]
+    return {
+        "clean": not (staged or seen or state.untracked or state.unmerged),
+        **listed("staged", staged, lambda one: _change(repository, one, one.index)),
+        **listed("unstaged", seen, lambda one: _change(repository, one, one.worktree)),
+        **listed("untracked", state.untracked, repository.shown),
+        **listed("conflicts", state.unmerged, lambda one: conflict(repository, one)),
+        **hidden(repository, kept, "whether they changed cannot be told"),
+    }
 
 
 def _branch(state: answers.State) -> dict[str, Any]:
@@ -196,7 +212,7 @@ class Blame(Tool):
             if "no such ref: HEAD" in error.text:
                 raise ToolError("there are no commits yet, so no line was changed by one", kind="failed") from None
             raise
-        found = list(answers.blamed(output))
+        found = await taken_apart(output, answers.blamed)
         made: dict[str, Any] = {}
         for number, _, about, _ in found[:count]:
             if number not in made:
@@ -204,7 +220,7 @@ class Blame(Tool):
         answer: dict[str, Any] = {
             "path": path,
             "commits": made,
-            "lines": [{"line": line, "commit": number, "text": text(row)} for number, line, _, row in found[:count]],
+            "lines": [{"line": line, "commit": number, "text": row} for number, line, _, row in found[:count]],
         }
         if len(found) > count:
             answer["next_first"] = first + count
@@ -254,30 +270,35 @@ class Branches(Tool):
         kinds = ["refs/heads", *(["refs/remotes"] if args.get("remote", True) else [])]
         words = ("for-each-ref", f"--format={form}", f"--count={2 * MOST_LISTED + 1}", "--sort=-committerdate")
         output = await repository.output(*words, *kinds)
-        local: list[dict[str, Any]] = []
-        remote: list[dict[str, Any]] = []
-        for row in output.split(b"\n"):
-            parts = text(row).split("\0")
-            if len(parts) != 8 or parts[7]:  # origin/HEAD only names another
-                continue
-            name, head, commit, upstream, track, date, subject, _ = parts
-            one: dict[str, Any] = {
-                "branch": name.removeprefix("refs/heads/").removeprefix("refs/remotes/"),
-                "commit": commit,
-                "date": date,
-                "subject": subject,
-            }
-            if head == "*":
-                one["current"] = True
-            if upstream:
-                one |= {"upstream": upstream, "compared": track or "up to date"}
-            (local if name.startswith("refs/heads/") else remote).append(one)
+        local, remote = await taken_apart(output, _branches)
         answer: dict[str, Any] = {"branches": local[:MOST_LISTED]}
         if args.get("remote", True):
             answer["remote_branches"] = remote[:MOST_LISTED]
         if len(local) > MOST_LISTED or len(remote) > MOST_LISTED:
             answer["more"] = f"only the {MOST_LISTED} last changed of each are listed"
         return answer | {"remotes": _remotes(repository)}
+
+
+def _branches(output: bytes) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    local: list[dict[str, Any]] = []
+    remote: list[dict[str, Any]] = []
+    for row in output.split(b"\n"):
+        parts = text(row).split("\0")
+        if len(parts) != 8 or parts[7]:  # origin/HEAD only names another
+            continue
+        name, head, commit, upstream, track, date, subject, _ = parts
+        one: dict[str, Any] = {
+            "branch": name.removeprefix("refs/heads/").removeprefix("refs/remotes/"),
+            "commit": commit,
+            "date": date,
+            "subject": subject,
+        }
+        if head == "*":
+            one["current"] = True
+        if upstream:
+            one |= {"upstream": upstream, "compared": track or "up to date"}
+        (local if name.startswith("refs/heads/") else remote).append(one)
+    return local, remote
 
 
 def _remotes(repository: Repository) -> dict[str, str]:
@@ -438,7 +459,7 @@ async def _file(repository: Repository, ref: str, path: str) -> dict[str, Any]:
     found: dict[str, Any] = {"path": path, "ref": ref, "bytes": len(content)}
     if b"\0" in content[:8_000]:
         return found | {"binary": True}
-    return found | {"content": text(content)}
+    return found | {"content": await taken_apart(content, text)}
 
 
 async def difference(
@@ -455,19 +476,26 @@ async def difference(
     listing = names or ["diff", *ends, "--no-renames", *_PLAIN]
     options = ("--raw", "-z", "--ignore-submodules=dirty")
     changed = await repository.read(answers.differences, listing[0], *options, *listing[1:], "--", *about)
-    kept = await repository.hidden(one.path for one in changed if one.is_file or names is None)
+    kept = await repository.hidden((one.path for one in changed if one.is_file or names is None), len(changed))
     about = repository.pathspecs(paths or [repository.top], kept)
     words = ["diff", *ends, *_PLAIN, "--find-renames"]
     counted, patch = await asyncio.gather(
         repository.read(answers.differences, *words, "--raw", "--numstat", "-z", "--", *about),
         _patch(repository, [*words, f"--unified={args.get('context', 3)}", "--", *about], args),
     )
-    answer = listed("files", counted, lambda one: _row(repository, one))
-    lines = [(one.added, one.deleted) for one in counted if one.added is not None and one.deleted is not None]
-    answer["added"], answer["deleted"] = sum(added for added, _ in lines), sum(deleted for _, deleted in lines)
-    answer |= hidden(repository, kept, "their changes are left out")
+
+    def lists() -> dict[str, Any]:
+        lines = [(one.added, one.deleted) for one in counted if one.added is not None and one.deleted is not None]
+        return {
+            **listed("files", counted, lambda one: _row(repository, one)),
+            "added": sum(added for added, _ in lines),
+            "deleted": sum(deleted for _, deleted in lines),
+            **hidden(repository, kept, "their changes are left out"),
+        }
+
+    answer = await aside(len(counted) + len(kept), lists)
     if patch is not None:
-        answer["patch"] = text(patch)
+        answer["patch"] = await taken_apart(patch, text)
     return answer
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 import posixpath
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -184,6 +185,10 @@ def _overrides(found: Sequence[Entry], *, writing: bool) -> Iterator[tuple[str, 
 
 _T = TypeVar("_T")
 _SHORT_OUTPUT = 64 * 1024
+_FEW = 500
+"""Paths that are gone through on the event loop."""
+_PIECE = 256 * 1024
+"""Bytes that one native call decodes: it holds the interpreter meanwhile."""
 _MOST_SAID = 2_000
 _MOST_WORDS = 100_000
 _UNKNOWN = re.compile(
@@ -296,13 +301,16 @@ class Repository:
     def shown_top(self) -> str:
         return self.top[len(self.runtime.workdir.rstrip("/")) + 1 :] or "."
 
-    async def hidden(self, paths: Iterable[bytes]) -> set[bytes]:
+    async def hidden(self, paths: Iterable[bytes], most: int) -> set[bytes]:
         """Those that rules keep from programs: in the sandbox git cannot read them, and what it holds of them is no
-        more to be read."""
-        wanted = [path.decode("utf-8", "surrogateescape") for path in paths]
-        found = await self.runtime.shell.hidden([f"{self.top}/{path}" for path in wanted])
-        start = len(self.top) + 1
-        return {path[start:].encode("utf-8", "surrogateescape") for path in found}
+        more to be read.
+
+        :param most: how many ``paths`` there are at most. Many are gone through in a thread
+        """
+        top = f"{self.top}/"
+        wanted = await aside(most, lambda: [top + path.decode("utf-8", "surrogateescape") for path in paths])
+        found = await self.runtime.shell.hidden(wanted)
+        return await aside(len(found), lambda: {path[len(top) :].encode("utf-8", "surrogateescape") for path in found})
 
     async def is_there(self, name: str) -> bool:
         """Whether the git directory holds an entry of that name."""
@@ -314,8 +322,7 @@ class Repository:
 
     async def read(self, reader: Callable[[bytes], _T], *words: str) -> _T:
         """Return the result of ``reader`` for a command's output. A long output is read in a thread, so that other calls continue."""
-        output = await self.output(*words)
-        return reader(output) if len(output) <= _SHORT_OUTPUT else await asyncio.to_thread(reader, output)
+        return await taken_apart(await self.output(*words), reader)
 
     # ── failures ─────────────────────────────────────────────────────────────────────────────────
 
@@ -460,7 +467,21 @@ def said_by(done: Completed) -> str:
 
 def text(raw: bytes) -> str:
     """Bytes of git's for a result: what is no UTF-8 is shown as ``\\xhh``, so nothing is lost."""
-    return raw.decode("utf-8", "backslashreplace")
+    if len(raw) <= _PIECE:
+        return raw.decode("utf-8", "backslashreplace")
+    decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
+    pieces = [decoder.decode(raw[at : at + _PIECE]) for at in range(0, len(raw), _PIECE)]
+    return "".join((*pieces, decoder.decode(b"", final=True)))
+
+
+async def taken_apart(output: bytes, reader: Callable[[bytes], _T]) -> _T:
+    """Return the result of ``reader`` for an output. A long output is read in a thread, so that other calls continue."""
+    return reader(output) if len(output) <= _SHORT_OUTPUT else await asyncio.to_thread(reader, output)
+
+
+async def aside(count: int, work: Callable[[], _T]) -> _T:
+    """Return what ``work`` returns. With many paths it runs in a thread, so that other calls continue."""
+    return await asyncio.to_thread(work) if count > _FEW else work()
 
 
 def _no_repository(folder: str, done: Completed) -> ToolError:
