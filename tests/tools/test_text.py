@@ -20,6 +20,7 @@ from handrail.tools.files.text import (
     encoded,
     lines_of,
     places,
+    replaced_everywhere,
     spliced,
     unified,
     why_missing,
@@ -179,3 +180,22 @@ def test_the_nearest_line_is_looked_for_in_bounded_work() -> None:
     lines = "\n".join("ab" * 150 for _ in range(5_000))
     assert why_missing(lines, "ba" * 100_000 + "c").startswith(("the nearest line is 1", "nothing in the file"))
     assert why_missing("first line\nsecond line here\n", "secnd line here").startswith("the nearest line is 2")
+
+
+@given(
+    texts,
+    spans,
+    st.text(alphabet="ab\n", min_size=1, max_size=4),
+    st.text(alphabet="ab", max_size=3),
+    st.integers(1, 9),
+)
+def test_a_long_text_is_gone_through_in_pieces_with_the_same_outcome(
+    text: str, wanted: list[tuple[int, int, str]], old: str, new: str, piece: int
+) -> None:
+    made = ascending(text, wanted)
+    whole = lines_of(text), blocks_of_spans(text, made)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("handrail.tools.files.text._PIECE", piece)
+        patch.setattr("handrail.tools.files.text._LINES", piece)
+        assert (lines_of(text), blocks_of_spans(text, made)) == whole
+        assert replaced_everywhere(text, old, new) == text.replace(old, new)

@@ -29,6 +29,7 @@ from handrail.tools.files.text import (
     lines_of,
     places,
     readable,
+    replaced_everywhere,
     spliced,
     unified,
     why_missing,
@@ -268,12 +269,12 @@ class Edit(Tool):
         path = args["path"]
         before = await _content(path, runtime)
 
-        def change() -> tuple[str, list[Block], int]:
+        def change() -> tuple[bytes, list[Block], int]:
             text = decoded(before)
             done = replaced(path, text, args["old"], args["new"], replace_all=args.get("replace_all", False))
             if done.spans is None:
-                return done.text, blocks_between(lines_of(text), lines_of(done.text)), done.count
-            return done.text, blocks_of_spans(text, done.spans), done.count
+                return encoded(done.text), blocks_between(lines_of(text), lines_of(done.text)), done.count
+            return encoded(done.text), blocks_of_spans(text, done.spans), done.count
 
         after, blocks, count = await _aside(len(before) + len(args["old"]) + len(args["new"]), change)
         return {"replacements": count, **await _replace(path, before, after, blocks, runtime)}
@@ -316,7 +317,7 @@ class MultiEdit(Tool):
         path, mode = args["path"], args.get("mode", "strict")
         before = await _content(path, runtime)
 
-        def change() -> tuple[str, list[Block], list[dict[str, object]], int]:
+        def change() -> tuple[bytes, list[Block], list[dict[str, object]], int]:
             text = first = decoded(before)
             failed: list[dict[str, object]] = []
             count = work = 0
@@ -334,7 +335,7 @@ class MultiEdit(Tool):
                         continue
                     break
                 text, count = done.text, count + done.count
-            return text, blocks_between(lines_of(first), lines_of(text)), failed, count
+            return encoded(text), blocks_between(lines_of(first), lines_of(text)), failed, count
 
         size = sum(len(edit["old"]) + len(edit["new"]) for edit in args["edits"])
         after, blocks, failed, count = await _aside(len(before) * len(args["edits"]) + size, change)
@@ -410,10 +411,10 @@ class FilePatch(Tool):
         path = args["path"]
         before = await _content(path, runtime)
 
-        def change() -> tuple[str, list[Block]]:
+        def change() -> tuple[bytes, list[Block]]:
             text = decoded(before)
             blocks = blocks_of_operations(text, args["operations"])
-            return patched(text, blocks), blocks
+            return encoded(patched(text, blocks)), blocks
 
         size = sum(len(operation["content"]) for operation in args["operations"])
         after, blocks = await _aside(len(before) + size, change)
@@ -469,7 +470,7 @@ def replaced(path: str, text: str, old: str, new: str, *, replace_all: bool) -> 
     count = text.count(old)
     if count > _MANY:
         check_size(len(text) + count * (len(new) - len(old)))
-        return Replaced(text.replace(old, new), count, None)
+        return Replaced(replaced_everywhere(text, old, new), count, None)
     spans: list[Span] = []
     while at != -1:
         spans.append(Span(at, at + len(old), new))
@@ -512,8 +513,8 @@ async def _content(path: str, runtime: Runtime) -> bytes:
         raise await _explained(error, path, runtime) from None
 
 
-async def _replace(path: str, before: bytes, after: str, blocks: list[Block], runtime: Runtime) -> dict[str, object]:
-    written = await runtime.files.write(path, encoded(after), over=before)
+async def _replace(path: str, before: bytes, after: bytes, blocks: list[Block], runtime: Runtime) -> dict[str, object]:
+    written = await runtime.files.write(path, after, over=before)
     diff = await _aside(len(before) + len(after), lambda: unified(written.path, lines_of(decoded(before)), blocks))
     return {"path": written.path, "size": written.size, **diff.fields()}
 

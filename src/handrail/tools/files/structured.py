@@ -15,7 +15,7 @@ from handrail.contract.errors import ToolError, excerpt
 from handrail.contract.text.json import json_type
 from handrail.contract.tool.tool import Tool
 from handrail.tools.declaring import FILE, file_changing, file_reading, object_schema
-from handrail.tools.files.text import blocks_between, decoded, encoded, line_end, lines_of, unified, with_line_end
+from handrail.tools.files.text import Diff, blocks_between, decoded, encoded, line_end, lines_of, unified, with_line_end
 
 # Places in a JSON text, by JSON Pointer (RFC 6901): the value there, and the text with another value there. Pure functions.
 #
@@ -326,8 +326,10 @@ class JsonWrite(Tool):
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         path, pointer, remove = args["path"], args.get("pointer", ""), args.get("remove", False)
         if not pointer and not remove:
-            text = json.dumps(args["value"], ensure_ascii=False, indent=2) + "\n"
-            text = with_line_end(text, await _line_end(path, runtime))
+            end = await _line_end(path, runtime)
+            text = await asyncio.to_thread(
+                lambda: with_line_end(json.dumps(args["value"], ensure_ascii=False, indent=2) + "\n", end)
+            )
             written = await runtime.files.write(path, encoded(text))
         else:
             before = await runtime.files.read_for_edit(path, max_bytes=MAX_FILE)
@@ -337,18 +339,23 @@ class JsonWrite(Tool):
 
             text = await asyncio.to_thread(change)
             written = await runtime.files.write(path, encoded(text), over=before)
-        old, new = lines_of(decoded(written.before or b"")), lines_of(text)
         created = written.before is None
-        diff = await asyncio.to_thread(lambda: unified(written.path, old, blocks_between(old, new), created=created))
+
+        def compare() -> Diff:
+            old, new = lines_of(decoded(written.before or b"")), lines_of(text)
+            return unified(written.path, old, blocks_between(old, new), created=created)
+
+        diff = await asyncio.to_thread(compare)
         return {"path": written.path, "pointer": pointer, "created": created, "size": written.size, **diff.fields()}
 
 
 async def _line_end(path: str, runtime: Runtime) -> str:
     """The one that the file has; where it is new, or may not be changed, as writing then says, the usual one."""
     try:
-        return line_end(decoded(await runtime.files.read_for_edit(path, max_bytes=MAX_FILE)))
+        content = await runtime.files.read_for_edit(path, max_bytes=MAX_FILE)
     except ToolError:
         return "\n"
+    return await asyncio.to_thread(lambda: line_end(decoded(content)))
 
 
 def _text(data: bytes) -> str:

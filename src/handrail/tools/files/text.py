@@ -17,6 +17,10 @@ _MAX_DIFF_LINE = 1_000
 _CONTEXT = 3
 _REFINED = 2_000
 """Up to how many changed lines a minimal difference is worth its quadratic search."""
+_PIECE = 256 * 1024
+"""Characters that one native call goes through: it holds the interpreter meanwhile, in whichever thread."""
+_LINES = 64 * 1024
+"""Lines that one native call goes through."""
 
 
 def decoded(data: bytes) -> str:
@@ -35,10 +39,15 @@ def readable(text: str) -> str:
 
 def lines_of(text: str) -> list[str]:
     """Lines with their ends; only ``\\n`` ends one, as in what ``read`` numbers."""
-    parts = text.split("\n")
-    lines = [f"{part}\n" for part in parts[:-1]]
-    if parts[-1]:
-        lines.append(parts[-1])
+    lines: list[str] = []
+    at = 0
+    while at < len(text):
+        end = text.find("\n", at + _PIECE) + 1 or len(text)
+        parts = text[at:end].split("\n")
+        lines += [f"{part}\n" for part in parts[:-1]]
+        if parts[-1]:
+            lines.append(parts[-1])
+        at = end
     return lines
 
 
@@ -95,10 +104,29 @@ def spliced(text: str, spans: Sequence[Span]) -> str:
     return "".join(parts)
 
 
+def replaced_everywhere(text: str, old: str, new: str) -> str:
+    """Return what ``text.replace(old, new)`` returns."""
+    step = max(_PIECE, 2 * len(old))
+    out: list[str] = []
+    at = 0
+    while len(text) - at > step:
+        *found, rest = text[at : at + step].split(old)
+        if found:
+            out += (new.join(found), new)
+            at += step - len(rest)
+        else:  # an occurrence may begin at its end
+            out.append(text[at : at + step - len(old) + 1])
+            at += step - len(old) + 1
+    out.append(text[at:].replace(old, new))
+    return "".join(out)
+
+
 def blocks_of_spans(text: str, spans: Sequence[Span]) -> list[Block]:
     """The whole lines that ``spans`` change."""
     lines = lines_of(text)
-    starts = [0, *accumulate(map(len, lines))]
+    starts = [0]
+    for at in range(0, len(lines), _LINES):
+        starts += accumulate(map(len, lines[at : at + _LINES]), initial=starts.pop())
     found: list[Block] = []
     pending: list[Span] = []
     first = last = 0
@@ -267,7 +295,8 @@ def why_missing(text: str, part: str) -> str:
                     if have != want:
                         return f"line {index + offset + 1} differs in whitespace only: it is {_quoted(have)}, not {_quoted(want)}"
                 return f"lines {index + 1} to {index + len(bare)} are like it but for blank lines around them"
-    at = text.lower().find(part.lower())
+    lower = "".join(text[at : at + _PIECE].lower() for at in range(0, len(text), _PIECE))
+    at = lower.find(part.lower())
     if at != -1:
         return f"line {text.count(chr(10), 0, at) + 1} has it in other upper and lower case"
     near = nearest(max(bare, key=len), dict.fromkeys(filter(None, stripped[:2_000])), 1, cutoff=0.6)
