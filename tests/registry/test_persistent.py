@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import sys
 from dataclasses import replace
 from typing import Any
@@ -237,12 +238,15 @@ async def test_chatter_on_stderr_holds_nothing_up(place: Place) -> None:
 
 
 PLANTS = f"""#!{sys.executable} -S
-import json, os, sys
+import fcntl, json, sys
+planting = open("planting", "a")
+fcntl.flock(planting, fcntl.LOCK_EX)
 for number, line in enumerate(sys.stdin):
     print(json.dumps({{"id": json.loads(line)["id"], "result": {{"number": number}}}}), flush=True)
     if number == 0:
+        fcntl.flock(open("between"), fcntl.LOCK_EX)  # held by the test until the call is over
         open(".envrc", "w").close()
-        open("planted", "w").close()
+        planting.close()
 """
 
 
@@ -258,15 +262,12 @@ async def test_what_it_makes_between_its_calls_under_a_protected_name_stops_the_
 
     monkeypatch.setattr(Place, "confinement", guarded)
     tool = made(place, PLANTS, side_effect="write", requires={"fs": {"read": ["."], "write": ["."]}})
-    try:
+    with (place.workspace / "between").open("w") as between:
+        fcntl.flock(between, fcntl.LOCK_EX)
         assert await call(place, tool) == {"number": 0}
-    except ToolError as error:  # the program was quicker than the look at the end of its call
-        assert error.kind == "denied" and ".envrc" in error.text
-    else:
-        async with asyncio.timeout(60):
-            while not (place.workspace / "planted").exists():
-                await asyncio.sleep(0.01)
-        error = await failure(place, tool)
-        assert error.kind == "conflict" and ".envrc" in error.text
+    with (place.workspace / "planting").open() as planting:
+        await asyncio.to_thread(fcntl.flock, planting, fcntl.LOCK_EX)
+    error = await failure(place, tool)
+    assert error.kind == "conflict" and ".envrc" in error.text
     assert await call(place, tool) == {"number": 1}
     await tool.aclose()
