@@ -1,9 +1,9 @@
 # The first process of a sandbox, in perl because every distribution has it and it starts in a millisecond.
 # handrail.sandbox.start.launcher says what it reads and answers; launcher_python.py does the same where there is no perl.
 # No module is loaded, and nothing is read but the descriptors that it is given and what /proc says of itself. Each
-# statement takes microseconds to compile. So the first arguments are watcher.pl, which is compiled while the program's
-# process restricts itself, and mount_changes.pl, which is seldom needed.
-my ($watcher, $changes, $channel, $letter, $lifeline, $spare, @others) = @ARGV;
+# statement takes microseconds to compile. So the first arguments are describer.pl and watcher.pl, which are compiled while
+# the program's process restricts itself, and mount_changes.pl, which is seldom needed.
+my ($describer, $watcher, $changes, $channel, $letter, $lifeline, $spare, @others) = @ARGV;
 open(my $host, "+<&=", $channel);
 open(my $mail, "<&=", $letter);
 open(my $life, "+<&=", $lifeline);
@@ -51,39 +51,13 @@ while (my ($setting, $number) = splice(@counts, 0, 2)) {
 my ($version, $none) = (pack("L l", 0x20080522, 0), pack("L6", (0) x 6));
 syscall($capset + 0, $version, $none) == 0 or fail("its capability cannot be given up: $!");
 
-my $table;
-
-sub table {
-    my $text = "";
-    sysseek($table, 0, 0);
-    1 while sysread($table, $text, 65536, length($text));
-    return $text;
-}
-
 pipe(my $checked, my $checking) or fail("it has no pipe: $!");
 $SIG{CHLD} = sub { };
 my $program = fork;
 defined($program) or fail("no process could be made: $!");
 if ($program) {
-    # bubblewrap mounts by path, and a path can lead elsewhere a moment later. So the holder compares the mounts with those
-    # that were asked for. From before that on the kernel reports each change: of the table, and renames in the folders.
-    my ($tables, $moves, $polled, $first, @open) = ("", -1, 0);
-    if (@looked) {
-        sysopen($table, "/proc/self/mountinfo", 0x80000) or fail("its mounts cannot be read: $!");
-        vec($tables, fileno($table), 1) = 1;
-        # The kernel reports a rename by SIGIO, which is read like a file. Unlike inotify's, the number of these is not bounded
-        # for the user, whose editors have inotify.
-        my ($mask, $start) = split(/ /, $signals);
-        my $set = pack("Q", 1 << 28);    # SIGIO
-        $moves = syscall($start + 0, -1, $set, 8, 0x80800) if @folders && $start && syscall($mask + 0, 0, $set, 0, 8) == 0;
-        for my $name (@folders) {
-            my $folder;
-            sysopen($folder, $name, 0x80000) && fcntl($folder, 1026, 0x80000010) or $polled = 1;    # F_NOTIFY, each rename
-            push(@open, $folder);
-        }
-        $first = table();
-        syswrite($host, "T" . pack("N/a*", pack("(N/a*)*", $first, map { join(":", (stat)[0, 1]) } @looked)));
-    }
+    my ($tables, $moves, $polled, $table, $first, @open) = ("", -1, 0);
+    eval(qq{#line 1 "describer.pl"\n$describer}) // fail("its mounts cannot be described: $@") if @looked;
     syswrite($checking, "c");
     eval(qq{#line 1 "watcher.pl"\n$watcher}) // fail("it cannot be watched: $@");
 }

@@ -45,7 +45,7 @@ Mode = Literal["exec", "shell"]
 """``exec``: the launcher starts a program. ``shell``: it is bash already, and reads a text."""
 
 PERL = "/usr/bin/perl"
-_EVALUATED = ("watcher.pl", "mount_changes.pl")
+_EVALUATED = ("describer.pl", "watcher.pl", "mount_changes.pl")
 LONGEST_ARGUMENT = 32 * 4096 - 1
 """Bytes of one argument that execve(2) takes."""
 LONGEST_TEXT = LONGEST_ARGUMENT - 4096
