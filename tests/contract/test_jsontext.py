@@ -14,6 +14,7 @@ from handrail.contract.text.json import (
     MAX_ARGUMENT_DEPTH,
     MAX_ARGUMENT_VALUES,
     ArgumentText,
+    check_depth,
     fault_in_size,
     json_type,
     parse_arguments,
@@ -201,3 +202,26 @@ def test_arguments_of_more_values_than_a_call_may_carry_are_refused() -> None:
 def test_commas_and_brackets_in_texts_are_no_values() -> None:
     assert parse_arguments('{"a":"' + ",[{" * 50_000 + '"}') == {"a": ",[{" * 50_000}
     assert parse_arguments('{"a":"' + '\\",[' * 50_000 + '"}') == {"a": '",[' * 50_000}
+
+
+@given(
+    st.recursive(
+        st.text(alphabet='a[{"\\', max_size=3),
+        lambda inner: (
+            st.lists(inner, max_size=3) | st.dictionaries(st.text(alphabet="b]", max_size=2), inner, max_size=3)
+        ),
+    ),
+    st.integers(0, 6),
+)
+def test_a_text_is_as_deep_as_its_value(value: Any, limit: int) -> None:
+    def depth(part: Any) -> int:
+        if isinstance(part, dict):
+            part = [*part.values()]
+        return 1 + max(map(depth, part), default=0) if isinstance(part, list) else 0
+
+    text = json.dumps(value)
+    if depth(value) <= limit:
+        check_depth(text, limit)
+    else:
+        with pytest.raises(ArgumentText, match="nested deeper"):
+            check_depth(text, limit)

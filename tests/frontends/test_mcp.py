@@ -20,7 +20,7 @@ from mcp.client.subscriptions import ToolsListChanged
 from mcp.types import CallToolResult, TextContent, Tool, ToolListChangedNotification
 from tests.frontends.conftest import Program, Sleeper
 
-from handrail.frontends.mcp.stdio import Lines, Output
+from handrail.frontends.mcp.stdio import MAX_MESSAGE_BYTES, MAX_MESSAGE_VALUES, Lines, Output
 
 Mode = Literal["auto", "legacy"]
 
@@ -185,6 +185,16 @@ async def test_a_client_that_reads_no_more_is_no_defect_and_ends_the_server(hand
     process.stdin.close()
     assert (await process.stderr.read()).decode() == ""
     assert await process.wait() == 0
+
+
+async def test_a_message_of_more_values_than_any_call_may_have_is_refused_and_the_next_one_heard() -> None:
+    reader, said = asyncio.StreamReader(limit=MAX_MESSAGE_BYTES), list[bytes]()
+    many = "[]," * MAX_MESSAGE_VALUES
+    reader.feed_data(f'{{"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": [{many}1]}}\n{{}}\n'.encode())
+    reader.feed_eof()
+    assert [line async for line in Lines(reader, said.append)] == ["{}\n"]
+    (refused,) = map(json.loads, said)
+    assert refused["id"] == 7 and "hold more than 40,000 values" in refused["error"]["message"]
 
 
 async def test_a_pipe_that_nobody_reads_is_waited_for_only_while_its_client_speaks() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import math
+import operator
 import re
 from collections.abc import Collection, Mapping
 from typing import Any, cast
@@ -153,19 +155,12 @@ def check_depth(text: str, limit: int = MAX_ARGUMENT_DEPTH) -> None:
     """
     if text.count("[") + text.count("{") <= limit:
         return
-    too_deep = ArgumentText(f"are nested deeper than {limit} levels; flatten them")
     brackets = _STRING.sub("", text).encode("utf-8", "replace").translate(_AS_SQUARE, _NO_BRACKET)
-    for _ in range(limit):
-        shallower = brackets.replace(b"[]", b"")  # takes away exactly the innermost level, at memory speed
-        if not shallower:
-            return
-        if len(shallower) == len(brackets):
-            break
-        brackets = shallower
-    else:
-        raise too_deep
-    if brackets.count(b"[") > limit:  # what is left never closes: a parser would go down all the same
-        raise too_deep
+    opened = itertools.accumulate(map(len, brackets.split(b"]")))  # before each closing bracket, and before the end
+    if (
+        max(map(operator.sub, opened, itertools.count())) > limit
+    ):  # what never closes counts, too: a parser would go down all the same
+        raise ArgumentText(f"are nested deeper than {limit} levels; flatten them")
 
 
 def values_in_text(text: str, enough: int) -> int:

@@ -41,7 +41,7 @@ from starlette.routing import BaseRoute, Route
 
 from handrail.config.mcp import McpServe, SecretValue
 from handrail.contract.errors import StartError, UsageError
-from handrail.contract.text.json import ArgumentText, check_depth
+from handrail.contract.text.json import ArgumentText
 from handrail.frontends.mcp.auth import (
     MIN_TOKEN,
     AnyOf,
@@ -63,7 +63,7 @@ from handrail.frontends.mcp.connections import (
     refused,
 )
 from handrail.frontends.mcp.server import build
-from handrail.frontends.mcp.stdio import MAX_MESSAGE_BYTES, MAX_MESSAGE_DEPTH
+from handrail.frontends.mcp.stdio import MAX_MESSAGE_BYTES, check_form
 from handrail.runtime.secrets import NO_SECRETS, SecretStore
 
 if TYPE_CHECKING:
@@ -463,7 +463,7 @@ class Bodies:
                 break
         body = b"".join(pieces)
         try:
-            check_depth(body.decode("utf-8", "replace"), MAX_MESSAGE_DEPTH)
+            check_form(body.decode("utf-8", "replace"))
         except ArgumentText as error:
             return await refused(send, 400, f"the parameters {error}")
         again: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]

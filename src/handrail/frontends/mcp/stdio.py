@@ -19,7 +19,13 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import orjson
 
-from handrail.contract.text.json import MAX_ARGUMENT_BYTES, ArgumentText, check_depth
+from handrail.contract.text.json import (
+    MAX_ARGUMENT_BYTES,
+    MAX_ARGUMENT_VALUES,
+    ArgumentText,
+    check_depth,
+    values_in_text,
+)
 from handrail.frontends.mcp.tools import DOOR, DOOR_TOOL, EXTENSIONS, Serving, as_tool, greeting, page_from, specs_of
 
 if TYPE_CHECKING:
@@ -31,6 +37,8 @@ MAX_MESSAGE_BYTES = 2 * MAX_ARGUMENT_BYTES
 _INVALID_PARAMS = -32602
 MAX_MESSAGE_DEPTH = 150
 """Deeper messages are not parsed by the SDK, which would leave a request without an answer."""
+MAX_MESSAGE_VALUES = 2 * MAX_ARGUMENT_VALUES
+"""JSON values in a message. The SDK goes through all of them several times, and nothing else runs meanwhile."""
 _ENDS_KEPT = 4096
 """Bytes of each end of an over-long message, where its id is looked for."""
 _ID = rb'"id"\s*:\s*(-?\d{1,18}|"[^"\\\x00-\x1f]{1,200}")'
@@ -84,6 +92,19 @@ def _is_watchable(descriptor: int) -> bool:
     return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.isatty(descriptor)
 
 
+def check_form(text: str) -> None:
+    """Refuse a message whose form would hold up all others.
+
+    :raises ArgumentText: for one that is nested deeper than :data:`MAX_MESSAGE_DEPTH` or holds more values than
+        :data:`MAX_MESSAGE_VALUES`; the text follows "the parameters"
+    """
+    if values_in_text(text, MAX_MESSAGE_VALUES) > MAX_MESSAGE_VALUES:
+        raise ArgumentText(
+            f"hold more than {MAX_MESSAGE_VALUES:,} values; send less in one message, or a path to a file"
+        )
+    check_depth(text, MAX_MESSAGE_DEPTH)
+
+
 class Lines:
     """The lines of a stream as text, none longer than the reader's limit and none deeper than a parser takes.
 
@@ -127,7 +148,7 @@ class Lines:
     def _checked(self, line: bytes) -> str | None:
         text = line.decode(errors="replace")
         try:
-            check_depth(text, MAX_MESSAGE_DEPTH)
+            check_form(text)
         except ArgumentText as error:
             self._refuse(line[:_ENDS_KEPT], line[-_ENDS_KEPT:], f"the parameters {error}")
             return None
