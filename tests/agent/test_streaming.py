@@ -342,3 +342,20 @@ async def test_after_a_kill_in_the_middle_of_a_reply_each_started_call_is_known_
         assert (await again.complete("go on")).ok and again.messages[:4] == agent.messages
         assert verify(kernel.log.reader).ok
     assert (tmp_path / "effects").read_text().split() == ["done", "held"]
+
+
+async def test_a_reply_whose_events_come_all_at_once_lets_others_go_on(tmp_path: Path) -> None:
+    turns = 0
+
+    def counted() -> None:
+        nonlocal turns
+        turns += 1
+        asyncio.get_running_loop().call_soon(counted)
+
+    async with temporary_kernel(tmp_path) as kernel:
+        model = PlayedModel([*[TextDelta("a ")] * 6_400, Finished("end")])
+        async with aclosing(Agent(await kernel.session(), model).run("go")) as events:
+            first = await anext(aiter(events))
+            counted()
+            told = [first, *[event async for event in events]]
+    assert isinstance(told[-1], RunFinished) and turns > 500

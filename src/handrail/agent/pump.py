@@ -85,6 +85,11 @@ async def stream_with_retries(
 
 T = TypeVar("T")
 
+_STEPS_A_TURN = 64
+"""Events after which the loop goes on with others."""
+_TOLD = 4
+"""Events that one counts for of which something is told: it may have begun a call."""
+
 
 class OutOfTime(Exception):
     """The deadline passed while the reply was read."""
@@ -151,7 +156,7 @@ class ReplyPump(Generic[T]):
         asyncio.get_running_loop().call_soon(self._told.put_nowait, told)
 
     async def _read(self, model: Model, request: ModelRequest, policy: RetryPolicy, deadline: float | None) -> None:
-        units = 0
+        units = steps = 0
         timer = asyncio.timeout_at(deadline)
         try:
             async with timer:
@@ -162,8 +167,14 @@ class ReplyPump(Generic[T]):
                         units += EVENT_UNITS + len(getattr(event, "text", ""))
                         if units > MAX_REPLY_UNITS + EVENT_UNITS:
                             raise StreamCut(f"the reply is longer than {MAX_REPLY_UNITS:,} characters")
-                        for told in await self._heed(event):
+                        found = await self._heed(event)
+                        for told in found:
                             self._tell(told)
+                        # Many events may have come at once, and then nothing here waits for a moment.
+                        steps += 1 + _TOLD * len(found)
+                        if steps >= _STEPS_A_TURN:
+                            steps = 0
+                            await asyncio.sleep(0)
                 finally:
                     await stream.aclose()
             self._tell(_End())
