@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from handrail import Event, LoadError, UsageError, open_kernel, tool
+from handrail.kernel.assembly import MOST_RULES
 from handrail.kernel.doctor import check_kernel
 from handrail.testing.kernels import temporary_kernel
 
@@ -252,3 +253,15 @@ async def test_examples_in_a_rule_are_checked_wherever_it_is_given(tmp_path: Pat
             await kernel.session(rules=[{"rule": "deny read a", "match": ["b"]}])
         with pytest.raises(LoadError, match="matches its example 'private/a' of not_match"):
             await kernel.session(rules=[{"rule": "deny read private/**", "not_match": ["private/a"]}])
+
+
+async def test_more_rules_than_each_call_could_be_compared_with_are_refused_with_their_place(tmp_path: Path) -> None:
+    (tmp_path / "ws").mkdir()
+    config = tmp_path / "handrail.toml"
+    rules = "".join(f'  "allow bash git log {number}",\n' for number in range(MOST_RULES + 1))
+    config.write_text(f"rules = [\n{rules}]\n")
+    with pytest.raises(LoadError) as caught:
+        async with open_kernel(tmp_path / "ws", state=tmp_path / "state", config=config):
+            pass
+    (fault,) = caught.value.faults
+    assert fault.source.startswith(f"{config}:") and "there are 2,001 rules. At most 2,000" in fault.problem

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import threading
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -55,6 +56,9 @@ from handrail.upstream.servers import Ground, Upstreams
 
 _Given = tuple[tuple[Tool, ...], tuple[Offering, ...]]
 
+MOST_RULES = 2_000
+"""Rules of an agent, a project and a process together. Each call is compared with all that could be about it."""
+
 
 @dataclass(slots=True)
 class Rooms:
@@ -86,6 +90,9 @@ class Rooms:
     """Those whose manifest has changed since; sessions may still work with them."""
     open_tools: OpenTools = field(default_factory=OpenTools)
     numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
+    _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
+    _making: threading.Lock = field(default_factory=threading.Lock)
+    """Held while a context is made: threads make them, and those of one agent are to share a shelf."""
 
     def context(
         self,
@@ -101,7 +108,10 @@ class Rooms:
         :raises LoadError: with every fault of the agent's manifest, of tools and rules
         :raises UsageError: when there is no such agent
         """
-        brought = brought or Brought()
+        with self._making:
+            return self._context(agent, brought or Brought(), configured)
+
+    def _context(self, agent: str, brought: Brought, configured: Mode | None) -> Context:
         given = (brought.tools, brought.offerings)
         texts = configured_rules(self.config, brought.rules)
         shared = given == ((), ()) and not brought.secrets and not brought.tool_config
@@ -197,7 +207,7 @@ class Rooms:
         generation, parsed = _loaded(sources, next(self.numbers), appointed, texts)
         shelf = Shelf(
             sources,
-            Succession(generation, self.open_tools),
+            Succession(generation, self.open_tools, self._loop),
             lambda living: self._layer(appointed, living),
             lambda: next(self.numbers),
             self._published,
@@ -234,7 +244,7 @@ async def assemble(store: Store, config: Configuration, secrets: Mapping[str, st
     ceiling = ceiling_layer(settings.ceiling, variables)
     learned = partial(learn, redactor)
     upstreams = Upstreams(
-        Ground(folders, Guarded(programs), variables, ceiling, _project_book(config), learned),
+        Ground(folders, Guarded(programs), variables, ceiling, await asyncio.to_thread(_project_book, config), learned),
         configured(config, known, learned),
         version=version("handrail"),
     )
@@ -333,8 +343,11 @@ def parse_rules(texts: Iterable[RuleText], generation: Generation | None) -> lis
 
     :param generation: the tools that they may name, those that only other agents have among them; None where nobody
         knows
-    :raises LoadError: with every text that is no rule
+    :raises LoadError: with every text that is no rule, or where they are more than :data:`MOST_RULES`
     """
+    texts = tuple(texts)
+    if len(texts) > MOST_RULES:
+        raise LoadError([_too_many(len(texts), texts[-1].source)])
     known = None if generation is None else {*generation.entries, *generation.beyond}
     specs = None if generation is None else specs_of(generation.entries)
     found: list[Rule] = []
@@ -353,6 +366,11 @@ def parse_rules(texts: Iterable[RuleText], generation: Generation | None) -> lis
     if faults:
         raise LoadError(faults)
     return found
+
+
+def _too_many(count: int, source: str) -> Fault:
+    problem = f"there are {count:,} rules. At most {MOST_RULES:,} are judged by. Write one with a pattern for many (allow bash git log *)"
+    return Fault(source, "", problem)
 
 
 def _by_file(rules: Iterable[Rule]) -> Iterable[list[Rule]]:
@@ -389,6 +407,8 @@ def _together(
         rules = rules + parse_rules(texts, generation)
     except LoadError as error:
         faults = [*faults, *error.faults]
+    if len(rules) > MOST_RULES:
+        faults = [*faults, _too_many(len(rules), rules[0].source)]
     if faults:
         raise LoadError(faults)
     return rules

@@ -82,6 +82,8 @@ class HeldKernel(Kernel):
         self._face = face
         self._others: dict[str, Context] = {}
         """Of further agents that sessions of this process name."""
+        self._appointing = asyncio.Lock()
+        """Held while a thread makes one of these."""
         self._joining = joining
         self._next = AsyncExitStack()
         self.successor: Kernel | None = None
@@ -232,7 +234,11 @@ class HeldKernel(Kernel):
         if self.successor is not None:
             return cast("HeldSession", await self.successor.session(id, **options))
         options = checked(options)
-        opening = Opening(self._context(options.get("agent")), self._context, self._face, options)
+        agent = options.get("agent")
+        if agent is not None and agent != self.own.agent and agent not in self._others:
+            async with self._appointing:
+                await asyncio.to_thread(self._context, agent)
+        opening = Opening(self._context(agent), self._context, self._face, options)
         return await self.sessions.open(opening, id)
 
     def _context(self, agent: str | None) -> Context:
@@ -386,13 +392,15 @@ async def hold(
         held = WorkspaceHeld(folders, holder_of(folders) or Holder())
         return join(held, replace(given, tools=tools))
 
-    settings = configuration.load(config, folders=folders, flags=brought.settings)
+    # In threads, as all that takes longer the more there is: the loop may be that of a program that embeds this.
+    settings = await asyncio.to_thread(configuration.load, config, folders=folders, flags=brought.settings)
     brought = replace(
         brought,
         rules=(*(rule.entry for rule in settings.process_rules), *brought.rules),
         mode=brought.mode or settings.given_mode,
     )
-    for one in all_agents(settings, folders):  # also of agents that only a later session works as
+    # Also of agents that only a later session works as.
+    for one in await asyncio.to_thread(lambda: [*all_agents(settings, folders)]):
         programs.add(one.further.writable)
     joinable = sys.platform == "linux"
     # A name of its own for each holder: one that was paused still listens at its.
@@ -413,7 +421,7 @@ async def hold(
         await rooms.arbiter.recover(rooms.interrupted)
         stack.enter_context(redacted_logs(rooms.arbiter.shaper.redactor))
         agent = brought.agent or settings.settings.agent
-        own = rooms.context(agent, brought)
+        own = await asyncio.to_thread(rooms.context, agent, brought)
         kernel = HeldKernel(rooms, own, brought.face, brought, joining)
         stack.push_async_callback(kernel.shut_down)
         loop = asyncio.get_running_loop()

@@ -414,7 +414,7 @@ async def join(
     :param held: why it is not held here
     :param hold: holds it here once no other process does
     """
-    settings = configuration.load(config, folders=held.folders, flags=brought.settings)
+    settings = await asyncio.to_thread(configuration.load, config, folders=held.folders, flags=brought.settings)
     if beyond := set_for_holding(settings):
         raise UsageError(
             f"{', '.join(beyond)} cannot be set here: {held.holder} holds this workspace, whose settings count; "

@@ -37,14 +37,17 @@ class OpenTools:
 
 
 class Succession:
-    """The generations of one agent. Bound to the event loop that it was made on.
+    """The generations of one agent, bound to one event loop.
 
     :param open_tools: shared by the successions of one kernel, some of whose tools are the same objects
+    :param loop: None for the running one
     """
 
-    def __init__(self, first: Generation, open_tools: OpenTools | None = None) -> None:
+    def __init__(
+        self, first: Generation, open_tools: OpenTools | None = None, loop: asyncio.AbstractEventLoop | None = None
+    ) -> None:
         self._shared = open_tools or OpenTools()
-        self._loop = asyncio.get_running_loop()
+        self._loop = loop or asyncio.get_running_loop()
         self.current = first
         """The generation that new turns and calls get."""
         self._older: weakref.WeakSet[Generation] = weakref.WeakSet()

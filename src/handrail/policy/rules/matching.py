@@ -194,6 +194,7 @@ def ranking_of(book: RuleBook, about: Callable[[Rule], bool], kind: Kind) -> Ran
     return own if book.above is None else Bounded(own, ranking_of(book.above.binding, about, kind))
 
 
+@lru_cache(maxsize=16_384)  # checked where rules are loaded, which may be a thread, and needed again by each tool
 def ranked(rule: Rule, kind: Kind) -> Ranked:
     """``rule`` ready to be compared with subjects of ``kind``. A pattern that makes no sense for it matches nothing,
     except in a deny: that matches everything, since what it was meant to stop is unknown."""

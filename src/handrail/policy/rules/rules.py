@@ -214,6 +214,10 @@ def fault_in_path(pattern: str) -> str | None:
     return fault_in_pattern(pattern)
 
 
+_FEW = 10
+"""Rules that are compared with each one there is; for more it is quicker to know the hashes of all."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class RuleBook:
     """All rules of a session, as one value: adding rules makes another book. Order does not matter, specificity does.
@@ -228,7 +232,8 @@ class RuleBook:
     above: RuleBook | None = None
 
     def with_rules(self, *rules: Rule) -> RuleBook:
-        return self.of(*self.rules, *(rule for rule in rules if rule not in self.rules))
+        known = self.rules if len(rules) <= _FEW else frozenset(self.rules)
+        return self.of(*self.rules, *(rule for rule in rules if rule not in known))
 
     def of(self, *rules: Rule) -> RuleBook:
         """The same with these instead of its own."""
