@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Collection
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -215,9 +216,10 @@ def test_commas_and_brackets_in_texts_are_no_values() -> None:
 )
 def test_a_text_is_as_deep_as_its_value(value: Any, limit: int) -> None:
     def depth(part: Any) -> int:
-        if isinstance(part, dict):
-            part = [*part.values()]
-        return 1 + max(map(depth, part), default=0) if isinstance(part, list) else 0
+        if not isinstance(part, (dict, list)):
+            return 0
+        inner = cast("Collection[Any]", part.values() if isinstance(part, dict) else part)
+        return 1 + max(map(depth, inner), default=0)
 
     text = json.dumps(value)
     if depth(value) <= limit:

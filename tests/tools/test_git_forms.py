@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from handrail.contract.errors import decoded
 from handrail.tools.git import answers, repository
 
 pytestmark = pytest.mark.proves("T-05a", "S-07")
@@ -69,5 +70,6 @@ def test_an_address_is_compared_without_the_name_and_password_in_it() -> None:
 @given(st.one_of(st.binary(max_size=60), st.text(max_size=30).map(str.encode)), st.integers(1, 9))
 def test_a_long_output_is_decoded_in_pieces_with_the_same_outcome(raw: bytes, piece: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(repository, "_PIECE", piece)
+        patch.setattr("handrail.contract.errors._PIECE", piece)
         assert repository.text(raw) == raw.decode("utf-8", "backslashreplace")
+        assert decoded(raw, "replace") == raw.decode("utf-8", "replace")

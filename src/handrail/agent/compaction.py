@@ -328,6 +328,10 @@ def _after_its_first_line(text: str) -> str:
     return text.partition("\n")[2]
 
 
+_LOOKED_AT = 16 * 1024
+"""Characters of a text that one line of the outline is made from: to spell out megabytes would hold everybody up."""
+
+
 def _short(text: str, most: int) -> str:
-    line = neutralised(" ".join(text.split()))
-    return line if len(line) <= most else f"{line[:most]}…"
+    line = neutralised(" ".join(text[:_LOOKED_AT].split()))
+    return line if len(line) <= most and len(text) <= _LOOKED_AT else f"{line[:most]}…"

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -92,12 +93,24 @@ class LogUnavailable(HandrailError):
     """The commit log cannot take records, so no call may run (full disk, read-only state)."""
 
 
-# Quotes in error messages: a received text is quoted whole or not at all.
+# Long texts from outside: how they are decoded, and quoted in error messages (whole, or not at all).
 #
 # The code that makes a message does not know the registered secrets. Redaction removes them from the finished message by
 # their known forms, which a shortened secret would not have.
+
+_PIECE = 256 * 1024
+"""Bytes that one native call decodes: it holds the interpreter meanwhile."""
 
 
 def excerpt(text: str, most: int) -> str:
     """``text`` in quotes, or its length where it is longer than ``most`` characters."""
     return repr(text) if len(text) <= most else f"a text of {len(text):,} characters"
+
+
+def decoded(raw: bytes, errors: str) -> str:
+    """Return what ``raw.decode("utf-8", errors)`` returns. No step holds the interpreter long, so that a thread can take them."""
+    if len(raw) <= _PIECE:
+        return raw.decode("utf-8", errors)
+    decoder = codecs.getincrementaldecoder("utf-8")(errors)
+    pieces = [decoder.decode(raw[at : at + _PIECE]) for at in range(0, len(raw), _PIECE)]
+    return "".join((*pieces, decoder.decode(b"", final=True)))

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import cast
 
 from handrail.contract.doors.jobs import KEYS, Typed
-from handrail.contract.errors import ToolError
+from handrail.contract.errors import ToolError, decoded
 from handrail.contract.sandbox import (
     SHELL_ARGV,
     Completed,
@@ -87,10 +87,10 @@ class SandboxedShell:
             try:
                 code = await process.wait()
             except Vetoed as veto:
-                said = (output + errors).decode("utf-8", "replace")
+                said = await asyncio.to_thread(decoded, output + errors, "replace")
                 raise ToolError(veto.text, kind="denied", data={"exit_code": veto.exit_code, "output": said}) from None
             except ToolError as error:
-                said = (output + errors).decode("utf-8", "replace")
+                said = await asyncio.to_thread(decoded, output + errors, "replace")
                 raise ToolError(error.text, kind=error.kind, data={"output": said} if said else None) from None
         except asyncio.CancelledError:
             await ended(process)

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from handrail.contract.doors.jobs import DEFAULT_COMMAND, KEYS, MOST_KEYS, START, Job
 from handrail.contract.doors.runtime import Runtime
-from handrail.contract.errors import ToolError
+from handrail.contract.errors import ToolError, decoded
 from handrail.contract.tool.requires import Requires, ShellRequires
 from handrail.contract.tool.spec import LockSpec, OfJob, ToolSpec
 from handrail.contract.tool.tool import Tool
@@ -18,6 +18,7 @@ from handrail.tools.declaring import MAX_OUTPUT, WORKSPACE, object_schema
 from handrail.tools.jobs import state_after_stopping
 
 LONGEST_MS = 600_000
+_SHORT_OUTPUT = 64 * 1024
 _TIMEOUT = {
     "type": "integer",
     "minimum": 1,
@@ -117,7 +118,7 @@ async def ran(runtime: Runtime, command: str | Sequence[str], stdin: bytes = b""
         raise
     answer: dict[str, object] = {
         "exit_code": done.exit_code,
-        "output": done.output.decode("utf-8", "replace"),
+        "output": await _text(done.output),
     }
     if done.signal is not None:
         answer["signal"] = done.signal
@@ -128,6 +129,12 @@ async def ran(runtime: Runtime, command: str | Sequence[str], stdin: bytes = b""
     if done.notes:
         answer["notes"] = list(done.notes)
     return answer
+
+
+async def _text(output: bytes) -> str:
+    if len(output) <= _SHORT_OUTPUT:
+        return output.decode("utf-8", "replace")
+    return await asyncio.to_thread(decoded, output, "replace")
 
 
 class _Heard:

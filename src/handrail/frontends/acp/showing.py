@@ -29,12 +29,13 @@ _WRITTEN = ("output", "content", "text", "head")
 _ENDS = {"exit_code", "signal", "limit", "dropped_bytes", "notes"}
 """What a result says of a program beside that."""
 NO_OUTPUT = "(no output)"
+_STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _PLAIN = str.maketrans({code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if code not in (9, 10)})
 
 
 def plain(text: str) -> str:
     """A model's text without what would steer a terminal."""
-    return text.translate(_PLAIN)
+    return text if _STEERING.search(text) is None else text.translate(_PLAIN)
 
 
 def title_of(tool_id: str, arguments: Mapping[str, Any], by: str = "") -> str:

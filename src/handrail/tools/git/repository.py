@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import codecs
 import posixpath
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -11,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeVar
 
 from handrail.contract.doors.runtime import Runtime
-from handrail.contract.errors import ToolError
+from handrail.contract.errors import ToolError, decoded
 from handrail.contract.sandbox import Completed
 from handrail.contract.text.hosts import WebAddress, read_url
 from handrail.contract.tool.names import nearest
@@ -187,8 +186,6 @@ _T = TypeVar("_T")
 _SHORT_OUTPUT = 64 * 1024
 _FEW = 500
 """Paths that are gone through on the event loop."""
-_PIECE = 256 * 1024
-"""Bytes that one native call decodes: it holds the interpreter meanwhile."""
 _MOST_SAID = 2_000
 _MOST_WORDS = 100_000
 _UNKNOWN = re.compile(
@@ -467,11 +464,7 @@ def said_by(done: Completed) -> str:
 
 def text(raw: bytes) -> str:
     """Bytes of git's for a result: what is no UTF-8 is shown as ``\\xhh``, so nothing is lost."""
-    if len(raw) <= _PIECE:
-        return raw.decode("utf-8", "backslashreplace")
-    decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
-    pieces = [decoder.decode(raw[at : at + _PIECE]) for at in range(0, len(raw), _PIECE)]
-    return "".join((*pieces, decoder.decode(b"", final=True)))
+    return decoded(raw, "backslashreplace")
 
 
 async def taken_apart(output: bytes, reader: Callable[[bytes], _T]) -> _T:
