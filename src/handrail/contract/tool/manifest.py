@@ -86,7 +86,7 @@ def _item(location: Location) -> Location:
 
 def unknown_key(name: str, known: Mapping[str, object]) -> str:
     """What to say of a key that nobody knows."""
-    close = nearest(name, known)
+    close = nearest(name, known, cutoff=0.6)
     return f"unknown key; did you mean {close[0]!r}?" if close else f"unknown key; there are {', '.join(known)}"
 
 
