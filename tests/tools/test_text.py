@@ -12,10 +12,14 @@ from handrail.contract.errors import ToolError
 from handrail.tools.files.files import replaced
 from handrail.tools.files.text import (
     MAX_DIFF_LINES,
+    MAX_LINES,
     Block,
+    Diff,
     Span,
     blocks_between,
     blocks_of_spans,
+    check_lines,
+    compared,
     decoded,
     encoded,
     lines_of,
@@ -199,3 +203,13 @@ def test_a_long_text_is_gone_through_in_pieces_with_the_same_outcome(
         patch.setattr("handrail.tools.files.text._LINES", piece)
         assert (lines_of(text), blocks_of_spans(text, made)) == whole
         assert replaced_everywhere(text, old, new) == text.replace(old, new)
+
+
+def test_a_file_of_too_many_lines_is_not_edited_and_a_text_in_its_place_is_told_by_its_counts() -> None:
+    many = "\n" * (MAX_LINES + 1)
+    with pytest.raises(ToolError, match=r"a\.txt has 1,000,001 lines; a file of up to 1,000,000 is edited"):
+        check_lines("a.txt", many.encode())
+    check_lines("a.txt", b"\n" * MAX_LINES)
+    found = compared("a.txt", many, "short\n", created=False)
+    assert found == Diff("", 1, MAX_LINES + 1, MAX_LINES + 2)
+    assert compared("a.txt", "a\nb\n", "a\nc\n", created=False).text.endswith("\n a\n-b\n+c")

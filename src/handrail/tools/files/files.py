@@ -18,13 +18,15 @@ from handrail.tools.declaring import FILE, file_changing, file_reading, object_s
 from handrail.tools.files.reading import bytes_answer, lines_answer
 from handrail.tools.files.text import (
     Block,
-    Diff,
     Span,
     blocks_between,
     blocks_of_spans,
+    check_lines,
     check_size,
+    compared,
     decoded,
     encoded,
+    length,
     line_end,
     lines_of,
     places,
@@ -97,11 +99,12 @@ def patched(text: str, blocks: Sequence[Block]) -> str:
     """``text`` with ``blocks`` put in."""
     lines = lines_of(text)
     out: list[str] = []
-    at = 0
+    line = at = 0
     for block in blocks:
-        out += (*lines[at : block.first], *block.new)
-        at = block.last
-    return "".join((*out, *lines[at:]))
+        start = at + length(lines, line, block.first)
+        out += (text[at:start], *block.new)
+        line, at = block.last, start + length(lines, block.first, block.last)
+    return "".join((*out, text[at:]))
 
 
 def _block(number: int, operation: dict[str, Any], lines: Sequence[str], end: str) -> Block:
@@ -232,13 +235,11 @@ class Write(Tool):
         content: str = args["content"]
         written = await runtime.files.write(args["path"], encoded(content))
 
-        def compare() -> Diff:
-            before = lines_of(decoded(written.before or b""))
-            return unified(
-                written.path, before, blocks_between(before, lines_of(content)), created=written.before is None
-            )
-
-        diff = await _aside(len(content) + len(written.before or b""), compare)
+        before = written.before or b""
+        diff = await _aside(
+            len(content) + len(before),
+            lambda: compared(written.path, decoded(before), content, created=written.before is None),
+        )
         return {"path": written.path, "created": written.created, "size": written.size, **diff.fields()}
 
 
@@ -508,9 +509,11 @@ def _count(text: str, part: str) -> int:
 
 async def _content(path: str, runtime: Runtime) -> bytes:
     try:
-        return await runtime.files.read_for_edit(path)
+        content = await runtime.files.read_for_edit(path)
     except ToolError as error:
         raise await _explained(error, path, runtime) from None
+    check_lines(path, content)
+    return content
 
 
 async def _replace(path: str, before: bytes, after: bytes, blocks: list[Block], runtime: Runtime) -> dict[str, object]:

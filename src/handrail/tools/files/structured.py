@@ -15,7 +15,7 @@ from handrail.contract.errors import ToolError, excerpt
 from handrail.contract.text.json import json_type
 from handrail.contract.tool.tool import Tool
 from handrail.tools.declaring import FILE, file_changing, file_reading, object_schema
-from handrail.tools.files.text import Diff, blocks_between, decoded, encoded, line_end, lines_of, unified, with_line_end
+from handrail.tools.files.text import compared, decoded, encoded, line_end, with_line_end
 
 # Places in a JSON text, by JSON Pointer (RFC 6901): the value there, and the text with another value there. Pure functions.
 #
@@ -341,11 +341,9 @@ class JsonWrite(Tool):
             written = await runtime.files.write(path, encoded(text), over=before)
         created = written.before is None
 
-        def compare() -> Diff:
-            old, new = lines_of(decoded(written.before or b"")), lines_of(text)
-            return unified(written.path, old, blocks_between(old, new), created=created)
-
-        diff = await asyncio.to_thread(compare)
+        diff = await asyncio.to_thread(
+            lambda: compared(written.path, decoded(written.before or b""), text, created=created)
+        )
         return {"path": written.path, "pointer": pointer, "created": created, "size": written.size, **diff.fields()}
 
 

@@ -12,6 +12,8 @@ from handrail.contract.errors import ToolError, excerpt
 from handrail.contract.tool.names import nearest
 
 MAX_TEXT = 16 * 1024 * 1024
+MAX_LINES = 1_000_000
+"""Of a file that is edited. To let go of the lines of one is a single native step."""
 MAX_DIFF_LINES = 200
 _MAX_DIFF_LINE = 1_000
 _CONTEXT = 3
@@ -78,6 +80,18 @@ class Block:
     first: int
     last: int
     new: tuple[str, ...]
+
+
+def check_lines(path: str, data: bytes) -> None:
+    """Check that a file has no more lines than are gone through one by one.
+
+    :raises ToolError: ``limit`` otherwise
+    """
+    if (count := data.count(b"\n")) > MAX_LINES:
+        raise ToolError(
+            f"{path} has {count:,} lines; a file of up to {MAX_LINES:,} is edited. Change it with a program in bash, or write it anew",
+            kind="limit",
+        )
 
 
 def check_size(characters: int) -> None:
@@ -228,6 +242,20 @@ def unified(path: str, before: Sequence[str], blocks: Sequence[Block], *, create
     if left_out:
         out.append(f"… {left_out} more lines of this diff are not shown")
     return Diff(readable("\n".join(out)), added, removed, left_out)
+
+
+def compared(path: str, before: str, after: str, *, created: bool) -> Diff:
+    """The unified diff of a text that took the place of another; only its counts where one has too many lines."""
+    removed, added = before.count("\n"), after.count("\n")
+    if max(removed, added) > MAX_LINES:
+        return Diff("", added, removed, added + removed)
+    lines = lines_of(before)
+    return unified(path, lines, blocks_between(lines, lines_of(after)), created=created)
+
+
+def length(lines: Sequence[str], first: int, last: int) -> int:
+    """The characters of ``lines[first:last]``."""
+    return sum(sum(map(len, lines[at : min(at + _LINES, last)])) for at in range(first, last, _LINES))
 
 
 def _grouped(blocks: Sequence[Block]) -> list[list[Block]]:
