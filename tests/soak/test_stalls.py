@@ -34,8 +34,9 @@ Place = tuple[str | int, ...]
 Schema = Mapping[str, Any]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _watched_threads() -> Iterator[None]:
+@pytest.fixture
+def threads_watched() -> Iterator[None]:
+    """The native steps of threads are measured, too, which makes their Python several times as slow."""
     watch_threads()
     yield
     threading.setprofile(None)
@@ -137,6 +138,7 @@ async def test_no_argument_of_any_tool_holds_the_event_loop(tmp_path: Path, size
 
 
 @pytest.mark.timeout(3600)
+@pytest.mark.usefixtures("threads_watched")
 async def test_no_output_of_a_tool_holds_the_event_loop(tmp_path: Path) -> None:
     kinds: dict[str, Any] = {**texts(8_000_000), **VALUES}
     given: list[Any] = []
@@ -220,6 +222,7 @@ async def test_no_list_of_many_files_holds_the_event_loop(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     "kind", ["letters", "line-ends", "returns", "short-lines", "other-lines", "combining", "random", "json", "wide"]
 )
+@pytest.mark.usefixtures("threads_watched")
 async def test_no_large_file_that_is_edited_holds_the_event_loop(tmp_path: Path, kind: str) -> None:
     workspace = tmp_path / "ws"
     workspace.mkdir()
