@@ -38,8 +38,9 @@ class StallWatch:
         self._over = threading.Event()
 
     async def __aenter__(self) -> StallWatch:
-        gc.collect()
-        gc.freeze()  # what the tests themselves have made is not looked through meanwhile
+        if not gc.get_freeze_count():
+            gc.collect()
+            gc.freeze()  # what the tests themselves have made is not looked through meanwhile
         self._thread = threading.get_ident()
         self._run: Any = asyncio.Handle._run  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue, reportUnknownMemberType]
         asyncio.Handle._run = self._timed  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
@@ -55,7 +56,6 @@ class StallWatch:
         await asyncio.sleep(0)  # the last stall counts, too
         asyncio.Handle._run = self._run  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
         _open.remove(self)
-        gc.unfreeze()
         self._over.set()
         await asyncio.to_thread(self._watcher.join)
 
