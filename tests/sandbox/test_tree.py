@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from handrail.sandbox.view.tree import Tree
+from handrail.sandbox.view.tree import TakesLong, Tree
 
 pytestmark = pytest.mark.proves("S-07")
 
@@ -59,6 +59,28 @@ def test_a_second_look_finds_what_changed_in_the_same_tick_of_the_clock(tmp_path
         (tmp_path / "d" / ".envrc").unlink()
         version, before = tree.look(), version
         assert version != before and names(tree) == set()
+
+
+@pytest.mark.parametrize("folders", [["d"], ["d", "e"], ["."]])
+def test_a_look_that_comes_upon_too_many_files_is_finished_by_the_next_one(tmp_path: Path, folders: list[str]) -> None:
+    tree = Tree(str(tmp_path))
+    before = tree.look()
+    for number in range(12):
+        folder = tmp_path / folders[number % len(folders)]
+        folder.mkdir(exist_ok=True)
+        (folder / f".envrc{number or ''}").touch()
+    tree.most = 10
+    for _ in range(2):
+        with pytest.raises(TakesLong):
+            tree.look()
+    tree.most = 12
+    assert tree.look() > before and tree.files == 12
+    assert names(tree) == {os.path.normpath(f"{folders[0]}/.envrc")}
+    (tmp_path / folders[0] / "more").touch()
+    with pytest.raises(TakesLong):
+        tree.look()
+    tree.most = 13
+    assert tree.look() > before and tree.files == 13
 
 
 def test_where_nothing_changed_nothing_is_read_again() -> None:

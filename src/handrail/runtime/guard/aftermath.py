@@ -75,6 +75,11 @@ class Place:
         """How many folders are in it; 0 before the first look."""
         return len(self.tree.order)
 
+    @property
+    def files(self) -> int:
+        """How many files were in it at the last look."""
+        return self.tree.files
+
     def look(self) -> None:
         self.tree.look()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -25,12 +26,15 @@ from handrail.runtime.guard.aftermath import Aftermath, Place, Vetoed
 from handrail.runtime.guard.running import running_programs
 from handrail.sandbox.start.spawn import Delegating
 from handrail.sandbox.view import protected
+from handrail.sandbox.view.tree import TakesLong
 
 __all__ = ["Guarded", "GuardedProcess", "Vetoed", "explained"]
 
 _MOST_PLACES = 32
 _AT_ONCE = 300
 """Folders that are looked at without a thread: it takes less than handing over to one."""
+_FILES_AT_ONCE = 1_000
+"""Files in them. One whose folder has changed is judged anew, which takes up to 50 µs."""
 _LOOKED_AT = 64 * 1024
 _MOST_NOTES = 4
 _REFUSED = (b"ermission denied", b"ead-only file system", b"evice or resource busy", b"EACCES", b"EROFS", b"EBUSY")
@@ -188,13 +192,17 @@ class Guarded:
     async def _run(self, work: Callable[[], _T], places: Sequence[Place]) -> _T:
         """``work`` on its own with the places: at once where they are small and nothing is being done with them, else in a
         thread."""
-        folders = sum(place.size for place in places)
-        if 0 < folders < _AT_ONCE and self._turn.acquire(blocking=False):
+        folders, files = sum(place.size for place in places), sum(place.files for place in places)
+        if 0 < folders < _AT_ONCE and files <= _FILES_AT_ONCE and self._turn.acquire(blocking=False):
             try:
+                for place in places:
+                    place.tree.most = _FILES_AT_ONCE
                 return work()
-            except _TakesLongError:
+            except (_TakesLongError, TakesLong):
                 pass
             finally:
+                for place in places:
+                    place.tree.most = sys.maxsize
                 self._turn.release()
 
         def alone() -> _T:

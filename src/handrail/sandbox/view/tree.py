@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import sys
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -59,6 +60,10 @@ class Linked(NamedTuple):
 
     file: tuple[int, int]
     names: int
+
+
+class TakesLong(Exception):
+    """A look came upon more files than it may go through; the next one finds what this one would have found."""
 
 
 class Folder:
@@ -125,9 +130,11 @@ class Folder:
         self.inode = found.st_ino
         self.ctime = ctime if ctime < now_ns - tick else -1
 
-    def read(self) -> bool:
+    def read(self, most: int = sys.maxsize) -> bool:
         """Read its entries. Whether they are others than before.
 
+        :param most: how many there may be
+        :raises TakesLong: where there are more; the next look reads the folder again
         :raises ToolError: ``unavailable`` where the system is short of something, such as descriptors; the next look reads
             the folder again
         """
@@ -143,7 +150,10 @@ class Folder:
         if not self.closed:
             try:
                 with os.scandir(self.path) as entries:
-                    for entry in entries:
+                    for number_of, entry in enumerate(entries):
+                        if number_of >= most:
+                            self.ctime = -1
+                            raise TakesLong
                         if entry.is_symlink():
                             links.append(entry.name)
                             ends.append((entry.name, _end(entry.path)))
@@ -222,6 +232,11 @@ class Tree:
         """Grows with each look that found other names than the one before."""
         self.order: list[Folder] = []
         """Every folder, the outer before the inner."""
+        self.files = 0
+        """How many files there are in all of them."""
+        self.most = sys.maxsize
+        """How many files a look may go through. Each takes longer to be judged than to be read."""
+        self._left = self.most
         self._counted_ns = 0
         self._strangers: set[tuple[int, int]] = set()
         self._linked: tuple[int, dict[tuple[int, int], tuple[list[str], int]]] | None = None
@@ -233,10 +248,11 @@ class Tree:
 
         A folder that cannot be read stays as a closed one, so that nobody takes it for empty.
 
+        :raises TakesLong: where there are more than :attr:`most` files
         :raises ToolError: ``unavailable`` where the system is short of something, such as descriptors; the next look
             finds what this one would have found
         """
-        changed, self._unfinished = self._unfinished, True
+        changed, self._unfinished, self._left = self._unfinished, True, self.most
         if not self.order:
             self.order = [Folder(self.root, "", False)]
         status, now_ns, gone = os.lstat, time.time_ns(), False
@@ -254,13 +270,21 @@ class Tree:
                 folder.inode = -1
                 continue
             folder.taken(found, now_ns)
-            changed = folder.read() or changed
+            changed = self._read(folder) or changed
         if changed:
             self._arrange(gone=gone)
+            self.files = sum(len(folder.files) for folder in self.order)
+            if self.files > self.most:
+                raise TakesLong
             self.version += 1
         self._count_names(now_ns, changed=changed)
         self._unfinished = False
         return self.version
+
+    def _read(self, folder: Folder) -> bool:
+        changed = folder.read(self._left)
+        self._left -= len(folder.files)
+        return changed
 
     def _count_names(self, now_ns: int, *, changed: bool) -> None:
         """Find out which files have several names, as of now or of a moment ago.
@@ -316,8 +340,7 @@ class Tree:
                 waiting.append(below)
         self.order = order
 
-    @staticmethod
-    def _first(folder: Folder) -> None:
+    def _first(self, folder: Folder) -> None:
         now_ns = time.time_ns()
         try:
             folder.taken(os.lstat(folder.path), now_ns)
@@ -325,7 +348,7 @@ class Tree:
             check_passing(error, folder.path)
             folder.closed = True
             return
-        folder.read()
+        self._read(folder)
 
     def protected(self) -> dict[str, Protected]:
         """What is there of the protected names, as of the last look."""

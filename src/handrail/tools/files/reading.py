@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 from collections.abc import Sequence
@@ -192,6 +193,8 @@ def _whole_characters(data: bytes) -> tuple[str | None, int]:
 
 # glob, grep and tree: searches for files by name, and for text in them.
 
+_FEW = 500
+"""Paths that are arranged on the event loop."""
 _FOLDER = {
     "type": "string",
     "format": "path",
@@ -315,11 +318,15 @@ class Tree(Tool):
         path: str = args.get("path", ".")
         found = await runtime.search.glob("**", path, hidden=args.get("hidden", False))
         below = "" if path in (".", "./") else path.rstrip("/").removeprefix("./") + "/"
-        root = _Folder()
-        for one in found.paths:
-            root.put(one.removeprefix(below).split("/"))
         lines: list[str] = []
-        cut = root.show(lines, 0, args.get("depth", 3), args.get("max_entries", 400))
+
+        def arrange() -> bool:
+            root = _Folder()
+            for one in found.paths:
+                root.put(one.removeprefix(below).split("/"))
+            return root.show(lines, 0, args.get("depth", 3), args.get("max_entries", 400))
+
+        cut = await asyncio.to_thread(arrange) if len(found.paths) > _FEW else arrange()
         answer: dict[str, object] = {"path": path, "files": len(found.paths), "tree": "\n".join(lines)}
         if cut:
             answer["more"] = "not every line is shown; use a narrower path, a smaller depth or more max_entries"
