@@ -220,6 +220,21 @@ async def test_no_list_of_many_files_holds_the_event_loop(tmp_path: Path) -> Non
 
 
 @pytest.mark.timeout(1800)
+async def test_no_program_holds_the_event_loop_with_what_it_writes(tmp_path: Path) -> None:
+    held: list[str] = []
+    async with temporary_kernel(tmp_path, secrets=_SECRETS) as kernel:
+        session = await kernel.session(attendant=Agreeing())
+        for command in (
+            "head -c 70000000 /dev/urandom",
+            "yes '' | head -c 100000000",
+            "mkdir made; cd made; seq 30000 | xargs touch",
+            "rm -r made",
+        ):
+            assert (await held_by(session, "bash", {"command": command}, held)).ok
+    assert not [one for one in held if float(one.split()[0]) > BOUND_MS], "\n".join(held)
+
+
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     "kind", ["letters", "line-ends", "returns", "short-lines", "other-lines", "combining", "random", "json", "wide"]
 )
