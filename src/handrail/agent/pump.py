@@ -167,11 +167,11 @@ class ReplyPump(Generic[T]):
                         units += EVENT_UNITS + len(getattr(event, "text", ""))
                         if units > MAX_REPLY_UNITS + EVENT_UNITS:
                             raise StreamCut(f"the reply is longer than {MAX_REPLY_UNITS:,} characters")
-                        found = await self._heed(event)
-                        for told in found:
+                        steps += 1
+                        for told in await self._heed(event):
                             self._tell(told)
+                            steps += _TOLD
                         # Many events may have come at once, and then nothing here waits for a moment.
-                        steps += 1 + _TOLD * len(found)
                         if steps >= _STEPS_A_TURN:
                             steps = 0
                             await asyncio.sleep(0)
