@@ -11,14 +11,5 @@ FULL: frozenset[str] = frozenset()
 LONG: frozenset[str] = frozenset()
 """Files with more lines than one thing should need."""
 
-SMALL: frozenset[str] = frozenset(
-    (
-        "frontends.acp.screen",
-        "ipc.holder.entering",
-        "ipc.holder.people",
-        "ipc.joiner.catalog",
-        "ipc.joiner.stepping",
-        "ipc.joiner.turns",
-    )
-)
+SMALL: frozenset[str] = frozenset(("frontends.acp.screen",))
 """Small files that one neighbour alone imports, and that could be a part of it."""

@@ -14,8 +14,7 @@ import orjson
 
 from handrail.ipc.wire.connection import Connection
 from handrail.ipc.wire.framing import Inbox, Message, frame
-from handrail.ipc.wire.handshake import PROTOCOL
-from handrail.ipc.wire.meeting import Listener, connect, listen
+from handrail.ipc.wire.meeting import PROTOCOL, Listener, connect, listen
 from handrail.ipc.wire.operations import Operations
 
 NAME = "socket"

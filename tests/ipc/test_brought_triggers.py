@@ -107,10 +107,16 @@ async def test_one_that_goes_by_time_fires_then_and_not_where_it_cannot(tmp_path
         assert all("It is time." in text for text in await told(session, 2))
 
 
-async def test_one_that_is_added_in_a_way_of_its_own_is_refused_with_words(tmp_path: Path) -> None:
-    async with workshop(tmp_path, Own()) as there:
-        refused = await there.session.call("add_own", {"how": "x", "prompt": "x"})
-        assert refused.error_kind == "unavailable" and "reaches triggers" in str(refused.error_text)
+async def test_one_that_is_added_in_a_way_of_its_own_is_waited_for_in_its_process(
+    tmp_path: Path, at_once: None
+) -> None:
+    own = Own()
+    async with workshop(tmp_path, own) as there:
+        added = await there.session.call("add_own", {"how": "x", "prompt": "Answer."})
+        assert added.ok and added.data["tool"] == "add_own", added
+        await own.seen.get()
+        own.rings.put_nowait("once")
+        assert "once" in (await told(there.session))[0]
 
 
 async def test_it_rests_while_nobody_has_its_class_and_goes_on_with_whoever_opens_the_session(

@@ -10,7 +10,7 @@ from tests.ipc.workshop import connected
 
 from handrail.contract.doors.agents import Delegation
 from handrail.contract.errors import ToolError
-from handrail.ipc.delegating import RemoteDelegates
+from handrail.ipc.holder.remote import RemoteDelegates
 from handrail.ipc.wire.operations import Op, Operations
 
 
@@ -22,7 +22,7 @@ async def test_work_whose_line_is_lost_is_interrupted_and_what_was_never_handed_
         begun.set()
         await asyncio.Event().wait()
 
-    theirs.open(Operations({"delegate": Op(at_work)}, {}), {})
+    theirs.open(Operations({"model.run": Op(at_work)}, {}), {})
     ours.open(Operations({}, {}), {})
     delegates = RemoteDelegates(ours, "ses_1")
     delegation = Delegation("helper", "mend it", "", None)

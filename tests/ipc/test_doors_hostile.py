@@ -11,7 +11,7 @@ from tests.ipc.scripted import RULES, Scripted, files_in, other
 from tests.ipc.workshop import Open, connected, workshop
 
 from handrail import Runtime
-from handrail.ipc.codec.doors import DOORS, PREFIX
+from handrail.ipc.codec.interfaces import PREFIX, door_methods
 from handrail.ipc.holder.brought import BroughtTools
 from handrail.ipc.joiner.executing import describe
 from handrail.ipc.wire.operations import Op, Operations, Refused
@@ -118,7 +118,7 @@ async def test_arguments_of_a_wrong_form_reach_no_door(tmp_path: Path) -> None:
         running = asyncio.create_task(shop.session.call("t.script", {}))
         await waiting.begun.wait()
         assert await _run_of(shop) == 1
-        for name in DOORS:
+        for name in door_methods():
             for body in _FAULTY:
                 with pytest.raises(Refused) as caught:
                     await shop.theirs.request(PREFIX + name, body)

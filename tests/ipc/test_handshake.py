@@ -14,8 +14,7 @@ from tests.ipc.doors import HELLO, NAME, House, house, next_message, until_close
 from handrail.contract.errors import StartError
 from handrail.ipc.wire.connection import Connection
 from handrail.ipc.wire.framing import MAX_FRAME, Message, frame
-from handrail.ipc.wire.handshake import MAX_HELLO, NoAnswer, NotLetIn, own_version
-from handrail.ipc.wire.meeting import connect, listen
+from handrail.ipc.wire.meeting import MAX_HELLO, PROTOCOL, NoAnswer, NotLetIn, connect, listen, own_version
 from handrail.ipc.wire.operations import Op, Operations, Refused
 
 
@@ -35,14 +34,14 @@ async def doors(tmp_path: Path) -> AsyncGenerator[House]:
 async def test_both_sides_learn_who_the_other_is(doors: House) -> None:
     joined = await connect(doors.folder, NAME, hello={"face": "cli", "protocol": "mine"})
     held = await doors.accepted.get()
-    assert held.about == {"face": "cli", "handrail": own_version(), "protocol": 1}
-    assert joined.about == {"greeting": "hi", "handrail": own_version(), "protocol": 1}
+    assert held.about == {"face": "cli", "handrail": own_version(), "protocol": PROTOCOL}
+    assert joined.about == {"greeting": "hi", "handrail": own_version(), "protocol": PROTOCOL}
     assert held.peer == joined.peer
     assert held.peer is not None and (held.peer.pid, held.peer.uid) == (os.getpid(), os.geteuid())
     await joined.aclose()
 
 
-@pytest.mark.parametrize("protocol", [2, 0, "1", None, True, 1.0])
+@pytest.mark.parametrize("protocol", [3, 0, "2", None, True, 2.0])
 async def test_another_protocol_is_refused_with_both_versions_and_the_remedy(doors: House, protocol: object) -> None:
     reader, writer = await doors.raw()
     writer.write(frame({"hello": {"handrail": "9.9", "protocol": protocol}}))
@@ -50,7 +49,9 @@ async def test_another_protocol_is_refused_with_both_versions_and_the_remedy(doo
     refused = answer["refused"]
     assert refused["kind"] == "version"
     assert f"is Handrail 9.9 and speaks protocol {protocol}" in refused["text"]
-    assert f"the other is Handrail {own_version()} and speaks protocol 1; use the same version" in refused["text"]
+    assert (
+        f"the other is Handrail {own_version()} and speaks protocol {PROTOCOL}; use the same version" in refused["text"]
+    )
     assert doors.accepted.empty()
 
 
@@ -129,7 +130,7 @@ NONSENSE: dict[str, list[Message]] = {
     "an answer to nothing": [{"id": 1, "ok": 1}],
     "an operation that is no text": [{"id": 1, "op": ["echo"]}],
     "a cancellation of nothing nameable": [{"cancel": None}],
-    "a second greeting": [{"hello": {"protocol": 1}}],
+    "a second greeting": [{"hello": {"protocol": PROTOCOL}}],
 }
 
 
@@ -226,7 +227,7 @@ async def served(folder: Path, answer: bytes, *, close: bool) -> asyncio.Server:
 @pytest.mark.parametrize(
     ("answer", "kind", "text"),
     [
-        (frame({"welcome": {"handrail": "9.9", "protocol": 2}}), NotLetIn, "is Handrail 9.9 and speaks protocol 2"),
+        (frame({"welcome": {"handrail": "9.9", "protocol": 3}}), NotLetIn, "is Handrail 9.9 and speaks protocol 3"),
         (frame({"refused": {}}), NotLetIn, "refused"),
         (frame({"welcome": 1}), StartError, "no Handrail process"),
         (frame({"id": 1, "op": "echo"}), StartError, "no Handrail process"),

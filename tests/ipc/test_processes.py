@@ -12,8 +12,7 @@ import pytest
 from tests.ipc.doors import NAME, house, line_of, process
 
 from handrail.ipc.wire.connection import ConnectionLost
-from handrail.ipc.wire.handshake import NoAnswer, NotLetIn
-from handrail.ipc.wire.meeting import NoHolder, connect
+from handrail.ipc.wire.meeting import NoAnswer, NoHolder, NotLetIn, connect
 from handrail.ipc.wire.operations import Op, Operations
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="becoming another user needs root")

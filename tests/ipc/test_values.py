@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from handrail import ToolError
 from handrail.arbiter.output.plain import Plain
 from handrail.contract.call import Blob, Result
-from handrail.ipc.codec.values import Malformed, an_object, failure_of, of_failure, pack, some_bytes, unpack
+from handrail.contract.codec import Malformed, an_object, reader_of
+from handrail.ipc.codec.values import failure_of, of_failure, pack, unpack
 from handrail.ipc.wire.framing import Inbox, frame
 
 
@@ -133,7 +134,7 @@ _messages = st.fixed_dictionaries(
 
 @given(_json | _messages)
 def test_whatever_a_peer_sends_is_a_value_or_said_to_be_none(message: Any) -> None:
-    readers: list[Callable[[Any], object]] = [unpack, some_bytes, lambda sent: failure_of(an_object(sent))]
+    readers: list[Callable[[Any], object]] = [unpack, reader_of(bytes), lambda sent: failure_of(an_object(sent))]
     for read in readers:
         try:
             read(message)

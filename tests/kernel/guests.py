@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from handrail import Kernel, open_kernel
+from handrail.contract.codec import write
+from handrail.ipc.codec.mirror import Hello
 from handrail.ipc.wire.connection import Connection
 from handrail.ipc.wire.meeting import connect
 from handrail.ipc.wire.operations import Operations
@@ -20,6 +22,7 @@ OPENING: dict[str, Any] = {
     "agent": None,
     "headless": True,
     "peer": None,
+    "editor": False,
     "topic": None,
     "client": None,
     "rules": [],
@@ -44,7 +47,7 @@ async def joined_kernel(folder: Path, **options: Any) -> AsyncGenerator[JoinedKe
 
 
 def greeting(**more: Any) -> dict[str, Any]:
-    return {"face": "test", "agent": "default", "rules": [], "secrets": {}, "tools": [], **more}
+    return {**write(Hello, Hello("test", "default")), **more}
 
 
 @asynccontextmanager

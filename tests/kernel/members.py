@@ -16,6 +16,8 @@ PROGRAM = '''
 import asyncio, json, os, sys
 from pathlib import Path
 from handrail import open_kernel, tool
+from handrail.contract.doors.offers import ResourceSpec
+from handrail.policy.watchdogs.watchdog import allow, deny
 from handrail.kernel.held import HeldKernel
 
 folder = Path(sys.argv[1])
@@ -37,17 +39,18 @@ async def hang(name: str) -> str:
     return ""
 
 async def look(call):
-    """A watchdog that lets every call pass."""
-    return "allow"
+    """A watchdog that keeps one file from being written."""
+    return deny("it is barred") if call.arguments.get("path") == "barred.txt" else allow()
 
-class Nothing:
-    """An offering that has nothing beside tools."""
-    source, foreign = "nothing", False
-    def resources(self):
-        return ()
-    templates = prompts = resources
+class Note:
+    """An offering of one note."""
+    source, foreign = "", False
+    resources = (ResourceSpec("note:1", "a note"),)
+    templates = prompts = ()
     def has(self, uri):
-        return False
+        return uri == "note:1"
+    async def read(self, uri, runtime):
+        return {"contents": [{"uri": uri, "text": f"by {os.getpid()}"}]}
 
 def say(number, **told):
     print(json.dumps({"number": number, **told}), flush=True)
@@ -61,7 +64,7 @@ async def main():
     options = {"state": folder / "state", "config": folder / "config" / "handrail.toml", "rules": rules, "tools": tools}
     options["settings"] = ["limits.grace_ms=900"] if "settings" in sys.argv else []
     options["watchdogs"] = [look] if "watchdogs" in sys.argv else []
-    options["offerings"] = [Nothing()] if "offerings" in sys.argv else []
+    options["offerings"] = [Note()] if "offerings" in sys.argv else []
     async with open_kernel(folder / "ws", **options) as kernel:
         sessions, running = {}, set()
         say(0, holds=isinstance(kernel, HeldKernel), pid=os.getpid())

@@ -122,7 +122,7 @@ async def test_a_rule_is_forgotten_once_and_told_to_whoever_forgot_it(tmp_path: 
         (waiting,) = joined.approvals.pending()
         await joined.approvals.decide(waiting.id, NEVER, by="here")
         (rule,) = joined.approvals.rules()
-        asked = goes_after(held, "approvals.forget", done=done)
+        asked = goes_after(held, "approvals.forget_rule", done=done)
         assert await joined.approvals.forget_rule(rule.id) == rule and asked() == 1
         assert joined.approvals.rules() == []
         with pytest.raises(ToolError):

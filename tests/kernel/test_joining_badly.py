@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.kernel.guests import joined_kernel, second
+from tests.kernel.guests import greeting, joined_kernel, second
 from tests.kernel.members import members
 
 from handrail import Kernel, StartError, open_kernel
 from handrail.ipc.joiner import membership
 from handrail.ipc.wire.connection import Connection
 from handrail.ipc.wire.framing import Message, frame
-from handrail.ipc.wire.handshake import PROTOCOL, Reception
+from handrail.ipc.wire.meeting import PROTOCOL, Reception
 from handrail.kernel.held import HeldKernel
 from handrail.kernel.joined import JoinedKernel
 from handrail.record.verification import verify
@@ -48,15 +48,7 @@ async def main():
 
 asyncio.run(main())
 """
-HELLO: dict[str, Any] = {
-    "protocol": PROTOCOL,
-    "handrail": "",
-    "face": "cli",
-    "agent": "default",
-    "rules": [],
-    "secrets": {},
-    "tools": [],
-}
+HELLO: dict[str, Any] = {"protocol": PROTOCOL, "handrail": "", **greeting()}
 
 
 async def dialled(kernel: Kernel) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

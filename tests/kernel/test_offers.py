@@ -14,7 +14,7 @@ import pytest
 from tests.kernel.doors import Opens, by_both_doors
 from tests.registry.test_own_offering import OFFERING, put_offering
 
-from handrail import Event, Kernel, Runtime, Tool, ToolError, ToolSpec, UsageError, open_kernel, tool
+from handrail import Event, Kernel, Runtime, Tool, ToolError, ToolSpec, open_kernel, tool
 from handrail.arbiter import subscriptions
 from handrail.contract.doors.offers import PromptSpec, ResourceSpec, ResourceTemplate, SourceRequest
 from handrail.contract.tool.requires import Requires
@@ -284,10 +284,3 @@ async def test_tools_for_offers_are_in_no_model_s_view_where_nothing_is_offered(
         session = await kernel.session()
         found = (await session.call("find_tools", {"query": "read a resource by its uri"})).data
         assert "resource.read" in str(found)
-
-
-async def test_offerings_in_code_are_refused_where_another_process_holds_the_workspace(tmp_path: Path) -> None:
-    async with temporary_kernel(tmp_path):
-        with pytest.raises(UsageError, match=r"offering\.json"):
-            async with opened(tmp_path, Elsewhere()):
-                pass

@@ -113,24 +113,38 @@ async def test_a_holder_that_was_paused_finds_itself_replaced_and_commits_nothin
 
 
 @pytest.mark.proves("L-07")
-@pytest.mark.parametrize(
-    ("option", "bound"),
-    [
-        ("watchdogs", "watchdogs in Python can"),
-        ("offerings", "offerings in Python can"),
-        ("settings", "limits.grace_ms can"),
-    ],
-)
-async def test_a_paused_holder_that_cannot_join_the_next_one_says_what_to_do(
-    tmp_path: Path, option: str, bound: str
-) -> None:
-    async with members(tmp_path, ("tools", option), ()) as (holder, one):
+async def test_a_paused_holder_joins_the_next_one_with_its_watchdogs_and_offerings(tmp_path: Path) -> None:
+    async with members(tmp_path, ("tools", "watchdogs", "offerings"), ()) as (holder, one):
         assert (await holder.call("test.pid", {"name": "before"}, session="ses_h"))["result"]["type"] == "output"
         holder.pause()
         told = await one.call("write", {"path": "a.txt", "content": "by the next"}, session="ses_one")
         assert told["result"]["type"] == "output", told
         late = holder.call("test.pid", {"name": "late"}, session="ses_h")
         holder.resume()
+        assert (await late)["result"]["metadata"]["error_kind"] == "unavailable", "it finds itself replaced"
+        assert (await answered(holder, "again", "ses_h"))["result"]["data"] == holder.hello["pid"]
+        barred = await holder.call("write", {"path": "barred.txt", "content": "x"}, session="ses_h")
+        assert "the watchdog look denies it: it is barred" in barred["result"]["error_text"], barred
+        assert (await holder.call("write", {"path": "b.txt", "content": "x"}, session="ses_h"))["result"][
+            "type"
+        ] == "output"
+        note = await holder.call("resource.read", {"uri": "note:1"}, session="ses_new")
+        assert f"by {holder.hello['pid']}" in str(note), note
+        theirs = await one.call("write", {"path": "barred.txt", "content": "x"}, session="ses_one")
+        assert theirs["result"]["type"] == "output", "its watchdogs look at its own sessions' calls only"
+    assert (tmp_path / "effects").read_text() == "before\nagain\n"
+
+
+@pytest.mark.proves("L-07")
+async def test_a_paused_holder_whose_settings_would_not_hold_with_the_next_one_says_what_to_do(tmp_path: Path) -> None:
+    async with members(tmp_path, ("tools", "settings"), ()) as (holder, one):
+        assert (await holder.call("test.pid", {"name": "before"}, session="ses_h"))["result"]["type"] == "output"
+        holder.pause()
+        told = await one.call("write", {"path": "a.txt", "content": "by the next"}, session="ses_one")
+        assert told["result"]["type"] == "output", told
+        late = holder.call("test.pid", {"name": "late"}, session="ses_h")
+        holder.resume()
+        bound = "limits.grace_ms can"
         for answer in (await late, await holder.call("write", {"path": "b.txt", "content": "x"}, session="ses_h")):
             assert answer["result"]["metadata"]["error_kind"] == "unavailable", answer
             text = answer["result"]["error_text"]

@@ -247,6 +247,60 @@ async def test_a_process_that_joined_brings_the_values_for_its_own_tools_and_no_
         assert await said(holder, "weather.wind") == {"units": "metric"}
 
 
+@pytest.mark.proves("K-11e", "L-07")
+async def test_a_process_that_joined_sets_tools_models_views_and_watchdogs_for_its_own_sessions(tmp_path: Path) -> None:
+    watchdog = tmp_path / "watchdog"
+    watchdog.write_text('#!/bin/sh\necho \'{"decision": "deny", "reason": "not today"}\'\n')
+    watchdog.chmod(0o755)
+    state, config, rules = tmp_path / "state", tmp_path / "config" / "handrail.toml", ["allow weather.*", "allow read"]
+    options: Any = {"tools": TOOLS, "rules": rules, "state": state, "config": config}
+    async with temporary_kernel(tmp_path, tools=TOOLS, rules=rules) as holder:
+        given = ['tools."weather.wind".config.units=knots', "tools.read.max_output=2000", "catalog.preload=3"]
+        async with open_kernel(tmp_path / "ws", settings=given, **options) as joined:
+            assert await said(joined, "weather.wind") == {"units": "knots"}
+            assert joined.generation.entries["read"].spec.max_output == 2_000
+            assert await said(holder, "weather.wind") == {"units": "metric"}
+            assert holder.generation.entries["read"].spec.max_output != 2_000
+        given = [f'watchdogs=[{{command = ["{watchdog}"]}}]']
+        async with open_kernel(tmp_path / "ws", settings=given, **options) as joined:
+            refused = await (await joined.session()).call("weather.wind", {})
+            assert refused.error_kind == "denied" and "not today" in str(refused.error_text), refused
+            assert (await (await holder.session()).call("weather.wind", {})).ok
+        for one in (
+            'watchdogs=[{use = "secrets", action = "off"}]',
+            "limits.grace_ms=1",
+            'tools."weather.today".config.token={secret = "T"}',
+        ):
+            with pytest.raises(UsageError, match="cannot be set here"):
+                async with open_kernel(tmp_path / "ws", settings=[one], **options):
+                    pass
+
+
+@pytest.mark.proves("K-11e", "L-07")
+async def test_a_secret_setting_of_a_tool_that_a_process_brought_is_that_process_own(tmp_path: Path) -> None:
+    @tool(id="account.look", side_effect="read", locks=[], config={"token": ConfigKey("Of the account", secret=True)})
+    async def look(runtime: Runtime) -> list[str]:
+        """Look at the account."""
+        token = runtime.secrets.get("token")
+        return [token[:3], token]
+
+    (tmp_path / "token").write_text("hunter2-of-the-test")
+    (tmp_path / "token").chmod(0o600)
+    own, without = tmp_path / "own.toml", tmp_path / "without.toml"
+    own.write_text(
+        f'[secrets]\nT = {{ file = "{tmp_path / "token"}" }}\n[tools."account.look".config]\ntoken = {{ secret = "T" }}\n'
+    )
+    without.touch()
+    options: Any = {"tools": [look], "rules": ["allow account.look"], "state": tmp_path / "state"}
+    async with temporary_kernel(tmp_path):
+        async with open_kernel(tmp_path / "ws", config=own, **options) as joined:
+            result = await (await joined.session()).call("account.look", {})
+            assert result.ok and result.data[0] == "hun" and "hunter2" not in result.data[1], result
+        async with open_kernel(tmp_path / "ws", config=without, **options) as joined:
+            withheld = await (await joined.session()).call("account.look", {})
+            assert withheld.error_kind == "unavailable" and "has not set it" in str(withheld.error_text), withheld
+
+
 # ── limits ───────────────────────────────────────────────────────────────────────────────────────
 
 

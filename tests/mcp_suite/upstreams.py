@@ -269,9 +269,7 @@ def prepare(root: Path) -> None:
 
 
 def _handrail(*words: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "handrail", *words], stdout=subprocess.PIPE, text=True, check=False
-    )
+    done = subprocess.run([sys.executable, "-m", "handrail", *words], stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode != 0:
         raise SystemExit(f"handrail {' '.join(words)} ended with {done.returncode}")
     return done.stdout

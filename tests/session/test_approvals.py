@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,12 @@ from tests.kernel.doors import Opens, by_both_doors
 from handrail import Kernel, tool
 from handrail.contract.approvals import Approval, ApprovalAnswer, ApprovalRequest, Away
 from handrail.contract.call import Result
+from handrail.contract.codec import reader_of, write
 from handrail.contract.doors.runtime import Question
 from handrail.contract.errors import ToolError, UsageError
 from handrail.contract.session import Session
 from handrail.contract.tool.tool import Tool
+from handrail.store.encoding import decode, encode
 from handrail.testing.kernels import ScriptedPerson, temporary_kernel
 
 ran: list[str] = []
@@ -472,7 +475,8 @@ async def test_rows_are_plain_data_and_come_back_whole(tmp_path: Path, kernel_in
         await session.call("bank.pay", {"source": "a\x1b[2J"})
         await session.call("question", {"questions": [{"question": "Which?", "options": [{"label": "x"}]}]})
         for row in kernel.approvals.pending():
-            assert Approval.from_dict(row.to_dict()) == row
+            assert reader_of(Approval)(decode(encode(write(Approval, row)))) == row
+            assert json.loads(json.dumps(row.to_dict()))["id"] == row.id
 
 
 async def test_a_rule_that_was_forgotten_does_not_come_back_with_the_call_that_was_answered_with_it(

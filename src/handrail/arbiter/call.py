@@ -21,7 +21,7 @@ from handrail.contract.approvals import Approval, Attendant
 from handrail.contract.call import Event, EventKind, ProposedCall, Result
 from handrail.contract.doors.agents import AgentType, Delegates, Handed
 from handrail.contract.doors.channels import NoticeBox, SessionDoor, Triggers
-from handrail.contract.doors.memory import Skills
+from handrail.contract.doors.memory import SessionSkills
 from handrail.contract.doors.runtime import Question
 from handrail.contract.errors import ErrorKind
 from handrail.contract.generation import Entry, Generation
@@ -141,7 +141,7 @@ class Lane:
     rules: RuleBook
     current: Callable[[], Generation]
     catalog: Interaction
-    skills: Skills
+    skills: SessionSkills
     channels: SessionDoor
     triggers: Triggers
     notices: NoticeBox

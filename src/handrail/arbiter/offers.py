@@ -66,7 +66,7 @@ class CallOffers:
         self._call = call
         self._runtime = runtime
 
-    def all(self) -> Sequence[Offering]:
+    async def all(self) -> Sequence[Offering]:
         return self._call.generation.offerings
 
     async def read(self, uri: str) -> Given:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, Protocol, get_args
 
+from handrail.contract.codec import write
 from handrail.contract.doors.runtime import Option, Question
 
 Choice = Literal[
@@ -127,23 +128,9 @@ class Approval:
         return self.state == "pending"
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON-able data, whole."""
-        flat = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "request"}
-        flat["questions"] = [asdict(question) for question in self.questions]
-        flat["answers"] = [list(answer) for answer in self.answers]
-        request = {one.name: getattr(self.request, one.name) for one in fields(ApprovalRequest)}
-        request["targets"] = list(self.request.targets)
-        return {**request, **flat}
-
-    @staticmethod
-    def from_dict(data: Mapping[str, Any]) -> Approval:
-        """The inverse of :meth:`to_dict`."""
-        request = {one.name: data[one.name] for one in fields(ApprovalRequest)}
-        request["targets"] = tuple(request["targets"])
-        own = {one.name: data[one.name] for one in fields(Approval) if one.name != "request"}
-        own["questions"] = tuple(question_of(asked) for asked in own["questions"])
-        own["answers"] = tuple(tuple(answer) for answer in own["answers"])
-        return Approval(ApprovalRequest(**request), **own)
+        """As JSON-able data for people and programs at a door: the request's fields beside its own."""
+        whole: dict[str, Any] = write(Approval, self)
+        return {**whole.pop("request"), **whole, "questions": [asdict(asked) for asked in self.questions]}
 
 
 def question_of(data: Mapping[str, Any]) -> Question:

@@ -15,7 +15,7 @@ from handrail.contract.sandbox import Sandbox
 from handrail.contract.tool.native import native_id
 from handrail.contract.tool.offering import Offering
 from handrail.contract.tool.requires import Variables
-from handrail.contract.tool.settings import NamedSecret, ToolConfig, given_layer
+from handrail.contract.tool.settings import NamedSecret, SettingsLayer, given_layer
 from handrail.contract.tool.tool import Tool
 from handrail.origins import programs
 from handrail.policy.rules.checking import rules_of_agent, specs_of
@@ -123,14 +123,14 @@ def sources_of(
     given: tuple[Tool, ...] = (),
     offerings: tuple[Offering, ...] = (),
     upstreams: Callable[[], Iterable[Source]] | None = None,
-    tool_config: ToolConfig | None = None,
+    values: Iterable[SettingsLayer] = (),
 ) -> ToolSources:
     """Where an agent's tools come from.
 
     :param secrets: what they may be given
     :param given: tools given in code, as are ``offerings``
     :param upstreams: the MCP servers; None for what each listed the last time, to be looked at only
-    :param tool_config: values of tools' settings given in code; they are stronger than those of the agent and of files
+    :param values: what a process was given for tools; it is stronger than what the agent and files say
     """
     looked_at = upstreams or (lambda: listed_sources(config, folders))
     (_, everybody), (_, of_agent) = config.tool_folders(checked.manifest.id)
@@ -146,7 +146,7 @@ def sources_of(
         (
             *config.tool_settings,
             given_layer(checked.source, checked.manifest.tool_config),
-            given_layer("open_kernel", tool_config or {}, known=True),
+            *values,
         ),
         offerings,
         _agent_tools(checked.manifest, config, folders),

@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from handrail.contract.approvals import APPROVING, Approval, ApprovalAnswer, ApprovalDesk, Choice, StoredRule
 from handrail.contract.errors import StartError, ToolError, UsageError
 from handrail.ipc.wire.connection import ConnectionLost
-from handrail.ipc.wire.handshake import PROTOCOL, NoAnswer, NotLetIn
-from handrail.ipc.wire.meeting import ONLY_ANSWERS, NoHolder, connect
+from handrail.ipc.wire.meeting import ONLY_ANSWERS, PROTOCOL, NoAnswer, NoHolder, NotLetIn, connect
 from handrail.ipc.wire.operations import LEAVING, Refused
 from handrail.store.database.connection import open_reader
 from handrail.store.folders import Folders, locate

@@ -27,7 +27,7 @@ from handrail.contract.rules import RuleEntry, entry_of
 from handrail.contract.sandbox import Profile, Sandbox
 from handrail.contract.tool.offering import Offering
 from handrail.contract.tool.requires import CapabilitySet, Layer, Variables
-from handrail.contract.tool.settings import ToolConfig
+from handrail.contract.tool.settings import SettingsLayer, given_layer
 from handrail.contract.tool.spec import ToolSpec
 from handrail.contract.tool.tool import Tool
 from handrail.kernel.agents import Appointed, appoint, equipped, sources_of
@@ -36,7 +36,7 @@ from handrail.kernel.sandbox import sandbox_of
 from handrail.policy.authority import Authority
 from handrail.policy.authority import hidden as hides
 from handrail.policy.rules.checking import check_loaded, contradictions, specs_of
-from handrail.policy.rules.rules import Mode, Rule, RuleBook, Scope, default_rules, in_mode, parse_rule
+from handrail.policy.rules.rules import Rule, RuleBook, Scope, default_rules, in_mode, parse_rule
 from handrail.policy.targets import agent_layer, call_set, ceiling_layer
 from handrail.policy.watchdogs import Exfiltration, OutgoingSecrets, RepeatedFailures
 from handrail.policy.watchdogs.watchdog import ExternalWatchdog, Watchdog
@@ -98,23 +98,25 @@ class Rooms:
         self,
         agent: str,
         brought: Brought | None = None,
-        configured: Mode | None = None,
     ) -> Context:
         """What the sessions of one process work with.
 
         :param brought: by the process. Without tools, offerings, secrets and values of tools' settings it shares its agent's
             generations with others
-        :param configured: the mode by files; None for that of this process
         :raises LoadError: with every fault of the agent's manifest, of tools and rules
         :raises UsageError: when there is no such agent
         """
         with self._making:
-            return self._context(agent, brought or Brought(), configured)
+            return self._context(agent, brought or Brought())
 
-    def _context(self, agent: str, brought: Brought, configured: Mode | None) -> Context:
+    def _context(self, agent: str, brought: Brought) -> Context:
         given = (brought.tools, brought.offerings)
         texts = configured_rules(self.config, brought.rules)
-        shared = given == ((), ()) and not brought.secrets and not brought.tool_config
+        values = (
+            SettingsLayer(_AT_THE_START, brought.tool_settings, known=True),
+            given_layer("open_kernel", brought.tool_config, known=True),
+        )
+        shared = given == ((), ()) and not brought.secrets and not any(layer.tools for layer in values)
         store = self.secrets.with_values(brought.secrets or {})
         appointed = appoint(self.config, agent, self.store.folders)
         before, shelf = self.shelves.get(agent, (None, None)) if shared else (None, None)
@@ -122,7 +124,7 @@ class Rooms:
             current = shelf.succession.current
             parsed = _together(*appointed.rules(current.entries, current.beyond, current), texts, current)
         else:
-            fresh, parsed = self._shelf(appointed, given, texts, store, brought.tool_config)
+            fresh, parsed = self._shelf(appointed, given, texts, store, values)
             if shelf is not None:
                 self.outdated.append(shelf)
             if shared:
@@ -135,7 +137,7 @@ class Rooms:
             ceiling=self.ceiling,
             agent=appointed.manifest.as_data(),
         )
-        chosen = brought.mode or appointed.manifest.mode or configured or self.config.settings.mode
+        chosen = brought.mode or appointed.manifest.mode or brought.configured_mode or self.config.settings.mode
         book = in_mode(RuleBook(appointed.shipped_rules()).with_rules(*parsed), chosen)
         return Context(
             appointed.manifest,
@@ -145,7 +147,7 @@ class Rooms:
             appointed.further,
             shared=shared,
             secrets=store,
-            catalog=self.config.settings.catalog.options(appointed.manifest.core),
+            catalog=(brought.catalog or self.config.settings.catalog).options(appointed.manifest.core),
         )
 
     async def look_again(self, source: Source) -> None:
@@ -169,7 +171,7 @@ class Rooms:
         given: _Given,
         texts: Sequence[RuleText],
         secrets: SecretStore,
-        tool_config: ToolConfig | None,
+        values: Sequence[SettingsLayer],
     ) -> tuple[Shelf, list[Rule]]:
         workspace, further = str(self.store.folders.workspace), appointed.further
         variables = appointed.variables(self.variables)
@@ -202,7 +204,7 @@ class Rooms:
             secrets,
             *given,
             lambda: upstreams.sources,
-            tool_config,
+            values,
         )
         generation, parsed = _loaded(sources, next(self.numbers), appointed, texts)
         shelf = Shelf(

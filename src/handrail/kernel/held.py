@@ -7,7 +7,7 @@ import contextlib
 import logging
 import secrets as randomness
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -15,30 +15,34 @@ from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from handrail import config as configuration
 from handrail.arbiter.approvals.desk import Approvals, OpenSessions
-from handrail.arbiter.jobs.views import WorkspaceView
+from handrail.arbiter.jobs.views import JobView, WorkspaceView
 from handrail.arbiter.offers import judged_as
 from handrail.arbiter.output.redaction import redacted_logs
 from handrail.catalog.interaction import Interaction
 from handrail.config import Configuration
+from handrail.config.layers import Value
+from handrail.config.settings import path_of
 from handrail.contract.agent import AgentManifest
-from handrail.contract.doors.jobs import Findings, WorkspaceJobs
-from handrail.contract.errors import HandrailError, LogUnavailable, ToolError
+from handrail.contract.approvals import ApprovalDesk
+from handrail.contract.doors.jobs import Findings, Job, Jobs, WorkspaceJobs
+from handrail.contract.errors import HandrailError, LogUnavailable, ToolError, UsageError
 from handrail.contract.generation import Difference, Generation, ToolStatus
 from handrail.contract.rules import AnyRule, rule_texts
 from handrail.contract.sandbox import Tier
 from handrail.contract.schema.schema import UnfinishedCheck
 from handrail.contract.tool.tool import Tool
-from handrail.ipc import approvals, jobs
-from handrail.ipc.codec import mirror
+from handrail.ipc.codec.interfaces import WIRE, WORKSPACE_JOBS, Request, request, served
+from handrail.ipc.holder.guest import Guest
 from handrail.ipc.holder.server import Server
-from handrail.ipc.wire.handshake import PROTOCOL
+from handrail.ipc.joiner.approvals import APPROVALS
+from handrail.ipc.wire.meeting import PROTOCOL
 from handrail.kernel.agents import all_agents
 from handrail.kernel.assembly import Rooms, assemble, given_rules, parse_rules
 from handrail.kernel.kernel import Folder, Kernel
 from handrail.kernel.sessions import HeldSessions
 from handrail.origins import programs
 from handrail.policy.authority import Authority
-from handrail.policy.rules.rules import Mode, RuleBook
+from handrail.policy.rules.rules import RuleBook
 from handrail.record.log import CommitLog, Interrupted
 from handrail.runtime.files.roots import Roots
 from handrail.session.arrivals.triggers import Arrivals
@@ -50,7 +54,7 @@ from handrail.store.lease import Holder, WorkspaceHeld, holder_of
 from handrail.store.opening import Store
 
 if TYPE_CHECKING:
-    from handrail.kernel.servers import McpServers
+    from handrail.kernel.servers import HeldServers, McpServers
     from handrail.policy.explain import Explanation
 
 
@@ -90,6 +94,7 @@ class HeldKernel(Kernel):
         """What this kernel goes on as, once another process has taken the workspace over and this one has joined it."""
         self._leaving: asyncio.Task[None] | None = None
         self.sessions = HeldSessions(rooms, self._context, face)
+        self._servers: HeldServers | None = None
         self.server = Server(self)
         opened = OpenSessions(self.sessions.lane, self.sessions.lanes, self._judged_by)
         self.rooms.arbiter.approvals.attach(opened)
@@ -156,7 +161,11 @@ class HeldKernel(Kernel):
     def mcp(self) -> McpServers:
         from handrail.kernel.servers import HeldServers
 
-        return HeldServers(lambda: self.generation, self.rooms, self.own.secrets)
+        if self.successor is not None:
+            return self.successor.mcp
+        if self._servers is None:
+            self._servers = HeldServers(lambda: self.generation, self.rooms, self.own.secrets)
+        return self._servers
 
     async def reload(self, tools: Iterable[Tool] | None = None) -> Difference:
         if self.successor is not None:
@@ -268,11 +277,11 @@ class HeldKernel(Kernel):
     # ── what processes that joined need of it ────────────────────────────────────────────────────
 
     def welcome(self) -> dict[str, Any]:
-        tier = mirror.of_tier(self.tier)
+        tier = WIRE.write(Tier, self.tier)
         return {"workspace": self.workdir, "token": self.rooms.store.lease.token, "tier": tier}
 
-    def context_of(self, agent: str, brought: Brought, configured: Mode | None) -> Context:
-        return self.rooms.context(agent, brought, configured)
+    def context_of(self, agent: str, brought: Brought) -> Context:
+        return self.rooms.context(agent, brought)
 
     async def open_session(self, opening: Opening, id: str | None = None) -> HeldSession:
         return await self.sessions.open(opening, id)
@@ -285,14 +294,32 @@ class HeldKernel(Kernel):
     def learn(self, secrets: Mapping[str, str]) -> None:
         self.rooms.arbiter.shaper.redactor.learn(secrets)
 
-    def further_operations(self) -> Mapping[str, Callable[..., Awaitable[Any]]]:
-        of_jobs = jobs.handlers(self.rooms.arbiter.jobs, self.sessions.lane, self._view_of_jobs)
+    def further_requests(self, guest: Guest) -> Mapping[str, Request]:
+        from handrail.kernel.servers import ServersOfGuest
+
         return {
-            **approvals.handlers(self.rooms.arbiter.approvals),
-            **of_jobs,
-            "fork": self.sessions.fork,
-            "close-session": self.sessions.close,
+            **served(ApprovalDesk, APPROVALS, self._approval_desk),
+            **served(Jobs, "jobs.", self._jobs_of),
+            **served(WorkspaceJobs, WORKSPACE_JOBS, self._every_job),
+            **ServersOfGuest(self.rooms, guest).requests,
+            "promote": request(self._promote),
+            "fork": request(self.sessions.fork),
+            "close-session": request(self.sessions.close),
         }
+
+    def _approval_desk(self) -> ApprovalDesk:
+        return self.rooms.arbiter.approvals
+
+    def _every_job(self) -> WorkspaceJobs:
+        return self._view_of_jobs
+
+    def _jobs_of(self, session: str) -> Jobs:
+        return JobView(self.rooms.arbiter.jobs, session)
+
+    async def _promote(self, session: str, call: str) -> Job:
+        if (lane := self.sessions.lane(session)) is None:
+            raise UsageError(f"session {session[:80]!r} is not open")
+        return await self.rooms.arbiter.jobs.promote(lane, call)
 
     def replaced(self) -> None:
         """Another process has taken over: what runs here is stopped, those who joined find the other, and so does this one."""
@@ -313,6 +340,8 @@ class HeldKernel(Kernel):
         except HandrailError as error:
             logger.warning("this process was replaced, and cannot join the one that holds the workspace now: %s", error)
             return
+        if self._servers is not None:
+            await self._servers.follow(kernel.mcp)
         for session in own:
             around, agent = session.lane.around, session.family.manifest.id
             how: SessionOptions = {"attendant": session.people, "headless": session.people is None}
@@ -373,8 +402,23 @@ class HeldKernel(Kernel):
 
 
 def set_for_holding(settings: Configuration) -> list[str]:
-    """The keys that this process was given values for on its own, and that only count in the process that holds the workspace."""
-    return sorted({value.key for value in settings.values if value.origin.kind == "flag"} - {"rules", "agent", "mode"})
+    """The keys that this process was given values for on its own, and that only count in the process that holds the workspace.
+
+    Limits, the ceiling, the sandbox and how state is kept are one for all calls of a workspace. A process that joined could not hold
+    its sessions to others, and leaving them out without a word would weaken what its operator asked for.
+    """
+    flags = [value for value in settings.values if value.origin.kind == "flag" and not is_brought(value)]
+    return sorted({value.key for value in flags})
+
+
+def is_brought(value: Value) -> bool:
+    """Whether a process that joins can have this value for its own sessions."""
+    table, given = path_of(value.key)[0], value.value
+    if table == "tools":
+        return not isinstance(given, Mapping)  # the value of a secret is the holder's
+    if table == "watchdogs":  # one that ships looks at all calls as the holder has it
+        return isinstance(given, Mapping) and "command" in given
+    return table in ("rules", "agent", "mode", "catalog")
 
 
 @asynccontextmanager
@@ -429,9 +473,8 @@ async def hold(
         def replaced() -> None:
             loop.call_soon_threadsafe(kernel.replaced)
 
-        keys = ", ".join(set_for_holding(settings))
-        set_here = keys and f"{keys} can only be set where it is held; set it in handrail.toml instead"
-        if why := ", and ".join(filter(None, (brought.held_only, set_here))):
+        if keys := ", ".join(set_for_holding(settings)):
+            why = f"{keys} can only be set where it is held; set it in handrail.toml instead"
             store.lease.remedy = f"it cannot join the process that holds the workspace, since {why}. End that process, and start this one again"
         store.lease.when_lost(replaced)
         if joinable:

@@ -8,43 +8,42 @@ import sqlite3
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack
 
 from handrail import config as configuration
 from handrail.arbiter.output.redaction import redacted_logs, redactor_of
-from handrail.config import Configuration
+from handrail.config import Configuration, WatchdogSettings
 from handrail.config.secrets import resolve
+from handrail.config.settings import path_of
 from handrail.contract.agent import AgentManifest
-from handrail.contract.approvals import Attendant, question_of
-from handrail.contract.doors.agents import Delegates
-from handrail.contract.doors.jobs import Findings
-from handrail.contract.errors import ToolError, UsageError
+from handrail.contract.call import Event
+from handrail.contract.doors.jobs import Findings, WorkspaceJobs
+from handrail.contract.errors import UsageError
 from handrail.contract.generation import Difference, Generation, ToolStatus
 from handrail.contract.rules import AnyRule, as_data, rule_texts
 from handrail.contract.sandbox import Tier
 from handrail.contract.tool.settings import ToolConfig
 from handrail.contract.tool.tool import Tool
-from handrail.ipc.approvals import JoinedApprovals
 from handrail.ipc.codec import mirror
-from handrail.ipc.codec.descriptions import describe, usable
-from handrail.ipc.codec.doors import findings
-from handrail.ipc.delegating import compacted, handed_over
-from handrail.ipc.jobs import RemoteWorkspaceJobs
+from handrail.ipc.codec.interfaces import WIRE, WORKSPACE_JOBS, asking, proxy
+from handrail.ipc.codec.mirror import describe, usable
+from handrail.ipc.joiner.approvals import JoinedApprovals
 from handrail.ipc.joiner.executing import Bench
 from handrail.ipc.joiner.membership import Membership
+from handrail.ipc.joiner.serving import Serving
 from handrail.ipc.joiner.session import JoinedSession
-from handrail.ipc.peers import asked
 from handrail.ipc.wire.connection import Connection, ConnectionLost
 from handrail.ipc.wire.framing import Message
-from handrail.ipc.wire.operations import Op, Operations, Refused
-from handrail.kernel.held import Hold, set_for_holding
+from handrail.ipc.wire.operations import Operations
+from handrail.kernel.agents import named_secrets
+from handrail.kernel.held import Hold, is_brought, set_for_holding
 from handrail.kernel.kernel import Folder, Kernel
+from handrail.kernel.servers import JoinedServers
 from handrail.policy.rules.rules import RuleBook
+from handrail.policy.watchdogs.watchdog import ExternalWatchdog
 from handrail.record.log import Interrupted
 from handrail.record.reading import LogReader
 from handrail.runtime.secrets import SecretStore
-from handrail.runtime.surface import NOBODY_TO_ASK
 from handrail.session.context import Brought, SessionOptions, checked
 from handrail.session.session import new_session_id
 from handrail.store.database.database import open_reader
@@ -54,7 +53,6 @@ from handrail.store.tables.approvals import ApprovalReader
 from handrail.store.tables.sessions import session_rows
 
 if TYPE_CHECKING:
-    from handrail.kernel.servers import McpServers
     from handrail.policy.explain import Explanation
 
 
@@ -62,15 +60,15 @@ class JoinedKernel(Kernel):
     """Made by :func:`join`."""
 
     def __init__(self, folders: Folders, config: Configuration, brought: Brought, successor: Successor) -> None:
-        if (why := brought.held_only) is not None:
-            raise UsageError(f"another process holds this workspace, and {why}")
         self._folders = folders
         self._config = config
         self._brought = brought
         self._successor = successor
-        tools = [found.tool for found in usable(brought.tools)]
-        self._bench = Bench(tools, SecretStore(brought.secrets or {}))
-        self._described = describe(tools)
+        tools, secrets = [found.tool for found in usable(brought.tools)], brought.secrets or {}
+        redactor = redactor_of(secrets)
+        self._secrets = SecretStore(secrets).with_settings(named_secrets(config))
+        self._bench = Bench(tools, self._secrets, brought.offerings, brought.watchdogs, redactor.text)
+        self._described = describe(tools, self._secrets)
         self._sessions: dict[str, JoinedSession] = {}
         self._opening: dict[str, JoinedSession] = {}
         self._agent_named = brought.agent or config.settings.agent
@@ -78,22 +76,25 @@ class JoinedKernel(Kernel):
         self._generation: Generation | None = None
         self._rules = RuleBook()
         self._tier = Tier("none", "")
+        own = [one for one in config.values if one.origin.kind in ("environment", "flag") and is_brought(one)]
+        self._tool_settings: dict[str, Any] = {}
+        for layer in replace(config, values=tuple(own)).tool_settings:
+            for tool, one in layer.tools.items():
+                before = self._tool_settings.setdefault(tool, {})
+                told = one.model_dump(mode="json", exclude_unset=True)
+                before |= {**told, "config": {**before.get("config", {}), **told.get("config", {})}}
+        of_catalog = any(path_of(one.key)[0] == "catalog" for one in own)
+        self._catalog = config.settings.catalog.model_dump(mode="json") if of_catalog else None
+        serving = Serving(lambda id: self._sessions.get(id) or self._opening.get(id))
+        self._servers = servers = JoinedServers(folders, config, lambda: self.membership, lambda: self.generation)
         operations = Operations(
-            {
-                **self._bench.requests,
-                # Asked again by the next holder: an answer to this one would reach nobody.
-                "approve": Op(self._approve, cancel_when_lost=True),
-                "answer": Op(self._answer, cancel_when_lost=True),
-                "peer.ask": Op(self._ask_client, cancel_when_lost=True),
-                "delegate": Op(partial(handed_over, self._delegates), cancel_when_lost=True),
-                "compact": Op(partial(compacted, self._delegates), cancel_when_lost=True),
-            },
+            {**self._bench.requests, **serving.requests, **servers.requests},
             {
                 "event": self._event,
                 "brought": self._brought_in,
                 "generation": self._published,
-                "peer.let_go": self._let_go,
                 **self._bench.notices,
+                **serving.notices,
             },
         )
         self.membership = Membership(folders, successor.take_over, self._hello, operations)
@@ -113,18 +114,23 @@ class JoinedKernel(Kernel):
             "configured_mode": self._config.settings.mode,
             "secrets": dict(brought.secrets or {}),
             "tool_config": {tool: dict(config) for tool, config in brought.tool_config.items()},
+            "tool_settings": self._tool_settings,
+            "catalog": self._catalog,
             "tools": self._described,
+            "offerings": self._bench.told_offerings,
+            "watchdogs": self._bench.told_watchdogs,
         }
 
     async def _joined(self, connection: Connection) -> None:
         told = connection.about
-        self._tier = mirror.tier_of(told["tier"])
+        self._tier = WIRE.reader_of(Tier)(told["tier"])
         self._agent = AgentManifest.model_validate(told["agent"])
         self._generation = mirror.generation_of(told["generation"])
         self._rules = mirror.rules_of(told["rules"])
         self._bench.attach(connection)
         for session in tuple(self._sessions.values()):
             await session.open_again(connection)
+        self._servers.connect_again()
 
     def _published(self, told: Any) -> None:
         generation = mirror.generation_of(told["generation"], self._generation)
@@ -136,43 +142,12 @@ class JoinedKernel(Kernel):
     def _event(self, told: Any) -> None:
         session = self._sessions.get(told["session_id"])
         if session is not None:
-            session.happened(mirror.event_of(told))
+            session.happened(Event(**told))
 
     def _brought_in(self, told: Any) -> None:
         session = self._sessions.get(told["session_id"])
         if session is not None:
             session.brought_in(told["interaction"], told["steps"])
-
-    async def _approve(self, body: Any) -> Any:
-        told = dict(body)
-        people = self._attendant(told.pop("people_of"))
-        return mirror.of_decision(await people.approve(mirror.request_of(told)))
-
-    async def _answer(self, body: Any) -> Any:
-        questions = [question_of(question) for question in body["questions"]]
-        try:
-            return await self._attendant(body["people_of"]).answer(body["session"], questions)
-        except ToolError as error:
-            raise mirror.refusal_of(error) from None
-
-    async def _ask_client(self, body: Any) -> Any:
-        session = self._sessions.get(body["session"])
-        return await asked(None if session is None else session.peer, body)
-
-    def _delegates(self, session_id: str) -> Delegates | None:
-        session = self._sessions.get(session_id)
-        return None if session is None else session.delegates
-
-    def _let_go(self, told: Any) -> None:
-        session = self._sessions.get(told["session"])
-        if session is not None and session.peer is not None:
-            session.peer.let_go(told["call"])
-
-    def _attendant(self, session_id: str) -> Attendant:
-        session = self._sessions.get(session_id) or self._opening.get(session_id)
-        if session is None or session.attendant is None:
-            raise Refused("UsageError", NOBODY_TO_ASK)
-        return session.attendant
 
     # ── the kernel ───────────────────────────────────────────────────────────────────────────────
 
@@ -210,8 +185,8 @@ class JoinedKernel(Kernel):
         return self._log
 
     @property
-    def jobs(self) -> RemoteWorkspaceJobs:
-        return RemoteWorkspaceJobs(self.membership)
+    def jobs(self) -> WorkspaceJobs:
+        return proxy(WorkspaceJobs, WORKSPACE_JOBS, asking(self.membership))
 
     @property
     def approvals(self) -> JoinedApprovals:
@@ -223,20 +198,17 @@ class JoinedKernel(Kernel):
         return self._successor.interrupted
 
     @property
-    def mcp(self) -> McpServers:
-        from handrail.kernel.servers import JoinedServers
-
-        return JoinedServers(self._folders, self._config)
+    def mcp(self) -> JoinedServers:
+        return self._servers
 
     async def reload(self, tools: Iterable[Tool] | None = None) -> Difference:
         described = None
         if tools is not None:
             given = [found.tool for found in usable(tools)]
-            described = describe(given)
+            described = describe(given, self._secrets)
             self._bench.bring(given)
-        difference = mirror.difference_of(
-            await self.membership.request("reload", {"tools": described}, repeatable=True)
-        )
+        body = {"tools": described, "offerings": self._bench.told_offerings}
+        difference = WIRE.reader_of(Difference)(await self.membership.request("reload", body, repeatable=True))
         if described is not None:
             self._described = described
         return difference
@@ -244,23 +216,26 @@ class JoinedKernel(Kernel):
     async def explain(
         self, tool: str, arguments: Mapping[str, Any], *, rules: Iterable[AnyRule] = (), headless: bool = True
     ) -> Explanation:
+        from handrail.policy.explain import Explanation
+
         body = {
             "tool": tool,
             "arguments": dict(arguments),
             "rules": [as_data(rule) for rule in rule_texts(rules)],
             "headless": headless,
         }
-        return mirror.explanation_of(await self.membership.request("explain", body, repeatable=True))
+        return WIRE.reader_of(Explanation)(await self.membership.request("explain", body, repeatable=True))
 
     async def find(
         self, query: str, *, limit: int = 10, patience_s: float | None = None, by_words: bool = False
     ) -> Findings:
         body: dict[str, Any] = {"query": query, "limit": limit, "by_words": by_words}
         body["patience_ms"] = None if patience_s is None else round(patience_s * 1000)
-        return findings(await self.membership.request("find", body, repeatable=True))
+        return WIRE.reader_of(Findings)(await self.membership.request("find", body, repeatable=True))
 
     async def tool_statuses(self) -> Sequence[ToolStatus]:
-        return mirror.statuses_of(await self.membership.request("statuses", {}, repeatable=True))
+        told = await self.membership.request("statuses", {}, repeatable=True)
+        return WIRE.form_of(Sequence[ToolStatus]).read(told)
 
     async def session(self, id: str | None = None, **options: Unpack[SessionOptions]) -> JoinedSession:
         options = checked(options)
@@ -385,9 +360,12 @@ class Successor:
 
 
 async def _secrets_of(brought: Brought, settings: Configuration) -> Mapping[str, str]:
-    """The secrets that were given, and those that the brought tools declare and this process has configured."""
-    given = dict(brought.secrets or {})
-    declared = {name for found in usable(brought.tools) for name in found.tool.spec.secrets if name not in given}
+    """The secrets that were given, and those that the brought tools declare, or have as settings, and this process has configured."""
+    given, settings_of = dict(brought.secrets or {}), named_secrets(settings)
+    specs = [found.tool.spec for found in usable(brought.tools)]
+    declared = {
+        name for spec in specs for name in (*spec.secrets, *settings_of.get(spec.id, {}).values())
+    } - given.keys()
     configured = settings.settings.secrets
     known = await resolve({name: configured[name] for name in sorted(declared & configured.keys())}, os.environ)
     return {**known.chosen(known.names), **given}
@@ -425,9 +403,17 @@ async def join(
         rules=(*(rule.entry for rule in settings.brought_rules), *brought.rules),
         mode=brought.mode or settings.given_mode,
     )
+    commands = [
+        WatchdogSettings.model_validate(one.value)
+        for one in settings.values
+        if one.key == "watchdogs" and one.origin.kind == "flag"
+    ]
+    watchdogs = [ExternalWatchdog(one.command or (), timeout_ms=one.timeout_ms) for one in commands]
+    for one in watchdogs:
+        one.find()
+    brought = replace(brought, watchdogs=(*brought.watchdogs, *watchdogs))
     brought = replace(brought, secrets=await _secrets_of(brought, settings), tool_config=_config_of(brought, settings))
-    own = Brought(brought.face, settings=brought.settings)
-    successor = Successor(hold, own)
+    successor = Successor(hold, Brought(brought.face))  # all else is brought to whoever holds, this process too
     with redacted_logs(redactor_of(brought.secrets)):
         kernel = JoinedKernel(held.folders, settings, brought, successor)
         try:

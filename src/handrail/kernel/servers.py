@@ -11,20 +11,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import pydantic
 
 from handrail.config import Configuration
 from handrail.config.mcp import McpServer
 from handrail.config.secrets import resolve
-from handrail.contract.errors import ToolError, UsageError
+from handrail.contract.errors import HandrailError, ToolError, UsageError
 from handrail.contract.tool.requires import Variables
+from handrail.ipc.codec.interfaces import WIRE, Request, op_of, request
+from handrail.ipc.wire.operations import Op
 from handrail.kernel.sandbox import sandbox_of
 from handrail.policy.rules.rules import RuleBook
 from handrail.policy.targets import ceiling_layer
@@ -38,12 +41,17 @@ from handrail.upstream.servers import Ground, Upstreams
 if TYPE_CHECKING:
     from handrail.config import Configuration
     from handrail.contract.generation import Generation
+    from handrail.ipc.holder.guest import Guest
+    from handrail.ipc.joiner.membership import Membership
     from handrail.kernel.assembly import Rooms
     from handrail.runtime.secrets import SecretStore
     from handrail.store.folders import Folders
     from handrail.upstream.definition import Listing
     from handrail.upstream.oauth import Prompt
     from handrail.upstream.source import McpSource
+
+
+logger = logging.getLogger("handrail.ipc")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,24 +76,24 @@ class ServerStatus:
 
 
 class ConnectedServer:
-    """A server that :meth:`McpServers.connect` has connected."""
+    """A server that :meth:`McpServers.connect` has connected.
 
-    def __init__(self, generation: Callable[[], Generation], source: McpSource, pins: StoredPins, again: Any) -> None:
+    :ivar listing: what the server says that it has, in its own words
+    """
+
+    def __init__(
+        self,
+        name: str,
+        listing: Listing,
+        generation: Callable[[], Generation],
+        pins: StoredPins,
+        look_again: Callable[[], Awaitable[object]],
+    ) -> None:
+        self.name = name
+        self.listing = listing
         self._generation = generation
-        self._source = source
         self._pins = pins
-        self._again = again
-
-    @property
-    def name(self) -> str:
-        return self._source.name
-
-    @property
-    def listing(self) -> Listing:
-        """What the server says that it has, in its own words."""
-        found = self._source.listing
-        assert found is not None
-        return found
+        self._look_again = look_again
 
     @property
     def tools(self) -> dict[str, str | None]:
@@ -107,7 +115,7 @@ class ConnectedServer:
         entries = self._generation().entries
         found = [tool_id for tool_id in self.tools if wanted is None or tool_id in wanted]
         self._pins.approve(self.name, [Definition.of(entries[tool_id].spec) for tool_id in found])
-        await self._again(self._source)
+        await self._look_again()
 
 
 class McpServers(ABC):
@@ -135,9 +143,16 @@ class McpServers(ABC):
         :param url: of one that is reached over HTTP
         :param prompt: how a person signs in where the server asks for it
         :param settings: any setting of ``[mcp.servers.NAME]``: ``args``, ``env``, ``read``, ``hosts``, ``elicitation``, …
-        :raises UsageError: for settings that are none, and a name that there is; in a process that joined
+        :raises UsageError: for settings that are none, and a name that there is
         :raises ToolError: ``unavailable`` where the server cannot be reached
         """
+
+
+class Live(NamedTuple):
+    """A server that a program has connected, as it may have to be connected again with the next holder."""
+
+    server: McpServer
+    prompt: Prompt | None
 
 
 class HeldServers(McpServers):
@@ -148,6 +163,8 @@ class HeldServers(McpServers):
         self._generation = generation
         self._rooms = rooms
         self._secrets = secrets
+        self._live: dict[str, Live] = {}
+        self._next: McpServers | None = None
 
     @property
     def servers(self) -> Sequence[ServerStatus]:
@@ -163,37 +180,146 @@ class HeldServers(McpServers):
         prompt: Prompt | None = None,
         **settings: Any,
     ) -> AsyncGenerator[ConnectedServer]:
-        rooms = self._rooms
         server = _settings(name, command=command, url=url, **settings)
+        connected = await self.add(name, server, prompt)
+        try:
+            yield connected
+        finally:
+            await self.remove(name)
+
+    async def add(self, name: str, server: McpServer, prompt: Prompt | None) -> ConnectedServer:
+        """Connect a server until :meth:`remove`; see :meth:`connect`."""
+        rooms = self._rooms
         definition = definition_of(name, server, "Kernel.mcp.connect", self._secrets, rooms.upstreams.learn)
         source = rooms.upstreams.add(definition, prompt)
-        upstream = rooms.upstreams[name]
         try:
-            await upstream.connected()
+            await rooms.upstreams[name].connected()
             await rooms.look_again(source)
-            yield ConnectedServer(self._generation, source, StoredPins(rooms.store.folders.state), rooms.look_again)
-        finally:
+        except BaseException:
             await rooms.upstreams.remove(name)
+            raise
+        self._live[name] = Live(server, prompt)
+        listing = source.listing
+        assert listing is not None
+        pins = StoredPins(rooms.store.folders.state)
+        return ConnectedServer(name, listing, self._generation, pins, lambda: rooms.look_again(source))
+
+    async def look_again(self, name: str) -> None:
+        """Publish what a server has now, which somebody may have approved."""
+        source = next((one for one in self._rooms.upstreams.sources if one.name == name), None)
+        if source is not None:
+            await self._rooms.look_again(source)
+
+    async def remove(self, name: str) -> None:
+        """End a server that was connected here, and know it no more; once it was connected with the next holder, there."""
+        if self._live.pop(name, None) is not None:
+            await self._rooms.upstreams.remove(name)
+        elif isinstance(self._next, JoinedServers):
+            await self._next.remove(name)
+
+    async def remove_all(self) -> None:
+        """End all that were connected here."""
+        for name in tuple(self._live):
+            await self.remove(name)
+
+    async def follow(self, following: McpServers) -> None:
+        """Have everything that was connected here connected with the next holder, which this process has joined."""
+        live = dict(self._live)
+        await self.remove_all()
+        self._next = following
+        if isinstance(following, JoinedServers):
+            following.take(live)
+
+
+class ServersOfGuest:
+    """The servers that a process which joined has connected, on the holder's side. They end with its connection."""
+
+    def __init__(self, rooms: Rooms, guest: Guest) -> None:
+        self._rooms = rooms
+        self._guest = guest
+        self._own: HeldServers | None = None
+        self.requests: Mapping[str, Request] = {
+            "mcp.connect": request(self._connect),
+            "mcp.look": request(self._look),
+            "mcp.remove": request(self._remove),
+        }
+
+    def _servers(self) -> HeldServers:
+        if self._own is None:
+            context = self._guest.context
+            secrets = context.secrets.with_values(self._guest.secrets)
+            self._own = HeldServers(lambda: context.generation, self._rooms, secrets)
+            self._guest.at_end(self._own.remove_all)
+        return self._own
+
+    async def _connect(self, name: str, server: McpServer, redirect: str | None) -> Any:
+        from handrail.upstream.definition import Listing
+
+        prompt = None
+        if redirect is not None:
+            from handrail.upstream.oauth import Prompt
+
+            prompt = Prompt(redirect, lambda url: self._visit(name, url))
+        connected = await self._servers().add(name, server, prompt)
+        if self._guest.connection.lost is not None:
+            await self._servers().remove_all()
+        return WIRE.write(Listing, connected.listing)
+
+    async def _visit(self, name: str, url: str) -> str:
+        return WIRE.reader_of(str)(await self._guest.connection.request("mcp.visit", {"name": name, "url": url}))
+
+    async def _look(self, name: str) -> None:
+        await self._servers().look_again(name)
+
+    async def _remove(self, name: str) -> None:
+        await self._servers().remove(name)
 
 
 class JoinedServers(McpServers):
-    """In a process that joined: the holder has the servers, and everybody has their tools."""
+    """In a process that joined: the holder has the servers, those that are connected here too, and everybody has their tools.
 
-    def __init__(self, folders: Folders, config: Configuration) -> None:
+    :param membership: gives the way to the holder
+    :param generation: the one that the kernel is at
+    """
+
+    def __init__(
+        self,
+        folders: Folders,
+        config: Configuration,
+        membership: Callable[[], Membership],
+        generation: Callable[[], Generation],
+    ) -> None:
         self._folders = folders
         self._config = config
+        self._membership = membership
+        self._generation = generation
+        self._live: dict[str, Live] = {}
+        self._prompts: dict[str, Prompt] = {}
+        self._listings: dict[str, Listing] = {}
+        self.requests: Mapping[str, Op] = {"mcp.visit": op_of("mcp.visit", request(self._visit), cancel_when_lost=True)}
+        """What the holder may ask: to bring the person here to an address where they sign in."""
 
     @property
     def servers(self) -> Sequence[ServerStatus]:
+        """Those that are configured, as this process can know them, and those that it has connected itself."""
         from handrail.kernel.agents import as_configured
         from handrail.upstream.configured import configured
         from handrail.upstream.source import McpSource
 
-        folders = self._folders
-        found = configured(self._config, as_configured(self._config))
-        return [status_of(McpSource(one, folders.state, str(folders.workspace))) for one in found]
+        config, folders = self._config, self._folders
 
-    def connect(
+        def status(definition: Any) -> ServerStatus:
+            return status_of(McpSource(definition, folders.state, str(folders.workspace)))
+
+        names = as_configured(config)
+        found = [status(one) for one in configured(config, names)]
+        for name, live in self._live.items():
+            one = status(definition_of(name, live.server, "Kernel.mcp.connect", names))
+            found.append(replace(one, state="connected", tools=len(self._listings[name].tools)))
+        return found
+
+    @asynccontextmanager
+    async def connect(
         self,
         name: str,
         *,
@@ -201,11 +327,56 @@ class JoinedServers(McpServers):
         url: str | None = None,
         prompt: Prompt | None = None,
         **settings: Any,
-    ) -> AbstractAsyncContextManager[ConnectedServer]:
-        raise UsageError(
-            f"{name!r} cannot be connected here: another process holds this workspace, and keeps all connections to "
-            f"servers. Configure it under [mcp.servers.{name}], or open this workspace first"
-        )
+    ) -> AsyncGenerator[ConnectedServer]:
+        live = Live(_settings(name, command=command, url=url, **settings), prompt)
+        listing = await self._add(name, live)
+        self._live[name] = live
+
+        async def look_again() -> None:
+            await self._membership().request("mcp.look", {"name": name}, repeatable=True)
+
+        try:
+            yield ConnectedServer(name, listing, self._generation, StoredPins(self._folders.state), look_again)
+        finally:
+            await self.remove(name)
+
+    async def remove(self, name: str) -> None:
+        """Have the holder end a server that was connected from here."""
+        self._prompts.pop(name, None)
+        if self._live.pop(name, None) is not None and self._membership().standing is not None:
+            await self._membership().request("mcp.remove", {"name": name}, repeatable=True)
+
+    def take(self, live: Mapping[str, Live]) -> None:
+        """Connect what this process had connected while it held the workspace itself."""
+        self._live |= live
+        self.connect_again()
+
+    def connect_again(self) -> None:
+        """Have the next holder connect what the last one had connected for this process."""
+        for name, live in tuple(self._live.items()):
+            self._membership().begin(self._again(name, live))
+
+    async def _again(self, name: str, live: Live) -> None:
+        try:
+            await self._add(name, live)
+        except HandrailError as error:
+            logger.warning("mcp server %s is not connected with the next holder of the workspace: %s", name, error)
+
+    async def _add(self, name: str, live: Live) -> Listing:
+        from handrail.upstream.definition import Listing
+
+        body: dict[str, Any] = {"name": name, "server": live.server.model_dump(mode="json", exclude_unset=True)}
+        body["redirect"] = None if live.prompt is None else live.prompt.redirect
+        if live.prompt is not None:
+            self._prompts[name] = live.prompt
+        told = await self._membership().request("mcp.connect", body, settle=True, repeatable=True)
+        self._listings[name] = listing = WIRE.reader_of(Listing)(told)
+        return listing
+
+    async def _visit(self, name: str, url: str) -> str:
+        if name not in self._prompts:
+            raise UsageError(f"nobody here signs in at mcp server {name[:60]!r}")
+        return await self._prompts[name].visit(url)
 
 
 def _settings(name: str, **settings: Any) -> McpServer:

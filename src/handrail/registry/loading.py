@@ -143,7 +143,11 @@ def _unset_secrets(tool: Tool, spec: ToolSpec, secrets: SecretStore) -> str:
     """The same for settings that are secret and that it cannot do without."""
     needed = [key for key in secret_settings(spec) if spec.config[key].required]
     if tool.own_secrets is not None:
-        return ", ".join(f"{key} (a tool that another process brought is given none)" for key in needed)
+        return ", ".join(
+            f"{key} (the process that brought the tool has not set it; add {line_to_add(spec.id, key, secret=True)} there)"
+            for key in needed
+            if key not in tool.own_secrets
+        )
     return ", ".join(why for key in needed if (why := secrets.reason_unset(spec, key)) is not None)
 
 

@@ -387,7 +387,7 @@ class CallTerminals:
         process = cast("TerminalProcess", started)
         terminal = shared.open[terminal_id] = OpenTerminal(terminal_id, command, process)
         terminal.fed = any(sign in command for sign in ";&|\n$`(<")
-        self.read_up_to(terminal_id, 0)
+        await self.read_up_to(terminal_id, 0)
         shared.ring()
         reading = asyncio.ensure_future(self._follow(terminal))
         try:
@@ -481,14 +481,13 @@ class CallTerminals:
     async def resize(self, terminal_id: str, columns: int, rows: int) -> None:
         self._at(terminal_id).process.resize(TerminalSize(columns, rows))
 
-    def is_open(self, terminal_id: str) -> bool:
+    async def is_open(self, terminal_id: str) -> bool:
         return terminal_id in self._shared.open
 
-    def was_open(self, terminal_id: str) -> bool:
+    async def was_open(self, terminal_id: str) -> bool:
         return terminal_id in self._shared.read_up_to
 
-    @property
-    def changes(self) -> int:
+    async def changes(self) -> int:
         return self._shared.changes
 
     async def changed(self, since: int, timeout_s: float) -> bool:
@@ -499,7 +498,7 @@ class CallTerminals:
             return False
         return True
 
-    def read_up_to(self, terminal_id: str, cursor: int | None = None) -> int:
+    async def read_up_to(self, terminal_id: str, cursor: int | None = None) -> int:
         known = self._shared.read_up_to
         if cursor is not None:
             known.pop(terminal_id, None)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 from handrail.catalog.view import CatalogOptions, view_of
+from handrail.config.settings import CatalogSettings
 from handrail.contract.agent import AgentManifest
 from handrail.contract.approvals import ApprovalAnswer, ApprovalRequest, Attendant
 from handrail.contract.doors.peer import Peer
@@ -21,7 +22,7 @@ from handrail.contract.generation import Difference, Generation, Source
 from handrail.contract.rules import AnyRule, Mode, RuleEntry, rule_texts
 from handrail.contract.tool.offering import Offering
 from handrail.contract.tool.requires import Layer
-from handrail.contract.tool.settings import ToolConfig
+from handrail.contract.tool.settings import ToolConfig, ToolSettings
 from handrail.contract.tool.tool import Tool
 from handrail.policy.authority import Authority
 from handrail.policy.rules.rules import RuleBook
@@ -57,21 +58,12 @@ class Brought:
     """None: the agent's, or the configured one."""
     tool_config: ToolConfig = field(default_factory=dict[str, Mapping[str, str]])
 
-    @property
-    def held_only(self) -> str | None:
-        """The part that works only in the process that holds the workspace, and what to do instead; None if there is none."""
-        found: list[str] = []
-        if self.watchdogs:
-            found.append(
-                "watchdogs in Python can only be given where it is held; "
-                "name an external command under [[watchdogs]] of its configuration instead"
-            )
-        if self.offerings:
-            found.append(
-                "offerings in Python can only be given where it is held; "
-                "put them as offering.json into its tool folder instead"
-            )
-        return ", and ".join(found) or None
+    tool_settings: Mapping[str, ToolSettings] = field(default_factory=dict[str, ToolSettings])
+    """What its flags set for tools."""
+    catalog: CatalogSettings | None = None
+    """What its flags set for models' views; None for that of the process that holds the workspace."""
+    configured_mode: Mode | None = None
+    """The mode that its files name; None for that of the process that holds the workspace."""
 
 
 class Shelf:

@@ -309,6 +309,9 @@ class SessionSkills:
     def index(self) -> Sequence[Skill]:
         return tuple(one.skill for one in self._usable.values())
 
+    async def all(self) -> Sequence[Skill]:
+        return self.index
+
     async def give(self, name: str) -> SkillText:
         found = self._usable.get(name)
         if found is None:

@@ -63,7 +63,7 @@ class ListResources(Tool):
     )
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
-        offerings = _of(runtime.offers.all(), args.get("source"))
+        offerings = _of(await runtime.offers.all(), args.get("source"))
         told: dict[str, Any] = {"resources": [], "resourceTemplates": []}
         seen: set[str] = set()
         for offering in offerings:
@@ -132,7 +132,7 @@ class ListPrompts(Tool):
     )
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
-        offerings = _of(runtime.offers.all(), args.get("source"))
+        offerings = _of(await runtime.offers.all(), args.get("source"))
         seen: set[str] = set()
         told = [
             {**_prompt(spec), "name": _apart(spec.name, offering, seen), **_source(offering)}

@@ -331,13 +331,13 @@ class TerminalRead(Tool):
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         job = await runtime.jobs.get(args["id"])
-        start = args.get("cursor", runtime.terminals.read_up_to(job.id))
+        start = args["cursor"] if "cursor" in args else await runtime.terminals.read_up_to(job.id)
         await _until_quiet(runtime, job, start, min(args.get("wait_ms", USUAL_WAIT_MS), LONGEST_WAIT_MS) / 1000)
         if (lines := args.get("lines")) is not None:
             found = await runtime.jobs.lines(job.id, offset=-lines, count=lines)
         else:
             found = await runtime.jobs.read(job.id, cursor=start, max_bytes=MOST_BYTES)
-        runtime.terminals.read_up_to(job.id, found.cursor)
+        await runtime.terminals.read_up_to(job.id, found.cursor)
         answer: dict[str, object] = {"id": job.id, "text": found.text, "cursor": found.cursor}
         if found.skipped:
             answer["dropped_bytes"] = found.skipped
@@ -390,10 +390,10 @@ class TerminalStop(Tool):
 async def _is_up(runtime: Runtime, job: Job) -> bool:
     """Whether it is open; one that is about to be is waited for."""
     terminals = runtime.terminals
-    while not terminals.is_open(job.id):
-        changes = terminals.changes
+    while not await terminals.is_open(job.id):
+        changes = await terminals.changes()
         job = await runtime.jobs.get(job.id)
-        if job.ended or job.rests or terminals.was_open(job.id):
+        if job.ended or job.rests or await terminals.was_open(job.id):
             return False
         await terminals.changed(changes, 0.05)  # its job may also end before there is any terminal
     return True
@@ -404,18 +404,18 @@ async def _until_quiet(runtime: Runtime, job: Job, start: int, seconds: float) -
     ``seconds``."""
     until, terminals = time.monotonic() + seconds, runtime.terminals
     while True:
-        changes = terminals.changes
+        changes = await terminals.changes()
         job = await runtime.jobs.get(job.id)
         if job.ended:
             return
-        if terminals.was_open(job.id) and not terminals.is_open(job.id):
+        if await terminals.was_open(job.id) and not await terminals.is_open(job.id):
             await runtime.jobs.wait(job.id, timeout_ms=_ENDING_MS)  # what it came to is being recorded
             return
         left = until - time.monotonic()
         if left <= 0:
             return
         if job.output_bytes <= start:
-            await terminals.changed(changes, left if terminals.is_open(job.id) else min(left, 0.05))
+            await terminals.changed(changes, left if await terminals.is_open(job.id) else min(left, 0.05))
         elif not await terminals.changed(changes, min(left, _QUIET_S)):
             return
 

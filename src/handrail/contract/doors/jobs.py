@@ -328,14 +328,13 @@ class Terminals(Protocol):
 
     async def resize(self, terminal_id: str, columns: int, rows: int) -> None: ...
 
-    def is_open(self, terminal_id: str) -> bool: ...
+    async def is_open(self, terminal_id: str) -> bool: ...
 
-    def was_open(self, terminal_id: str) -> bool:
+    async def was_open(self, terminal_id: str) -> bool:
         """Whether it is, or has been."""
         ...
 
-    @property
-    def changes(self) -> int:
+    async def changes(self) -> int:
         """How often a terminal of the session was opened, has shown something, or has ended."""
         ...
 
@@ -343,6 +342,6 @@ class Terminals(Protocol):
         """Wait until there was a change after the first ``since``. False: there was none in time."""
         ...
 
-    def read_up_to(self, terminal_id: str, cursor: int | None = None) -> int:
+    async def read_up_to(self, terminal_id: str, cursor: int | None = None) -> int:
         """Where in its output the last look has ended; ``cursor``: that it ends there now."""
         ...

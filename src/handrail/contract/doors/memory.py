@@ -206,8 +206,7 @@ class SkillText:
 class Skills(Protocol):
     """The skills of one session, as they were found when it first asked."""
 
-    @property
-    def index(self) -> Sequence[Skill]:
+    async def all(self) -> Sequence[Skill]:
         """Those that can be read, the nearest first."""
         ...
 
@@ -217,4 +216,13 @@ class Skills(Protocol):
         :raises ToolError: ``invalid_input`` for a name that there is not, with the nearest there are; ``unavailable`` where
             its file cannot be read any more
         """
+        ...
+
+
+class SessionSkills(Skills, Protocol):
+    """The same, for the session itself."""
+
+    @property
+    def index(self) -> Sequence[Skill]:
+        """See :meth:`Skills.all`."""
         ...

@@ -115,7 +115,7 @@ class Given:
 class Offers(Protocol):
     """What a built-in tool sees of all sources' offerings: ``runtime.offers``. It reaches what its call was judged for."""
 
-    def all(self) -> Sequence[Listing]:
+    async def all(self) -> Sequence[Listing]:
         """Those of the generation that the call is at, for what they list."""
         ...
 

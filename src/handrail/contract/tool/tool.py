@@ -50,7 +50,8 @@ class Tool(abc.ABC):
     built-in tools only."""
 
     own_secrets: frozenset[str] | None = None
-    """The names of the secrets that it gets in the process in which it runs; None: those of the kernel that calls it."""
+    """The names of the secrets, and the keys of the secret settings, that it gets in the process in which it runs; None: those of
+    the kernel that calls it."""
 
     @abc.abstractmethod
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:

@@ -1,29 +1,35 @@
-"""What crosses the wire as data: generations of tools, calls and their answers, events, decisions."""
+"""What crosses the wire as data by hand: tools and their generations, calls and their answers, rules, errors."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal, NoReturn, cast
 
-from handrail.catalog.view import CatalogOptions
-from handrail.contract.approvals import ApprovalAnswer, ApprovalRequest
-from handrail.contract.call import Answer, Event, ProposedCall, Result
-from handrail.contract.doors.runtime import Question, Runtime
+from handrail.config.settings import CatalogSettings
+from handrail.contract.call import Answer, ProposedCall, Result
+from handrail.contract.codec import Malformed, reader_of, write
+from handrail.contract.doors.offers import Listing, PromptSpec, ResourceSpec, ResourceTemplate, SourceRequest
+from handrail.contract.doors.runtime import Runtime
 from handrail.contract.errors import Fault, HandrailError, LoadError, LogUnavailable, StartError, ToolError, UsageError
-from handrail.contract.generation import Difference, Entry, Foreign, Generation, ToolStatus
-from handrail.contract.sandbox import Tier
+from handrail.contract.generation import Entry, Foreign, Found, Generation
+from handrail.contract.rules import Mode, RuleEntry
 from handrail.contract.schema.schema import compile_schema
-from handrail.contract.tool.spec import ToolSpec
+from handrail.contract.tool.decorator import FunctionTool
+from handrail.contract.tool.settings import ToolConfig, ToolSettings
+from handrail.contract.tool.spec import GoesOn, ToolSpec
 from handrail.contract.tool.tool import OfSpecs, Tool
-from handrail.ipc.codec.adapters import adapter
-from handrail.ipc.offerings import of_offerings, offerings_of
+from handrail.contract.tool.triggers import TriggerTool
+from handrail.ipc.wire.framing import Message
 from handrail.ipc.wire.operations import Refused
-from handrail.policy.explain import Explanation
 from handrail.policy.rules.rules import RuleBook, parse_rule
+from handrail.registry.sources.code import tools_among
+from handrail.registry.sources.offerings import shape_of
+from handrail.runtime.secrets import NO_SECRETS, SecretStore, secret_settings
+from handrail.store.encoding import decode, encode
 
-_dumped: OfSpecs[dict[str, Any]] = OfSpecs(lambda spec: adapter(ToolSpec).dump_python(spec, mode="json"))
+_dumped: OfSpecs[dict[str, Any]] = OfSpecs(lambda spec: write(ToolSpec, spec))
 """Specs as data, kept by spec, since most tools of a generation were in the one before."""
 
 _tuple: Any = tuple
@@ -45,12 +51,213 @@ class Shown(Tool):
         raise UsageError(f"{self.spec.id} is carried out by the process that holds the workspace, never here")
 
 
-def of_tier(tier: Tier) -> dict[str, Any]:
-    return adapter(Tier).dump_python(tier, mode="json")
+# ── tools ────────────────────────────────────────────────────────────────────────────────────────
+
+TriggerKind = Literal["", "wait", "time"]
+"""What a tool is: no class of triggers, one that waits, or one that goes by time."""
+_MAX_SOURCE = 300
 
 
-def tier_of(data: Mapping[str, Any]) -> Tier:
-    return adapter(Tier).validate_python(data)
+@dataclass(frozen=True, slots=True)
+class Description:
+    """A tool that a process brings, as it says so.
+
+    :param source: where it is from, as that process knows it
+    :param takes_runtime: whether it looks at its runtime at all
+    :param asks_first: whether people may have to be asked before it runs
+    :param trigger: which kind of class of triggers it is
+    :param adds_itself: of such a class: it adds its triggers in a way of its own, which runs there
+    :param settings: the keys of its secret settings that it gets there
+    """
+
+    spec: ToolSpec
+    definition: str
+    source: str
+    takes_runtime: bool
+    asks_first: bool
+    trigger: TriggerKind
+    adds_itself: bool
+    asks_source: SourceRequest | None
+    goes_on: GoesOn | None
+    settings: tuple[str, ...]
+
+
+def usable(tools: Iterable[object]) -> tuple[Found, ...]:
+    """The tools among what was given in code: tools, classes of tools, modules.
+
+    :raises LoadError: with every fault
+    """
+    loaded = tools_among(tools)
+    if loaded.faults:
+        raise LoadError(loaded.faults)
+    return loaded.tools
+
+
+def describe(tools: Sequence[object], secrets: SecretStore = NO_SECRETS) -> list[Message]:
+    """Tools given in code, for whoever holds the workspace; JSON.
+
+    :param secrets: what they get in this process
+    :raises LoadError: with every fault
+    """
+    described: list[Message] = []
+    faults: list[Fault] = []
+    for found in usable(tools):
+        tool, spec, kind = found.tool, found.tool.spec, type(found.tool)
+        trigger: TriggerKind = "" if not isinstance(tool, TriggerTool) else "time" if tool.by_time else "wait"
+        try:
+            described.append(
+                {
+                    "spec": write(ToolSpec, spec),
+                    "definition": spec.definition_hash,
+                    "source": found.place,
+                    "takes_runtime": tool.takes_runtime if isinstance(tool, FunctionTool) else True,
+                    "asks_first": kind.questions is not Tool.questions,
+                    "trigger": trigger,
+                    "adds_itself": bool(trigger) and kind.execute is not TriggerTool.execute,
+                    "asks_source": tool.asks_source,
+                    "goes_on": tool.goes_on,
+                    "settings": [key for key in secret_settings(spec) if secrets.reason_unset(spec, key) is None],
+                }
+            )
+        except (ValueError, TypeError, RecursionError, AttributeError) as error:
+            faults.append(Fault(found.place, "spec", f"is not JSON: {str(error)[:300]}"))
+    if faults:
+        raise LoadError(faults)
+    return decode(encode(described, 1 << 62))  # at once, as it arrives there
+
+
+def read_descriptions(told: object, process: str) -> list[Description]:
+    """What a process says of the tools that it brings.
+
+    :param process: how to call it
+    :raises LoadError: with every fault
+    """
+    if not isinstance(told, list):
+        raise LoadError([Fault(process, "tools", f"is a {type(told).__name__}; expected a list")])
+    read: list[Description] = []
+    faults: list[Fault] = []
+    for index, item in enumerate(cast("list[object]", told)):
+        try:
+            one = reader_of(Description)(item)
+            if one.spec.definition_hash != one.definition:
+                raise Malformed(f"{one.spec.id[:80]!r} does not arrive as it was declared; use one version of Handrail")
+            read.append(replace(one, source="".join(c if c.isprintable() else "?" for c in one.source[:_MAX_SOURCE])))
+        except (ValueError, RecursionError) as error:
+            faults.append(Fault(process, f"tools[{index}]", str(error)[:500] or type(error).__name__))
+    if faults:
+        raise LoadError(faults)
+    return read
+
+
+@dataclass(frozen=True, slots=True)
+class ShownOffering:
+    """Implements :class:`~handrail.contract.tool.offering.Offering` as far as that is listing."""
+
+    source: str
+    foreign: bool
+    resources: tuple[ResourceSpec, ...]
+    templates: tuple[ResourceTemplate, ...]
+    prompts: tuple[PromptSpec, ...]
+
+    def has(self, uri: str) -> bool:
+        """Whether it lists the URI, or one of its templates makes it."""
+        if any(one.uri == uri for one in self.resources):
+            return True
+        shapes = (shape_of(one.uri_template) for one in self.templates)
+        return any(shape is not None and shape.makes(uri) for shape in shapes)
+
+    async def read(self, uri: str, runtime: Runtime) -> Mapping[str, Any]:
+        self._refuse()
+
+    async def prompt(self, name: str, arguments: Mapping[str, str], runtime: Runtime) -> Mapping[str, Any]:
+        self._refuse()
+
+    async def complete(
+        self, ref: Mapping[str, Any], argument: Mapping[str, str], context: Mapping[str, str], runtime: Runtime
+    ) -> Mapping[str, Any]:
+        self._refuse()
+
+    async def subscribe(self, uri: str, updated: Callable[[str], None]) -> Callable[[], Awaitable[None]]:
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        # A program has no runtime of a call to pass, in whichever process it is: getting something is a call.
+        raise UsageError("what a source offers is read by a call, as session.call('resource.read', {'uri': …})")
+
+
+def shown(one: Listing) -> ShownOffering:
+    """What a source lists."""
+    return ShownOffering(one.source, one.foreign, tuple(one.resources), tuple(one.templates), tuple(one.prompts))
+
+
+_Offerings = tuple[ShownOffering, ...]
+
+
+# ── what a process brings ────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class ToldOffering:
+    """An offering of a process that joins.
+
+    :param stamped: it does not tell of changes by itself, and is looked at
+    """
+
+    lists: ShownOffering
+    stamped: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ToldWatchdog:
+    """A watchdog of a process that joins.
+
+    :param after_failures: it looks only at calls that have failed before
+    :param chooses: it says of which tools it looks at calls
+    """
+
+    name: str
+    timeout_ms: float
+    after_failures: bool
+    chooses: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """What a process says of itself when it joins, beside its version.
+
+    :param configured_mode: the mode that files name
+    :param tool_settings: what its flags and variables set for tools, as far as that can be for its sessions alone
+    :param catalog: what these set for models' views; None where they say nothing of it
+    :param tools: each is read as a :class:`Description`, so that all faults are told at once
+    """
+
+    face: str
+    agent: str
+    rules: Sequence[str | RuleEntry] = ()
+    mode: Mode | None = None
+    configured_mode: Mode | None = None
+    secrets: Mapping[str, str] = field(default_factory=dict[str, str])
+    tool_config: ToolConfig = field(default_factory=dict[str, Mapping[str, str]])
+    tool_settings: Mapping[str, ToolSettings] = field(default_factory=dict[str, ToolSettings])
+    catalog: CatalogSettings | None = None
+    tools: Sequence[Any] = ()
+    offerings: Sequence[ToldOffering] = ()
+    watchdogs: Sequence[ToldWatchdog] = ()
+
+
+def hello_of(told: Message) -> Hello:
+    """Read a greeting.
+
+    :raises Refused: naming the field that is not as expected
+    """
+    try:
+        return reader_of(Hello)({name: one for name, one in told.items() if name not in _OF_THE_WIRE})
+    except Malformed as error:
+        raise Refused("StartError", f"the greeting cannot be read: {error}") from None
+
+
+_OF_THE_WIRE = ("handrail", "protocol")
+"""What stands in a greeting besides; see :mod:`handrail.ipc.wire.meeting`."""
 
 
 def of_generation(generation: Generation) -> dict[str, Any]:
@@ -61,7 +268,7 @@ def of_generation(generation: Generation) -> dict[str, Any]:
         "aliases": dict(generation.aliases),
         "quarantined": [asdict(fault) for fault in generation.quarantined],
         "beyond": sorted(generation.beyond),
-        "offerings": of_offerings(generation.offerings),
+        "offerings": write(_Offerings, tuple(map(shown, generation.offerings))),
     }
 
 
@@ -87,7 +294,7 @@ def generation_of(data: Mapping[str, Any], before: Generation | None = None) -> 
     known: Mapping[str, Entry] = {} if before is None else before.entries
     entries = [_entry_of(told, known.get(told["spec"]["id"])) for told in data["entries"]]
     quarantined = [Fault(**fault) for fault in data["quarantined"]]
-    offerings = offerings_of(data["offerings"])
+    offerings = reader_of(_Offerings)(data["offerings"])
     return Generation(data["number"], entries, data["aliases"], quarantined, data["beyond"], offerings)
 
 
@@ -100,7 +307,7 @@ def _entry_of(told: Mapping[str, Any], before: Entry | None) -> Entry:
             return before
         spec, tool, schema = before.spec, before.tool, before.schema
     else:
-        spec = adapter(ToolSpec).validate_python(told["spec"])
+        spec = reader_of(ToolSpec)(told["spec"])
         tool, schema = Shown(spec), compile_schema(spec.parameters)
     source, withheld, confined_by, blocking, _, status = state
     return Entry(
@@ -116,15 +323,6 @@ def _entry_of(told: Mapping[str, Any], before: Entry | None) -> Entry:
         status=status,
         answered_by=None if told["answered_by"] is None else _entry_of(told["answered_by"], None),
     )
-
-
-def of_catalog_options(options: CatalogOptions) -> dict[str, Any]:
-    return asdict(options)
-
-
-def catalog_options_of(data: Any) -> CatalogOptions:
-    """The inverse of :func:`of_catalog_options`."""
-    return adapter(CatalogOptions).validate_python(data)
 
 
 def of_rules(rules: RuleBook) -> dict[str, Any]:
@@ -186,52 +384,6 @@ def answer_of(data: Any) -> Answer:
     call_id, tool_id, result, model = data
     whole = Result.from_dict(result)
     return _new_answer(Answer, (call_id, tool_id, whole, whole if model is None else Result.from_dict(model)))
-
-
-def of_event(event: Event) -> dict[str, Any]:
-    return asdict(event)
-
-
-def event_of(data: Mapping[str, Any]) -> Event:
-    return Event(**data)
-
-
-def of_request(request: ApprovalRequest) -> dict[str, Any]:
-    return asdict(request)
-
-
-def request_of(data: Mapping[str, Any]) -> ApprovalRequest:
-    fields: dict[str, Any] = {**data, "targets": tuple(data["targets"])}
-    return ApprovalRequest(**fields)
-
-
-def of_question(question: Question) -> dict[str, Any]:
-    return asdict(question)
-
-
-def of_decision(answer: ApprovalAnswer) -> dict[str, Any]:
-    return asdict(answer)
-
-
-def of_explanation(explanation: Explanation) -> Any:
-    return adapter(Explanation).dump_python(explanation, mode="json")
-
-
-def explanation_of(data: Any) -> Explanation:
-    return adapter(Explanation).validate_python(data)
-
-
-def of_difference(difference: Difference) -> Any:
-    return adapter(Difference).dump_python(difference, mode="json")
-
-
-def difference_of(data: Any) -> Difference:
-    return adapter(Difference).validate_python(data)
-
-
-def statuses_of(data: Any) -> list[ToolStatus]:
-    """The status of each tool, as the holder reports it."""
-    return adapter(list[ToolStatus]).validate_python(data)
 
 
 def refusal_of(error: HandrailError) -> Refused:

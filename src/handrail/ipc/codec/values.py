@@ -7,31 +7,21 @@ one. Single bytes are ``{"$bytes": "<base64>"}``, which is how the wire writes t
 
 from __future__ import annotations
 
-import base64
-import binascii
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar, cast, get_args
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 import orjson
 
 from handrail.arbiter.output.plain import MAX_PARTS, Binary, Plain, TooLarge, encoded_as_it_is
 from handrail.contract.call import Blob, Result
+from handrail.contract.codec import Malformed, a_list, an_object, reader_of
 from handrail.contract.errors import ERROR_KINDS, LogUnavailable, ToolError
-from handrail.contract.session import StopReason
 from handrail.ipc.wire.framing import Message
-
-T = TypeVar("T")
-
-Reader = Callable[[Any], T]
-"""Takes one value off the wire, checked. ``Any``, since what a peer sends may be anything."""
 
 INLINE_PARTS = 2_000
 """How many parts of a value are gone through on the event loop; more are a thread's work."""
 
-
-class Malformed(ValueError):
-    """A peer sent what nobody of this version sends: what, and what was expected."""
-
+_text, _some_bytes = reader_of(str), reader_of(bytes)
 
 # ── results ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -95,7 +85,7 @@ def unpack(message: object) -> object:
         data = _with_blob(data, a_list(blob))
     metadata: dict[str, Any] = {}
     if "notes" in packed:
-        metadata["adapted"] = [text(note) for note in a_list(packed["notes"])]
+        metadata["adapted"] = [_text(note) for note in a_list(packed["notes"])]
     if (result := packed.get("result")) is None:
         return Result("output", data, None, metadata) if metadata else data
     told = an_object(result)
@@ -103,7 +93,7 @@ def unpack(message: object) -> object:
         raise Malformed(f"a result's type is {str(told.get('type'))[:40]!r}; expected output or error")
     said = told.get("error_text")
     return Result(
-        told["type"], data, None if said is None else text(said), {**an_object(told.get("metadata", {})), **metadata}
+        told["type"], data, None if said is None else _text(said), {**an_object(told.get("metadata", {})), **metadata}
     )
 
 
@@ -111,7 +101,7 @@ def _with_blob(data: Any, located: list[Any]) -> Any:
     if len(located) != 3:
         raise Malformed("a binary part is not its way, its bytes and its media type")
     way = a_list(located[0])
-    blob = Blob(some_bytes(located[1]), text(located[2]))
+    blob = Blob(_some_bytes(located[1]), _text(located[2]))
     if not way:
         return blob
     inner = data
@@ -159,10 +149,10 @@ def failure_of(message: Mapping[str, Any]) -> Exception | None:
     """
     if "error" in message:
         told = an_object(message["error"])
-        kind = text(told.get("kind"))
+        kind = _text(told.get("kind"))
         data = None if told.get("data") is None else unpack(told["data"])
         return ToolError(
-            text(told.get("text")),
+            _text(told.get("text")),
             kind=kind if kind in ERROR_KINDS else "failed",  # pyright: ignore[reportArgumentType]
             data=data.data if isinstance(data, Result) else data,
         )
@@ -171,7 +161,7 @@ def failure_of(message: Mapping[str, Any]) -> Exception | None:
     raised = a_list(message["raised"])
     if len(raised) != 2:
         raise Malformed("an exception is not its class and its text")
-    name, said = text(raised[0]), text(raised[1])
+    name, said = _text(raised[0]), _text(raised[1])
     return type(name if name.isidentifier() else "Exception", (_Elsewhere,), {})(said)
 
 
@@ -184,116 +174,3 @@ def _as_text(value: object) -> str:
         return str(value)
     except Exception as error:  # its own code runs here
         return f"<{type(value).__name__}: {type(error).__name__}>"
-
-
-# ── readers ──────────────────────────────────────────────────────────────────────────────────────
-
-
-def text(value: Any) -> str:
-    if type(value) is not str:
-        raise Malformed(f"expected text, not {_kind(value)}")
-    return value
-
-
-def flag(value: Any) -> bool:
-    if type(value) is not bool:
-        raise Malformed(f"expected true or false, not {_kind(value)}")
-    return value
-
-
-def whole(value: Any) -> int:
-    if type(value) is not int:
-        raise Malformed(f"expected a whole number, not {_kind(value)}")
-    return value
-
-
-def number(value: Any) -> float:
-    if type(value) not in (int, float):
-        raise Malformed(f"expected a number, not {_kind(value)}")
-    return value
-
-
-def some_bytes(value: Any) -> bytes:
-    """Bytes in their marked form."""
-    marked = an_object(value)
-    if marked.keys() != {"$bytes"}:
-        raise Malformed('expected bytes as {"$bytes": "<base64>"}')
-    try:
-        return base64.b64decode(text(marked["$bytes"]), validate=True)
-    except (binascii.Error, ValueError):
-        raise Malformed("bytes are not base64") from None
-
-
-def an_object(value: Any) -> dict[str, Any]:
-    if type(value) is not dict:
-        raise Malformed(f"expected an object, not {_kind(value)}")
-    return value  # pyright: ignore[reportUnknownVariableType]
-
-
-def a_list(value: Any) -> list[Any]:
-    if type(value) is not list:
-        raise Malformed(f"expected a list, not {_kind(value)}")
-    return value  # pyright: ignore[reportUnknownVariableType]
-
-
-def anything(value: Any) -> Any:
-    """Any JSON value, as it is."""
-    return value
-
-
-def optional(reader: Reader[T]) -> Reader[T | None]:
-    return lambda value: None if value is None else reader(value)
-
-
-def either(first: Reader[Any], second: Reader[Any]) -> Reader[Any]:
-    def read(value: Any) -> Any:
-        try:
-            return first(value)
-        except Malformed:
-            return second(value)
-
-    return read
-
-
-def one_of(*words: str) -> Reader[str]:
-    def read(value: Any) -> str:
-        if type(value) is not str or value not in words:
-            raise Malformed(f"expected one of {', '.join(words)}")
-        return value
-
-    return read
-
-
-a_stop_reason = cast("Reader[StopReason]", one_of(*get_args(StopReason)))
-"""Why something is stopped."""
-
-
-def each(reader: Reader[T]) -> Reader[tuple[T, ...]]:
-    return lambda value: tuple(reader(item) for item in a_list(value))
-
-
-def fields(value: Any, readers: Mapping[str, Reader[Any]]) -> dict[str, Any]:
-    """An object with exactly these fields.
-
-    :raises Malformed: naming the field
-    """
-    given = an_object(value)
-    if given.keys() != readers.keys():
-        odd = sorted(given.keys() ^ readers.keys())
-        raise Malformed(f"expected the fields {', '.join(readers) or 'none'}; differs in {', '.join(odd)[:200]}")
-    read: dict[str, Any] = {}
-    for name, reader in readers.items():
-        try:
-            read[name] = reader(given[name])
-        except Malformed as error:
-            raise Malformed(f"{name}: {error}") from None
-    return read
-
-
-def shape(made: Callable[..., T], **readers: Reader[Any]) -> Reader[T]:
-    """A dataclass with exactly these fields."""
-    return lambda value: made(**fields(value, readers))
-
-
-def _kind(value: Any) -> str:
-    return f"a {type(value).__name__}"

@@ -3,51 +3,177 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
-from functools import partial
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import asdict, replace
+from functools import cache, partial
+from operator import itemgetter
+from typing import Annotated, Any, Protocol, cast
 
+from handrail.arbiter.approvals.desk import Approvals
+from handrail.arbiter.call import Call
 from handrail.catalog.interaction import Interaction
-from handrail.contract.call import Answer, Event, ProposedCall, Result
+from handrail.catalog.view import CatalogOptions
+from handrail.contract.call import DEFAULT_FAULT_KIND, Answer, Event, ProposedCall, Result
+from handrail.contract.codec import Malformed, Reader, read_fields
+from handrail.contract.doors.agents import AgentType, Delegation
+from handrail.contract.doors.channels import Notices
+from handrail.contract.doors.jobs import Findings
+from handrail.contract.doors.memory import Entry, History, Skill
+from handrail.contract.doors.peer import AskKind
 from handrail.contract.doors.runtime import ClientContext
 from handrail.contract.errors import HandrailError, UsageError
-from handrail.contract.generation import Difference, Generation
+from handrail.contract.generation import Difference, Generation, ToolStatus
 from handrail.contract.rules import Mode, RuleEntry
-from handrail.contract.session import StopReason
-from handrail.contract.tool.settings import ToolConfig
-from handrail.ipc import notices
+from handrail.contract.session import Child, StopReason
+from handrail.contract.tool.offering import Offering
 from handrail.ipc.codec import mirror
-from handrail.ipc.delegating import RemoteDelegates, a_delegation
-from handrail.ipc.history import HeldHistories
+from handrail.ipc.codec.interfaces import ENDING, WIRE, Request, heeding, op_of, request, served
 from handrail.ipc.holder.brought import BroughtTools
-from handrail.ipc.holder.entering import child_of, ruled_in, told_of
-from handrail.ipc.holder.host import Handler, Host
-from handrail.ipc.holder.people import RemotePerson
-from handrail.ipc.holder.requests import (
-    AT_ONCE,
-    ENDING,
-    HANDED_ON,
-    NOTICES,
-    REQUESTS,
-    a_reply,
-    answering,
-    greeting,
-    heeding,
+from handrail.ipc.holder.remote import (
+    RemoteDelegates,
+    RemoteEditor,
+    RemoteOffering,
+    RemotePeer,
+    RemotePerson,
+    RemoteWatchdog,
+    Subscribed,
+    remote_offering,
 )
-from handrail.ipc.peers import RemotePeer
 from handrail.ipc.wire.connection import Connection
 from handrail.ipc.wire.framing import Message
-from handrail.ipc.wire.operations import LEAVING, Op, Operations, Refused
+from handrail.ipc.wire.operations import HANDED_ON, LEAVING, Op, Operations, Refused
+from handrail.policy.explain import Explanation
+from handrail.record.log import CommitLog
 from handrail.session.context import Brought, Context, Opening, SessionOptions
 from handrail.session.events import PASSING
-from handrail.session.session import HeldSession
+from handrail.session.session import HeldSession, Under
 from handrail.session.turn import HeldTurn
 
 _KEPT_GENERATIONS = 16
 """Older generations that a turn of a joined process may still use."""
 _MAX_FACE = 40
 _MAX_PATIENCE_MS = 60_000
+MAX_TURNS = 1_000_000_000
+"""Of one session. A number is part of call ids, which are compared and kept."""
+AT_ONCE = ("reply", "call", "keyed", "keep")
+"""Calls, which mostly end without waiting: their answers do not wait for the event loop's next round. And what is kept
+before them, so that they come behind it."""
+ENDLESS = ("notices.arrived", "notices.awaited")
+"""Waits that only somebody's end may end: they end with the connection."""
+
+_tuple: Any = tuple
+_new_call: Callable[..., ProposedCall] = _tuple.__new__
+"""Makes a ``ProposedCall`` in half the time of its own constructor."""
+
+
+def _a_turn(number: int) -> int:
+    if not 0 < number < MAX_TURNS:
+        raise Malformed(f"expected a number from 1 to {MAX_TURNS - 1:,}")
+    return number
+
+
+def _an_entry(entry: Entry) -> Entry:
+    if not 0 <= entry[0] < 1 << 62:
+        raise Malformed("expected a message as its position, from 0, and its data")
+    return entry
+
+
+Turn = Annotated[int, _a_turn]
+"""A turn's number."""
+KeptEntry = Annotated[Entry, _an_entry]
+"""A message of a session with its position."""
+
+_REPLY: Mapping[str, Any] = {
+    "session": str,
+    "turn": Turn,
+    "token": int,
+    "generation": int,
+    "calls": Sequence[ProposedCall],
+}
+_parts_of_a_reply = cast("Callable[[Any], tuple[Any, ...]]", itemgetter(*_REPLY))
+
+
+@cache
+def _readers_of_a_reply() -> Mapping[str, Reader[Any]]:
+    return {name: WIRE.form_of(kind).read for name, kind in _REPLY.items()}
+
+
+def a_reply(body: Any) -> tuple[str, int, int, int, Sequence[ProposedCall]]:
+    """The fields of a reply, in the order of their table: nearly all that is ever read of a process that joined, so the
+    common one, of one call that is as it should be, is read the short way.
+
+    :raises Refused: naming the field that is not as expected
+    """
+    try:
+        session, turn, token, generation, calls = _parts_of_a_reply(body)
+        [[name, arguments, provider_id, fault, kind]] = calls
+        if (
+            type(session) is type(name) is type(arguments) is str
+            and type(turn) is type(token) is type(generation) is int
+            and type(calls) is type(calls[0]) is list
+            and 0 < turn < MAX_TURNS
+            and provider_id is fault is None
+            and kind == DEFAULT_FAULT_KIND
+            and arguments.isascii()
+            and len(body) == len(_REPLY)
+        ):
+            return session, turn, token, generation, (_new_call(ProposedCall, (name, arguments, None, None, kind)),)
+    except (KeyError, TypeError, ValueError):
+        pass
+    try:
+        session, turn, token, generation, calls = read_fields(body, _readers_of_a_reply()).values()
+    except Malformed as error:
+        raise Refused("UsageError", f"the request 'reply' cannot be read: {error}") from None
+    return session, turn, token, generation, calls
+
+
+class Host(Protocol):
+    """What is needed of the kernel that holds the workspace."""
+
+    @property
+    def log(self) -> CommitLog: ...
+
+    def welcome(self) -> Message:
+        """What a process that joins is told of this kernel."""
+        ...
+
+    @property
+    def approvals(self) -> Approvals: ...
+
+    def context_of(self, agent: str, brought: Brought) -> Context:
+        """:raises LoadError: with every fault"""
+        ...
+
+    def learn(self, secrets: Mapping[str, str]) -> None:
+        """:raises ValueError: for a value that cannot be redacted"""
+        ...
+
+    async def open_session(self, opening: Opening, id: str | None = None) -> HeldSession: ...
+
+    async def open_child(
+        self, context_of: Callable[[str], Context], under: Under, face: str, id: str | None = None
+    ) -> HeldSession:
+        """A sub-agent's session; see :meth:`handrail.contract.session.Session.child`."""
+        ...
+
+    async def explain_in(
+        self,
+        context: Context,
+        tool: str,
+        arguments: Mapping[str, Any],
+        *,
+        rules: Iterable[str | RuleEntry],
+        headless: bool,
+    ) -> Explanation: ...
+
+    def statuses_in(self, context: Context) -> Sequence[ToolStatus]: ...
+
+    async def find_in(self, context: Context, query: str, **how: Any) -> Findings: ...
+
+    def further_requests(self, guest: Guest) -> Mapping[str, Request]:
+        """What else a process that joined may ask for, by name."""
+        ...
 
 
 class Reception(Protocol):
@@ -80,7 +206,8 @@ class Guest:
         self._connection = connection
         self._sessions: dict[str, HeldSession] = {}
         self._watched: dict[str, Callable[[], None]] = {}  # by session: how to stop
-        self._histories = HeldHistories(self._session)
+        self._kept: dict[str, int] = {}
+        """By session: the number of what was said in it and was taken last."""
         self._streamed: dict[str, HeldTurn] = {}
         """Session to its last turn whose calls came one by one."""
         self._generations: dict[int, Generation] = {}
@@ -89,21 +216,65 @@ class Guest:
         """The number of the newest generation that is no longer kept."""
         self._contexts: dict[str, Context] = {}
         """Agent to context: that of the process, and those of further agents that its sessions name."""
-        told = greeting(hello)
-        self.face: str = told["face"][:_MAX_FACE]
-        self._rules = tuple[str | RuleEntry, ...](told["rules"])
-        self._mode: Mode | None = told["mode"]
-        self._configured_mode: Mode | None = told["configured_mode"]
-        self._tool_config: ToolConfig = told["tool_config"]
+        told = mirror.hello_of(hello)
+        self.face: str = told.face[:_MAX_FACE]
+        self._secrets = told.secrets
+        self._ends: list[Callable[[], Awaitable[object]]] = []
+        self._subscribed = Subscribed()
         try:
-            self._brought = BroughtTools(connection, told["tools"], told["secrets"])
-            self._host.learn(told["secrets"])
-            self.context = self._context(told["agent"])
+            self._brought = brought = BroughtTools(connection, told.tools, told.secrets)
+            self._host.learn(told.secrets)
+            self._contribution = Brought(
+                self.face,
+                tools=tuple(brought.tools),
+                rules=tuple(told.rules),
+                watchdogs=tuple(RemoteWatchdog(connection, number, one) for number, one in enumerate(told.watchdogs)),
+                offerings=self._offerings(told.offerings),
+                mode=told.mode,
+                configured_mode=told.configured_mode,
+                tool_config=told.tool_config,
+                tool_settings=told.tool_settings,
+                catalog=told.catalog,
+            )
+            self.context = self._context(told.agent)
         except HandrailError as error:
             raise mirror.refusal_of(error) from None
         except ValueError as error:  # of a secret
             raise Refused("UsageError", f"secrets: {error}") from None
         self._token: int = self._host.welcome()["token"]
+        self.requests: Mapping[str, Request] = {
+            "open": request(self._open),
+            "child": request(self._child),
+            "begin": request(self._begin),
+            "call": request(self._call),
+            "keyed": request(self._keyed),
+            "recall": request(self._recall),
+            "waiting": request(self._waiting),
+            "parked": request(self._parked),
+            "instructions": request(self._instructions),
+            "stop": request(self._stop),
+            "suspend": request(self._suspend),
+            "close": request(self._close),
+            "explain": request(self._explain),
+            "statuses": request(self._statuses),
+            "find": request(self._find),
+            "reload": request(self._reload),
+            "flush": request(self._flush),
+            "keep": request(self._keep),
+            **served(History, "history.", self._history),
+            **served(Notices, "notices.", self._notices),
+            **self._host.further_requests(self),
+        }
+        """What the process may ask for by fields, beside replies and the doors of the calls that it runs."""
+        self.notices: Mapping[str, Callable[[Any], None]] = {
+            "watch": heeding(self._watch),
+            "unwatch": heeding(self._unwatch),
+            "rules": heeding(self._add_rules),
+            "mode": heeding(self._set_mode),
+            "client": heeding(self._client_told),
+            "delegates": heeding(self._delegates),
+            "offering.updated": heeding(self._subscribed.updated),
+        }
         self.operations = self._operations()
 
     def welcome(self) -> Message:
@@ -128,48 +299,34 @@ class Guest:
     async def aclose(self) -> None:
         """End what it brought, once nothing of it runs any more."""
         contexts, self._contexts = self._contexts, {}
-        for context in contexts.values():
-            await context.aclose()
+        async with AsyncExitStack() as steps:
+            for context in contexts.values():
+                steps.push_async_callback(context.aclose)
+            for end in self._ends:
+                steps.push_async_callback(end)
+
+    @property
+    def connection(self) -> Connection:
+        """The connection to the process."""
+        return self._connection
+
+    @property
+    def secrets(self) -> Mapping[str, str]:
+        """Those that the process has given, by name."""
+        return self._secrets
+
+    def at_end(self, end: Callable[[], Awaitable[object]]) -> None:
+        """Have ``end`` called once the process is gone."""
+        self._ends.append(end)
 
     def _operations(self) -> Operations:
-        handlers: dict[str, Handler] = {
-            "open": self._open,
-            "child": self._child,
-            "begin": self._begin,
-            "call": self._call,
-            "keyed": self._keyed,
-            "recall": self._recall,
-            "waiting": self._waiting,
-            "parked": self._parked,
-            "instructions": self._instructions,
-            "stop": self._stop,
-            "suspend": self._suspend,
-            "close": self._close,
-            "explain": self._explain,
-            "statuses": self._statuses,
-            "find": self._find,
-            "reload": self._reload,
-            "flush": self._host.log.flush,
-            **notices.handlers(self._session),
-            **self._histories.handlers,
-            **self._host.further_operations(),
+        is_leaving = self._is_leaving
+        ops = {
+            name: op_of(name, one, is_leaving=is_leaving, at_once=name in AT_ONCE, cancel_when_lost=name in ENDLESS)
+            for name, one in self.requests.items()
         }
-        told = {
-            "watch": self._watch,
-            "unwatch": self._unwatch,
-            "rules": self._add_rules,
-            "mode": self._set_mode,
-            "client": self._client_told,
-            "delegates": self._delegates,
-        }
-        requests = {
-            name: answering(name, handlers[name], reads, self._is_leaving)
-            for name, reads in REQUESTS.items()
-            if name != "reply"
-        }
-        requests["reply"] = Op(self._reply, at_once="reply" in AT_ONCE)
-        heard = {name: heeding(told[name], reads) for name, reads in NOTICES.items()}
-        return Operations({**requests, **self._brought.requests}, {**heard, **self._brought.notices})
+        ops["reply"] = Op(self._reply, at_once="reply" in AT_ONCE)
+        return Operations({**ops, **self._brought.requests}, {**self.notices, **self._brought.notices})
 
     def _is_leaving(self) -> bool:
         return self._server.leaving
@@ -181,13 +338,17 @@ class Guest:
             context = self._fresh(agent)
             context.shelf.watchers.append(self._published)
             self._contexts[agent] = context
-            self._keep(context.generation)
+            self._keep_generation(context.generation)
         return context
 
     def _fresh(self, agent: str) -> Context:
-        tools = tuple(self._brought.tools)
-        brought = Brought(self.face, tools=tools, rules=self._rules, mode=self._mode, tool_config=self._tool_config)
-        return self._host.context_of(agent, brought, self._configured_mode)
+        return self._host.context_of(agent, replace(self._contribution, tools=tuple(self._brought.tools)))
+
+    def _offerings(self, told: Sequence[mirror.ToldOffering]) -> tuple[Offering, ...]:
+        offer = self._brought.offer
+        return tuple(
+            remote_offering(self._connection, number, one, offer, self._subscribed) for number, one in enumerate(told)
+        )
 
     def _part(self) -> Difference:
         """Its first own tools: from here on its generations are no one else's."""
@@ -200,14 +361,14 @@ class Guest:
             self._published(context.generation)
         return self.context.generation.difference(before)
 
-    def _keep(self, generation: Generation) -> None:
+    def _keep_generation(self, generation: Generation) -> None:
         self._generations[generation.number] = generation
         while len(self._generations) > _KEPT_GENERATIONS:
             self._forgotten = next(iter(self._generations))
             del self._generations[self._forgotten]
 
     def _published(self, generation: Generation) -> None:
-        self._keep(generation)
+        self._keep_generation(generation)
         told = mirror.of_generation(generation)
         for agent, context in self._contexts.items():
             if context.generation is generation:
@@ -225,7 +386,8 @@ class Guest:
         id: str,
         agent: str | None,
         headless: bool,
-        peer: Sequence[str] | None,
+        peer: Sequence[AskKind] | None,
+        editor: bool,
         topic: str | None,
         client: ClientContext | None,
         rules: Sequence[str | RuleEntry],
@@ -236,17 +398,26 @@ class Guest:
     ) -> Message:
         await self._server.is_left(id)
         context = self.context if agent is None else self._context(agent)
+        kind = RemoteEditor if editor else RemotePeer
         options: SessionOptions = {
             "attendant": None if headless else RemotePerson(self._connection, id, shared=shared),
-            "peer": None if peer is None else RemotePeer(self._connection, id, peer),
+            "peer": None if peer is None else kind(self._connection, id, peer),
         }
         options |= {"rules": rules, "mode": mode, "topic": topic, "client": client}
         opening = Opening(context, self._context, self.face, options)
         return self._entered(await self._host.open_session(opening, id), context, interaction, brought)
 
-    async def _child(self, id: str, session: str, call: str, **told: Any) -> Message:
+    async def _child(self, id: str, session: str, call: str, delegation: Delegation) -> Message:
+        """The session of a sub-agent that a call begins; see :meth:`handrail.contract.session.Session.child`."""
         parent = self._session(session)
-        child = await child_of(self._host, self._context, self.face, id, parent, call, a_delegation(told))
+        begun: list[HeldSession] = []
+
+        async def opens(parent: HeldSession, call: Call, delegation: Delegation) -> Child:
+            begun.append(await self._host.open_child(self._context, Under(parent, call, delegation), self.face, id))
+            return Child(begun[0], begun[0].family.manifest)
+
+        await parent.family.child(parent, call, delegation, opens)
+        (child,) = begun
         manifest = child.family.manifest
         return {**self._entered(child, self._context(manifest.id)), "agent": manifest.as_data()}
 
@@ -266,12 +437,22 @@ class Guest:
             catalog.begin(interaction, brought)
         catalog.load_ahead(context.generation)
         session.news.when_brought = partial(self._brought_in, session.id, catalog)
-        return told_of(session, context, own=context is self.context)
+        told: Message = {
+            "turns": session.turns,
+            "catalog": WIRE.write(CatalogOptions, catalog.options),
+            "brought": list(catalog.active.steps()),
+            "native": _ruled_in(session),
+            "skills": WIRE.write(Sequence[Skill], session.skills),
+            "agents": WIRE.write(Sequence[AgentType], session.agents),
+        }
+        if context is self.context:  # the tools of its process, which are told already
+            return told
+        return told | {"generation": mirror.of_generation(context.generation)}
 
-    async def _begin(self, session: str, interaction: int, text: str, headless: bool) -> list[Any]:
+    async def _begin(self, session: str, interaction: int, text: str, headless: bool) -> Any:
         begun = self._session(session)
         await begun.begin(text, interaction, headless=headless)
-        return ruled_in(begun)
+        return _ruled_in(begun)
 
     def _brought_in(self, session_id: str, catalog: Interaction, steps: Sequence[str]) -> None:
         """On its way before the answer of the call that changed what is in view."""
@@ -311,12 +492,12 @@ class Guest:
         return tools
 
     async def _call(
-        self, session: str, turn: int, position: int, token: int, generation: int, call: ProposedCall, behind: int
+        self, session: str, turn: Turn, position: int, token: int, generation: int, call: ProposedCall, behind: int
     ) -> Any:
         """The next call of a reply that still goes on. One whose first calls went to another holder is not known here: its
         calls are told by their records, or proposed anew."""
         found = self._session(session)
-        if not self._histories.comes_behind(session, behind):
+        if behind not in (0, self._kept.get(session)):
             raise Refused(
                 HANDED_ON, f"what was said in session {session} before this call has not come, or was refused"
             )
@@ -336,13 +517,13 @@ class Guest:
             raise Refused(HANDED_ON, "the process that held the workspace has ended")
         return mirror.of_answer(answer)
 
-    async def _keyed(self, session: str, call: ProposedCall, key: str) -> Any:
+    async def _keyed(self, session: str, call: ProposedCall, key: str) -> Result:
         given = call.arguments
         arguments = given.decode("utf-8", "replace") if isinstance(given, bytes) else given
         result = await self._session(session).call(call.name, arguments, key=key)
         if self._is_leaving() and _cut_short(result):  # asked again under its key, it is told by its record
-            raise Refused(LEAVING, "the process that holds the workspace is ending")
-        return result.to_dict()
+            raise Refused(LEAVING, ENDING)
+        return result
 
     async def _recall(self, session: str, calls: Sequence[str]) -> Any:
         """The answers, each with whether the call had begun or waits: one that had not had no effect, and may be proposed
@@ -362,8 +543,25 @@ class Guest:
     async def _parked(self, session: str) -> list[Any]:
         return [mirror.of_answer(answer) for answer in await self._session(session).resume_parked()]
 
-    async def _instructions(self, session: str) -> list[Any]:
-        return list(await self._session(session).instructions_above())
+    async def _instructions(self, session: str) -> Sequence[tuple[str, str]]:
+        return await self._session(session).instructions_above()
+
+    # ── what was said, and what is to be told ────────────────────────────────────────────────────
+
+    def _history(self, session: str) -> History:
+        if (history := self._session(session).history) is None:
+            raise UsageError(f"nothing is kept of session {session}")
+        return history
+
+    async def _keep(self, session: str, entries: Sequence[KeptEntry], number: int) -> None:
+        kept = self._history(session).keep(entries)
+        self._kept[session] = number
+        await kept
+
+    def _notices(self, session: str) -> Notices:
+        if (notices := self._session(session).notices) is None:
+            raise UsageError(f"session {session} is told nothing")
+        return notices
 
     async def _stop(self, session: str, reason: StopReason) -> int:
         return self._session(session).cancel(reason)
@@ -381,7 +579,7 @@ class Guest:
     def _forget(self, session_id: str) -> None:
         self._sessions.pop(session_id, None)
         self._streamed.pop(session_id, None)
-        self._histories.forget(session_id)
+        self._kept.pop(session_id, None)
         self._unwatch(session_id)
 
     def _watch(self, session: str) -> None:
@@ -393,7 +591,7 @@ class Guest:
             stop()
 
     def _event(self, event: Event) -> None:
-        self._connection.notify("event", mirror.of_event(event), may_be_left_out=event.kind in PASSING)
+        self._connection.notify("event", asdict(event), may_be_left_out=event.kind in PASSING)
 
     def _add_rules(self, session: str, rules: Sequence[str]) -> None:
         if session in self._sessions:
@@ -403,39 +601,42 @@ class Guest:
         if session in self._sessions and mode is not None:
             self._sessions[session].set_mode(mode)
 
-    def _client_told(self, session: str, call: str, kinds: Sequence[str]) -> None:
+    def _client_told(self, session: str, call: str, kinds: Sequence[AskKind]) -> None:
         if session in self._sessions and isinstance(peer := self._sessions[session].lane.around.peer, RemotePeer):
             peer.told(call, kinds)
 
     # ── the kernel ───────────────────────────────────────────────────────────────────────────────
 
-    async def _statuses(self) -> Any:
-        return [list(one) for one in self._host.statuses_in(self.context)]
+    async def _flush(self) -> None:
+        await self._host.log.flush()
 
-    async def _find(self, query: str, limit: int, patience_ms: int | None, by_words: bool) -> Any:
+    async def _statuses(self) -> Sequence[ToolStatus]:
+        return self._host.statuses_in(self.context)
+
+    async def _find(self, query: str, limit: int, patience_ms: int | None, by_words: bool) -> Findings:
         patience_s = None if patience_ms is None else min(max(patience_ms, 0), _MAX_PATIENCE_MS) / 1000
-        found = await self._host.find_in(
+        return await self._host.find_in(
             self.context, query, limit=max(limit, 1), patience_s=patience_s, by_words=by_words
         )
-        return asdict(found)
 
     async def _explain(
         self, tool: str, arguments: Mapping[str, Any], rules: Sequence[str | RuleEntry], headless: bool
-    ) -> Any:
-        explained = await self._host.explain_in(self.context, tool, arguments, rules=rules, headless=headless)
-        return mirror.of_explanation(explained)
+    ) -> Explanation:
+        return await self._host.explain_in(self.context, tool, arguments, rules=rules, headless=headless)
 
-    async def _reload(self, tools: object) -> Any:
+    async def _reload(self, tools: Sequence[Any] | None, offerings: Sequence[mirror.ToldOffering]) -> Difference:
         async with self._reloading:
             before = self._brought.tools
             try:
-                return mirror.of_difference(await self._reloaded(tools))
+                return await self._reloaded(tools, offerings)
             except HandrailError:
                 self._brought.tools = before
                 raise
 
-    async def _reloaded(self, tools: object) -> Difference:
+    async def _reloaded(self, tools: Sequence[Any] | None, offerings: Sequence[mirror.ToldOffering]) -> Difference:
         given = None if tools is None else self._brought.replaced(tools)
+        for one, told in zip(self._contribution.offerings, offerings, strict=False):
+            cast("RemoteOffering", one).lists = told.lists
         if self.context.shared and given:
             return self._part()
         given = given if not self.context.shared else None
@@ -447,3 +648,8 @@ class Guest:
 def _cut_short(result: Result) -> bool:
     """Whether a call was ended, or is parked, because the kernel was shutting down."""
     return result.metadata.get("stopped_by") == "shutdown" or "parked" in result.metadata
+
+
+def _ruled_in(session: HeldSession) -> list[Any]:
+    """What a provider may carry out itself, by id, each with why the session's rules rule it out."""
+    return [[offer.spec.id, offer.refused] for offer in session.native]

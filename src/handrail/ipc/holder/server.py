@@ -12,9 +12,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from handrail.contract.approvals import ApprovalAnswer
-from handrail.ipc.holder.guest import Guest
-from handrail.ipc.holder.host import Host
-from handrail.ipc.holder.requests import REQUESTS, answering
+from handrail.ipc.codec.interfaces import op_of, request
+from handrail.ipc.holder.guest import Guest, Host
 from handrail.ipc.wire.connection import Connection
 from handrail.ipc.wire.framing import Message
 from handrail.ipc.wire.meeting import ONLY_ANSWERS, Listener, listen
@@ -98,7 +97,7 @@ class Server:
 
         handlers = {"approvals.decide": decide, "approvals.answer": answer, "approvals.forget": forget}
         return Operations(
-            {name: answering(name, asked, REQUESTS[name], lambda: self.leaving) for name, asked in handlers.items()}
+            {name: op_of(name, request(asked), is_leaving=lambda: self.leaving) for name, asked in handlers.items()}
         )
 
     def leave(self, guest: Guest, sessions: Iterable[HeldSession]) -> None:

@@ -15,8 +15,7 @@ from handrail.contract.errors import HandrailError, StartError, UsageError
 from handrail.ipc.codec.mirror import error_of
 from handrail.ipc.wire.connection import Connection, ConnectionLost
 from handrail.ipc.wire.framing import Message
-from handrail.ipc.wire.handshake import NoAnswer, NotLetIn
-from handrail.ipc.wire.meeting import NoHolder, connect
+from handrail.ipc.wire.meeting import NoAnswer, NoHolder, NotLetIn, connect
 from handrail.ipc.wire.operations import LEAVING, Operations, Refused
 from handrail.store.folders import Folders
 from handrail.store.lease import Holder, holder_of

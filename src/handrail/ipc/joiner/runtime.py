@@ -8,37 +8,39 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, cast
 
 from handrail.arbiter.execution import STOPPED_TEXT, kind_of_stop
 from handrail.arbiter.output.plain import TooLarge
 from handrail.arbiter.peers import said
 from handrail.contract.call import Result
-from handrail.contract.doors.files import FileBytes, FileLines, FileStat, Found, Written
-from handrail.contract.doors.peer import LOG_LEVELS, LogLevel
-from handrail.contract.doors.runtime import ClientContext, Question, Response, Secrets
+from handrail.contract.codec import Malformed, an_object
+from handrail.contract.doors.peer import LOG_LEVELS, LogLevel, PeerDoor
+from handrail.contract.doors.runtime import ClientContext, Runtime, Secrets
 from handrail.contract.errors import ToolError
-from handrail.contract.sandbox import Completed
 from handrail.contract.session import StopReason
 from handrail.contract.tool.requires import CapabilitySet
 from handrail.contract.tool.spec import ToolSpec
-from handrail.ipc.codec.descriptions import capabilities_of
-from handrail.ipc.codec.doors import DOORS, NET_REQUEST, PREFIX, SHELL_RUN, STREAMS
-from handrail.ipc.codec.values import Malformed, an_object, failure_of, pack
-from handrail.ipc.delegating import ByCallOnly
-from handrail.ipc.jobs import RemoteJobs
-from handrail.ipc.joiner.catalog import RemoteCatalog
-from handrail.ipc.peers import RemotePeerDoor
+from handrail.ipc.codec.interfaces import CALL, DOORS, PREFIX, WIRE, Method, method_of, methods_of, proxy
+from handrail.ipc.codec.values import failure_of, pack
+from handrail.ipc.holder.remote import RemotePeerDoor
 from handrail.ipc.wire.connection import Connection, ConnectionLost
 from handrail.ipc.wire.framing import Message
 from handrail.ipc.wire.operations import Refused
 from handrail.runtime.secrets import NO_SECRETS, DeclaredSecrets, SecretStore
 from handrail.session.events import PASSING
 
-Ask = Callable[..., Any]
+if TYPE_CHECKING:
+    from handrail.contract.doors.agents import Agents
+    from handrail.contract.doors.channels import Channels, Triggers
+    from handrail.contract.doors.files import Files, Search
+    from handrail.contract.doors.jobs import Catalog, Jobs, Terminals
+    from handrail.contract.doors.memory import Skills, Transcript
+    from handrail.contract.doors.offers import Offers
+    from handrail.contract.doors.runtime import Net, People, Shell, State
+    from handrail.contract.tool.spec import Opened
 
 
 class Streams:
@@ -56,8 +58,8 @@ class Streams:
     def close(self, number: int) -> None:
         self._listeners.pop(number, None)
 
-    def told(self, number: int, piece: bytes) -> None:
-        if (listener := self._listeners.get(number)) is not None:
+    def told(self, stream: int, piece: bytes) -> None:
+        if (listener := self._listeners.get(stream)) is not None:
             listener(piece)
 
 
@@ -79,13 +81,32 @@ _PIECE = 64 * 1024
 """Bytes of output that one message carries."""
 
 
-class RemoteRuntime(ByCallOnly):
+class RemoteRuntime:
     """Implements :class:`~handrail.contract.doors.runtime.Runtime` over a connection.
 
     :param number: of the run, by which the holder knows which call's doors are used
-    :param secrets: those of this process, which are for its own tools
+    :param spec: of the tool that runs here; what is offered runs by that of another, which gets no secrets here
     :param around: what does not change during a call; empty for a tool that takes no runtime
+    :param secrets: those of this process, which are for its own tools
     """
+
+    if TYPE_CHECKING:  # each made when it is first touched
+        agents: Agents
+        catalog: Catalog
+        channels: Channels
+        files: Files
+        jobs: Jobs
+        net: Net
+        offers: Offers
+        opened: Opened
+        people: People
+        search: Search
+        shell: Shell
+        skills: Skills
+        state: State
+        terminals: Terminals
+        transcript: Transcript
+        triggers: Triggers
 
     def __init__(
         self,
@@ -105,14 +126,14 @@ class RemoteRuntime(ByCallOnly):
         self.tool_id = spec.id
         self.secrets: Secrets = DeclaredSecrets(spec, secrets)
         self.cancellation = RemoteCancellation()
-        self.files = RemoteFiles(self)
-        self.search = RemoteSearch(self)
-        self.shell = RemoteShell(self)
-        self.net = RemoteNet(self)
-        self.state = RemoteState(self)
-        self.people = RemotePeople(self)
-        self.catalog = RemoteCatalog(self.ask)
-        self.jobs = RemoteJobs(self.ask)
+
+    def __getattr__(self, name: str) -> Any:
+        protocol = DOORS.get(name)
+        if protocol is None:
+            raise AttributeError(name)
+        door: object = proxy(cast("type[object]", protocol), f"{name}.", self.ask)
+        setattr(self, name, door)
+        return door
 
     @property
     def call_id(self) -> str:
@@ -132,8 +153,7 @@ class RemoteRuntime(ByCallOnly):
 
     @property
     def client(self) -> ClientContext | None:
-        told = self._around["client"]
-        return None if told is None else ClientContext(**told)
+        return WIRE.form_of(ClientContext | None).read(self._around["client"])
 
     @property
     def workdir(self) -> str:
@@ -141,7 +161,7 @@ class RemoteRuntime(ByCallOnly):
 
     @property
     def capabilities(self) -> CapabilitySet:
-        return capabilities_of(self._around["capabilities"])
+        return WIRE.reader_of(CapabilitySet)(self._around["capabilities"])
 
     @property
     def config(self) -> Mapping[str, str]:
@@ -152,8 +172,9 @@ class RemoteRuntime(ByCallOnly):
         return self._around["max_output"]
 
     @property
-    def peer(self) -> RemotePeerDoor:
-        return RemotePeerDoor(self, self._around.get("peer", ()))
+    def peer(self) -> PeerDoor:
+        there = proxy(PeerDoor, "peer.", self.ask)
+        return RemotePeerDoor(there, partial(self.tell, "let_go", {}), self._around.get("peer", ()))
 
     def progress(
         self,
@@ -187,30 +208,33 @@ class RemoteRuntime(ByCallOnly):
         self._on_the_loop(self._keep, {"run": self._number, "value": value})
 
     async def call(self, tool_id: str, arguments: Mapping[str, Any]) -> Result:
-        return await self.ask("call", tool_id=tool_id, arguments=dict(arguments))
+        method = method_of(methods_of(Runtime)[CALL])
+        return await self.ask(CALL, method, {"tool_id": tool_id, "arguments": dict(arguments)})
 
     def stop(self, reason: StopReason) -> None:
         """Note that the call was told to end."""
         self.cancellation.reason = self.cancellation.reason or reason
         self._say_partial(at_once=True)
 
-    async def ask(self, door: str, **arguments: Any) -> Any:
+    async def ask(self, op: str, method: Method, told: dict[str, Any]) -> Any:
         """Ask a door of the call's runtime in the holder.
 
         :raises ToolError: as that said, or when it cannot be asked
         """
+        if method.hears is not None and told[method.hears] is not None:
+            return await self._listening(op, method, told)
         if asyncio.get_running_loop() is self._loop:
-            return await self._asked(door, arguments)
-        there = asyncio.run_coroutine_threadsafe(self._asked(door, arguments), self._loop)
+            return await self._asked(op, method, told)
+        there = asyncio.run_coroutine_threadsafe(self._asked(op, method, told), self._loop)
         return await asyncio.wrap_future(there)
 
-    async def _asked(self, door: str, arguments: Mapping[str, Any]) -> Any:
-        body = {"run": self._number, "arguments": arguments}
+    async def _asked(self, door: str, method: Method, told: Mapping[str, Any]) -> Any:
+        body = {"run": self._number, "arguments": told}
         try:
             answer = an_object(await self._connection.request(PREFIX + door, body, settle=True))
             if (failure := failure_of(answer)) is not None:
                 raise failure
-            return DOORS[door].gives(answer.get("value"))
+            return method.gives.read(answer.get("value"))
         except ConnectionLost:
             text = f"{door} cannot be asked: the process that holds the workspace has gone"
             raise ToolError(text, kind="unavailable") from None
@@ -228,11 +252,10 @@ class RemoteRuntime(ByCallOnly):
             return self._streams.open(listener)
         return self._streams.open(lambda piece: _called_in(here, listener, piece))
 
-    async def listening(self, door: str, listener: Callable[[bytes], None] | None, **arguments: Any) -> Any:
-        """As :meth:`ask`, for a door that sends pieces to ``listener`` before it answers."""
-        name = STREAMS[door]
-        if listener is None:
-            return await self.ask(door, **arguments, **{name: None})
+    async def _listening(self, op: str, method: Method, told: dict[str, Any]) -> Any:
+        """As :meth:`ask`, for a method that tells pieces before it answers."""
+        assert method.hears is not None
+        listener: Callable[[bytes], None] = told[method.hears]
         failures: list[BaseException] = []
 
         def listen(piece: bytes) -> None:
@@ -244,10 +267,16 @@ class RemoteRuntime(ByCallOnly):
                 running.cancel()
 
         stream = self.streaming(listen)
-        running = asyncio.ensure_future(self.ask(door, **arguments, **{name: stream}))
+        asked = {**told, method.hears: stream}
+        if asyncio.get_running_loop() is self._loop:
+            running: asyncio.Future[Any] = asyncio.ensure_future(self._asked(op, method, asked))
+        else:
+            there = asyncio.run_coroutine_threadsafe(self._asked(op, method, asked), self._loop)
+            running = asyncio.wrap_future(there)
         try:
             return await running
         except asyncio.CancelledError:
+            running.cancel()
             if failures:
                 raise failures[0] from None
             raise
@@ -288,149 +317,3 @@ class RemoteRuntime(ByCallOnly):
 def _called_in(loop: asyncio.AbstractEventLoop, listener: Callable[[bytes], None], piece: bytes) -> None:
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(listener, piece)
-
-
-class RemoteFiles:
-    """Implements :class:`~handrail.contract.doors.files.Files`."""
-
-    def __init__(self, on: RemoteRuntime) -> None:
-        self._on = on
-
-    async def stat(self, path: str) -> FileStat:
-        return await self._on.ask("files.stat", path=path)
-
-    async def read_bytes(self, path: str, *, start: int = 0, max_bytes: int | None = None) -> FileBytes:
-        return await self._on.ask("files.read_bytes", path=path, start=start, max_bytes=max_bytes)
-
-    async def read_lines(
-        self, path: str, *, first: int = 1, count: int | None = None, max_bytes: int = 200_000, max_line: int = 2_000
-    ) -> FileLines:
-        return await self._on.ask(
-            "files.read_lines", path=path, first=first, count=count, max_bytes=max_bytes, max_line=max_line
-        )
-
-    async def list(self, path: str) -> Sequence[FileStat]:
-        return await self._on.ask("files.list", path=path)
-
-    async def read_for_edit(self, path: str, *, max_bytes: int = 16 * 1024 * 1024) -> bytes:
-        return await self._on.ask("files.read_for_edit", path=path, max_bytes=max_bytes)
-
-    async def write(self, path: str, data: bytes, *, over: bytes | Literal["new", "seen"] = "seen") -> Written:
-        return await self._on.ask("files.write", path=path, data=data, over=over)
-
-
-class RemoteSearch:
-    """Implements :class:`~handrail.contract.doors.files.Search`."""
-
-    def __init__(self, on: RemoteRuntime) -> None:
-        self._on = on
-
-    async def grep(
-        self,
-        pattern: str,
-        path: str = ".",
-        *,
-        glob: str | None = None,
-        ignore_case: bool = False,
-        literal: bool = False,
-        max_matches: int = 10_000,
-    ) -> Found:
-        return await self._on.ask(
-            "search.grep",
-            pattern=pattern,
-            path=path,
-            glob=glob,
-            ignore_case=ignore_case,
-            literal=literal,
-            max_matches=max_matches,
-        )
-
-    async def glob(self, pattern: str, path: str = ".", *, hidden: bool = False, max_paths: int = 100_000) -> Found:
-        return await self._on.ask("search.glob", pattern=pattern, path=path, hidden=hidden, max_paths=max_paths)
-
-
-class RemoteShell:
-    """Implements :class:`~handrail.contract.doors.runtime.Shell`."""
-
-    def __init__(self, on: RemoteRuntime) -> None:
-        self._on = on
-
-    async def run(
-        self,
-        command: str | Sequence[str],
-        *,
-        cwd: str | None = None,
-        stdin: bytes = b"",
-        environment: Mapping[str, str] | None = None,
-        apart: bool = False,
-        trusted: bool = False,
-        on_output: Callable[[bytes], None] | None = None,
-    ) -> Completed:
-        given: Any = command if isinstance(command, str) else list(command)
-        return await self._on.listening(
-            SHELL_RUN,
-            on_output,
-            command=given,
-            cwd=cwd,
-            stdin=stdin,
-            environment=None if environment is None else dict(environment),
-            apart=apart,
-            trusted=trusted,
-        )
-
-    async def hidden(self, paths: Sequence[str]) -> Sequence[str]:
-        return await self._on.ask("shell.hidden", paths=list(paths))
-
-
-class RemoteNet:
-    """Implements :class:`~handrail.contract.doors.runtime.Net`: the holder judges, dials and reads."""
-
-    def __init__(self, on: RemoteRuntime) -> None:
-        self._on = on
-
-    async def request(
-        self,
-        method: str,
-        url: str,
-        *,
-        headers: Mapping[str, str] | None = None,
-        body: bytes = b"",
-        max_bytes: int = 16 * 1024 * 1024,
-        timeout_ms: int = 30_000,
-        max_redirects: int = 5,
-        on_body: Callable[[bytes], None] | None = None,
-    ) -> Response:
-        return await self._on.listening(
-            NET_REQUEST,
-            on_body,
-            method=method,
-            url=url,
-            headers=None if headers is None else dict(headers),
-            body=body,
-            max_bytes=max_bytes,
-            timeout_ms=timeout_ms,
-            max_redirects=max_redirects,
-        )
-
-
-class RemoteState:
-    """Implements :class:`~handrail.contract.doors.runtime.State`."""
-
-    def __init__(self, on: RemoteRuntime) -> None:
-        self._on = on
-
-    async def get(self, key: str) -> Any:
-        return await self._on.ask("state.get", key=key)
-
-    async def put(self, key: str, value: Any) -> None:
-        await self._on.ask("state.put", key=key, value=value)
-
-
-class RemotePeople:
-    """Implements :class:`~handrail.contract.doors.runtime.People`."""
-
-    def __init__(self, on: RemoteRuntime) -> None:
-        self._on = on
-
-    async def answer(self, questions: Sequence[Question]) -> list[list[str]]:
-        return await self._on.ask("people.answer", questions=[asdict(question) for question in questions])

@@ -1,46 +1,46 @@
-"""A session in a process that joined: its calls are carried out by the holder, whoever that is."""
+"""A session in a process that joined, its turns and its history: calls are carried out by the holder, whoever that is."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 from handrail.catalog.interaction import Interaction
 from handrail.catalog.view import CatalogOptions
 from handrail.contract.agent import AgentManifest
 from handrail.contract.call import Answer, Event, ProposedCall, Result, call_id
-from handrail.contract.doors.agents import Delegation, usable
+from handrail.contract.doors.agents import AgentType, Delegates, Delegation, usable
+from handrail.contract.doors.channels import Notices
+from handrail.contract.doors.jobs import Job, Jobs
+from handrail.contract.doors.memory import Entry, History, Skill
+from handrail.contract.doors.peer import Buffers
 from handrail.contract.errors import ErrorKind, HandrailError, StartError, UsageError
 from handrail.contract.generation import Generation
 from handrail.contract.rules import as_data
 from handrail.contract.session import Child, Proposal, StopReason
+from handrail.contract.tool.native import NativeOffer
 from handrail.contract.tool.spec import ToolSpec
 from handrail.ipc.codec import mirror
+from handrail.ipc.codec.interfaces import WIRE, asking, proxy
 from handrail.ipc.codec.mirror import error_of
-from handrail.ipc.delegating import WithAgents, of_delegation
-from handrail.ipc.history import JoinedHistory
-from handrail.ipc.holder.requests import HANDED_ON
-from handrail.ipc.jobs import WithJobs
+from handrail.ipc.holder.remote import kinds_offered
 from handrail.ipc.joiner.membership import Membership
-from handrail.ipc.joiner.turns import JoinedTurn
-from handrail.ipc.notices import JoinedNotices
-from handrail.ipc.peers import kinds_offered
 from handrail.ipc.wire.connection import Connection, ConnectionLost
 from handrail.ipc.wire.framing import Message
-from handrail.ipc.wire.operations import LEAVING, Refused
+from handrail.ipc.wire.operations import HANDED_ON, LEAVING, Refused
 from handrail.policy.rules.rules import given
 from handrail.session.context import SessionOptions
 from handrail.session.events import EventQueue, events_of
 from handrail.session.session import CLOSED, ENDED, SUSPENDED, check_reach, new_session_id, rules_of
+from handrail.session.turn import as_proposed
 
 LEAVING_S = 20.0
 """How long a process that ends waits for a holder that is alive and does not answer: longer than any call takes to stop."""
 
 
-class JoinedSession(WithJobs, WithAgents):
+class JoinedSession:
     """Implements :class:`~handrail.contract.session.Session` over a :class:`Membership`.
 
     :param generation: the tools that this process's sessions see now
@@ -79,6 +79,9 @@ class JoinedSession(WithJobs, WithAgents):
         self._listeners: list[Callable[[Event], None]] = []
         self._readers: list[EventQueue] = []
         self._closed: str | None = None
+        self.agents: Sequence[AgentType] = ()
+        self.skills: Sequence[Skill] = ()
+        self.delegates: Delegates | None = None
         self._unattended = False
         """Whether the current interaction is headless."""
 
@@ -135,7 +138,7 @@ class JoinedSession(WithJobs, WithAgents):
 
     def _opening(self) -> Message:
         view = {"interaction": self._catalog.number, "brought": list(self._catalog.active.steps())}
-        options, client = self._options, self._options.get("client")
+        options = self._options
         return {
             "id": self.id,
             "rules": list(self._rules),
@@ -145,8 +148,9 @@ class JoinedSession(WithJobs, WithAgents):
             "agent": options.get("agent"),
             "mode": self._mode,
             "shared": bool(getattr(self.attendant, "shared", False)),
-            "client": None if client is None else asdict(client),
+            "client": options.get("client"),
             "peer": None if self.peer is None else kinds_offered(self.peer, ""),
+            "editor": isinstance(self.peer, Buffers),
         }
 
     def _tell_of_client(self, call: str, call_id: str) -> None:
@@ -162,10 +166,11 @@ class JoinedSession(WithJobs, WithAgents):
         if "generation" in told:
             self._own = mirror.generation_of(told["generation"], self._tools)
         self._turns = max(self._turns, told["turns"])
-        self._catalog.arrange(mirror.catalog_options_of(told["catalog"]))
+        self._catalog.arrange(WIRE.reader_of(CatalogOptions)(told["catalog"]))
         self._catalog.active.take(told["brought"])
         self._ruled = dict(told["native"])
-        self._told_of_agents(told)
+        self.skills = self.skills or WIRE.form_of(Sequence[Skill]).read(told["skills"])  # these stay what they were
+        self.agents = WIRE.form_of(Sequence[AgentType]).read(told["agents"])
 
     # ── what its model has in view ───────────────────────────────────────────────────────────────
 
@@ -212,7 +217,7 @@ class JoinedSession(WithJobs, WithAgents):
         body = {"session": self.id, "call": mirror.of_call(proposed), "key": key}
         while True:
             try:
-                return Result.from_dict(await self._membership.request("keyed", body, settle=True))
+                return WIRE.reader_of(Result)(await self._membership.request("keyed", body, settle=True))
             except ConnectionLost:  # the same key gives what was recorded, and runs nothing twice
                 continue
             except StartError as error:
@@ -338,7 +343,8 @@ class JoinedSession(WithJobs, WithAgents):
         options: SessionOptions = {"attendant": self.attendant, "agent": delegation.agent}
         shared = (self._generation, options, self.workdir, self._forget)
         child = JoinedSession(new_session_id(), self._membership, *shared)
-        body = {"id": child.id, "session": self.id, "call": call_id, **of_delegation(delegation)}
+        handed = WIRE.write(Delegation, delegation)
+        body = {"id": child.id, "session": self.id, "call": call_id, "delegation": handed}
         told = await self._membership.request("child", body, settle=True)
         child._opened(told)
         child.adopted = self.adopted
@@ -363,11 +369,29 @@ class JoinedSession(WithJobs, WithAgents):
         self._mode, self._ruled = given(mode), {}  # the next holder is told so, too
         self._membership.tell("mode", {"session": self.id, "mode": mode})
 
-    # ── what was said ────────────────────────────────────────────────────────────────────────────
+    # ── what was said, what runs, who helps ──────────────────────────────────────────────────────
 
     @property
-    def notices(self) -> JoinedNotices:
-        return JoinedNotices(self.id, self._membership)
+    def notices(self) -> Notices:
+        return proxy(Notices, "notices.", asking(self._membership, session=self.id))
+
+    @property
+    def jobs(self) -> Jobs:
+        """Its calls that outlive their turn; they continue where the workspace is held."""
+        return proxy(Jobs, "jobs.", asking(self._membership, session=self.id))
+
+    async def promote(self, call_id: str) -> Job:
+        body = {"session": self.id, "call": call_id}
+        return WIRE.reader_of(Job)(await self._membership.request("promote", body, repeatable=True))
+
+    def delegate_to(self, delegates: Delegates | None) -> None:
+        self.delegates = delegates
+        self._membership.tell("delegates", {"session": self.id, "there": delegates is not None})
+
+    async def instructions_above(self) -> Sequence[tuple[str, str]]:
+        """See :meth:`handrail.contract.session.Session.instructions_above`."""
+        told = await self._membership.request("instructions", {"session": self.id}, repeatable=True)
+        return WIRE.form_of(Sequence[tuple[str, str]]).read(told)
 
     # ── events ───────────────────────────────────────────────────────────────────────────────────
 
@@ -452,3 +476,155 @@ class JoinedSession(WithJobs, WithAgents):
 
 def _all(ids: Sequence[str], result: Result) -> Sequence[Answer]:
     return [Answer(known_as, "", result, result) for known_as in ids]
+
+
+# ── its turns ────────────────────────────────────────────────────────────────────────────────────
+
+_NOT_JUDGED = (
+    "this process has joined, and the process that holds the workspace judges it at the start of each interaction; its rules "
+    "or tools have changed since"
+)
+
+
+class CarryOut(Protocol):
+    """Has the calls of a turn answered, by its number, the holder's token, and its generation; or one of them, by its place
+    in it."""
+
+    async def __call__(
+        self, number: int, token: int, generation: int, calls: Sequence[ProposedCall], first: int | None = None
+    ) -> Sequence[Answer]: ...
+
+
+class JoinedTurn:
+    """Implements :class:`~handrail.contract.session.Turn`.
+
+    :param ruled: by the id of what a provider carries out itself: why the session's rules rule it out, or None. What is not
+        in it is not offered
+    :param delegates: who does the work of sub-agents; None: nobody can
+    """
+
+    def __init__(
+        self,
+        carry_out: CarryOut,
+        token: int,
+        generation: Generation,
+        number: int,
+        catalog: Interaction,
+        ruled: Mapping[str, str | None],
+        delegates: Delegates | None,
+    ) -> None:
+        self._carry_out = carry_out
+        self._catalog = catalog
+        self._in_view = catalog.turn(generation)
+        self._ruled = ruled
+        self._delegates = delegates
+        self._token = token
+        self.generation = generation
+        self.number = number
+        self._submitted = 0
+
+    @property
+    def specs(self) -> list[ToolSpec]:
+        return usable(self._catalog.specs(self.generation, self._in_view), self._delegates)
+
+    @property
+    def index(self) -> str:
+        return self._catalog.index(self.generation)
+
+    @property
+    def native(self) -> list[NativeOffer]:
+        specs = self._catalog.native(self.generation)
+        return [NativeOffer(spec, self._ruled.get(spec.id, _NOT_JUDGED)) for spec in specs]
+
+    async def call_all(self, calls: Iterable[Proposal]) -> Sequence[Answer]:
+        proposed = [as_proposed(call) for call in calls]
+        return await self._carry_out(self.number, self._token, self.generation.number, proposed)
+
+    def look_ahead(self, call: Proposal) -> None:
+        """Nothing: it is the holder who looks at calls, once they are made."""
+
+    def submit(self, call: Proposal) -> asyncio.Task[Answer]:
+        """Begin the next call of a reply that still goes on. They reach the holder in this order."""
+        place, self._submitted = self._submitted, self._submitted + 1
+        return asyncio.get_running_loop().create_task(self._answered(as_proposed(call), place))
+
+    async def _answered(self, call: ProposedCall, place: int) -> Answer:
+        (answer,) = await self._carry_out(self.number, self._token, self.generation.number, (call,), place)
+        return answer
+
+
+# ── its history ──────────────────────────────────────────────────────────────────────────────────
+
+
+class JoinedHistory:
+    """Implements :class:`~handrail.contract.doors.memory.History` by asking the holder."""
+
+    def __init__(self, session_id: str, membership: Membership) -> None:
+        self._session_id = session_id
+        self._membership = membership
+        self._latest: Keeping | None = None
+        # What is kept twice is known by its content, or may be on record twice.
+        there = proxy(History, "history.", asking(membership, session=session_id))
+        self.read, self.attached, self.attachment = there.read, there.attached, there.attachment
+        self.compacted, self.provided = there.compacted, there.provided
+
+    def keep(self, entries: Sequence[Entry]) -> Awaitable[None]:
+        number = 1 if self._latest is None else self._latest.number + 1
+        told = [[position, dict(data)] for position, data in entries]
+        body = {"session": self._session_id, "entries": told, "number": number}
+        self._latest = Keeping(self._membership, body, number)
+        return self._latest
+
+    async def behind(self) -> int:
+        """What a call that is sent now stands behind: the number of what was last handed on to be kept, while that is on its
+        way over the same connection, so that the holder has the call wait for it; 0 where it is kept.
+
+        :raises HandrailError: when it cannot be kept
+        """
+        if (latest := self._latest) is not None:
+            if latest.is_on_its_way:
+                return latest.number
+            await latest
+        return 0
+
+    async def kept(self) -> None:
+        """Return once what was last handed on is durable.
+
+        :raises HandrailError: when it cannot be kept
+        """
+        if self._latest is not None:
+            await self._latest
+
+
+class Keeping:
+    """Messages on their way to the holder, whoever that is by then. Awaited as often as one likes."""
+
+    def __init__(self, membership: Membership, body: Mapping[str, Any], number: int) -> None:
+        self.number = number
+        self._membership = membership
+        self._sent_over: Connection | None = None
+        self._work = asyncio.get_running_loop().create_task(self._keep(body))
+        self._work.add_done_callback(_seen)  # nobody has to await it
+
+    @property
+    def is_on_its_way(self) -> bool:
+        """Whether it went to the holder of now, before what is said to that from now on, and has no answer."""
+        standing = self._membership.standing
+        return not self._work.done() and standing is not None and self._sent_over is standing
+
+    def __await__(self) -> Generator[Any, None, None]:
+        return asyncio.shield(self._work).__await__()
+
+    async def _keep(self, body: Mapping[str, Any]) -> None:
+        while True:  # each has its position: keeping one twice is keeping it once
+            self._sent_over = self._membership.standing
+            try:
+                await self._membership.request("keep", body)
+            except ConnectionLost:
+                continue
+            return
+
+
+def _seen(work: asyncio.Task[None]) -> None:
+    if not work.cancelled():
+        work.exception()

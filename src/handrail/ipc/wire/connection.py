@@ -15,13 +15,17 @@ with a reason that is logged.
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
+import struct
+import sys
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Protocol, cast
 
 from handrail.contract.errors import HandrailError, UsageError
-from handrail.ipc.wire.credentials import Peer
 from handrail.ipc.wire.framing import MAX_FRAME, Inbox, Message, TooLong, frame
 from handrail.ipc.wire.operations import Desk, Operations, Refused, logger
 
@@ -32,6 +36,38 @@ BEHIND = 1024 * 1024
 """Queued bytes from which on a peer counts as behind: then notices that may be lost are not sent."""
 
 _CLOSING_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """The process at the other end, as the operating system knows it. ``pid`` is 0 in another pid namespace."""
+
+    pid: int
+    uid: int
+
+
+if sys.platform == "linux":
+
+    def peer_of(connected: socket.socket) -> Peer:
+        """Who is at the other end.
+
+        :raises OSError: when the system does not say
+        """
+        pid, uid, _gid = struct.unpack("3i", connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        return Peer(pid, uid)
+
+else:  # pragma: no cover - exercised elsewhere only
+
+    def peer_of(connected: socket.socket) -> Peer:
+        """Who is at the other end. Not known on this system, so nobody joins."""
+        raise OSError("this system does not tell who is at the other end of a socket")
+
+
+def foreign(peer: Peer) -> str | None:
+    """Why this peer is not spoken to; None for the same user."""
+    if peer.uid == os.geteuid():
+        return None
+    return f"it belongs to user {peer.uid}, this process to user {os.geteuid()}; only the same user can join"
 
 
 class ConnectionLost(HandrailError):
@@ -46,7 +82,7 @@ class ConnectionLost(HandrailError):
 
 
 class Gate(Protocol):
-    """Handles a connection until both sides have greeted; see :mod:`handrail.ipc.wire.handshake`."""
+    """Handles a connection until both sides have greeted; see :mod:`handrail.ipc.wire.meeting`."""
 
     def begun(self, connection: Connection) -> None: ...
     def heard(self, connection: Connection, message: Message) -> None: ...

@@ -9,7 +9,7 @@ from asyncio.tasks import _enter_task, _leave_task  # pyright: ignore[reportPriv
 from collections.abc import Callable, Coroutine, Generator, Mapping
 from contextvars import copy_context
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from handrail.contract.errors import HandrailError
 from handrail.ipc.wire.framing import Message
@@ -24,6 +24,9 @@ Handler = Callable[[Any], Coroutine[Any, Any, Any]]
 
 LEAVING = "leaving"
 """The refusal of a holder that ends: nothing was begun, and another holder will take it."""
+HANDED_ON = "handed-on"
+"""The refusal of a holder that ends, of calls that it had taken: what became of each is on record, and those that had not
+begun are the next holder's."""
 
 
 class Refused(HandrailError):
@@ -268,9 +271,3 @@ def _continued(handling: Coroutine[Any, Any, Any], waited: Any) -> Generator[Any
             waited = step(value)
         except StopIteration as end:
             return end.value
-
-
-class Asks(Protocol):
-    """Asks the holder (:meth:`handrail.ipc.joiner.membership.Membership.request`)."""
-
-    async def request(self, op: str, body: Any = None, *, repeatable: bool = False) -> Any: ...

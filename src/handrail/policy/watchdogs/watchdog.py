@@ -263,7 +263,7 @@ async def watched(
     """
     for watchdog in watchdogs:
         name = name_of(watchdog)
-        opinion = await _opinion(watchdog, name, call, redact)
+        opinion = await _opinion(watchdog, call, redact)
         reason = opinion.reason.strip()
         step = Step("watchdog", opinion.action, f"{name}: {reason}" if reason else name)
         if STRICTNESS[opinion.action] <= STRICTNESS[verdict.action]:
@@ -283,12 +283,11 @@ def name_of(watchdog: Watchdog) -> str:
     return str(name) if name else type(watchdog).__name__
 
 
-async def _opinion(watchdog: Watchdog, name: str, call: WatchdogCall, redact: Callable[[str], str]) -> Opinion:
+async def _opinion(watchdog: Watchdog, call: WatchdogCall, redact: Callable[[str], str]) -> Opinion:
     timeout_ms = float(getattr(watchdog, "timeout_ms", DEFAULT_TIMEOUT_MS))
     try:
-        own = replace(call, arguments=copy.deepcopy(dict(call.arguments)))
         async with asyncio.timeout(timeout_ms / 1000):
-            answer = await _answer(watchdog, own)
+            return await answer_of(watchdog, call, redact)
     except TimeoutError:
         return deny(f"it did not answer within {timeout_ms:g} ms")
     except asyncio.CancelledError:
@@ -298,7 +297,12 @@ async def _opinion(watchdog: Watchdog, name: str, call: WatchdogCall, redact: Ca
         return deny("it was cancelled from within")
     except (Exception, SystemExit) as error:  # whatever went wrong in it: a failing watchdog is a no
         return deny(f"it failed ({type(error).__name__}: {redact(str(error))[:300]})")
-    return _checked(answer, name, redact)
+
+
+async def answer_of(watchdog: Watchdog, call: WatchdogCall, redact: Callable[[str], str] = str) -> Opinion:
+    """Ask one, for as long as it takes. What it raises is raised; an answer that is none is a no."""
+    own = replace(call, arguments=copy.deepcopy(dict(call.arguments)))
+    return _checked(await _answer(watchdog, own), name_of(watchdog), redact)
 
 
 async def _answer(watchdog: Watchdog, call: WatchdogCall) -> object:
@@ -349,6 +353,7 @@ __all__ = [
     "Watchdog",
     "WatchdogCall",
     "allow",
+    "answer_of",
     "ask",
     "deny",
     "name_of",

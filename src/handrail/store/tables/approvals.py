@@ -8,25 +8,27 @@ to ``used``, ``expired`` or ``withdrawn``. Each move is a statement that is true
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
-from typing import Any, NamedTuple, cast, get_args
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
-from handrail.contract.approvals import (
-    CHOICES,
-    Approval,
-    ApprovalKind,
-    ApprovalRequest,
-    ApprovalState,
-    StoredRule,
-    question_of,
-)
+from handrail.contract.approvals import Approval, ApprovalRequest, ApprovalState, StoredRule
+from handrail.contract.codec import an_object, reader_of, write
 from handrail.store.database.connection import not_as_written, readable
 from handrail.store.database.database import Database, OneRow, Statement, Work
 from handrail.store.encoding import decode, encode
 
 _COLUMNS = "state, answered, grant_expires_ns, kind, request, decision"
-_DECIDED = ("choice", "message", "decided_ns", "decided_by", "changed", "changed_hash", "changed_files", "answers")
+_UNDECIDED: dict[str, Any] = {
+    "choice": None,
+    "message": "",
+    "decided_ns": None,
+    "decided_by": "",
+    "changed": None,
+    "changed_hash": None,
+    "changed_files": None,
+    "answers": [],
+}
+"""What a row without a decision says of it."""
 
 
 class ApprovalReader:
@@ -251,7 +253,7 @@ _STATEMENTS = _Statements()
 
 
 def _insert(asked: Approval, whole: bool) -> Statement:
-    request = {field.name: getattr(asked.request, field.name) for field in fields(ApprovalRequest)}
+    request: dict[str, Any] = dict(write(ApprovalRequest, asked.request))
     if asked.questions:
         request["questions"] = asked.questions
     return (
@@ -272,66 +274,27 @@ def _insert(asked: Approval, whole: bool) -> Statement:
 
 
 def _decision(decided: Approval) -> bytes:
-    return encode({name: getattr(decided, name) for name in _DECIDED}, max_bytes=2**62)
-
-
-_REQUEST_TEXTS = ("call_id", "session_id", "tool_id", "arguments_hash", "definition_hash", "reason", "id")
+    return encode({name: getattr(decided, name) for name in _UNDECIDED}, max_bytes=2**62)
 
 
 def _approval(row: tuple[Any, ...]) -> Approval:
     """:raises sqlite3.Error: when it is not what was written"""
-    try:
-        approval = _decoded(row)
-        if _is_sound(approval):
-            return approval
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        pass
-    raise not_as_written("a request to a person") from None
-
-
-def _is_sound(approval: Approval) -> bool:
-    """Whether each part is of its kind: what was decoded may be anything."""
-    request = approval.request
-    texts: list[Any] = [getattr(request, name) for name in _REQUEST_TEXTS]
-    texts += [approval.message, approval.decided_by, *request.targets]
-    texts += [text for answer in approval.answers for text in answer]
-    texts += [text for asked in approval.questions for text in (asked.question, asked.header)]
-    texts += [
-        text for asked in approval.questions for option in asked.options for text in (option.label, option.description)
-    ]
-    texts += [
-        text for text in (request.always, request.never, request.wider, approval.changed_hash) if text is not None
-    ]
-    files: list[Any] = [request.files, {} if approval.changed_files is None else approval.changed_files]
-    numbers: list[Any] = [request.created_ns, request.expires_ns]
-    numbers += [number for number in (approval.decided_ns, approval.grant_expires_ns) if number is not None]
-    objects: list[Any] = [*files, request.arguments, {} if approval.changed is None else approval.changed]
-    return (
-        all(isinstance(text, str) for text in texts)
-        and all(isinstance(number, int) for number in numbers)
-        and all(isinstance(value, Mapping) for value in objects)
-        and all(isinstance(text, str) for marks in files for mark in marks.items() for text in mark)
-        and isinstance(cast("object", request.shared), bool)
-        and approval.kind in get_args(ApprovalKind)
-        and approval.state in get_args(ApprovalState)
-        and (approval.choice in CHOICES or (approval.choice is None and approval.state not in ("approved", "rejected")))
-    )
-
-
-def _decoded(row: tuple[Any, ...]) -> Approval:
     state, answered, grant_expires_ns, kind, request, decision = row
-    asked: dict[str, Any] = decode(request)
-    questions = tuple(question_of(question) for question in asked.pop("questions", ()))
-    asked["targets"] = tuple(asked["targets"])
-    decided: dict[str, Any] = {} if decision is None else decode(decision)
-    if decided:
-        decided["answers"] = tuple(tuple(answer) for answer in decided["answers"])
-    return Approval(
-        ApprovalRequest(**asked),
-        kind,
-        state,
-        questions,
-        grant_expires_ns=grant_expires_ns,
-        answered=bool(answered),
-        **decided,
-    )
+    try:
+        asked = an_object(decode(request))
+        approval = reader_of(Approval)(
+            {
+                "questions": asked.pop("questions", []),
+                "request": asked,
+                "kind": kind,
+                "state": state,
+                "grant_expires_ns": grant_expires_ns,
+                "answered": bool(answered),
+                **(_UNDECIDED if decision is None else an_object(decode(decision))),
+            }
+        )
+    except (ValueError, RecursionError):
+        raise not_as_written("a request to a person") from None
+    if approval.choice is None and approval.state in ("approved", "rejected"):
+        raise not_as_written("a request to a person")
+    return approval

@@ -1,0 +1,289 @@
+"""The contract's types as JSON data and back, by their own annotations: for the wire between processes, and for stored rows.
+
+A reader is closed. It takes what the writer of the same type gives, refuses everything else with the place of what is wrong, and
+follows no text of the data to any name in the code.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import types
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Annotated, Any, Generic, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+from pydantic import BaseModel, ValidationError
+
+T = TypeVar("T")
+
+Reader = Callable[[Any], T]
+"""Takes decoded JSON, checked. ``Any``, because it may be anything."""
+
+
+class Malformed(ValueError):
+    """Data is not what its writer gives: what it is, and what was expected."""
+
+
+@dataclass(frozen=True, slots=True)
+class Form(Generic[T]):
+    """One type as JSON data.
+
+    :param kinds: the Python classes of its values, by which a union finds the writer
+    :param write: gives what the JSON encoder takes; None where that takes the values as they are
+    """
+
+    read: Reader[T]
+    kinds: tuple[type, ...]
+    write: Callable[[T], Any] | None = None
+
+
+class Codec:
+    """Makes the form of each type once, when it is first asked for.
+
+    :param own: the forms of types that are written otherwise than their annotations say
+    """
+
+    def __init__(self, own: Mapping[Any, Form[Any]] | None = None) -> None:
+        self._made: dict[Any, Form[Any]] = {**_SIMPLE, **(own or {})}
+
+    def form_of(self, kind: Any) -> Form[Any]:
+        """Return the form of a type.
+
+        :raises TypeError: for a type that has none
+        """
+        made = self._made.get(kind)
+        if made is None:
+            made = self._made[kind] = self._form(kind)
+        return made
+
+    def reader_of(self, kind: type[T]) -> Reader[T]:
+        """Return the reader of a type; see :meth:`form_of`."""
+        return self.form_of(kind).read
+
+    def write(self, kind: Any, value: Any) -> Any:
+        """Return ``value``, which is of this type, as the JSON encoder takes it."""
+        write = self.form_of(kind).write
+        return value if write is None else write(value)
+
+    def _form(self, kind: Any) -> Form[Any]:
+        origin, arguments = get_origin(kind), get_args(kind)
+        if origin is Annotated:
+            return _checked(self.form_of(arguments[0]), arguments[1:])
+        if origin is Literal:
+            return _words(arguments)
+        if origin is Union or origin is types.UnionType:
+            return _union([self.form_of(one) for one in arguments])
+        if origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis:
+            return _several(self.form_of(arguments[0]), tuple)
+        if origin is tuple:
+            return _row(tuple, [self.form_of(one) for one in arguments])
+        if origin in (list, Sequence, Collection, frozenset):
+            return _several(self.form_of(arguments[0]), frozenset if origin is frozenset else list)
+        if origin in (dict, Mapping):
+            if arguments[0] is not str:
+                raise TypeError(f"{kind} has no JSON form: its keys are no texts")
+            return _by_name(self.form_of(arguments[1]))
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            return _model(kind)
+        if isinstance(kind, type) and is_dataclass(kind):
+            return self._fields(kind)
+        if isinstance(kind, type) and hasattr(kind, "_fields"):  # a NamedTuple
+            hints, made = get_type_hints(kind, include_extras=True), cast("Any", kind)
+            return _row(made._make, [self.form_of(hints[name]) for name in made._fields], kind)
+        raise TypeError(f"{kind} has no JSON form")
+
+    def _fields(self, kind: type) -> Form[Any]:
+        hints = get_type_hints(kind, include_extras=True)
+        every = fields(cast("Any", kind))
+        forms = {one.name: self.form_of(hints[one.name]) for one in every if one.init}
+        readers = {name: form.read for name, form in forms.items()}
+        writers = {name: form.write for name, form in forms.items()}
+
+        def read(value: Any) -> Any:
+            return kind(**read_fields(value, readers))
+
+        def write(value: Any) -> Any:
+            given = {name: getattr(value, name) for name in writers}  # names of the class, as its author wrote them
+            return {name: one if (by := writers[name]) is None else by(one) for name, one in given.items()}
+
+        plain = len(forms) == len(every) and not any(writers.values())
+        return Form(read, (kind,), None if plain else write)
+
+
+def read_fields(value: Any, readers: Mapping[str, Reader[Any]]) -> dict[str, Any]:
+    """Return the members of an object that has exactly these.
+
+    :raises Malformed: naming the member
+    """
+    given = an_object(value)
+    if given.keys() != readers.keys():
+        odd = sorted(given.keys() ^ readers.keys())
+        raise Malformed(f"expected the fields {', '.join(readers) or 'none'}; differs in {', '.join(odd)[:200]}")
+    return {name: _at(name, reader, given[name]) for name, reader in readers.items()}
+
+
+def _at(name: str, reader: Reader[T], value: Any) -> T:
+    try:
+        return reader(value)
+    except Malformed as error:
+        raise Malformed(f"{name[:80]}: {error}") from None
+
+
+def an_object(value: Any) -> dict[str, Any]:
+    """Return a JSON object as it is."""
+    if type(value) is not dict:
+        raise Malformed(f"expected an object, not {_kind(value)}")
+    return value  # pyright: ignore[reportUnknownVariableType]
+
+
+def a_list(value: Any) -> list[Any]:
+    """Return a JSON list as it is."""
+    if type(value) is not list:
+        raise Malformed(f"expected a list, not {_kind(value)}")
+    return value  # pyright: ignore[reportUnknownVariableType]
+
+
+def _kind(value: Any) -> str:
+    return f"a {type(value).__name__}"
+
+
+def _of(expected: str, *kinds: type) -> Form[Any]:
+    """The form of values that JSON has itself."""
+
+    def read(value: Any) -> Any:
+        if type(value) not in kinds:  # exactly: True is no number
+            raise Malformed(f"expected {expected}, not {_kind(value)}")
+        return value
+
+    return Form(read, kinds)
+
+
+def _bytes(value: Any) -> bytes:
+    marked = an_object(value)
+    if marked.keys() != {"$bytes"} or type(marked["$bytes"]) is not str:
+        raise Malformed('expected bytes as {"$bytes": "<base64>"}')
+    try:
+        return base64.b64decode(marked["$bytes"], validate=True)
+    except (binascii.Error, ValueError):
+        raise Malformed("bytes are not base64") from None
+
+
+_SIMPLE: Mapping[Any, Form[Any]] = {
+    Any: Form(lambda value: value, (object,)),
+    str: _of("text", str),
+    int: _of("a whole number", int),
+    float: _of("a number", int, float),
+    bool: _of("true or false", bool),
+    types.NoneType: _of("null", types.NoneType),
+    bytes: Form(_bytes, (bytes, bytearray, memoryview)),  # whoever encodes the JSON marks them
+}
+
+
+def _checked(form: Form[Any], checks: Sequence[Any]) -> Form[Any]:
+    """``form`` with what ``Annotated`` adds: functions that are given what was read, and give it or raise :class:`Malformed`."""
+
+    def read(value: Any) -> Any:
+        found = form.read(value)
+        for check in checks:
+            found = check(found)
+        return found
+
+    return Form(read, form.kinds, form.write)
+
+
+def _words(words: Sequence[Any]) -> Form[Any]:
+    known = frozenset(words)
+
+    def read(value: Any) -> Any:
+        if type(value) is not str or value not in known:
+            raise Malformed(f"expected one of {', '.join(map(str, words))}")
+        return value
+
+    return Form(read, (str,))
+
+
+def _union(forms: Sequence[Form[Any]]) -> Form[Any]:
+    """The first of several that takes a value reads it; the first of whose classes it is writes it."""
+    last = forms[-1].read if forms[-1].kinds != (types.NoneType,) else forms[0].read
+    may_be_none = any(form.kinds == (types.NoneType,) for form in forms)
+    readers = [form.read for form in forms if form.kinds != (types.NoneType,) and form.read is not last]
+
+    def read(value: Any) -> Any:
+        if value is None and may_be_none:
+            return None
+        for reader in readers:
+            try:
+                return reader(value)
+            except Malformed:
+                continue
+        return last(value)
+
+    def write(value: Any) -> Any:
+        for form in forms:
+            if isinstance(value, form.kinds):
+                return value if form.write is None else form.write(value)
+        return value
+
+    kinds = tuple(kind for form in forms for kind in form.kinds)
+    return Form(read, kinds, write if any(form.write for form in forms) else None)
+
+
+def _several(form: Form[Any], made: Callable[[Any], Any]) -> Form[Any]:
+    inner, writes = form.read, form.write
+
+    def read(value: Any) -> Any:
+        return made([inner(one) for one in a_list(value)])
+
+    def write(value: Any) -> Any:
+        return list(value) if writes is None else [writes(one) for one in value]
+
+    kinds = (frozenset,) if made is frozenset else (list, tuple)
+    return Form(read, kinds, write if writes is not None or made is frozenset else None)
+
+
+def _row(made: Callable[[Any], Any], forms: Sequence[Form[Any]], kind: type = tuple) -> Form[Any]:
+    """Values of fixed places, each of its own form."""
+    readers, writers = [form.read for form in forms], [form.write for form in forms]
+
+    def read(value: Any) -> Any:
+        given = a_list(value)
+        if len(given) != len(readers):
+            raise Malformed(f"expected a list of {len(readers)}, not of {len(given)}")
+        return made([reader(one) for reader, one in zip(readers, given, strict=True)])
+
+    def write(value: Any) -> Any:
+        return [one if by is None else by(one) for by, one in zip(writers, value, strict=True)]
+
+    return Form(read, (kind,), write if kind is not tuple or any(writers) else None)
+
+
+def _by_name(form: Form[Any]) -> Form[Any]:
+    inner, writes = form.read, form.write
+
+    def read(value: Any) -> Any:
+        given = an_object(value)
+        return given if inner is _SIMPLE[Any].read else {name: _at(name, inner, one) for name, one in given.items()}
+
+    def write(value: Any) -> Any:
+        return dict(value) if writes is None else {name: writes(one) for name, one in value.items()}
+
+    return Form(read, (Mapping,), write)  # a view of a mapping is none to the encoder
+
+
+def _model(kind: type[BaseModel]) -> Form[Any]:
+    def read(value: Any) -> Any:
+        try:
+            return kind.model_validate(an_object(value))
+        except ValidationError as error:
+            found = error.errors(include_input=False, include_url=False)[:3]
+            raise Malformed("; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in found)) from None
+
+    return Form(read, (kind,), lambda value: value.model_dump(mode="json"))
+
+
+_CODEC = Codec()
+reader_of = _CODEC.reader_of
+"""Return the reader of a type as its annotations have it; see :meth:`Codec.reader_of`."""
+write = _CODEC.write
+"""See :meth:`Codec.write`."""

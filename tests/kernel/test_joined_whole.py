@@ -1,0 +1,496 @@
+"""A process that joined is a full one: its tools reach every door, and its offerings, watchdogs and servers work for its sessions."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.kernel.doors import HELD, JOINED, opened
+
+from handrail import Event, Result, Runtime, ToolError, UsageError, tool
+from handrail.contract.call import Blob
+from handrail.contract.doors.agents import Delegation
+from handrail.contract.doors.offers import PromptSpec, ResourceSpec, ResourceTemplate, SourceRequest
+from handrail.contract.tool.spec import GoesOn, ToolSpec
+from handrail.contract.tool.tool import Tool
+from handrail.kernel.joined import JoinedKernel
+from handrail.policy.watchdogs.watchdog import WatchdogCall, allow, ask, deny
+from handrail.runtime.files import unsaved
+from handrail.testing.kernels import temporary_kernel
+from handrail.testing.upstreams import Program
+
+pytestmark = pytest.mark.proves("L-07")
+BOTH = pytest.mark.parametrize("door", [HELD, JOINED])
+Script = Callable[[Runtime], Awaitable[object]]
+
+
+class Scripted(Tool):
+    """A tool whose inside is written in the test."""
+
+    def __init__(self, script: Script, *capabilities: str, **spec: Any) -> None:
+        adapted = tool(
+            id="t.script",
+            description="Runs a script.",
+            locks=(),
+            side_effect="external",
+            requires={"capabilities": list(capabilities), **spec},
+        )(_nothing)
+        self.spec: ToolSpec = adapted.spec
+        self.script = script
+
+    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
+        return await self.script(runtime)
+
+
+async def _nothing() -> None: ...
+
+
+async def caught(work: Awaitable[object]) -> object:
+    """What it gives, or what it says."""
+    try:
+        return await work
+    except ToolError as error:
+        return ("ToolError", error.kind, error.text)
+
+
+class Model:
+    """Does a sub-agent's work without any."""
+
+    async def compact(self) -> Result:
+        return Result.output("nothing to leave out")
+
+    async def run(self, call_id: str, delegation: Delegation) -> Result:
+        return Result.output({"did": delegation.task, "for": delegation.agent})
+
+
+# ── the doors ────────────────────────────────────────────────────────────────────────────────────
+
+
+async def agents(on: Runtime) -> object:
+    work = Delegation("default", "look around", "a look", {"depth": 1})
+    return await caught(on.agents.types()), await caught(on.agents.run(work)), await caught(on.agents.compact())
+
+
+async def skills(on: Runtime) -> object:
+    return [one.name for one in await on.skills.all()], await caught(on.skills.give("no-such-skill"))
+
+
+async def channels(on: Runtime) -> object:
+    return (
+        await on.channels.send("news", "hello", data={"n": [1]}),
+        (await on.channels.receive("news", timeout_ms=0)).message is not None,
+        await caught(on.channels.receive("empty", timeout_ms=0)),
+        await caught(on.channels.send("news", "hello", kind="broadcast")),
+    )
+
+
+async def triggers(on: Runtime) -> object:
+    added = await on.triggers.timer(3_600_000, "Look again.", name="hourly", once=True)
+    listed = await on.triggers.list()
+    again = await caught(on.triggers.schedule("* * * *", "never"))
+    watched = await on.triggers.watch("news", "Read it.", name="news")
+    removed = await on.triggers.remove("hourly")
+    names = [one.name for one in await on.triggers.list()]
+    return added.kind, added.every_ns, len(listed), again, watched.channel, removed.name, names
+
+
+async def transcript(on: Runtime) -> object:
+    found = await on.transcript.search("nothing-like-this", kinds=["call"])
+    return found, await caught(on.transcript.passage("message/99")), await caught(on.transcript.artifact("sha256:0"))
+
+
+async def terminals(on: Runtime) -> object:
+    return (
+        await on.terminals.is_open("job_none"),
+        await on.terminals.was_open("job_none"),
+        await on.terminals.changes(),
+        await on.terminals.changed(0, 0),
+        await on.terminals.read_up_to("job_none", 7),
+        await on.terminals.read_up_to("job_none"),
+        await caught(on.terminals.type("job_none", "x", ("enter",))),
+        await caught(on.terminals.resize("job_none", 80, 24)),
+        await caught(on.terminals.run("true", columns=80, rows=24)),
+    )
+
+
+async def offers(on: Runtime) -> object:
+    listed = [(one.source, [spec.uri for spec in one.resources], one.has("note:1")) for one in await on.offers.all()]
+    return listed, await caught(on.offers.read("note:1"))
+
+
+async def opened_door(on: Runtime) -> object:
+    try:
+        return await caught(on.opened.step())
+    except ToolError as error:  # where the call is carried out, the door itself refuses
+        return ("ToolError", error.kind, error.text)
+
+
+@pytest.mark.parametrize(
+    ("script", "capabilities"),
+    [
+        (agents, ("agents",)),
+        (skills, ("skills",)),
+        (channels, ("channels",)),
+        (triggers, ("triggers",)),
+        (transcript, ("transcript",)),
+        (terminals, ("terminals",)),
+        (offers, ("offers",)),
+        (opened_door, ()),
+    ],
+)
+async def test_a_tool_of_a_process_that_joined_reaches_each_door_as_one_of_the_holder(
+    tmp_path: Path, script: Script, capabilities: tuple[str, ...]
+) -> None:
+    seen: list[str] = []
+    for door in (HELD, JOINED):
+        folder = tmp_path / door
+        folder.mkdir()
+        given = Scripted(script, *capabilities, shell=[{"cmd": "*"}])
+        async with opened(door, folder, tools=[given], rules=["allow t.script", "allow shell.run *"]) as kernel:
+            session = await kernel.session()
+            session.delegate_to(Model())
+            await kernel.log.flush()
+            result = await session.call("t.script", {})
+        assert result.ok, result
+        seen.append(re.sub(r"_ns['\"]?[=:] ?\d+", "_ns", repr(result.data)).replace(str(folder), "FOLDER"))
+    assert seen[1] == seen[0]
+    assert "reached by runtime.call" not in seen[1]
+
+
+@BOTH
+async def test_a_door_that_a_tool_did_not_require_stays_closed(tmp_path: Path, door: str) -> None:
+    asks: Mapping[str, tuple[str, tuple[str, ...]]] = {
+        "agents": ("types", ()),
+        "skills": ("all", ()),
+        "channels": ("send", ("news", "x")),
+        "triggers": ("list", ()),
+        "transcript": ("search", ("x",)),
+        "terminals": ("changes", ()),
+        "offers": ("all", ()),
+    }
+
+    async def ask_all(on: Runtime) -> object:
+        found: list[str] = []
+        for name, (method, given) in asks.items():
+            with pytest.raises(ToolError) as refused:
+                await getattr(getattr(on, name), method)(*given)
+            found.append(refused.value.kind)
+        return found
+
+    async with opened(door, tmp_path, tools=[Scripted(ask_all)], rules=["allow t.script"]) as kernel:
+        result = await (await kernel.session()).call("t.script", {})
+    assert result.data == ["denied"] * 7, result
+
+
+class ReadsNote(Tool):
+    """A tool that asks a source for what one of its arguments names."""
+
+    asks_source = SourceRequest("resources/read", "uri")
+    spec = tool(
+        id="t.note", description="Read a note.", side_effect="external", locks=(), requires={"capabilities": ["offers"]}
+    )(_nothing).spec
+
+    def __init__(self) -> None:
+        self.spec = ToolSpec(
+            id="t.note",
+            description="Read a note.",
+            parameters={"type": "object", "properties": {"uri": {"type": "string"}}, "additionalProperties": False},
+            requires=type(self).spec.requires,
+            side_effect="external",
+            locks=(),
+        )
+
+    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
+        given = await runtime.offers.read(args["uri"])
+        return {"contents": given.data["contents"], "source": given.source}
+
+
+class Proceeds(Tool):
+    """A tool that takes a step of a state."""
+
+    goes_on = GoesOn("id", "input")
+    spec = ToolSpec(
+        id="t.proceed",
+        description="Take a step.",
+        parameters={"type": "object", "properties": {"id": {"type": "string"}, "input": {}}},
+        mode="stateful",
+        side_effect="external",
+        locks=(),
+    )
+
+    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
+        return await runtime.opened.step()
+
+
+@BOTH
+async def test_a_tool_may_read_what_its_call_was_judged_for_and_step_what_is_open(tmp_path: Path, door: str) -> None:
+    @tool(id="t.count", side_effect="external", locks=[], mode="stateful")
+    async def count(start: int) -> Any:
+        """Count on."""
+        while True:
+            sent: Any = yield start  # pyright: ignore[reportUnknownVariableType]
+            start += 1 if sent is None else sent  # pyright: ignore[reportUnknownVariableType]
+
+    given = [ReadsNote(), Proceeds(), count]
+    async with opened(door, tmp_path, tools=given, offerings=[Notes()], rules=["allow t.*"]) as kernel:
+        session = await kernel.session()
+        read = await session.call("t.note", {"uri": "note:1"})
+        assert read.ok and read.data["contents"][0]["text"] == "one for default", read
+        begun = await session.call("t.count", {"start": 5})
+        assert begun.ok, begun
+        stepped = await session.call("t.proceed", {"id": begun.data["state_id"], "input": 3})
+        assert stepped.ok and 8 in stepped.data.values(), stepped
+
+
+# ── offerings ────────────────────────────────────────────────────────────────────────────────────
+
+
+class Notes:
+    """An offering in Python."""
+
+    source, foreign = "", False
+    resources = (ResourceSpec("note:1", "one"), ResourceSpec("note:2", "a picture"))
+    templates = (ResourceTemplate("note:{id}", "any"),)
+    prompts = (PromptSpec("greet"),)
+
+    def __init__(self) -> None:
+        self.updated: list[Callable[[str], None]] = []
+        self.stopped = asyncio.Event()
+
+    def has(self, uri: str) -> bool:
+        return uri.startswith("note:")
+
+    async def read(self, uri: str, runtime: Runtime) -> Mapping[str, Any]:
+        if uri == "note:2":
+            return {"contents": [{"uri": uri, "mimeType": "image/png", "blob": Blob(b"\x89PNG", "image/png")}]}
+        if uri == "note:broken":
+            raise ToolError("it is torn", kind="backend")
+        return {"contents": [{"uri": uri, "text": f"one for {runtime.agent}"}]}
+
+    async def prompt(self, name: str, arguments: Mapping[str, str], runtime: Runtime) -> Mapping[str, Any]:
+        return {"messages": [{"role": "user", "content": {"type": "text", "text": f"hello {arguments.get('who')}"}}]}
+
+    async def complete(
+        self, ref: Mapping[str, Any], argument: Mapping[str, str], context: Mapping[str, str], runtime: Runtime
+    ) -> Mapping[str, Any]:
+        return {"values": [argument["value"] + "!"]}
+
+    async def subscribe(self, uri: str, updated: Callable[[str], None]) -> Callable[[], Awaitable[None]]:
+        self.updated.append(updated)
+
+        async def stop() -> None:
+            self.stopped.set()
+
+        return stop
+
+
+@BOTH
+async def test_what_a_program_offers_is_read_by_its_sessions(tmp_path: Path, door: str) -> None:
+    notes = Notes()
+    async with opened(door, tmp_path, offerings=[notes]) as kernel:
+        session = await kernel.session()
+        listed = await session.call("resource.list", {})
+        assert [one["uri"] for one in listed.data["resources"]] == ["note:1", "note:2"], listed
+        read = await session.call("resource.read", {"uri": "note:1"})
+        assert read.ok and "one for default" in str(read.data), read
+        made = await session.call("resource.read", {"uri": "note:77"})
+        assert made.ok, made
+        picture = await session.call("resource.read", {"uri": "note:2"})
+        assert picture.ok and "sha256:" in str(picture.data), picture
+        torn = await session.call("resource.read", {"uri": "note:broken"})
+        assert (torn.error_kind, "torn" in str(torn.error_text)) == ("backend", True), torn
+        greeted = await session.call("prompt.get", {"name": "greet", "arguments": {"who": "Ann"}})
+        assert greeted.ok and "hello Ann" in str(greeted.data), greeted
+        events: asyncio.Queue[Event] = asyncio.Queue()
+        session.watch(lambda event: events.put_nowait(event) if event.kind == "resource-updated" else None)
+        assert (await session.call("resource.subscribe", {"uri": "note:1"})).ok
+        notes.updated[0]("note:1")
+        assert (await events.get()).data["uri"] == "note:1"
+        assert (await session.call("resource.unsubscribe", {"uri": "note:1"})).ok
+        await notes.stopped.wait()
+        assert [one.source for one in kernel.generation.offerings if one.resources] == [""]
+
+
+async def test_offerings_of_a_process_are_its_own_sessions_alone_and_end_with_it(tmp_path: Path) -> None:
+    async with temporary_kernel(tmp_path / "a") as holder:
+        config = tmp_path / "a" / "config" / "handrail.toml"
+        async with open_on(holder.workdir, tmp_path / "a" / "state", config, offerings=[Notes()]) as joined:
+            mine, theirs = await joined.session("ses_mine"), await holder.session()
+            assert (await mine.call("resource.read", {"uri": "note:1"})).ok
+            assert (await theirs.call("resource.read", {"uri": "note:1"})).error_kind == "invalid_input"
+        again = await holder.session("ses_mine")
+        assert (await again.call("resource.read", {"uri": "note:1"})).error_kind == "invalid_input"
+
+
+def open_on(workdir: str, state: Path, config: Path, **options: Any) -> Any:
+    from handrail import open_kernel
+
+    return open_kernel(workdir, state=state, config=config, **options)
+
+
+# ── watchdogs ────────────────────────────────────────────────────────────────────────────────────
+
+
+@BOTH
+async def test_a_programs_watchdogs_look_at_the_calls_of_its_sessions(tmp_path: Path, door: str) -> None:
+    seen: list[WatchdogCall] = []
+
+    def blocks(call: WatchdogCall) -> Any:
+        seen.append(call)
+        return deny("not that file") if call.arguments.get("path") == "b.txt" else allow()
+
+    async def asks(call: WatchdogCall) -> Any:
+        return ask("are you sure") if call.arguments.get("path") == "c.txt" else "allow"
+
+    def fails(call: WatchdogCall) -> Any:
+        if call.arguments.get("path") == "d.txt":
+            raise ValueError("out of order")
+        return "nonsense" if call.arguments.get("path") == "e.txt" else allow()
+
+    watchdogs = [blocks, asks, fails]
+    async with opened(door, tmp_path, watchdogs=watchdogs, rules=["allow write"]) as kernel:
+        session = await kernel.session()
+        said: dict[str, str] = {}
+        for name in "abcde":
+            result = await session.call("write", {"path": f"{name}.txt", "content": "x"})
+            said[name] = "written" if result.ok else f"{result.error_kind}: {result.error_text}"
+    assert said["a"] == "written"
+    assert said["b"].startswith("denied") and "watchdog blocks denies it: not that file" in said["b"]
+    assert said["c"].startswith("denied") and "are you sure" in said["c"]
+    assert "failed (ValueError: out of order)" in said["d"]
+    assert "'nonsense', which is none of allow(), deny(reason), ask(reason)" in said["e"]
+    assert [call.tool_id for call in seen] == ["write"] * 5 and seen[0].session_id == session.id
+    assert sorted(path.name for path in (tmp_path / "ws").iterdir()) == ["a.txt"]
+
+
+class OnlyWrites:
+    """A watchdog that looks at calls of one tool, and only briefly waited for."""
+
+    timeout_ms = 200
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def concerns(self, spec: ToolSpec) -> bool:
+        return spec.id == "write"
+
+    async def __call__(self, call: WatchdogCall) -> Any:
+        self.asked.append(call.tool_id)
+        if call.arguments.get("path") == "slow.txt":
+            await asyncio.Event().wait()
+        return allow()
+
+
+@BOTH
+async def test_a_watchdog_chooses_its_tools_and_is_not_waited_for_beyond_its_time(tmp_path: Path, door: str) -> None:
+    only = OnlyWrites()
+    async with opened(door, tmp_path, watchdogs=[only], rules=["allow write"]) as kernel:
+        session = await kernel.session()
+        assert (await session.call("glob", {"pattern": "*"})).ok
+        assert (await session.call("write", {"path": "a.txt", "content": "x"})).ok
+        late = await session.call("write", {"path": "slow.txt", "content": "x"})
+    assert late.error_kind == "denied" and "did not answer within 200 ms" in str(late.error_text), late
+    assert only.asked == ["write", "write"]
+
+
+async def test_a_watchdog_whose_process_has_gone_denies(tmp_path: Path) -> None:
+    begun, goes = asyncio.Event(), asyncio.Event()
+
+    async def look(call: WatchdogCall) -> Any:
+        if call.tool_id == "write":
+            begun.set()
+            await goes.wait()
+        return allow()
+
+    async with temporary_kernel(tmp_path) as holder:
+        config = tmp_path / "config" / "handrail.toml"
+        async with open_on(
+            holder.workdir, tmp_path / "state", config, watchdogs=[look], rules=["allow write"]
+        ) as joined:
+            assert isinstance(joined, JoinedKernel)
+            session = await joined.session("ses_w")
+            call = asyncio.create_task(session.call("write", {"path": "a.txt", "content": "x"}))
+            await begun.wait()
+            standing = joined.membership.standing
+            assert standing is not None
+            standing.drop("the test cuts it")
+            again = await call  # proposed anew over the next connection, where it is asked again
+            goes.set()
+            assert again.error_kind in ("denied", "interrupted") or again.ok
+        await holder.log.flush()
+        bodies = [str(record.body) for record in holder.log.reader.records(session="ses_w")]
+        assert any("the process that it runs in has gone" in body for body in bodies), bodies
+
+
+# ── servers ──────────────────────────────────────────────────────────────────────────────────────
+
+
+@BOTH
+async def test_a_program_connects_a_server_whose_tools_everybody_has(tmp_path: Path, door: str) -> None:
+    server = Program(tmp_path)
+    async with opened(door, tmp_path, rules=["allow mcp:mine:*"]) as kernel:
+        session = await kernel.session()
+        async with kernel.mcp.connect("mine", **server.given()) as connected:
+            assert connected.name == "mine" and connected.listing.tools
+            assert [(one.name, one.state) for one in kernel.mcp.servers] == [("mine", "connected")]
+            assert (await session.call("mine_echo", {"text": "hi"})).error_kind == "unavailable"
+            assert all(connected.tools.values()), "nobody has approved them"
+            await connected.approve()
+            assert connected.tools["mine_echo"] is None
+            assert (await session.call("mine_echo", {"text": "hi"})).data == "hi"
+            with pytest.raises(UsageError, match="already"):
+                async with kernel.mcp.connect("mine", **server.given()):
+                    pass
+        assert kernel.mcp.servers == []
+        assert (await session.call("mine_echo", {"text": "hi"})).error_kind == "unknown_tool"
+        with pytest.raises(UsageError, match="say how other is reached"):
+            async with kernel.mcp.connect("other"):
+                pass
+
+
+async def test_a_server_ends_with_the_process_that_connected_it(tmp_path: Path) -> None:
+    server, config = Program(tmp_path), tmp_path / "config" / "handrail.toml"
+    async with (
+        temporary_kernel(tmp_path) as holder,
+        open_on(holder.workdir, tmp_path / "state", config) as joined,
+        joined.mcp.connect("mine", **server.given()),
+    ):
+        assert [one.name for one in holder.mcp.servers] == ["mine"]
+        await joined.membership.aclose()
+        while holder.mcp.servers:
+            await asyncio.sleep(0)
+
+
+# ── the editor at the face ───────────────────────────────────────────────────────────────────────
+
+
+class Editor:
+    """A client that shows one file otherwise than it is on the disk."""
+
+    def offers(self, call_id: str, method: str, params: Mapping[str, Any]) -> bool:
+        return False
+
+    async def ask(self, call_id: str, asks: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
+        raise ToolError("it answers nothing", kind="unavailable")
+
+    def let_go(self, call_id: str) -> None: ...
+
+    async def unsaved(self, path: str) -> str | None:
+        return "as it is shown\n" if path.endswith("a.txt") else None
+
+
+@BOTH
+async def test_what_is_not_saved_in_the_editor_is_read(
+    tmp_path: Path, door: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unsaved, "FRESH_NS", -(10**12))
+    monkeypatch.setattr(unsaved, "SETTLED_NS", -(10**12))
+    async with opened(door, tmp_path) as kernel:
+        (Path(kernel.workdir) / "a.txt").write_text("as it is saved\n")
+        session = await kernel.session(peer=Editor())
+        read = await session.call("read", {"path": "a.txt"})
+        assert read.ok and read.data["text"] == "as it is shown", read
