@@ -434,12 +434,12 @@ async def test_a_session_that_is_opened_again_is_watched_again(tmp_path: Path) -
 async def test_who_only_answers_requests_is_made_nothing_for_and_can_do_nothing_else(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path) as held:
         assert isinstance(held, HeldKernel)
+        before = sizes(held)
         async with guest(tmp_path):
             (whole,) = held.server.guests
             names = sorted(name for name in whole.operations.requests if not name.startswith("approvals."))
-        while held.server.guests:  # until the other end is seen to have gone
+        while sizes(held) != before:  # until nothing of it is left
             await asyncio.sleep(0)
-        before = sizes(held)
         async with guest(tmp_path, hello=ONLY_ANSWERS) as other:
             assert sizes(held) == before and set(other.about) == {"handrail", "protocol"}
             assert len(names) > 20
