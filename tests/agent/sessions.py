@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from handrail.contract.call import Answer, ProposedCall, Result
 from handrail.contract.doors.agents import AgentType, Delegates, Delegation
@@ -31,7 +31,13 @@ def _echo(call: ProposedCall, arguments: dict[str, Any]) -> Result:
     return Result.output(arguments)
 
 
-class RecordingTurn(Any):
+if TYPE_CHECKING:
+    _Rest = Any  # what the loop does not use of a session is not here
+else:
+    _Rest = object
+
+
+class RecordingTurn(_Rest):
     def __init__(self, session: RecordingSession) -> None:
         self._session = session
         self._mine: list[ProposedCall] = []
@@ -63,7 +69,7 @@ class RecordingTurn(Any):
         return asyncio.get_running_loop().create_task(self._session.answer(call, call_id))
 
 
-class RecordingSession(Any):  # the rest of a session is not used here
+class RecordingSession(_Rest):
     """Echoes arguments. ``hold`` makes calls wait until they are cancelled or released."""
 
     def __init__(
