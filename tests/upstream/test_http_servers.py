@@ -11,7 +11,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from handrail import Result
+from handrail import Result, SessionOptions
 from handrail.contract.session import Session
 from handrail.kernel.held import HeldKernel
 from handrail.testing.kernels import ScriptedPeer, temporary_kernel
@@ -27,7 +27,7 @@ Opens = Callable[..., AbstractAsyncContextManager[Opened]]
 def opened(tmp_path: Path) -> Opens:
     @asynccontextmanager
     async def opens(
-        server: dict[str, Any] | None = None, *, session: dict[str, Any] | None = None, **settings: Any
+        server: dict[str, Any] | None = None, *, session: SessionOptions | None = None, **settings: Any
     ) -> AsyncGenerator[Opened]:
         async with (
             http_server(**(server or {})) as http,
@@ -35,7 +35,7 @@ def opened(tmp_path: Path) -> Opens:
             kernel.mcp.connect("h", url=http.url, **settings) as connected,
         ):
             await connected.approve()
-            yield kernel, await kernel.session(**(session or {})), http
+            yield kernel, await kernel.session(**(session or SessionOptions())), http
 
     return opens
 
