@@ -356,7 +356,7 @@ async def test_no_more_tools_are_brought_into_view_than_a_provider_takes(of: Int
     loaded = (await called(of, LoadTools(), {"tool": "taxi.order"}, there)).data
     assert loaded["no_longer_in_view"]["tools"] == [both["tools"][0]["id"]]
     for tool, args in ((LoadTools(), {"tool": "stock.t0299"}), (FindTools(), {"query": "stock.t0298"})):
-        with pytest.raises(ToolError, match=f"a model is given {MOST_GIVEN} at most"):
+        with pytest.raises(ToolError, match=f"a model is given at most {MOST_GIVEN}"):
             await called(of, tool, args, there)
     assert len(of.specs(there)) == MOST_GIVEN
     assert (await called(of, LoadTools(), {"category": "orders"}, there)).data["tools_added"] == []

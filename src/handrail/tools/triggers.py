@@ -23,6 +23,7 @@ CHANNEL = {
     "type": "string",
     "minLength": 1,
     "maxLength": 80,
+    "examples": ["reviews"],
     "description": "Channel of this session and its sub-agents, or shared/NAME for all sessions of the workspace",
 }
 
