@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from handrail.contract.text.paths import Located
+from handrail.contract.doors.files import Located
 from handrail.contract.tool.requires import FsRequires, NetRequires, Requires, ShellRequires, Variables
 from handrail.contract.tool.spec import ToolSpec
 from handrail.policy.authority import Authority

@@ -13,7 +13,7 @@ from handrail.agent.budget import Budget
 from handrail.agent.events import LoopEvent, RunFinished, TurnStarted
 from handrail.agent.loop import Agent
 from handrail.agent.model import Finished, StreamCut, TextDelta, Usage
-from handrail.testing.models import PlayedModel, text_reply
+from handrail.testing.histories import PlayedModel, text_reply
 
 
 @pytest.mark.proves("A-08")

@@ -16,8 +16,8 @@ from handrail.agent.loop import Agent
 from handrail.agent.model import Finished, TextDelta, UserMessage
 from handrail.contract.call import Result
 from handrail.kernel.kernel import Kernel
+from handrail.testing.histories import PlayedModel, call_reply, text_reply
 from handrail.testing.kernels import temporary_kernel
-from handrail.testing.models import PlayedModel, call_reply, text_reply
 
 pytestmark = pytest.mark.proves("A-08")
 

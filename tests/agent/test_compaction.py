@@ -40,8 +40,8 @@ from handrail.agent.model import (
 )
 from handrail.agent.stream import Reply
 from handrail.contract.call import Answer, ProposedCall, Result
+from handrail.testing.histories import Pause, PlayedModel, Step, call_reply, text_reply
 from handrail.testing.kernels import temporary_kernel
-from handrail.testing.models import Pause, PlayedModel, Step, call_reply, text_reply
 
 
 @pytest.mark.proves("A-08")

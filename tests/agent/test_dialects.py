@@ -9,7 +9,7 @@ from handrail.agent.loop import Agent
 from handrail.catalog.dialects import ANTHROPIC
 from handrail.catalog.fitting import fit
 from handrail.contract.tool.spec import ToolSpec
-from handrail.testing.models import PlayedModel, call_reply, text_reply
+from handrail.testing.histories import PlayedModel, call_reply, text_reply
 
 
 @pytest.mark.proves("D-11")

@@ -16,7 +16,7 @@ from handrail.agent.model import ResultsMessage, UserMessage
 from handrail.contract.call import ProposedCall, Result
 from handrail.contract.doors.memory import Entry
 from handrail.contract.errors import LogUnavailable
-from handrail.testing.models import PlayedModel, call_reply, text_reply
+from handrail.testing.histories import PlayedModel, call_reply, text_reply
 
 
 class KeptHere:

@@ -39,8 +39,8 @@ from handrail.kernel.held import HeldKernel
 from handrail.session.session import HeldSession
 from handrail.store.database import writer as writing
 from handrail.store.database.journal import Journal
+from handrail.testing.histories import Pause, PlayedModel, Step, text_reply
 from handrail.testing.kernels import temporary_kernel
-from handrail.testing.models import Pause, PlayedModel, Step, text_reply
 
 pytestmark = pytest.mark.proves("X-09")
 

@@ -16,8 +16,8 @@ from handrail.agent import stream
 from handrail.agent.events import CallAnswered, CallProposed
 from handrail.agent.loop import Agent
 from handrail.agent.model import CallArguments, CallClosed, CallOpened, Finished, Kept, StreamCut, TextDelta, Usage
+from handrail.testing.histories import PlayedModel, Step, text_reply
 from handrail.testing.kernels import temporary_kernel
-from handrail.testing.models import PlayedModel, Step, text_reply
 
 RULES = ("allow test.put", "allow test.look", "deny fs.write secret")
 VARIES = {"duration_ms", "lock_wait_ms"}

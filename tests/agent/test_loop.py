@@ -38,7 +38,7 @@ from handrail.agent.pump import Delayed, RetryPolicy
 from handrail.contract.agent import AgentBudgets
 from handrail.contract.call import ProposedCall, Result
 from handrail.contract.errors import UsageError
-from handrail.testing.models import Pause, PlayedModel, call_reply, text_reply
+from handrail.testing.histories import Pause, PlayedModel, call_reply, text_reply
 
 
 async def events_of(agent: Agent, task: str = "go") -> list[LoopEvent]:

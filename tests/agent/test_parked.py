@@ -14,8 +14,8 @@ from handrail.agent.loop import Agent
 from handrail.agent.model import ResultsMessage
 from handrail.contract.approvals import ApprovalAnswer, ApprovalRequest, Away
 from handrail.contract.doors.runtime import Question
+from handrail.testing.histories import PlayedModel, call_reply, text_reply
 from handrail.testing.kernels import ScriptedPerson, temporary_kernel
-from handrail.testing.models import PlayedModel, call_reply, text_reply
 
 sent: list[str] = []
 

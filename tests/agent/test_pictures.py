@@ -22,11 +22,11 @@ from handrail.agent.model import (
     shown,
     takes_pictures,
 )
-from handrail.agent.providers.textual import TextualModel
+from handrail.agent.text_calls import TextualModel
 from handrail.contract.call import Blob
 from handrail.contract.errors import UsageError
+from handrail.testing.histories import PlayedModel, text_reply
 from handrail.testing.kernels import temporary_kernel
-from handrail.testing.models import PlayedModel, text_reply
 from handrail.testing.servers import Reply
 
 PNG = b"\x89PNG\r\n\x1a\n and so on"

@@ -13,8 +13,8 @@ from handrail.agent.prompt import files
 from handrail.contract.errors import LogUnavailable
 from handrail.kernel.held import HeldKernel
 from handrail.record.log import CommitLog
+from handrail.testing.histories import PlayedModel, text_reply
 from handrail.testing.kernels import temporary_kernel
-from handrail.testing.models import PlayedModel, text_reply
 
 
 @pytest.mark.proves("A-08")

@@ -12,8 +12,8 @@ from tests.agent.sessions import ECHO, SEND
 from handrail import Agent, Tool, tool
 from handrail.agent.events import TurnStarted
 from handrail.agent.prompt import system_prompt
+from handrail.testing.histories import PlayedModel, call_reply, text_reply
 from handrail.testing.kernels import temporary_kernel
-from handrail.testing.models import PlayedModel, call_reply, text_reply
 
 
 def made(number: int, **declared: Any) -> Tool:

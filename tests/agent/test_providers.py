@@ -13,7 +13,7 @@ from handrail.agent.providers import SERVICES, open_model
 from handrail.agent.pump import RetryPolicy
 from handrail.contract.errors import StartError, UsageError
 from handrail.contract.tool.spec import ToolSpec
-from handrail.testing.models import Pause
+from handrail.testing.histories import Pause
 from handrail.testing.servers import (
     Call,
     Cut,

@@ -16,8 +16,8 @@ from handrail.agent.model import ResultsMessage
 from handrail.agent.stream import Reply
 from handrail.contract.agent import AgentBudgets
 from handrail.contract.call import Answer, ProposedCall, Result
+from handrail.testing.histories import PlayedModel, call_reply, text_reply
 from handrail.testing.kernels import temporary_kernel
-from handrail.testing.models import PlayedModel, call_reply, text_reply
 
 LONG = "".join(f"line {number} of a long file\n" for number in range(100))
 AGAIN = {"path": "long.txt"}

@@ -33,8 +33,8 @@ from handrail.agent.model import (
     UserMessage,
 )
 from handrail.record.verification import verify
+from handrail.testing.histories import Pause, PlayedModel, Step, call_reply, text_reply
 from handrail.testing.kernels import ScriptedPerson, temporary_kernel
-from handrail.testing.models import Pause, PlayedModel, Step, call_reply, text_reply
 from handrail.testing.servers import Call, Reply
 
 
@@ -279,7 +279,7 @@ from handrail.agent.loop import Agent
 from handrail.agent.model import CallArguments, CallClosed, CallOpened
 from handrail.contract.doors.channels import Notice
 from handrail.testing.kernels import temporary_kernel
-from handrail.testing.models import Pause, PlayedModel
+from handrail.testing.histories import Pause, PlayedModel
 
 folder = Path(sys.argv[1])
 effects = os.open(folder / "effects", os.O_WRONLY | os.O_CREAT | os.O_APPEND)

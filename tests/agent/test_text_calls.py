@@ -16,8 +16,7 @@ from tests.agent.test_script import model_of
 from handrail import open_kernel
 from handrail.agent.loop import Agent
 from handrail.agent.model import BlockEvent, CallArguments, CallClosed, CallOpened, ModelRequest, TextDelta
-from handrail.agent.providers.textual import TextualModel
-from handrail.agent.text_calls import GRAMMARS, TEXT_FORMS, TextCalls, TextForm
+from handrail.agent.text_calls import GRAMMARS, TEXT_FORMS, TextCalls, TextForm, TextualModel
 
 SCHEMAS: dict[str, dict[str, Any]] = {
     "edit": {

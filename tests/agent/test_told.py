@@ -20,8 +20,8 @@ from handrail.agent.model import ProviderDenied, UserMessage
 from handrail.contract.call import Result
 from handrail.contract.doors.channels import Notice, NoticeKind
 from handrail.contract.errors import UsageError
+from handrail.testing.histories import Pause, PlayedModel, call_reply, text_reply
 from handrail.testing.kernels import ScriptedPerson, temporary_kernel
-from handrail.testing.models import Pause, PlayedModel, call_reply, text_reply
 
 
 def notice(id: str, kind: NoticeKind = "job", text: str = "all tests pass", untrusted: str | None = None) -> Notice:

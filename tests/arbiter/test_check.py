@@ -14,8 +14,8 @@ from tests.kernel.test_agents import confined
 from handrail import ApprovalAnswer, Runtime, Tool, ToolError, ToolSpec, tool
 from handrail.agent.loop import Agent
 from handrail.agent.model import CallArguments, CallClosed, CallOpened, Finished
+from handrail.testing.histories import PlayedModel, text_reply
 from handrail.testing.kernels import ScriptedPerson, temporary_kernel
-from handrail.testing.models import PlayedModel, text_reply
 
 pytestmark = pytest.mark.proves("K-05")
 

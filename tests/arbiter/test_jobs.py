@@ -18,8 +18,8 @@ from handrail.arbiter.output.redaction import Redactor
 from handrail.contract.approvals import ApprovalAnswer
 from handrail.contract.errors import LogUnavailable
 from handrail.kernel.held import HeldKernel
+from handrail.testing.histories import PlayedModel, call_reply, text_reply
 from handrail.testing.kernels import ScriptedPerson, temporary_kernel
-from handrail.testing.models import PlayedModel, call_reply, text_reply
 
 
 class Bench:

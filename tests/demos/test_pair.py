@@ -19,8 +19,8 @@ from handrail.agent.events import AgentIdle, NoticesHeard
 from handrail.agent.loop import Agent
 from handrail.sandbox import tiers
 from handrail.session.session import HeldSession
+from handrail.testing.histories import PlayedModel, call_reply, text_reply
 from handrail.testing.kernels import temporary_kernel
-from handrail.testing.models import PlayedModel, call_reply, text_reply
 
 ROOT = str(Path(__file__).parents[2])
 

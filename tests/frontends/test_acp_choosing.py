@@ -9,7 +9,7 @@ from acp import RequestError
 from tests.frontends.acp_clients import Desk, ask
 
 from handrail.agent.model import ModelRequest, UserMessage
-from handrail.testing.models import PlayedModel, text_reply
+from handrail.testing.histories import PlayedModel, text_reply
 
 pytestmark = pytest.mark.proves("F-05")
 

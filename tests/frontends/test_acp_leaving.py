@@ -18,7 +18,7 @@ from handrail.contract.agent import AgentManifest
 from handrail.contract.call import Result
 from handrail.frontends.acp.opening import Places
 from handrail.kernel.kernel import Kernel
-from handrail.testing.models import Pause, PlayedModel, call_reply, text_reply
+from handrail.testing.histories import Pause, PlayedModel, call_reply, text_reply
 
 pytestmark = pytest.mark.proves("A-10", "A-03", "F-05")
 

@@ -19,7 +19,7 @@ from handrail import Kernel, open_kernel
 from handrail.contract.errors import LogUnavailable, StartError
 from handrail.record.reading import LogReader
 from handrail.record.verification import Verification, verify
-from handrail.store.database.head import HeadFile, written
+from handrail.store.database.journal import HeadFile, written
 from handrail.store.folders import Folders, locate
 
 

@@ -14,8 +14,8 @@ from handrail import Delegation, Runtime, Session, ToolError, tool
 from handrail.agent.loop import Agent
 from handrail.contract.call import Event
 from handrail.kernel.held import HeldKernel
+from handrail.testing.histories import PlayedModel, call_reply, text_reply
 from handrail.testing.kernels import temporary_kernel
-from handrail.testing.models import PlayedModel, call_reply, text_reply
 
 JUDGE = 'role = "subagent"\ndescription = "Judges."\ntools = ["read"]\nmodel = "played:judge"'
 FILES = {"read": ["{workspace}"], "write": ["{workspace}"]}

@@ -21,8 +21,8 @@ from handrail.contract.session import Session
 from handrail.kernel.held import HeldKernel
 from handrail.session.session import HeldSession
 from handrail.store.tables.jobs import Retention
+from handrail.testing.histories import Pause, PlayedModel, call_reply, text_reply
 from handrail.testing.kernels import ScriptedPerson, temporary_kernel
-from handrail.testing.models import Pause, PlayedModel, call_reply, text_reply
 
 pytestmark = pytest.mark.proves("A-10")
 

@@ -10,8 +10,8 @@ from tests.kernel.test_sub_agents import WRITER, WRITES, answers, kernel_of, mod
 
 from handrail.agent.loop import Agent
 from handrail.contract.approvals import ApprovalAnswer
+from handrail.testing.histories import Pause, PlayedModel, call_reply, text_reply
 from handrail.testing.kernels import ScriptedPerson
-from handrail.testing.models import Pause, PlayedModel, call_reply, text_reply
 
 
 @pytest.mark.proves("P-12")

@@ -21,8 +21,8 @@ from handrail.frontends.acp.opening import Editor
 from handrail.kernel.held import HeldKernel
 from handrail.runtime.files import unsaved
 from handrail.session.session import HeldSession
+from handrail.testing.histories import Pause, PlayedModel, call_reply, text_reply
 from handrail.testing.kernels import ScriptedPerson, temporary_kernel
-from handrail.testing.models import Pause, PlayedModel, call_reply, text_reply
 
 Agents = dict[str, str]
 """Manifests by id, without the id."""

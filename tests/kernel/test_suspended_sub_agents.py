@@ -22,8 +22,8 @@ from handrail.frontends.acp.opening import Editor
 from handrail.kernel.held import HeldKernel
 from handrail.runtime.files import unsaved
 from handrail.session.session import HeldSession
+from handrail.testing.histories import Pause, PlayedModel, call_reply, text_reply
 from handrail.testing.kernels import ScriptedPerson, temporary_kernel
-from handrail.testing.models import Pause, PlayedModel, call_reply, text_reply
 
 SESSION = "ses_above"
 PRESENT = "[delegable]\npresence = true"

@@ -28,8 +28,8 @@ from handrail.agent.model import BlockEvent, CallArguments, Finished, ModelReque
 from handrail.contract.tool.tool import Tool
 from handrail.kernel.held import HeldKernel
 from handrail.session.session import HeldSession
+from handrail.testing.histories import Pause, PlayedModel, call_reply, text_reply
 from handrail.testing.kernels import ScriptedPerson, temporary_kernel
-from handrail.testing.models import Pause, PlayedModel, call_reply, text_reply
 
 SESSION = "ses_killed"
 JOBS = "handrail.arbiter.jobs.jobs:DetachedCalls"

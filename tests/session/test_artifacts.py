@@ -11,8 +11,8 @@ from tests.kernel.test_sub_agents import kernel_of, models, task
 from handrail import Blob, Session, tool
 from handrail.agent.loop import Agent
 from handrail.agent.model import shown
+from handrail.testing.histories import PlayedModel, call_reply, text_reply
 from handrail.testing.kernels import temporary_kernel
-from handrail.testing.models import PlayedModel, call_reply, text_reply
 
 pytestmark = pytest.mark.proves("O-04")
 

@@ -15,7 +15,7 @@ from tests.session.killed import CALLS, SESSION, STEPS, person, workplace
 
 from handrail.agent.loop import Agent
 from handrail.record.verification import verify
-from handrail.testing.models import PlayedModel, text_reply
+from handrail.testing.histories import PlayedModel, text_reply
 
 LEAN = {
     ("job", "notice written"),

@@ -14,9 +14,8 @@ from handrail.agent.loop import Agent
 from handrail.agent.model import AssistantMessage, ResultsMessage, UserMessage
 from handrail.contract.session import Session
 from handrail.session.past import SessionReader
-from handrail.testing.histories import faults_in_openai_request
+from handrail.testing.histories import PlayedModel, call_reply, faults_in_openai_request, text_reply
 from handrail.testing.kernels import ScriptedPerson, temporary_kernel
-from handrail.testing.models import PlayedModel, call_reply, text_reply
 
 SECRET = "correct-horse-battery"
 

@@ -13,8 +13,8 @@ from handrail.agent.loop import Agent
 from handrail.agent.prompt import skill_lines
 from handrail.contract.doors.memory import Skill
 from handrail.session.skills import MAX_BYTES, SHIPPED, find_skills
+from handrail.testing.histories import PlayedModel, call_reply, text_reply
 from handrail.testing.kernels import temporary_kernel
-from handrail.testing.models import PlayedModel, call_reply, text_reply
 
 
 def put(folder: Path, name: str, text: str = "", *, front: str = "") -> Path:

@@ -18,8 +18,8 @@ from handrail.contract.doors.runtime import Runtime
 from handrail.contract.session import Session
 from handrail.session import past as searching
 from handrail.session.past import best_of, excerpt, terms_of
+from handrail.testing.histories import PlayedModel, call_reply, text_reply
 from handrail.testing.kernels import temporary_kernel
-from handrail.testing.models import PlayedModel, call_reply, text_reply
 
 pytestmark = pytest.mark.proves("T-03b")
 

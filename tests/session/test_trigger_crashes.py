@@ -107,7 +107,7 @@ import asyncio, sys
 from pathlib import Path
 from handrail.agent.loop import Agent
 from handrail.testing.kernels import temporary_kernel
-from handrail.testing.models import PlayedModel, call_reply, text_reply
+from handrail.testing.histories import PlayedModel, call_reply, text_reply
 
 async def main(folder, id):
     async with temporary_kernel(folder, rules=["allow add_timer"]) as kernel:

@@ -19,7 +19,6 @@ from typing import Any, Literal, TypeVar
 from handrail.agent.budget import Budget, Spent, estimated_tokens
 from handrail.agent.compaction import Room
 from handrail.agent.conversation import Conversation
-from handrail.agent.dispatch import Dispatch
 from handrail.agent.events import (
     AgentIdle,
     BudgetSpent,
@@ -38,7 +37,7 @@ from handrail.agent.events import (
 from handrail.agent.model import BlockEvent, Kept, Message, Model, ModelRequest, NativeGiven, StreamCut, TextDelta
 from handrail.agent.prompt import project_text, system_prompt
 from handrail.agent.pump import Delayed, Heed, RetryPolicy
-from handrail.agent.run import Life, Run, Task, read_reply
+from handrail.agent.run import Dispatch, Life, Run, Task, read_reply
 from handrail.agent.stream import ReplyAssembly
 from handrail.agent.subagents import ROLE, Counted, OpenModel, Subagents
 from handrail.catalog.dialects import in_own_form, name_in_reply

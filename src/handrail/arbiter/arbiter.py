@@ -32,10 +32,10 @@ from handrail.arbiter.states import StateLimits, States
 from handrail.catalog.interaction import READER
 from handrail.contract.approvals import Approval
 from handrail.contract.call import Answer, ProposedCall
+from handrail.contract.doors.files import Located
 from handrail.contract.errors import LogUnavailable, ToolError
 from handrail.contract.generation import Generation
 from handrail.contract.schema.schema import UnfinishedCheck
-from handrail.contract.text.paths import Located
 from handrail.contract.tool.names import wire_name
 from handrail.contract.tool.spec import ToolSpec
 from handrail.record.log import CommitLog, Interrupted

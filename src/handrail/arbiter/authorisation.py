@@ -10,7 +10,7 @@ from handrail.arbiter.call import Call, Lane, Refusal
 from handrail.arbiter.locks import Resources, shared
 from handrail.arbiter.offers import judged_as, reading
 from handrail.arbiter.output.shaper import Shaper
-from handrail.contract.text.paths import Located
+from handrail.contract.doors.files import Located
 from handrail.contract.tool.requires import CapabilitySet
 from handrail.policy.questions import Verdict
 from handrail.policy.verdict import Step as PolicyStep

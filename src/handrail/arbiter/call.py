@@ -21,6 +21,7 @@ from handrail.contract.approvals import Approval, Attendant
 from handrail.contract.call import Event, EventKind, ProposedCall, Result
 from handrail.contract.doors.agents import AgentType, Delegates, Handed
 from handrail.contract.doors.channels import NoticeBox, SessionDoor, Triggers
+from handrail.contract.doors.files import Located
 from handrail.contract.doors.memory import SessionSkills
 from handrail.contract.doors.runtime import Question
 from handrail.contract.errors import ErrorKind
@@ -28,7 +29,6 @@ from handrail.contract.generation import Entry, Generation
 from handrail.contract.rules import Mode
 from handrail.contract.sandbox import Attempt
 from handrail.contract.session import StopReason
-from handrail.contract.text.paths import Located
 from handrail.contract.tool.offering import Offering
 from handrail.contract.tool.requires import Layer
 from handrail.contract.tool.spec import StateEnd

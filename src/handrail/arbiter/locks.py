@@ -31,9 +31,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Literal, cast
 
+from handrail.contract.doors.files import Located
 from handrail.contract.errors import HandrailError, ToolError, UsageError
 from handrail.contract.text.json import json_type
-from handrail.contract.text.paths import Located
 from handrail.contract.tool.spec import LockMode, LockSpec, ToolSpec, fill, placeholders
 from handrail.runtime.files.roots import Roots
 

@@ -34,7 +34,7 @@ from handrail.contract.tool.tool import Tool
 from handrail.ipc.codec.interfaces import WIRE, WORKSPACE_JOBS, Request, request, served
 from handrail.ipc.holder.guest import Guest
 from handrail.ipc.holder.server import Server
-from handrail.ipc.joiner.approvals import APPROVALS
+from handrail.ipc.joiner.session import APPROVALS
 from handrail.ipc.wire.meeting import PROTOCOL
 from handrail.kernel.agents import all_agents
 from handrail.kernel.assembly import Rooms, assemble, given_rules, parse_rules

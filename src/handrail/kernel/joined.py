@@ -27,11 +27,9 @@ from handrail.contract.tool.tool import Tool
 from handrail.ipc.codec import mirror
 from handrail.ipc.codec.interfaces import WIRE, WORKSPACE_JOBS, asking, proxy
 from handrail.ipc.codec.mirror import describe, usable
-from handrail.ipc.joiner.approvals import JoinedApprovals
-from handrail.ipc.joiner.executing import Bench
+from handrail.ipc.joiner.executing import Bench, Serving
 from handrail.ipc.joiner.membership import Membership
-from handrail.ipc.joiner.serving import Serving
-from handrail.ipc.joiner.session import JoinedSession
+from handrail.ipc.joiner.session import JoinedApprovals, JoinedSession
 from handrail.ipc.wire.connection import Connection, ConnectionLost
 from handrail.ipc.wire.framing import Message
 from handrail.ipc.wire.operations import Operations

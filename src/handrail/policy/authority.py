@@ -9,9 +9,9 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal
 
 from handrail.contract.agent import AgentManifest
+from handrail.contract.doors.files import Located, PathRoots
 from handrail.contract.protected.protected import INSTALLED, is_key
 from handrail.contract.text.neutral import visible
-from handrail.contract.text.paths import Located, PathRoots
 from handrail.contract.text.patterns import escape, text_regex
 from handrail.contract.tool.native import NativeOffer
 from handrail.contract.tool.requires import Capability, CapabilitySet, Layer, May, Variables

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from handrail.contract.text.paths import PathRoots
+from handrail.contract.doors.files import PathRoots
 from handrail.contract.tool.requires import Capability, CapabilitySet
 from handrail.contract.tool.spec import ToolSpec
 from handrail.policy.authority import Authority

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any, Literal, cast
 
+from handrail.contract.doors.files import Located, PathRoots
 from handrail.contract.errors import ToolError
 from handrail.contract.protected import protected
 from handrail.contract.protected.protected import Protection
-from handrail.contract.text.paths import Located, PathRoots
 from handrail.contract.text.patterns import text_regex
 from handrail.contract.tool.names import is_session_internal
 from handrail.contract.tool.requires import CAPABILITIES, Capability, CapabilitySet

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, cast
 
 from handrail.contract.agent import Delegable
+from handrail.contract.doors.files import Located, PathRoots
 from handrail.contract.errors import ToolError, excerpt
 from handrail.contract.text.hosts import read_host, read_url
 from handrail.contract.text.neutral import visible
-from handrail.contract.text.paths import Located, PathRoots
 from handrail.contract.tool.requires import Capability, CapabilitySet, Layer, Requires, Variables, expand, union
 from handrail.contract.tool.spec import ToolSpec, fill, placeholders, properties_of
 from handrail.policy.rules.matching import Kind, PathSubject

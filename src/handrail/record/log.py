@@ -26,8 +26,7 @@ from handrail.record.chain import GENESIS, MAX_GROUP, SALT_BYTES, Header, hash_o
 from handrail.record.reading import LoggedRecord, LogReader
 from handrail.store.database.connection import journalled, readable
 from handrail.store.database.database import Database, Statement, Value, Work
-from handrail.store.database.head import written
-from handrail.store.database.journal import journals, outstanding, unreadable
+from handrail.store.database.journal import journals, outstanding, unreadable, written
 from handrail.store.database.writer import Promised, SinkUnavailable, Written
 from handrail.store.encoding import decode, encode
 

@@ -52,7 +52,7 @@ def verify(
     Records cut off the end leave a shorter chain that is intact in itself; only ``head`` and ``written`` can tell.
 
     :param head: a hash noted earlier: that record must still be there, so nothing up to it was cut or rewritten
-    :param written: gives how far the log was written, as it is kept apart from it; see :mod:`handrail.store.database.head`
+    :param written: gives how far the log was written, as it is kept apart from it; see :mod:`handrail.store.database.journal`
     """
     try:
         known = written()  # looked at first: what is written meanwhile is in the log, and not in this

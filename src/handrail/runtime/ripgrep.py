@@ -13,8 +13,8 @@ from pathlib import Path
 from threading import Lock
 from typing import NamedTuple
 
+from handrail.contract.doors.files import Located
 from handrail.contract.errors import ToolError, excerpt
-from handrail.contract.text.paths import Located
 from handrail.contract.text.patterns import path_regex
 from handrail.contract.tool.requires import May
 from handrail.origins.imports import trusted_path

@@ -18,10 +18,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from handrail.contract.doors.files import Found, Match
+from handrail.contract.doors.files import Found, Located, Match
 from handrail.contract.errors import ToolError
 from handrail.contract.sandbox import Profile, Program, Sandbox
-from handrail.contract.text.paths import Located
 from handrail.contract.tool.requires import CapabilitySet, May
 from handrail.runtime.files import beneath
 from handrail.runtime.files.roots import Roots, is_beneath

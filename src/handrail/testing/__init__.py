@@ -25,8 +25,8 @@ if TYPE_CHECKING:
         ScriptedUsage,
         ScriptModel,
     )
+    from handrail.testing.histories import Pause, PlayedModel, call_reply, text_reply
     from handrail.testing.kernels import Names, ScriptedPeer, ScriptedPerson, temporary_kernel
-    from handrail.testing.models import Pause, PlayedModel, call_reply, text_reply
     from handrail.testing.servers import (
         AnthropicServer,
         Call,

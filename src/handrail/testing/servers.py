@@ -22,6 +22,7 @@ from typing import Any, Self, cast
 
 from handrail.testing.histories import (
     Cited,
+    Pause,
     Provided,
     blocks,
     call_id_of,
@@ -31,7 +32,6 @@ from handrail.testing.histories import (
     faults_in_openai_request,
     tool_faults,
 )
-from handrail.testing.models import Pause
 
 _MAX_REQUEST_BYTES = 64 * 1024 * 1024
 

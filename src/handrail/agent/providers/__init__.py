@@ -74,7 +74,7 @@ def open_model(spec: str, *, base_url: str | None = None, text_calls: TextForm |
     """
     model = _opened(spec, base_url)
     if text_calls is not None:
-        from handrail.agent.providers.textual import TextualModel
+        from handrail.agent.text_calls import TextualModel
 
         model = TextualModel(model, text_calls)
     _ways[model] = {_provider(spec): _Way(base_url, text_calls)}

@@ -16,9 +16,9 @@ from glob import has_magic
 from pathlib import Path
 from typing import Any
 
+from handrail.contract.doors.files import Located
 from handrail.contract.errors import ToolError
 from handrail.contract.text.neutral import visible
-from handrail.contract.text.paths import Located
 from handrail.policy.shell.executed import FOLDERS_OF_PROGRAMS, HOME, LONGEST, RunStep, run_steps
 from handrail.policy.shell.parse import Script
 from handrail.policy.targets import Target

@@ -30,10 +30,10 @@ from handrail.contract.approvals import (
     StoredRule,
 )
 from handrail.contract.call import Result
+from handrail.contract.doors.files import PathRoots
 from handrail.contract.doors.runtime import Question
 from handrail.contract.errors import LogUnavailable, ToolError
 from handrail.contract.generation import Entry, Generation
-from handrail.contract.text.paths import PathRoots
 from handrail.policy import suggestions
 from handrail.policy.authority import Authority, Verdict
 from handrail.policy.rules.rules import Rule, RuleBook, Scope, parse_rule

@@ -1,4 +1,4 @@
-"""What this process brought, carried out here for whoever holds the workspace: its tools, its offerings and its watchdogs."""
+"""Tools, offerings and watchdogs of a joined process, run here for the process that holds the workspace."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ from typing import Any
 from handrail.arbiter.generators import OVER, NotEnding, Steps
 from handrail.arbiter.output.plain import TooLarge
 from handrail.arbiter.running import in_a_thread_of_its_own
+from handrail.contract.approvals import Attendant
 from handrail.contract.codec import an_object
+from handrail.contract.doors.agents import NO_MODEL, Delegates
+from handrail.contract.doors.peer import Buffers, Peer
 from handrail.contract.doors.runtime import Question, Runtime
-from handrail.contract.errors import ToolError
+from handrail.contract.errors import ToolError, UsageError
 from handrail.contract.session import StopReason
 from handrail.contract.tool.decorator import FunctionTool, steps_of
 from handrail.contract.tool.offering import Offering, Stamped
@@ -23,15 +26,18 @@ from handrail.contract.tool.spec import ToolSpec
 from handrail.contract.tool.tool import Tool
 from handrail.contract.tool.triggers import Fired, TriggerTool, Waiting
 from handrail.ipc.codec import mirror
-from handrail.ipc.codec.interfaces import WIRE, heeding, op_of, request
+from handrail.ipc.codec.interfaces import WIRE, Request, heeding, op_of, request, served
 from handrail.ipc.codec.mirror import ToldOffering, ToldWatchdog, describe, usable
 from handrail.ipc.codec.values import INLINE_PARTS, of_failure, pack
+from handrail.ipc.holder.remote import BUFFERS, CLIENT, MODEL, PEOPLE
 from handrail.ipc.joiner.runtime import RemoteRuntime, Streams
+from handrail.ipc.joiner.session import JoinedSession
 from handrail.ipc.wire.connection import Connection
 from handrail.ipc.wire.framing import Message
 from handrail.ipc.wire.operations import Op, Refused, logger
 from handrail.policy.watchdogs.watchdog import DEFAULT_TIMEOUT_MS, Watchdog, WatchdogCall, answer_of, name_of
 from handrail.runtime.secrets import NO_SECRETS, SecretStore
+from handrail.runtime.surface import NOBODY_TO_ASK
 from handrail.session.arrivals.waits import time_of
 
 __all__ = ["Bench", "describe"]
@@ -487,3 +493,58 @@ class OpenSteps:
 async def _close(steps: Steps) -> None:
     with contextlib.suppress(Exception):  # nobody is left to be told
         await steps.close()
+
+
+# Requests of the holder to the people, the client and the model of a joined process.
+
+NO_CLIENT = "no client is attached to this session"
+
+
+class Serving:
+    """Answers the holder for the sessions of this process.
+
+    :param session_of: one of them, also while it is being opened; None where it is none
+    """
+
+    def __init__(self, session_of: Callable[[str], JoinedSession | None]) -> None:
+        self._session_of = session_of
+        requests: dict[str, Request] = {
+            **served(Attendant, PEOPLE, self._attendant),
+            **served(Peer, CLIENT, self._peer),
+            **served(Buffers, BUFFERS, self._buffers),
+            **served(Delegates, MODEL, self._delegates),
+        }
+        # Asked again by the next holder: an answer to this one would reach nobody.
+        self.requests: Mapping[str, Op] = {
+            name: op_of(name, one, cancel_when_lost=True) for name, one in requests.items()
+        }
+        self.notices: Mapping[str, Callable[[Any], None]] = {"client.let_go": heeding(self._let_go)}
+
+    def _attendant(self, people_of: str) -> Attendant:
+        session = self._session_of(people_of)
+        if session is None or session.attendant is None:
+            raise UsageError(NOBODY_TO_ASK)
+        return session.attendant
+
+    def _peer(self, session: str) -> Peer:
+        found = self._session_of(session)
+        if found is None or found.peer is None:
+            raise UsageError(NO_CLIENT)
+        return found.peer
+
+    def _buffers(self, session: str) -> Buffers:
+        peer = self._peer(session)
+        if not isinstance(peer, Buffers):
+            raise UsageError(NO_CLIENT)
+        return peer
+
+    def _delegates(self, session: str) -> Delegates:
+        found = self._session_of(session)
+        if found is None or found.delegates is None:
+            raise ToolError(NO_MODEL, kind="unavailable")
+        return found.delegates
+
+    def _let_go(self, session: str, call: str) -> None:
+        found = self._session_of(session)
+        if found is not None and found.peer is not None:
+            found.peer.let_go(call)

@@ -1,29 +1,31 @@
-"""A session in a process that joined, its turns and its history: calls are carried out by the holder, whoever that is."""
+"""A session in a joined process, with its turns, its history and its approvals. The holder carries out its calls."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from handrail.catalog.interaction import Interaction
 from handrail.catalog.view import CatalogOptions
 from handrail.contract.agent import AgentManifest
+from handrail.contract.approvals import Approval, ApprovalAnswer, ApprovalDesk, Choice, StoredRule
 from handrail.contract.call import Answer, Event, ProposedCall, Result, call_id
 from handrail.contract.doors.agents import AgentType, Delegates, Delegation, usable
 from handrail.contract.doors.channels import Notices
 from handrail.contract.doors.jobs import Job, Jobs
 from handrail.contract.doors.memory import Entry, History, Skill
 from handrail.contract.doors.peer import Buffers
-from handrail.contract.errors import ErrorKind, HandrailError, StartError, UsageError
+from handrail.contract.errors import ErrorKind, HandrailError, StartError, ToolError, UsageError
 from handrail.contract.generation import Generation
 from handrail.contract.rules import as_data
 from handrail.contract.session import Child, Proposal, StopReason
 from handrail.contract.tool.native import NativeOffer
 from handrail.contract.tool.spec import ToolSpec
 from handrail.ipc.codec import mirror
-from handrail.ipc.codec.interfaces import WIRE, asking, proxy
+from handrail.ipc.codec.interfaces import WIRE, Holder, asking, proxy
 from handrail.ipc.codec.mirror import error_of
 from handrail.ipc.holder.remote import kinds_offered
 from handrail.ipc.joiner.membership import Membership
@@ -35,6 +37,7 @@ from handrail.session.context import SessionOptions
 from handrail.session.events import EventQueue, events_of
 from handrail.session.session import CLOSED, ENDED, SUSPENDED, check_reach, new_session_id, rules_of
 from handrail.session.turn import as_proposed
+from handrail.store.tables.approvals import ApprovalReader
 
 LEAVING_S = 20.0
 """How long a process that ends waits for a holder that is alive and does not answer: longer than any call takes to stop."""
@@ -628,3 +631,76 @@ class Keeping:
 def _seen(work: asyncio.Task[None]) -> None:
     if not work.cancelled():
         work.exception()
+
+
+# Approval requests in a joined process: read from the database, answered by the process that holds the workspace.
+
+APPROVALS = "approvals."
+"""Before the names of the methods of :class:`ApprovalDesk` that are asked of the holder."""
+
+
+class JoinedApprovals:
+    """Implements :class:`~handrail.contract.approvals.ApprovalDesk`.
+
+    :param reader: reads the holder's database, which shows what is durable
+    """
+
+    def __init__(
+        self, reader: Callable[[], ApprovalReader], holder: Holder, clock: Callable[[], int] = time.time_ns
+    ) -> None:
+        self._reader = reader
+        self._once = proxy(ApprovalDesk, APPROVALS, asking(holder, repeatable=False))
+        self._again = proxy(ApprovalDesk, APPROVALS, asking(holder))
+        self._clock = clock
+
+    def pending(self, session_id: str | None = None) -> list[Approval]:
+        return self._reader().pending(self._clock(), session_id=session_id)
+
+    def get(self, approval_id: str) -> Approval:
+        found = self._reader().get(approval_id)
+        if found is None:
+            raise ToolError(
+                f"there is no request {approval_id[:40]!r} in this workspace; handrail approve lists those that wait",
+                kind="invalid_input",
+            )
+        return found
+
+    async def decide(self, approval_id: str, answer: ApprovalAnswer, *, by: str) -> Approval:
+        return await self._answered(
+            lambda desk: desk.decide(approval_id, answer, by=by), approval_id, by, answer.choice
+        )
+
+    async def answer(self, approval_id: str, answers: Sequence[Sequence[str]], *, by: str) -> Approval:
+        return await self._answered(lambda desk: desk.answer(approval_id, answers, by=by), approval_id, by, None)
+
+    async def _answered(
+        self, ask: Callable[[ApprovalDesk], Awaitable[Approval]], approval_id: str, by: str, choice: Choice | None
+    ) -> Approval:
+        """A request is answered once. Where the holder went before it said so, the answer may be on record already."""
+        try:
+            return await ask(self._once)
+        except ConnectionLost:
+            pass
+        try:
+            return await ask(self._again)
+        except ToolError:
+            found = self.get(approval_id)
+            if found.pending or found.decided_by != by or found.choice != choice:
+                raise
+            return found
+
+    def rules(self) -> list[StoredRule]:
+        return self._reader().rules()
+
+    async def forget_rule(self, rule_id: str) -> StoredRule:
+        known = next((rule for rule in self.rules() if rule.id == rule_id), None)
+        try:
+            return await self._once.forget_rule(rule_id)
+        except ConnectionLost:
+            pass
+        try:
+            return await self._again.forget_rule(rule_id)
+        except ToolError:
+            if known is None or any(rule.id == rule_id for rule in self.rules()):
+                raise
+            return known  # the one that went had forgotten it

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Literal
 
 from handrail.contract.agent import AgentRoot
+from handrail.contract.doors.files import Located
 from handrail.contract.errors import ToolError
-from handrail.contract.text.paths import Located
 from handrail.runtime.files.roots import (
     AT_FDCWD,
     BENEATH,

@@ -21,7 +21,7 @@ from itertools import islice
 from threading import Lock
 from typing import Literal, TypeVar
 
-from handrail.contract.doors.files import FileBytes, FileKind, FileLines, FileStat, Written
+from handrail.contract.doors.files import FileBytes, FileKind, FileLines, FileStat, Located, Written
 from handrail.contract.errors import ToolError
 from handrail.contract.protected.protected import (
     GIT,
@@ -33,7 +33,6 @@ from handrail.contract.protected.protected import (
     protection,
     tool_protection,
 )
-from handrail.contract.text.paths import Located
 from handrail.contract.tool.requires import Capability, May
 from handrail.runtime.files import beneath, replace
 from handrail.runtime.files.replace import MAX_EDIT_BYTES

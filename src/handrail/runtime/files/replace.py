@@ -20,8 +20,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from handrail.contract.doors.files import Located
 from handrail.contract.errors import ToolError
-from handrail.contract.text.paths import Located
 from handrail.runtime.files.beneath import FOLDER, READ, explained, not_regular, open_root, regular
 from handrail.runtime.files.roots import BENEATH, NO_MAGICLINKS, NO_SYMLINKS, openat2
 from handrail.runtime.guard.quarantine import open_parent

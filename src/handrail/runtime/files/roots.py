@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from handrail.contract.doors.files import Located
 from handrail.contract.errors import StartError, ToolError
 from handrail.contract.text.neutral import visible
-from handrail.contract.text.paths import Located
 
 # The kernel's own path resolution (openat2), called by ctypes.
 

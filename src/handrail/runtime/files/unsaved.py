@@ -19,10 +19,9 @@ from collections.abc import Callable
 from typing import Literal, TypeVar
 from weakref import WeakKeyDictionary
 
-from handrail.contract.doors.files import Written
+from handrail.contract.doors.files import Located, Written
 from handrail.contract.doors.peer import Buffers
 from handrail.contract.errors import ToolError
-from handrail.contract.text.paths import Located
 from handrail.contract.tool.requires import May
 from handrail.runtime.files.files import Content, RootedFiles, SeenFiles
 from handrail.runtime.files.replace import MAX_EDIT_BYTES

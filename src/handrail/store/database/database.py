@@ -22,8 +22,7 @@ from handrail.store.database.connection import (
     start_error,
     token_of,
 )
-from handrail.store.database.head import HeadFile
-from handrail.store.database.journal import Journal
+from handrail.store.database.journal import HeadFile, Journal
 from handrail.store.database.writer import SinkLost, SinkUnavailable, Taken, Writer
 from handrail.store.encoding import decode, encode
 from handrail.store.folders import Folders

@@ -1,4 +1,4 @@
-"""The journal: a small file of fixed length for notes that are durable before the database has them.
+"""The journal, which makes notes durable before the database has them, and the position of the log's last record.
 
 A call with side effects waits until its intent is on the disk. For that a transaction of the database takes two to three
 times as long as the one unavoidable sync. So the intent is noted here first, in one write and one sync. The database has it
@@ -23,6 +23,7 @@ from pathlib import Path
 from time import monotonic
 
 from handrail.contract.errors import StartError
+from handrail.store.folders import Folders, unwritable
 
 CAPACITY = 256 * 1024
 """Bytes of the file. What does not fit goes to the database at once."""
@@ -239,3 +240,105 @@ def unreadable(path: Path) -> str:
 
 def _digest(head: bytes, content: bytes) -> bytes:
     return blake2b(content, digest_size=_DIGEST, key=head).digest()
+
+
+# The position of the log's last written record, stored outside the log to detect an older copy of the database.
+#
+# The chain shows a changed record, but not records cut from its end: an older copy is intact. After each group
+# that is durable in the database, the number and the hash of its last record are written here, in place, into a
+# file of fixed length in another folder of the state. It is not synced: after a power cut it may name an
+# earlier record, which the log has as well.
+
+_HEAD_FORMAT = b"HRH1"
+_HEAD_FIELDS = struct.Struct(">4sQ32s")
+_LENGTH = _HEAD_FIELDS.size + _DIGEST
+_SEQUENCE = slice(4, 12)
+
+Written = tuple[int, bytes]
+"""The number of the last record that was written, and the hash of its group."""
+
+
+class HeadFile:
+    """The file of one workspace, for one thread."""
+
+    def __init__(self, folders: Folders) -> None:
+        self._path = folders.head
+        self._descriptor = -1
+
+    def note(self, sequence: int, digest: bytes) -> None:
+        """Keep that everything up to record ``sequence`` is durable. An earlier number than the one there is ignored.
+
+        What cannot be kept is not: the log itself has it, and the next group brings a later number.
+        """
+        with suppress(OSError):
+            if self._descriptor < 0 or not os.fstat(self._descriptor).st_nlink:
+                self.close()
+                self._descriptor = _opened(self._path)
+            there = os.pread(self._descriptor, _LENGTH, 0)
+            if len(there) == _LENGTH and int.from_bytes(there[_SEQUENCE], "big") >= sequence:
+                return
+            os.pwrite(self._descriptor, _packed(sequence, digest), 0)
+
+    def replace(self, sequence: int, digest: bytes) -> None:
+        """Keep this number whatever stands there: a person has acknowledged that the log ends earlier.
+
+        :raises StartError: when it cannot be written
+        """
+        try:
+            if self._descriptor < 0:
+                self._descriptor = _opened(self._path)
+            os.pwrite(self._descriptor, _packed(sequence, digest), 0)
+            os.fsync(self._descriptor)
+        except OSError as error:
+            raise unwritable(self._path.parent, error) from None
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            with suppress(OSError):
+                os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def written(folders: Folders) -> Written | None:
+    """How far the log of a workspace was written; None where that is not known.
+
+    :raises StartError: when the file is not what Handrail writes
+    """
+    path = folders.head
+    try:
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise _damaged(path, error.strerror or str(error)) from None
+    try:
+        content = os.read(descriptor, _LENGTH + 1) if stat.S_ISREG(os.fstat(descriptor).st_mode) else b""
+    finally:
+        os.close(descriptor)
+    if len(content) != _LENGTH or content[_HEAD_FIELDS.size :] != _head_digest(content[: _HEAD_FIELDS.size]):
+        raise _damaged(path, "it is not what was written")
+    form, sequence, digest = _HEAD_FIELDS.unpack(content[: _HEAD_FIELDS.size])
+    if form != _HEAD_FORMAT:
+        raise _damaged(path, "it is of another version")
+    return sequence, digest
+
+
+def _damaged(path: Path, why: str) -> StartError:
+    return StartError(
+        f"{path} tells how far the log was written, and cannot be read: {why}. See who changed it; "
+        "handrail log acknowledge begins with what the log holds now"
+    )
+
+
+def _opened(path: Path) -> int:
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    return os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0), 0o600)
+
+
+def _packed(sequence: int, digest: bytes) -> bytes:
+    head = _HEAD_FIELDS.pack(_HEAD_FORMAT, sequence, digest)
+    return head + _head_digest(head)
+
+
+def _head_digest(head: bytes) -> bytes:
+    return blake2b(head, digest_size=_DIGEST).digest()

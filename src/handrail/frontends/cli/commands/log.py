@@ -141,7 +141,7 @@ def _without_one(setting: Setting, folders: Folders, action: str | None, head: s
     """No log is none that was cut, unless somebody has noted a head of it."""
     from handrail.record.chain import GENESIS
     from handrail.record.verification import Verification
-    from handrail.store.database.head import written
+    from handrail.store.database.journal import written
 
     what = f"nothing is recorded yet for the workspace {folders.workspace} in the state folder {folders.state}"
     noted = head is not None and head != GENESIS.hex()
@@ -160,7 +160,7 @@ def _without_one(setting: Setting, folders: Folders, action: str | None, head: s
 
 def _verify(setting: Setting, reader: LogReader, folders: Folders, head: str | None) -> int:
     from handrail.record.verification import verify
-    from handrail.store.database.head import written
+    from handrail.store.database.journal import written
 
     found = verify(reader, head, lambda: written(folders))
     if setting.json:
@@ -446,7 +446,7 @@ def acknowledge(setting: Setting, *, yes: bool) -> int:
     from handrail.contract.errors import StartError
     from handrail.record.log import CommitLog
     from handrail.record.reading import LogReader
-    from handrail.store.database.head import written
+    from handrail.store.database.journal import written
     from handrail.store.folders import locate
     from handrail.store.opening import Store
 
@@ -483,7 +483,7 @@ def acknowledge(setting: Setting, *, yes: bool) -> int:
 async def _acknowledged(log: object, store: object, count: int, missing: str) -> None:
     """Record it, and begin with what the log holds then."""
     from handrail.record.log import CommitLog, Record
-    from handrail.store.database.head import HeadFile
+    from handrail.store.database.journal import HeadFile
     from handrail.store.opening import Store
 
     assert isinstance(log, CommitLog)
