@@ -344,10 +344,10 @@ def children() -> set[int]:
 
 async def test_a_cancelled_search_leaves_no_process(workspace: Path, searching: Searching) -> None:
     put(workspace, {"a.txt": "x\n" * 2_000_000})
-    reached = asyncio.Event()
+    reached, loop = asyncio.Event(), asyncio.get_running_loop()
 
     def may(_: Capability, __: str | Sequence[str]) -> str | None:
-        reached.set()
+        loop.call_soon_threadsafe(reached.set)  # matches are judged in a thread
         return "not this one"
 
     before = children()

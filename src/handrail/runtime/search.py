@@ -315,4 +315,6 @@ class _Direct:
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(signal.SIGKILL)
+            while await self.read(_PIECE):  # asyncio sees the end of a process only once its output is read to the end
+                pass
             await self._process.wait()
