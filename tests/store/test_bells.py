@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from handrail.store.database import bells
-from handrail.store.database.bells import Bell, LoopBell, new_bell
+from handrail.store.database import writer
+from handrail.store.database.writer import Bell, LoopBell, new_bell
 
 pytestmark = pytest.mark.proves("G-01")
 
-KINDS = ["counters", "none left", "plain"] if bells.COUNTERS else ["plain"]
+KINDS = ["counters", "none left", "plain"] if writer.COUNTERS else ["plain"]
 
 
 @pytest.fixture(params=KINDS)
@@ -32,7 +32,7 @@ def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
     if request.param == "none left":
         monkeypatch.setattr(os, "eventfd", no_more)
     elif request.param == "plain":
-        monkeypatch.setattr(bells, "COUNTERS", False)
+        monkeypatch.setattr(writer, "COUNTERS", False)
 
 
 def open_descriptors() -> int:
@@ -73,7 +73,7 @@ def test_whoever_rings_after_doing_something_is_heard() -> None:
     bell.close()
 
 
-@pytest.mark.skipif(not bells.COUNTERS, reason="no counters here")
+@pytest.mark.skipif(not writer.COUNTERS, reason="no counters here")
 def test_a_closed_bell_rings_nobody_who_has_its_descriptor_now() -> None:
     before = open_descriptors()
     bell = new_bell()
@@ -120,7 +120,7 @@ async def test_a_loop_calls_what_other_threads_ask_for_in_order_and_what_is_left
     assert called[-1] == 501
 
 
-@pytest.mark.skipif(not bells.COUNTERS, reason="needs Linux's eventfd")
+@pytest.mark.skipif(not writer.COUNTERS, reason="needs Linux's eventfd")
 async def test_a_loop_that_stands_still_at_its_bell_calls_what_it_was_rung_for() -> None:
     bell, called = LoopBell(asyncio.get_running_loop()), list[int]()
     bell.wait_for(0)

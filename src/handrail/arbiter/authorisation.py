@@ -12,8 +12,8 @@ from handrail.arbiter.offers import judged_as, reading
 from handrail.arbiter.output.shaper import Shaper
 from handrail.contract.doors.files import Located
 from handrail.contract.tool.requires import CapabilitySet
+from handrail.policy.questions import Step as PolicyStep
 from handrail.policy.questions import Verdict
-from handrail.policy.verdict import Step as PolicyStep
 
 
 class Authorisation:

@@ -97,7 +97,7 @@ def lane_of(
         around=around,
         authority=authority,
         rules=book,
-        current=lambda: context.shelf.succession.current,
+        current=partial(getattr, context.shelf.succession, "current"),  # each call asks: a lambda costs a frame
         catalog=Interaction(session_id, view, around.values, rooms.finder),
         skills=SessionSkills(session_id, workdir, rooms.config.folder, around.values),
         channels=arrivals.channels,

@@ -16,7 +16,7 @@ from handrail.contract.text.patterns import escape, text_regex
 from handrail.contract.tool.native import NativeOffer
 from handrail.contract.tool.requires import Capability, CapabilitySet, Layer, May, Variables
 from handrail.contract.tool.spec import ToolSpec
-from handrail.policy.questions import Prepared, Verdict, asked_always, mandatory
+from handrail.policy.questions import Finding, Prepared, Verdict, asked_always, mandatory, reason_of
 from handrail.policy.rules.matching import PathSubject, Ranked, Ranking, names_path, ranking
 from handrail.policy.rules.rules import STRICTNESS, Action, Rule, RuleBook, is_capability_glob
 from handrail.policy.rules.words import literal_words
@@ -33,7 +33,6 @@ from handrail.policy.targets import (
     refusal,
     shown_command,
 )
-from handrail.policy.verdict import Finding, reason_of
 
 if TYPE_CHECKING:
     from handrail.policy.watchdogs.watchdog import Watchdog

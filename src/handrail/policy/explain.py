@@ -12,14 +12,13 @@ from handrail.contract.doors.files import PathRoots
 from handrail.contract.tool.requires import Capability, CapabilitySet
 from handrail.contract.tool.spec import ToolSpec
 from handrail.policy.authority import Authority
-from handrail.policy.questions import Verdict
+from handrail.policy.questions import Finding, Step, Verdict, reason_of
 from handrail.policy.rules.matching import Ranked, Ranking, Subject
 from handrail.policy.rules.rules import DEFAULT_MODE, MODES, Action, Rule, RuleBook, in_mode
 from handrail.policy.shell import read_only
 from handrail.policy.shell.parse import Script
 from handrail.policy.suggestions import SOURCE, always, target_pattern
 from handrail.policy.targets import Target, shown_argv
-from handrail.policy.verdict import Finding, Step, reason_of
 
 # The trace of a verdict, step by step, computed only on request.
 

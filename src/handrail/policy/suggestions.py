@@ -11,14 +11,13 @@ from typing import Any
 
 from handrail.contract.text.patterns import escape
 from handrail.contract.tool.spec import properties_of
-from handrail.policy.questions import Verdict
+from handrail.policy.questions import Finding, Verdict
 from handrail.policy.rules.matching import PathSubject, named_pattern, value_text
 from handrail.policy.rules.rules import parse_rule
 from handrail.policy.rules.words import literal_words
 from handrail.policy.shell import read_only
 from handrail.policy.shell.parse import Script
 from handrail.policy.targets import Target
-from handrail.policy.verdict import Finding
 
 SOURCE = "answered for this session"
 PROJECT = "answered for this project"

@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import IO, Any, Literal, cast
 
 from handrail.origins.programs import ProgramMissing, find_command, program_environment
-from handrail.policy.questions import Verdict
+from handrail.policy.questions import Step, Verdict
 from handrail.policy.rules.rules import ACTIONS, STRICTNESS, Action
-from handrail.policy.verdict import Step
 
 # The input of a watchdog, and its possible answers.
 
