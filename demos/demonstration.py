@@ -102,7 +102,7 @@ def show(name: str, main: Callable[[Interruption], Awaitable[int]]) -> int:
     try:
         return drive(main)
     except HandrailError as error:
-        print(visible(f"{name}: {error}"), file=sys.stderr)
+        sys.stderr.write(visible(f"{name}: {error}") + "\n")
         return ERROR if isinstance(error, Stuck) else CANNOT_START
     except BrokenPipeError:  # whoever watched has left
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

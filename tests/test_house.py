@@ -74,7 +74,7 @@ def test_no_files_import_each_other_in_a_circle() -> None:
 
 
 def test_the_top_of_the_package_holds_rooms_its_two_entrances_and_one_facade_only() -> None:
-    assert {path.name for path in SOURCE.glob("*.py")} == {"__init__.py", "__main__.py", "sources.py"}
+    assert {path.name for path in SOURCE.glob("*.py")} == {"__init__.py", "__main__.py"}
 
 
 def test_a_folder_holds_few_files() -> None:

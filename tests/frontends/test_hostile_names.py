@@ -317,6 +317,7 @@ def test_a_traceback_and_the_warnings_of_libraries_are_inert(
 
 WRITERS = {
     "frontends/cli/show.py": "the writer itself",
+    "demos/demonstration.py": "its one error makes what it shows visible",
     "demos/tour/watching.py": "its view makes each piece visible and lays out a table",
     "frontends/acp/screen.py": "the program behind an editor's terminal: its pipe is a call's output, byte by byte",
     "testing/upstream_program.py": "a server for tests, on its own pipes",

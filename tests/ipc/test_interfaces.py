@@ -108,7 +108,7 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
         return _models[kind]
     hints = get_type_hints(kind, include_extras=True)
     if dataclasses.is_dataclass(kind):
-        hints = {one.name: hints[one.name] for one in dataclasses.fields(kind)}
+        hints = {one.name: hints[one.name] for one in dataclasses.fields(kind) if one.init}
     made = kind
     return st.deferred(lambda: st.builds(made, **{name: values_of(hint) for name, hint in hints.items()}))
 

@@ -200,17 +200,20 @@ async def test_under_a_caller_that_holds_locks_no_call_further_down_takes_others
     ("name", "arguments", "capability"),
     [
         ("task", {"subagent_type": "judge", "prompt": "?"}, "agents"),
-        ("wait", {"job_id": "job_1"}, "jobs"),
+        ("wait", {}, "jobs"),
         ("question", {"questions": [{"question": "?"}]}, "ask"),
     ],
 )
 async def test_a_tool_that_holds_locks_reaches_no_tool_that_waits(
     tmp_path: Path, name: str, arguments: dict[str, Any], capability: str
 ) -> None:
-    async with kernel_of(tmp_path, {"judge": JUDGE}, tools=TOOLS, rules=RULES) as kernel:
+    async with kernel_of(tmp_path, {"judge": JUDGE}, tools=TOOLS, rules=[*RULES, "allow bash true"]) as kernel:
         session = await kernel.session()
         judge = PlayedModel(text_reply("yes"))
         Agent(session, PlayedModel(), models=models(judge=judge))
+        if name == "wait":
+            job = await session.call("bash", {"command": "true", "background": True})
+            arguments = {"job_id": job.data["job_id"]}
         answer = await session.call("hold.calls", {"name": name, "arguments": arguments})
         assert f"{name} requires {capability!r}, which tool hold.calls does not have" in answer.data["error_text"]
         assert judge.requests == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.policy.desk import BASH, EDIT, MOVE, WRITE, Desk, book, rule
 
-from handrail.contract.rules import MODES
+from handrail.contract.modes import MODES
 from handrail.contract.tool.requires import FsRequires, Requires
 from handrail.contract.tool.spec import ToolSpec
 from handrail.policy.authority import hidden

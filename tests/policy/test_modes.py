@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.policy.desk import ALL, BASH, EDIT, FETCH, READ, TODO, TRANSFER, WRITE, Desk, book
 
 from handrail.contract.errors import UsageError
-from handrail.contract.rules import MODES, Mode
+from handrail.contract.modes import MODES, Mode
 from handrail.contract.tool.spec import ToolSpec
 from handrail.policy.rules.rules import EXCEPT, MEANINGS, SECRET_LIKE, TEXTS, in_mode, parse_rule, read_mode
 from handrail.policy.rules.rules import given as named

@@ -26,7 +26,7 @@ from handrail.contract.doors.memory import SessionSkills
 from handrail.contract.doors.runtime import Question
 from handrail.contract.errors import ErrorKind
 from handrail.contract.generation import Entry, Generation
-from handrail.contract.rules import Mode
+from handrail.contract.modes import Mode
 from handrail.contract.sandbox import Attempt
 from handrail.contract.session import StopReason
 from handrail.contract.tool.offering import Offering

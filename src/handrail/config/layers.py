@@ -14,7 +14,7 @@ from handrail.config.reading import unsayable
 from handrail.config.secrets import faults_in_secrets, faults_in_tools
 from handrail.config.settings import LISTS, Settings, key_of, keys, path_of
 from handrail.contract.errors import Fault, UsageError
-from handrail.contract.rules import MODES, Mode
+from handrail.contract.modes import MODES, Mode
 from handrail.contract.schema.schema import path_text
 from handrail.contract.tool.manifest import faults_of
 from handrail.contract.tool.names import nearest

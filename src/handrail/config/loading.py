@@ -13,7 +13,8 @@ from handrail.config.layers import Kind, Layer, Value, merged, of_environment, o
 from handrail.config.reading import content_of, parsed
 from handrail.config.settings import FILE_NAME, OPERATORS, Settings, path_of
 from handrail.contract.errors import Fault, LoadError
-from handrail.contract.rules import Mode, RuleEntry, entry_of, text_of
+from handrail.contract.modes import Mode
+from handrail.contract.rules import RuleEntry, entry_of, text_of
 from handrail.contract.tool.names import nearest
 from handrail.contract.tool.settings import SettingsLayer, ToolSettings
 from handrail.policy.rules.rules import ACTIONS

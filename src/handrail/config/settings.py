@@ -13,8 +13,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from handrail.catalog.view import CatalogOptions
 from handrail.config.mcp import NAME as SERVER_NAME
 from handrail.config.mcp import McpServe, McpServer
+from handrail.contract.modes import DEFAULT_MODE, Mode
 from handrail.contract.protected.protected import WORKSPACE_FILE
-from handrail.contract.rules import DEFAULT_MODE, GivenRule, Mode
+from handrail.contract.rules import GivenRule
 from handrail.contract.sandbox import Limits
 from handrail.contract.tool.requires import Requires
 from handrail.contract.tool.settings import ToolSettings

@@ -16,7 +16,8 @@ from typing import Annotated, Any, Literal, cast
 from pydantic import BaseModel, ConfigDict, Field
 
 from handrail.contract.errors import Fault
-from handrail.contract.rules import GivenRule, Mode
+from handrail.contract.modes import Mode
+from handrail.contract.rules import GivenRule
 from handrail.contract.schema.schema import path_text
 from handrail.contract.text.patterns import fault_in_pattern, text_regex
 from handrail.contract.tool.manifest import faults_of, sound_part

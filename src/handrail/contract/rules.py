@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any, Literal, cast, get_args
+from typing import Annotated, Any, cast
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator
 
@@ -90,12 +90,3 @@ def rule_texts(rules: Iterable[AnyRule]) -> tuple[str | RuleEntry, ...]:
         except ValueError as error:
             raise UsageError(f"rules={rule!r} is neither a text nor a table with 'rule' in it: {error}") from None
     return tuple(found)
-
-
-# The names of the modes, which say how much a session does without approval. :mod:`handrail.policy.rules.rules` defines
-# their meanings.
-
-Mode = Literal["plan", "ask", "accept-edits", "auto"]
-MODES: tuple[Mode, ...] = get_args(Mode)
-"""The narrowest first."""
-DEFAULT_MODE: Mode = "ask"

@@ -19,7 +19,8 @@ from handrail.contract.doors.peer import Peer
 from handrail.contract.doors.runtime import ClientContext, Question
 from handrail.contract.errors import ToolError, UsageError
 from handrail.contract.generation import Difference, Generation, Source
-from handrail.contract.rules import AnyRule, Mode, RuleEntry, rule_texts
+from handrail.contract.modes import Mode
+from handrail.contract.rules import AnyRule, RuleEntry, rule_texts
 from handrail.contract.tool.offering import Offering
 from handrail.contract.tool.requires import Layer
 from handrail.contract.tool.settings import ToolConfig, ToolSettings

@@ -51,8 +51,8 @@ _HOME = {
     "GeminiServer": "testing.servers",
     "Names": "testing.kernels",
     "OpenAIServer": "testing.servers",
-    "Pause": "testing.models",
-    "PlayedModel": "testing.models",
+    "Pause": "testing.histories",
+    "PlayedModel": "testing.histories",
     "ProviderServer": "testing.servers",
     "Refusal": "testing.servers",
     "Reply": "testing.servers",
@@ -67,9 +67,9 @@ _HOME = {
     "ScriptedUsage": "agent.providers.script",
     "StreamError": "testing.servers",
     "Thinking": "testing.servers",
-    "call_reply": "testing.models",
+    "call_reply": "testing.histories",
     "temporary_kernel": "testing.kernels",
-    "text_reply": "testing.models",
+    "text_reply": "testing.histories",
 }
 
 __all__ = [

@@ -33,7 +33,7 @@ from handrail.agent.model import (
 from handrail.contract.call import Blob, Result
 from handrail.contract.doors.memory import Skill
 from handrail.contract.errors import HandrailError, UsageError
-from handrail.contract.rules import Mode
+from handrail.contract.modes import Mode
 from handrail.contract.session import Session
 from handrail.frontends.acp import showing
 from handrail.frontends.acp.telling import Telling

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec
 
 import click
 
-from handrail.contract.rules import MODES
+from handrail.contract.modes import MODES
 from handrail.frontends.cli.completing import agents, files, folders
 from handrail.origins.imports import guarded
 

@@ -14,7 +14,8 @@ from handrail.contract.doors.offers import Listing, PromptSpec, ResourceSpec, Re
 from handrail.contract.doors.runtime import Runtime
 from handrail.contract.errors import Fault, HandrailError, LoadError, LogUnavailable, StartError, ToolError, UsageError
 from handrail.contract.generation import Entry, Foreign, Found, Generation
-from handrail.contract.rules import Mode, RuleEntry
+from handrail.contract.modes import Mode
+from handrail.contract.rules import RuleEntry
 from handrail.contract.schema.schema import compile_schema
 from handrail.contract.tool.decorator import FunctionTool
 from handrail.contract.tool.settings import ToolConfig, ToolSettings

@@ -24,7 +24,8 @@ from handrail.contract.doors.peer import AskKind
 from handrail.contract.doors.runtime import ClientContext
 from handrail.contract.errors import HandrailError, UsageError
 from handrail.contract.generation import Difference, Generation, ToolStatus
-from handrail.contract.rules import Mode, RuleEntry
+from handrail.contract.modes import Mode
+from handrail.contract.rules import RuleEntry
 from handrail.contract.session import Child, StopReason
 from handrail.contract.tool.offering import Offering
 from handrail.ipc.codec import mirror

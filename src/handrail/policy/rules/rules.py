@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Literal, NamedTuple, cast, get_args
 
 from handrail.contract.errors import UsageError
-from handrail.contract.rules import DEFAULT_MODE, MODES, Mode
+from handrail.contract.modes import DEFAULT_MODE, MODES, Mode
 from handrail.contract.text.hosts import fault_in_host
 from handrail.contract.text.patterns import WILDCARDS, escape, fault_in_pattern
 from handrail.contract.tool.names import ID_PATTERN, OFFER_IDS, SESSION_INTERNAL, nearest
