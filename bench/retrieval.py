@@ -330,7 +330,7 @@ class _Note:
 
 
 async def shipped(limit: int | None) -> list[dict[str, Any]]:
-    """What ``find_tools`` loads for the requests in ``finding/shipped.tsv``, each in a session of its own."""
+    """The tools that ``find_tools`` loads for each request in ``finding/shipped.tsv``, in a new session each."""
     lines = (Path(__file__).parent / "finding" / "shipped.tsv").read_text(encoding="utf-8").splitlines()
     wanted = [tuple(line.split("\t")) for line in lines if line and not line.startswith("#")]
     core = {one.spec.id for one in BUILTINS if one.spec.tier == "core"}

@@ -31,7 +31,7 @@ IDENTITY = {
 
 
 class Interruption:
-    """What a signal does. The first one stops what runs, and the second ends the program."""
+    """The effect of a signal: the first one stops the calls that run, and the second ends the program."""
 
     def __init__(self) -> None:
         self.happened = False
