@@ -85,12 +85,14 @@ lint: setup ## style, types, room order, generated documents
 	$(BIN)/pyright -p bench
 	PYTHONPATH=src $(BIN)/lint-imports
 	$(BIN)/python -m tests.conformance --check
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 format: setup ## let ruff lay the code out
 	@$(BIN)/ruff check --fix-only --quiet . ; $(BIN)/ruff format .
 
-docs: setup ## write the generated documents again
+docs: setup ## write the generated pages again and build the site into build/site, offline
 	@$(BIN)/python -m tests.conformance
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet && echo "docs: open build/site/index.html"
 
 $(BENCH_STAMP): pyproject.toml bench/requirements.txt bench/constraints.txt
 	@set -e; $(FIND_PYTHON); \
