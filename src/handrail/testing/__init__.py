@@ -1,13 +1,13 @@
-"""What do users test with?
+"""Test tools for users of the library, to test their own tools and agents.
 
-What users of the library need to test their own tools and agents; nothing here is used by the library itself. It loads
-what is used first. Everything that is not in ``__all__`` is private by convention, all its modules included.
+The library itself uses nothing of this package. Names are loaded on first use. All names outside ``__all__`` and all modules
+are private by convention.
 
-- a whole kernel in a folder: :func:`temporary_kernel`, with a person and a client who answer by script
+- a complete kernel in a folder: :func:`temporary_kernel`, with a scripted user and a scripted client
 - models in process, without a server: :class:`PlayedModel`, :class:`ScriptModel`
-- loopback servers that speak the providers' protocols and check the history: :class:`OpenAIServer` and its like
-- somebody else's tools: :class:`ForeignSource`
-- a resolver that leads where it is told, also elsewhere the second time: :class:`Names`
+- loopback servers with the providers' protocols, which check each request: :class:`OpenAIServer` and others
+- third-party tools: :class:`ForeignSource`
+- a scripted name resolver, whose answers can change: :class:`Names`
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Models in process for tests, and validation of a request's messages by the rules of the providers' APIs, a little stricter.
+"""Models in process for tests, and validation of requests by the rules of the providers' APIs.
 
-Stricter: call ids are unique within the whole conversation for both, and Anthropic's roles alternate.
+The rules are a little stricter than the real ones: call IDs are unique within the whole conversation, and Anthropic's roles
+alternate.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from handrail.agent.model import (
 )
 from handrail.catalog.dialects import MCP, Dialect
 
-# Provider tools, as the loopback servers play them and check them in a request.
+# Provider tools: the loopback servers send their use in a reply, and check it in a request.
 
 _FORMS: Mapping[str, tuple[str, frozenset[str]]] = {
     "web_search_20250305": (
@@ -41,11 +42,11 @@ _FORMS: Mapping[str, tuple[str, frozenset[str]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Provided:
-    """A use of the provider's own tool in a reply, and what came of it (Anthropic).
+    """A use of a provider tool in a reply, with its result (Anthropic).
 
-    :param content: of the result block; None leaves the result out, as where the reply pauses or breaks off
-    :param kind: of the result block; None makes it of ``name``
-    :param used: False leaves the use out, so that the result stands alone
+    :param content: the content of the result block; None leaves out the result, as if the reply pauses or is cut off
+    :param kind: the type of the result block; None derives it from ``name``
+    :param used: False leaves out the use, and sends only the result
     """
 
     name: str
@@ -58,7 +59,7 @@ class Provided:
 
 @dataclass(frozen=True, slots=True)
 class Cited:
-    """Sources that a search of the provider's own is said to stand on (OpenAI)."""
+    """The cited sources of a provider's search (OpenAI)."""
 
     urls: Sequence[str]
 
@@ -73,7 +74,7 @@ class Cited:
 
 
 def blocks(part: Provided) -> Iterator[tuple[dict[str, Any], Mapping[str, Any] | None]]:
-    """Each block as it starts, and the arguments that follow in pieces."""
+    """Yield each block as it starts, with the arguments that follow in pieces."""
     if part.used:
         yield {"type": "server_tool_use", "id": part.id, "name": part.name, "input": {}}, part.arguments
     if part.content is not None:
@@ -82,7 +83,7 @@ def blocks(part: Provided) -> Iterator[tuple[dict[str, Any], Mapping[str, Any] |
 
 
 def fault_in_form(tool: Mapping[str, Any]) -> list[str]:
-    """Why Anthropic would refuse an entry of ``tools`` that has a ``type``."""
+    """Return the faults for which Anthropic would reject an entry of ``tools`` with a ``type``."""
     kind = tool.get("type")
     if kind not in _FORMS:
         return [f"tools: Input tag {kind!r} does not match any of the expected tags"]
@@ -99,7 +100,7 @@ def fault_in_form(tool: Mapping[str, Any]) -> list[str]:
 
 
 def faults_in_uses(blocks_of: Sequence[Mapping[str, Any]], where: str, *, role: object, last: bool) -> list[str]:
-    """Why Anthropic would refuse the server tools' blocks of one message."""
+    """Return the faults for which Anthropic would reject the server tool blocks of one message."""
     found: list[str] = []
     open_uses: list[object] = []
     for block in blocks_of:
@@ -121,7 +122,7 @@ def faults_in_uses(blocks_of: Sequence[Mapping[str, Any]], where: str, *, role: 
 
 
 def faults_in_search(body: Mapping[str, Any]) -> list[str]:
-    """Why OpenAI's chat completions would refuse ``web_search_options``."""
+    """Return the faults for which OpenAI's chat completions would reject ``web_search_options``."""
     given: Any = body.get("web_search_options")
     if given is None:
         return []
@@ -143,7 +144,7 @@ _ID = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 
 
 def faults_in_openai_request(body: Mapping[str, Any]) -> list[str]:
-    """Why a chat completions request would be refused: every fault found, none for a good one."""
+    """Return every fault of a chat completions request; none for a valid one."""
     found = tool_faults([(_declared(tool), "parameters") for tool in _dicts(body.get("tools"))])
     found += faults_in_search(body)
     if "tools" in body and not body["tools"]:
@@ -176,7 +177,7 @@ def faults_in_openai_request(body: Mapping[str, Any]) -> list[str]:
 
 
 def _check_reply(message: Mapping[str, Any], where: str, seen: set[str], found: list[str]) -> list[str]:
-    """Check an assistant's message. Return the ids of its calls."""
+    """Check an assistant's message, and return the IDs of its calls."""
     if message.get("content") is not None:
         check_content(message["content"], "assistant", where, found)
     calls = _dicts(message.get("tool_calls"))
@@ -194,7 +195,7 @@ def _check_reply(message: Mapping[str, Any], where: str, seen: set[str], found: 
 
 
 def _settle(answered: object, waiting: list[str]) -> bool:
-    """Take the call that is answered from those that wait. Return whether it was there."""
+    """Remove the answered call from the waiting ones, and return whether it was among them."""
     if answered not in waiting:
         return False
     waiting.remove(cast("str", answered))
@@ -214,11 +215,11 @@ _PARTS: Mapping[str, Mapping[str, tuple[str, type]]] = {
         "file": ("file", dict),
     },
 }
-"""The parts that a content may have, by the role of its message, each with the member that it is about."""
+"""The allowed parts of a content by the role of its message, each with its required member."""
 
 
 def check_content(content: object, role: str, where: str, found: list[str]) -> None:
-    """A message's content is a text, or a list of the parts that its role may have."""
+    """Check that a message's content is text, or a list of the parts that its role allows."""
     if isinstance(content, str):
         return
     if not isinstance(content, list) or not content:
@@ -234,14 +235,14 @@ def check_content(content: object, role: str, where: str, found: list[str]) -> N
 
 
 def _declared(tool: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A function as it is judged: strictness is its own matter, and without parameters it takes none."""
+    """Return a function for the check: without ``strict``, and with empty parameters by default."""
     function = _dict(tool.get("function"))
     kept = {key: value for key, value in function.items() if key != "strict" or not isinstance(value, bool | None)}
     return {"parameters": {"type": "object"}, **kept}
 
 
 def faults_in_anthropic_request(body: Mapping[str, Any]) -> list[str]:
-    """Why a messages request would be refused: every fault found, none for a good one."""
+    """Return every fault of a messages request; none for a valid one."""
     found = _faults_in_tools(_dicts(body.get("tools")))
     if not isinstance(body.get("max_tokens"), int):
         found.append("max_tokens: Field required")
@@ -279,7 +280,7 @@ def _faults_in_tools(tools: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _faults_in_results(blocks: Sequence[Mapping[str, Any]], where: str, waiting: list[str]) -> list[str]:
-    """What is wrong with the results in a message. Each call of the message before that has one is taken from ``waiting``."""
+    """Return the faults of the results in a message. Answered calls are removed from ``waiting``."""
     found: list[str] = []
     results = [block for block in blocks if block.get("type") == "tool_result"]
     if blocks[: len(results)] != results:
@@ -296,7 +297,7 @@ def _faults_in_results(blocks: Sequence[Mapping[str, Any]], where: str, waiting:
 def _check_block(
     block: Mapping[str, Any], role: object, where: str, seen: set[str], found: list[str]
 ) -> tuple[str, ...]:
-    """Check a text or a call. Return the id of a call."""
+    """Check a text block or a call, and return the ID of a call."""
     if block.get("type") == "text" and not str(block.get("text", "")).strip():
         found.append(f"{where}: text content blocks must contain non-whitespace text")
     if block.get("type") != "tool_use":
@@ -311,7 +312,7 @@ def _check_block(
 
 
 def tool_faults(tools: list[tuple[Mapping[str, Any], str]]) -> list[str]:
-    """What is wrong with tools, each with the name of its schema's field."""
+    """Return the faults of tools, each given with the name of its schema's field."""
     found: list[str] = []
     names: set[str] = set()
     for tool, schema_key in tools:
@@ -329,10 +330,10 @@ def tool_faults(tools: list[tuple[Mapping[str, Any], str]]) -> list[str]:
 
 
 def call_id_of(value: object, where: str, seen: set[str], found: list[str]) -> str:
-    """The id of a call in a history, checked to be one, and the only one of its kind among those ``seen``."""
+    """Check the ID of a call in a history, which must differ from those ``seen``, and return it."""
     call_id = value if isinstance(value, str) else repr(value)
     if not _ID.match(call_id):
-        found.append(f"{where}: {call_id!r} is no call id")
+        found.append(f"{where}: {call_id!r} is not a call ID")
     if call_id in seen:
         found.append(f"{where}: call ids must be unique, {call_id!r} is there twice")
     seen.add(call_id)
@@ -340,13 +341,13 @@ def call_id_of(value: object, where: str, seen: set[str], found: list[str]) -> s
 
 
 def check_name(name: object, where: str, found: list[str]) -> None:
-    """A tool's name is one that providers take."""
+    """Check that providers accept a tool's name."""
     if not isinstance(name, str) or not _NAME.match(name):
         found.append(f"{where}: {name!r} does not match '^[a-zA-Z0-9_-]{{1,64}}$'")
 
 
 def check_arguments(arguments: object, where: str, found: list[str]) -> None:
-    """Arguments are the JSON text of an object."""
+    """Check that arguments are the JSON text of an object."""
     try:
         good = isinstance(arguments, str) and isinstance(json.loads(arguments), dict)
     except ValueError:
@@ -372,13 +373,13 @@ def _blocks(content: object) -> list[Mapping[str, Any]]:
 
 @dataclass(slots=True)
 class Pause:
-    """Where a reply waits until the test lets it go on: await :attr:`reached`, then set :attr:`proceed`."""
+    """A pause in a reply until the test continues it: await :attr:`reached`, then set :attr:`proceed`."""
 
     reached: asyncio.Event = field(default_factory=asyncio.Event)
     proceed: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def wait(self) -> None:
-        """Tell the test that the reply is here, and wait for it."""
+        """Signal that the reply has reached the pause, and wait for the test."""
         self.reached.set()
         await self.proceed.wait()
 
@@ -387,12 +388,12 @@ Step = BlockEvent | Pause | Exception
 
 
 def text_reply(text: str) -> list[BlockEvent]:
-    """A whole reply of text."""
+    """Return a complete reply with text."""
     return [TextDelta(text), Finished("end")]
 
 
 def call_reply(*calls: tuple[str, Mapping[str, Any]], text: str = "") -> list[BlockEvent]:
-    """A whole reply of calls, ``(name, arguments)`` each, after ``text``."""
+    """Return a complete reply with calls after ``text``. Each call is ``(name, arguments)``."""
     events: list[BlockEvent] = [TextDelta(text)] if text else []
     for index, (name, arguments) in enumerate(calls):
         events.append(CallOpened(index, None, name))
@@ -402,20 +403,21 @@ def call_reply(*calls: tuple[str, Mapping[str, Any]], text: str = "") -> list[Bl
 
 
 class PlayedModel:
-    """Plays one list of steps a request: block events, a :class:`Pause`, or an exception to raise there.
+    """A model that plays one list of steps for each request.
 
-    For a model that also checks what it is asked, see :class:`handrail.agent.providers.script.ScriptModel`.
+    A step is a block event, a :class:`Pause`, or an exception, which is raised. For a model that also checks its requests,
+    see :class:`handrail.agent.providers.script.ScriptModel`.
     """
 
     def __init__(self, *replies: Iterable[Step], dialect: Dialect = MCP) -> None:
-        """:param dialect: what its provider's schemas can say"""
+        """:param dialect: the dialect of the tool schemas"""
         self.dialect = dialect
         self._replies = [list(reply) for reply in replies]
         self.requests: list[ModelRequest] = []
-        """What was asked, in order, repeated attempts included."""
+        """The requests in order, including repeated attempts."""
         self.closed = False
         self.open_streams = 0
-        """Streams that were begun and neither ended nor were closed."""
+        """Number of started streams that neither ended nor were closed."""
 
     @property
     def name(self) -> str:
@@ -425,13 +427,13 @@ class PlayedModel:
         self.closed = True
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[BlockEvent, None]:
-        """See :meth:`handrail.agent.model.Model.stream`.
+        """Play the next reply, as :meth:`handrail.agent.model.Model.stream`.
 
-        :raises ProviderError: when there is no reply left to play
+        :raises ProviderError: if no reply is left
         """
         self.requests.append(request)
         if len(self.requests) > len(self._replies):
-            raise ProviderError(f"the played model has {len(self._replies)} replies and was asked for one more")
+            raise ProviderError(f"The played model has only {len(self._replies)} replies. Add one for this request.")
         steps: Sequence[Step] = self._replies[len(self.requests) - 1]
         self.open_streams += 1
         try:

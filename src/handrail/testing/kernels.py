@@ -1,4 +1,4 @@
-"""A whole kernel in a temporary folder, a person and a client with scripted answers, and a scripted resolver."""
+"""A complete kernel in a temporary folder, a user and a client with scripted answers, and a scripted resolver."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ async def temporary_kernel(
     watchdogs: Iterable[Watchdog] = (),
     settings: str = "",
 ) -> AsyncGenerator[HeldKernel]:
-    """A kernel that touches nothing of the machine's: workspace, state and configuration lie beneath ``folder``.
+    """Open a kernel whose workspace, state and configuration are all in ``folder``.
 
-    The workspace is ``folder/ws``; it and ``folder/state`` may exist, so that a test can open them again.
+    The workspace is ``folder/ws``. It and ``folder/state`` may exist, so that a test can open them again.
 
-    :param folder: kept afterwards; None for a temporary one that is removed
-    :param settings: the text of its ``handrail.toml``; tool folders lie beside it in ``folder/config``. Without a ``[search]``
-        in it a search compares words only, so that no test loads a model by the way
+    :param folder: a folder that is kept; None for a temporary one that is removed
+    :param settings: the text of its ``handrail.toml``; tool folders are next to it in ``folder/config``. Without
+        ``[search]``, a search compares keywords only, so that no test loads an embedding model
     """
     if folder is None:
         with tempfile.TemporaryDirectory(prefix="handrail-test-") as made:
@@ -59,15 +59,15 @@ async def temporary_kernel(
         state=folder / "state",
         config=config,
     ) as kernel:
-        assert isinstance(kernel, HeldKernel), "somebody else holds this workspace"
+        assert isinstance(kernel, HeldKernel), "another process holds this workspace"
         yield kernel
 
 
 class ScriptedPerson:
-    """An :class:`~handrail.contract.approvals.Attendant` that gives prepared answers and remembers what it was asked.
+    """An :class:`~handrail.contract.approvals.Attendant` that returns prepared answers and records its requests.
 
-    :param approvals: one answer for each approval, in order; after the last it rejects
-    :param answers: one list of answers per question, for each ``question`` call in order
+    :param approvals: one answer for each approval request, in order; further requests are rejected
+    :param answers: for each ``question`` call in order, one list of answers per question
     """
 
     def __init__(
@@ -80,16 +80,18 @@ class ScriptedPerson:
         self.requests: list[ApprovalRequest] = []
         self.questions: list[Question] = []
         self.asked = asyncio.Event()
-        """Set when something has been asked."""
+        """Set when a request has arrived."""
         self.may_answer = asyncio.Event()
-        """Clear it to keep everybody waiting."""
+        """Clear it to delay the answers."""
         self.may_answer.set()
 
     async def approve(self, request: ApprovalRequest) -> ApprovalAnswer:
         self.requests.append(request)
         self.asked.set()
         await self.may_answer.wait()
-        return self._approvals.popleft() if self._approvals else ApprovalAnswer("reject", "no answer was prepared")
+        return (
+            self._approvals.popleft() if self._approvals else ApprovalAnswer("reject", "The test prepared no answer.")
+        )
 
     async def answer(self, session_id: str, questions: Sequence[Question]) -> list[list[str]]:
         self.questions.extend(questions)
@@ -100,10 +102,10 @@ class ScriptedPerson:
 
 
 class ScriptedPeer:
-    """A :class:`~handrail.contract.doors.peer.Peer` that gives prepared answers and remembers what it was asked.
+    """A :class:`~handrail.contract.doors.peer.Peer` that returns prepared answers and records its requests.
 
-    :param answers: one mapping of key to answer for each ask, in order; an exception is raised
-    :param kinds: what its client said that it answers
+    :param answers: for each ask in order, a mapping of key to answer, or an exception to raise
+    :param kinds: the kinds of requests that its client declared
     """
 
     def __init__(
@@ -114,13 +116,13 @@ class ScriptedPeer:
         self._answers = deque(answers)
         self.kinds: frozenset[str] = frozenset(kinds)
         self.calls: list[str] = []
-        """On whose behalf each was asked."""
+        """The ID of the call of each ask, in order."""
         self.asks: list[Mapping[str, Ask]] = []
         self.let_gone: list[str] = []
         self.asked = asyncio.Event()
-        """Set when something has been asked."""
+        """Set when a request has arrived."""
         self.may_answer = asyncio.Event()
-        """Clear it to keep everybody waiting."""
+        """Clear it to delay the answers."""
         self.may_answer.set()
 
     def offers(self, call_id: str, method: AskMethod, params: Mapping[str, Any]) -> bool:
@@ -148,9 +150,9 @@ class ScriptedPeer:
 
 
 class Names:
-    """Implements :class:`handrail.sandbox.network.egress.Resolver` from a table.
+    """A :class:`handrail.sandbox.network.egress.Resolver` with a table.
 
-    :param table: name to its addresses, or to a list of such answers: one for each question, the last for all further
+    :param table: host name to its addresses, or to a list of such answers: one for each query, the last for all further
     """
 
     def __init__(self, table: Mapping[str, Sequence[str] | Sequence[Sequence[str]]]) -> None:
@@ -159,13 +161,13 @@ class Names:
             for name, answers in table.items()
         }
         self.asked: list[str] = []
-        """Every question, in order."""
+        """All queries, in order."""
 
     async def resolve(self, name: str) -> Sequence[str]:
         self.asked.append(name)
         answers = self._answers.get(name)
         if answers is None:
-            raise OSError(f"there is no name {name!r} in this table")
+            raise OSError(f"The name {name!r} is not in the table of this resolver.")
         return answers.pop(0) if len(answers) > 1 else answers[0]
 
 

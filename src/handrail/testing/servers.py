@@ -1,7 +1,7 @@
-"""Loopback servers that speak the providers' streaming protocols: scripted replies, recorded requests.
+"""Loopback servers with the providers' streaming protocols: scripted replies, recorded requests.
 
-They are as strict as the real ones: a wrong key is answered 401, an invalid history 400, with every fault found. Replies are
-played in order, one a request; a refused request plays none.
+They are as strict as the real ones: a wrong key is answered with 401, an invalid history with 400 and every fault. Each
+request gets the next reply. A rejected request uses no reply.
 ::
 
     async with OpenAIServer(Reply(Call("read", {"path": "a.txt"})), Reply("done")) as server:
@@ -40,12 +40,12 @@ _MAX_REQUEST_BYTES = 64 * 1024 * 1024
 class Call:
     """A call in a reply.
 
-    :param arguments: an object, or the text to send in its place
-    :param id: the provider's id; None makes one, ``""`` sends none
-    :param pieces: into how many deltas the arguments are cut
-    :param cut_after: break the connection after so many characters of the arguments
-    :param closed: False leaves the block's closing sign out (Anthropic)
-    :param index: the number that the block is sent with; None counts
+    :param arguments: an object, or the text to send instead
+    :param id: the provider's ID; None generates one, ``""`` sends none
+    :param pieces: number of deltas for the arguments
+    :param cut_after: number of characters of the arguments after which the connection breaks
+    :param closed: False leaves out the end of the block (Anthropic)
+    :param index: the index of the block; None counts
     """
 
     name: str | None
@@ -57,7 +57,7 @@ class Call:
     index: int | None = None
 
     def texts(self) -> list[str]:
-        """The arguments' text, in pieces."""
+        """Return the text of the arguments, in pieces."""
         text = self.arguments if isinstance(self.arguments, str) else json.dumps(self.arguments)
         if self.cut_after is not None:
             text = text[: self.cut_after]
@@ -66,12 +66,12 @@ class Call:
 
 
 class Cut:
-    """The connection breaks here."""
+    """A point in a reply where the connection breaks."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamError:
-    """The provider reports an error in the middle of its stream."""
+    """An error event of the provider in the middle of its stream."""
 
     code: str
     message: str
@@ -79,21 +79,21 @@ class StreamError:
 
 @dataclass(frozen=True, slots=True)
 class Thinking:
-    """A signed block of reasoning (Anthropic); left out by the other server."""
+    """A block of reasoning with its signature. :class:`OpenAIServer` leaves it out."""
 
     text: str
     signature: str
 
 
 Part = str | Call | Thinking | Provided | Cited | Cut | Pause | StreamError | bytes
-"""Text, a call, what the provider did itself, a break, a wait, an error event, or raw bytes as one event's data."""
+"""Text, a call, reasoning, a provider tool use, a break, a pause, an error event, or raw bytes as one event's data."""
 
 
 class Reply:
     """One streamed reply.
 
-    :param parts: what it is made of, in order
-    :param finish: the provider's own word for the end; None picks the usual one
+    :param parts: the parts of the reply, in order
+    :param finish: the provider's finish reason; None for the usual one
     :param usage: input and output tokens
     """
 
@@ -104,7 +104,7 @@ class Reply:
         self.finish = finish
         self.usage = usage
         self.ended = ended
-        """False: the stream closes properly, but without the provider's closing sign."""
+        """False closes the stream without the provider's end event."""
 
     @property
     def has_calls(self) -> bool:
@@ -113,9 +113,9 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """An HTTP error in place of a reply.
+    """An HTTP error instead of a reply.
 
-    :param details: what more the body says of it (Gemini)
+    :param details: further details in the body (Gemini)
     """
 
     status: int
@@ -127,13 +127,13 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """One request as it came."""
+    """One received request."""
 
     path: str
     headers: Mapping[str, str]
     body: dict[str, Any]
     refused: tuple[str, ...] = ()
-    """Why it was answered 400."""
+    """The faults for which it was answered with 400."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,11 +149,11 @@ class Chunk:
 
 
 class _CutHere(Exception):
-    """The connection is to break."""
+    """An internal signal to break the connection."""
 
 
 class ProviderServer(abc.ABC):
-    """What both servers share: one small HTTP/1.1 server on a free loopback port. Use as ``async with``."""
+    """The base of all servers: a small HTTP/1.1 server on a free loopback port, for ``async with``."""
 
     key = "test-key"
     """The key that requests must carry."""
@@ -179,13 +179,13 @@ class ProviderServer(abc.ABC):
 
     @property
     def address(self) -> str:
-        """``http://127.0.0.1:PORT``."""
-        assert self._server is not None, "the server is not running; use it as 'async with'"
+        """The URL ``http://127.0.0.1:PORT``."""
+        assert self._server is not None, "The server is not running. Use it with 'async with'."
         return f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
     @property
     def unplayed(self) -> int:
-        """How many replies are left."""
+        """The number of remaining replies."""
         return len(self._replies) - self._played
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -207,7 +207,7 @@ class ProviderServer(abc.ABC):
         }
         raw = await reader.readexactly(int(headers.get("content-length", "0")))
         if method != "POST" or not self.takes(path.partition("?")[0]):
-            await self._refuse(writer, Refusal(404, f"no {method} {path} here", "not_found_error"))
+            await self._refuse(writer, Refusal(404, f"unknown endpoint: {method} {path}", "not_found_error"))
             return
         if not self._authorised(headers):
             await self._refuse(writer, Refusal(401, "the key is wrong", "authentication_error"))
@@ -263,11 +263,11 @@ class ProviderServer(abc.ABC):
     @property
     @abc.abstractmethod
     def base_url(self) -> str:
-        """What the provider's SDK takes as its base URL."""
+        """The base URL for the provider's SDK."""
 
     @abc.abstractmethod
     def takes(self, path: str) -> bool:
-        """Whether this is where its requests go."""
+        """Return whether the provider's API has this path."""
 
     @abc.abstractmethod
     def _authorised(self, headers: Mapping[str, str]) -> bool: ...
@@ -283,7 +283,7 @@ class ProviderServer(abc.ABC):
 
 
 class OpenAIServer(ProviderServer):
-    """Speaks ``POST /v1/chat/completions`` with ``stream: true``."""
+    """A server for OpenAI's ``POST /v1/chat/completions`` with ``stream: true``."""
 
     @property
     def base_url(self) -> str:
@@ -353,7 +353,7 @@ class OpenAIServer(ProviderServer):
 
 
 class AnthropicServer(ProviderServer):
-    """Speaks ``POST /v1/messages`` with ``stream: true``."""
+    """A server for Anthropic's ``POST /v1/messages`` with ``stream: true``."""
 
     @property
     def base_url(self) -> str:
@@ -446,7 +446,7 @@ def _deltas_of(arguments: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def halves(text: str) -> list[str]:
-    """A text in two pieces, none of them empty."""
+    """Return a text in two pieces, without empty ones."""
     middle = len(text) // 2
     return [piece for piece in (text[:middle], text[middle:]) if piece]
 
@@ -457,8 +457,11 @@ _NATIVE = frozenset({"web_search", "code_interpreter", "image_generation"})
 
 
 class ResponsesServer(ProviderServer):
-    """Speaks ``POST /v1/responses`` with ``stream: true``. ``Thinking`` is sent as an encrypted reasoning item, and
-    ``Provided`` as an item of its tool's, with the fields of its ``content``."""
+    """A server for OpenAI's ``POST /v1/responses`` with ``stream: true``.
+
+    ``Thinking`` is sent as an encrypted reasoning item. ``Provided`` is sent as an item of its tool, with the fields of its
+    ``content``.
+    """
 
     @property
     def base_url(self) -> str:
@@ -544,10 +547,10 @@ class ResponsesServer(ProviderServer):
 
 
 def faults_in_responses_request(body: Mapping[str, Any]) -> list[str]:
-    """Why a request would be refused: every fault found, none for a good one."""
+    """Return every fault of a responses request; none for a valid one."""
     found = _faults_in_response_tools([cast("dict[str, Any]", tool) for tool in body.get("tools") or ()])
     if body.get("store") is not False:
-        found.append("store: this test wants nothing stored")
+        found.append("store: expected false")
     items = [cast("dict[str, Any]", item) for item in body.get("input") or ()]
     if not items:
         found.append("input: at least one item is required")
@@ -560,12 +563,15 @@ def faults_in_responses_request(body: Mapping[str, Any]) -> list[str]:
 
 
 def _faults_in_item(item: Mapping[str, Any], where: str, seen: set[str], waiting: list[str]) -> list[str]:
-    """What is wrong with an item. The id of a call is put to those that wait, and an output takes it from them."""
+    """Return the faults of an item.
+
+    The ID of a call is added to ``waiting``, and the ID of an output is removed from it.
+    """
     found: list[str] = []
     match item.get("type", "message"):
         case "message":
             if item.get("role") not in ("user", "assistant") or not _is_content(item):
-                found.append(f"{where}: no message: {item}")
+                found.append(f"{where}: not a message: {item}")
         case "function_call":
             waiting.append(call_id_of(item.get("call_id"), where, seen, found))
             check_name(item.get("name"), where, found)
@@ -599,7 +605,7 @@ def _faults_in_response_tools(tools: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _is_content(item: Mapping[str, Any]) -> bool:
-    """A text, or, of the user's, a list of texts and images."""
+    """Return whether the content is text, or a user's list of texts and images."""
     content = item.get("content")
     if isinstance(content, str):
         return True
@@ -613,8 +619,10 @@ def _is_content(item: Mapping[str, Any]) -> bool:
 
 
 class GeminiServer(ProviderServer):
-    """Speaks ``POST /v1/models/NAME:streamGenerateContent?alt=sse``. A ``Thinking`` is a hidden thought, whose
-    signature stands at the part that comes next; a call is one part."""
+    """A server for Gemini's ``POST /v1/models/NAME:streamGenerateContent?alt=sse``.
+
+    ``Thinking`` is sent as a hidden thought, with its signature at the next part. A call is one part.
+    """
 
     @property
     def base_url(self) -> str:
@@ -674,7 +682,7 @@ class GeminiServer(ProviderServer):
 
 
 def faults_in_gemini_request(body: Mapping[str, Any]) -> list[str]:
-    """Why a request would be refused: every fault found, none for a good one."""
+    """Return every fault of a Gemini request; none for a valid one."""
     found = _faults_in_declarations(body)
     contents = [cast("dict[str, Any]", content) for content in body.get("contents") or ()]
     if not contents:
@@ -703,7 +711,10 @@ def _faults_in_declarations(body: Mapping[str, Any]) -> list[str]:
 def _check_parts(
     content: Mapping[str, Any], where: str, waiting: Sequence[tuple[str, str]], found: list[str]
 ) -> list[tuple[str, str]]:
-    """Check the parts of one turn, of which the responses answer the calls that wait. Return its calls, each by id and name."""
+    """Check the parts of one turn, whose responses answer the waiting calls.
+
+    :return: the calls of the turn, each with ID and name
+    """
     parts = [cast("dict[str, Any]", part) for part in content.get("parts") or ()]
     if not parts:
         found.append(f"{where}: parts is empty")
@@ -711,7 +722,7 @@ def _check_parts(
     if sorted((str(one.get("id")), str(one.get("name"))) for one in answers) != sorted(waiting):
         found.append(f"{where}: function response parts must equal function call parts of the turn before")
     found += [
-        f"{where}: a function response is no object" for one in answers if not isinstance(one.get("response"), dict)
+        f"{where}: a function response is not an object" for one in answers if not isinstance(one.get("response"), dict)
     ]
     calls = [part["functionCall"] for part in parts if "functionCall" in part]
     for call in calls:

@@ -16,7 +16,7 @@ import time
 plan_path = sys.argv[1]
 lock = threading.Lock()
 wanted = {"level": "info"}
-waiting = {}  # what is not answered yet, and whom an answer of the client is for
+waiting = {}  # unanswered requests, and for requests to the client the request that gets the answer
 
 
 def plan():
@@ -39,13 +39,13 @@ def text(number, said):
 
 
 def mark(name, content=""):
-    """Leave a sign for the test, where its sandbox lets it: in its own home."""
+    """Write a file for the test into the program's home folder, which its sandbox allows."""
     with open(os.path.join(os.environ["HOME"], name), "a") as file:
         file.write(content + "\n")
 
 
 def later(sign, path):
-    """Write a file once there is another one: at a time of the test's, which is no call's."""
+    """Write a file when another one exists, so at a time that the test chooses, outside of a call."""
     while not os.path.exists(sign):
         time.sleep(0.01)
     os.makedirs(os.path.dirname(path), exist_ok=True)

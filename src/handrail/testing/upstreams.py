@@ -32,15 +32,18 @@ _PROGRAM = Path(__file__).with_name("upstream_program.py")
 
 
 def listed(name: str, description: str = "", **more: Any) -> dict[str, Any]:
-    """A tool as a server lists it; the program knows what to do for ``echo``, ``die``, ``hang``, ``huge`` and the like."""
+    """Return a tool in the form of a server's listing.
+
+    The program implements tools such as ``echo``, ``die``, ``hang`` and ``huge``.
+    """
     return {"name": name, "description": description or f"Does {name}.", "inputSchema": dict(ANYTHING), **more}
 
 
 class Program:
-    """A server over stdin and stdout, in a folder of its own.
+    """An upstream MCP server over stdin and stdout, in a separate folder.
 
-    :param plan: ``tools``, ``resources``, ``templates`` and ``prompts`` as it lists them; ``mute``: it never says anything;
-        ``dies_at_start``
+    :param plan: the listed ``tools``, ``resources``, ``templates`` and ``prompts``; ``mute`` for a server that never answers;
+        ``dies_at_start`` for one that ends at once
     """
 
     def __init__(self, folder: Path, tools: Iterable[str | Mapping[str, Any]] = ("echo",), **plan: Any) -> None:
@@ -52,7 +55,7 @@ class Program:
         self.plan(tools, **plan)
 
     def plan(self, tools: Iterable[str | Mapping[str, Any]] = ("echo",), **plan: Any) -> None:
-        """What it does from its next message on."""
+        """Set the behavior of the server from its next message on."""
         whole = {"tools": [listed(one) if isinstance(one, str) else dict(one) for one in tools], **plan}
         fresh = self._plan.with_suffix(".new")
         fresh.write_text(json.dumps(whole))
@@ -63,19 +66,19 @@ class Program:
         return [sys.executable, "-I", str(self.path), str(self._plan)]
 
     def given(self, **more: Any) -> dict[str, Any]:
-        """As :meth:`Kernel.mcp.connect` takes it."""
+        """Return the server as arguments for ``kernel.mcp.connect``."""
         command, *args = self.argv
         return {"command": command, "args": tuple(args), "folders": (str(self.folder),), **more}
 
     def settings(self, name: str, more: str = "") -> str:
-        """As ``handrail.toml`` has it."""
+        """Return the server as a table of ``handrail.toml``."""
         command, *args = self.argv
         folders = json.dumps([str(self.folder)])
         return f"[mcp.servers.{name}]\ncommand = {json.dumps(command)}\nargs = {json.dumps(args)}\nfolders = {folders}\n{more}\n"
 
 
 async def approved(kernel: HeldKernel, name: str) -> None:
-    """Approve what the tools of a configured server say of themselves now."""
+    """Approve the current definitions of a configured server's tools."""
     upstreams, pins = kernel.rooms.upstreams, StoredPins(kernel.rooms.store.folders.state)
     await upstreams[name].listed()
     (source,) = (one for one in upstreams.sources if one.name == name)
@@ -89,7 +92,7 @@ async def approved(kernel: HeldKernel, name: str) -> None:
 
 @dataclass(slots=True)
 class Asked:
-    """One HTTP request as it came."""
+    """One received HTTP request."""
 
     method: str
     path: str
@@ -98,22 +101,22 @@ class Asked:
 
     @property
     def rpc(self) -> str:
-        """The method of its message."""
+        """The JSON-RPC method of its message."""
         return self.body.get("method", "") if isinstance(self.body, dict) else ""  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 
 
 Reply = Callable[[Asked, "Answering"], Awaitable[bool]]
-"""Answers a request out of the ordinary; False leaves it to the server."""
+"""Answers a request in place of the server. It returns False to leave the request to the server."""
 
 
 class Answering:
-    """The writing side of one request."""
+    """The writer of the response to one request."""
 
     def __init__(self, writer: asyncio.StreamWriter) -> None:
         self._writer = writer
 
     async def send(self, status: int, body: bytes = b"", kind: str = "application/json", **headers: str) -> None:
-        """A whole answer."""
+        """Send a complete response."""
         lines = [
             f"HTTP/1.1 {status} Said",
             f"content-length: {len(body)}",
@@ -129,7 +132,7 @@ class Answering:
         await self.send(200, body, **headers)
 
     async def stream(self, **headers: str) -> None:
-        """The head of a stream of events, which ends with the connection."""
+        """Send the head of an event stream, which ends with the connection."""
         lines = ["HTTP/1.1 200 OK", "content-type: text/event-stream", "connection: close"]
         lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
         self._writer.write("\r\n".join(lines).encode() + b"\r\n\r\n")
@@ -151,14 +154,14 @@ class Answering:
 
 @dataclass(slots=True)
 class HttpServer:
-    """A server of 2025-11-25 on loopback, which counts sessions, and answers as told where it is told to."""
+    """An upstream MCP server on loopback, with protocol version 2025-11-25 and scripted answers."""
 
     tools: list[dict[str, Any]] = field(default_factory=lambda: [listed("echo")])
     replies: deque[Reply] = field(default_factory=deque[Reply])
-    """What becomes of the next requests that call a tool, in order."""
+    """The handlers of the next tool calls, in order."""
     any_request: Reply | None = None
     token: str = ""
-    """Without it in the authorization, 401."""
+    """The required bearer token; empty for none. Other requests get 401."""
     asked: list[Asked] = field(default_factory=list[Asked])
     sessions: set[str] = field(default_factory=set[str])
     port: int = 0
@@ -170,12 +173,12 @@ class HttpServer:
         return f"http://127.0.0.1:{self.port}/mcp"
 
     def port_closed(self) -> None:
-        """As a server that is gone."""
+        """Close the port, like a server that has stopped."""
         assert self.listening is not None
         self.listening.close()
 
     def forget(self) -> None:
-        """As a server that was restarted."""
+        """Forget all sessions, like a server that was restarted."""
         self.sessions.clear()
 
     async def answer(self, asked: Asked, answering: Answering) -> None:
@@ -231,7 +234,7 @@ class HttpServer:
 
 @asynccontextmanager
 async def http_server(**given: Any) -> AsyncGenerator[HttpServer]:
-    """One on loopback until the block ends; whatever it still has open is cut off then."""
+    """Run an upstream server on loopback until the block ends, then close its port."""
     server = HttpServer(**given)
     listening = await asyncio.start_server(server._serve, "127.0.0.1", 0)  # pyright: ignore[reportPrivateUsage]
     server.listening = listening
@@ -247,12 +250,12 @@ async def http_server(**given: Any) -> AsyncGenerator[HttpServer]:
 
 @dataclass(slots=True)
 class ForeignSource:
-    """Tools of somebody else: faulty ones are quarantined, and none runs before a person has approved what it says.
+    """A third-party source of tools: faulty tools are quarantined, and none runs before the user approves it.
 
-    :param name: what the operator calls it
-    :param about: the operator's text on it
-    :param faults: what is wrong with the source itself
-    :param broken: raised when it is looked through, as a server does that is gone
+    :param name: the operator's name of the source
+    :param about: the operator's description of it
+    :param faults: the faults of the source itself
+    :param broken: an exception that loading raises, like that of a disconnected server
     """
 
     name: str
@@ -264,7 +267,7 @@ class ForeignSource:
     foreign: bool = True
 
     def offer(self, *tools: Tool) -> None:
-        """Have these from now on, in place of those of the same ids."""
+        """Add tools from now on, and replace those with the same IDs."""
         self.tools = [*(old for old in self.tools if old.spec.id not in {new.spec.id for new in tools}), *tools]
 
     def withdraw(self, *tool_ids: str) -> None:

@@ -32,7 +32,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 PAGE = 50
-"""Sessions on one page of their list."""
+"""Number of sessions on one page of the list."""
 _log = logging.getLogger("handrail.acp")
 
 
@@ -49,8 +49,9 @@ def answered(handler: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
             code = INTERNAL_ERROR if isinstance(error, (LogUnavailable, StartError)) else INVALID_PARAMS
             raise RequestError(code, str(error)) from None
         except Exception as error:
-            _log.warning("a defect of Handrail's own: %s: %s", type(error).__name__, error, exc_info=_debugging())
-            raise RequestError(INTERNAL_ERROR, f"a defect of Handrail's own: {type(error).__name__}: {error}") from None
+            _log.warning("Internal error: %s: %s", type(error).__name__, error, exc_info=_debugging())
+            text = f"Internal error of Handrail: {type(error).__name__}: {error}. Please report it."
+            raise RequestError(INTERNAL_ERROR, text) from None
 
     return wrapped
 
@@ -60,10 +61,12 @@ def _debugging() -> bool:
 
 
 async def serve(messages: Messages, serving: Serving, *, patience_s: float = 5.0) -> None:
-    """Serve one client until it hangs up, and has read what it is still told or left that for ``patience_s``; its sessions are
-    suspended then, and can be loaded again."""
+    """Serve one client until it disconnects, then suspend its sessions, which can be loaded again.
+
+    :param patience_s: seconds that the client has at the end to read the remaining messages
+    """
     desk = Desk(serving)
-    agent = cast("Any", desk)  # the SDK's protocol wants handlers to take what stands in _meta; Checked takes that out
+    agent = cast("Any", desk)  # the SDK's protocol expects handlers to accept members of _meta; Checked removes them
     connection = AgentSideConnection(agent, wire := Checked(messages), listening=False, use_unstable_protocol=True)
     try:
         await connection.listen()
@@ -74,7 +77,7 @@ async def serve(messages: Messages, serving: Serving, *, patience_s: float = 5.0
 
 
 async def through(ending: Awaitable[None]) -> None:
-    """Await ``ending`` to its end even if this task is cancelled meanwhile."""
+    """Await ``ending`` until it is done, even if this task is cancelled meanwhile."""
     task = asyncio.ensure_future(ending)
     while not task.done():
         try:
@@ -85,7 +88,7 @@ async def through(ending: Awaitable[None]) -> None:
 
 
 class Desk:
-    """The agent's side of one connection. Its methods are the protocol's, by the names that the SDK has for them."""
+    """The agent's side of one connection. Its methods have the SDK's names for the protocol's requests."""
 
     def __init__(self, serving: Serving) -> None:
         self._serving = serving
@@ -93,7 +96,7 @@ class Desk:
         self._open: dict[str, Conversation] = {}
         self._opening: set[str] = set()
         self._left: dict[asyncio.Task[None], Conversation] = {}
-        """Those that were left while sub-agents of theirs work, with what waits for the end of that."""
+        """Sessions that were left while their sub-agents work, by the task that waits for these."""
         self._client: AgentSideConnection | None = None
         self._offered: schema.ClientCapabilities | None = None
 
@@ -101,7 +104,10 @@ class Desk:
         self._client = conn
 
     async def aclose(self) -> None:
-        """Suspend every session and close every workspace. Where somebody else keeps one open, what works there goes on."""
+        """Suspend every session and close every workspace.
+
+        In a workspace that another process keeps open, background work continues.
+        """
         for conversation in list(self._open.values()):
             await self._let_go(conversation)
         await self._places.aclose()
@@ -119,7 +125,7 @@ class Desk:
     ) -> schema.InitializeResponse:
         self._offered = client_capabilities or schema.ClientCapabilities()
         return schema.InitializeResponse(
-            protocol_version=PROTOCOL_VERSION,  # the one that is spoken here, whatever was asked for
+            protocol_version=PROTOCOL_VERSION,  # the only supported version, also if the client requested another
             agent_capabilities=schema.AgentCapabilities(
                 load_session=True,
                 prompt_capabilities=schema.PromptCapabilities(image=True, audio=False, embedded_context=True),
@@ -137,7 +143,8 @@ class Desk:
 
     @answered
     async def authenticate(self, method_id: str) -> schema.AuthenticateResponse:
-        raise RequestError(INVALID_PARAMS, "there is nothing to sign in to: the model's key comes from the environment")
+        text = "Sign-in is not required. The key of the model comes from the environment."
+        raise RequestError(INVALID_PARAMS, text)
 
     # ── sessions ─────────────────────────────────────────────────────────────────────────────────
 
@@ -170,8 +177,8 @@ class Desk:
         except BaseException as error:
             await through(self._let_go(conversation))
             if isinstance(error, HandrailError):
-                again = "the session is not open now; session/resume goes on with it and tells nothing of it"
-                raise RequestError(INTERNAL_ERROR, f"{error}; {again}") from None
+                again = "The session was not loaded. `session/resume` continues it without its earlier messages."
+                raise RequestError(INTERNAL_ERROR, f"{error} {again}") from None
             raise
         return schema.LoadSessionResponse(modes=conversation.modes, config_options=conversation.options)
 
@@ -209,7 +216,7 @@ class Desk:
         first = 0
         if cursor is not None:
             if not cursor.isascii() or not cursor.isdigit() or len(cursor) > 9:
-                raise RequestError(INVALID_PARAMS, "that is no cursor of this list")
+                raise RequestError(INVALID_PARAMS, f"Invalid `cursor` {cursor[:80]!r}. Start again without a cursor.")
             first = int(cursor)
         folders = sorted({one.folder for one in self._open.values()}) if cwd is None else [self._folder(cwd, None)]
         if cwd is None and self._serving.only is not None:
@@ -230,13 +237,16 @@ class Desk:
             with self._serving.reading(folder) as reader:
                 return reader.resumable(limit=limit)
         except StartError:
-            return []  # nothing is kept of it
+            return []  # the workspace has no stored state
         except sqlite3.Error as error:
-            raise StartError(f"what is kept of {folder} cannot be read: {error}") from None
+            raise StartError(f"Could not read the stored sessions of {folder}: {error}") from None
 
     @answered
     async def close_session(self, session_id: str) -> schema.CloseSessionResponse:
-        """Leave a session so that it can be loaded again. Only the operator removes one for good (``handrail sessions close``)."""
+        """Suspend a session, so that it can be loaded again.
+
+        Only the operator removes a session permanently, with ``handrail sessions close``.
+        """
         self._conversation(session_id)
         await self._leave(session_id)
         return schema.CloseSessionResponse()
@@ -264,11 +274,11 @@ class Desk:
         if (conversation := self._open.get(session_id)) is not None:
             conversation.cancel()
 
-    # ── the way into a session ───────────────────────────────────────────────────────────────────
+    # ── opening and leaving a session ────────────────────────────────────────────────────────────
 
     def _greeted(self) -> schema.ClientCapabilities:
         if self._offered is None:
-            raise RequestError(INVALID_REQUEST, "the first request of a connection is initialize")
+            raise RequestError(INVALID_REQUEST, "The connection is not initialized. Send `initialize` first.")
         return self._offered
 
     def _conversation(self, session_id: str) -> Conversation:
@@ -276,46 +286,51 @@ class Desk:
         conversation = self._open.get(session_id)
         if conversation is None:
             raise RequestError(
-                INVALID_PARAMS, f"session {session_id[:80]!r} is not open here; session/load opens it again"
+                INVALID_PARAMS, f"Session {session_id[:80]!r} is not open. Open it again with `session/load`."
             )
         return conversation
 
     def _folder(self, cwd: str, further: Sequence[str] | None) -> str:
-        """The workspace that a client names, canonical.
+        """Return the canonical path of the workspace that a client names.
 
-        :raises RequestError: for one that cannot be, or may not be worked in
+        :raises RequestError: for an invalid path, or a workspace that is not allowed
         """
         self._greeted()
         if further:
             raise RequestError(
-                INVALID_PARAMS, "a session has one workspace here; further folders are roots in the agent's manifest"
+                INVALID_PARAMS,
+                "Additional directories are not supported. Add the folders to `[[roots]]` in agent.toml.",
             )
         if "\0" in cwd or not Path(cwd).is_absolute():
-            raise RequestError(INVALID_PARAMS, f"cwd is an absolute path, not {cwd[:200]!r}")
+            raise RequestError(INVALID_PARAMS, f"Invalid `cwd`: {cwd[:200]!r}. Expected an absolute path.")
         folder = str(Path(cwd).resolve())
         if not Path(folder).is_dir():
-            raise RequestError(INVALID_PARAMS, f"cwd {cwd[:200]!r} is no folder")
+            raise RequestError(INVALID_PARAMS, f"Invalid `cwd`: {cwd[:200]!r}. Expected an existing folder.")
         if self._serving.only not in (None, folder):
             raise RequestError(
-                INVALID_PARAMS, f"sessions are opened in {self._serving.only} only: handrail acp was given --workspace"
+                INVALID_PARAMS,
+                f"The workspace {folder!r} is not allowed. `handrail acp --workspace` allows only {self._serving.only}.",
             )
         return folder
 
     def _facts(self, folder: str, session_id: str, *, may_be_open: bool = False) -> SessionFacts:
-        """
-        :raises RequestError: when there is no such session
+        """Return the stored facts of a session.
+
+        :raises RequestError: if the session does not exist, is closed, or is open and may not be
         """
         if not may_be_open and (session_id in self._open or session_id in self._opening):
-            raise RequestError(INVALID_PARAMS, f"session {session_id[:80]} is open already")
+            raise RequestError(INVALID_PARAMS, f"Session {session_id[:80]!r} is already open.")
         try:
             with self._serving.reading(folder) as reader:
                 found = reader.get(session_id)
         except (StartError, sqlite3.Error):
             found = None
         if found is None:
-            raise RequestError(INVALID_PARAMS, f"there is no session {session_id[:80]!r} in {folder}")
+            listed = "`session/list` lists the sessions."
+            raise RequestError(INVALID_PARAMS, f"Session {session_id[:80]!r} does not exist in {folder}. {listed}")
         if found.state == "closed":
-            raise RequestError(INVALID_PARAMS, f"session {session_id} was closed for good: nothing said in it is kept")
+            text = f"Session {session_id} is closed, and its messages were removed. Create a new session."
+            raise RequestError(INVALID_PARAMS, text)
         return found
 
     async def _again(
@@ -356,7 +371,7 @@ class Desk:
         conversation.remarks += remarks_on(kernel, servers or ())
         self._open[conversation.session.id] = conversation
         loop = asyncio.get_running_loop()
-        loop.call_soon(conversation.announce)  # once the client knows which session it is of
+        loop.call_soon(conversation.announce)  # after the client has got the ID of the session
         if not replayed:
             loop.call_soon(conversation.known.set)
         return conversation
@@ -376,24 +391,24 @@ class Desk:
     def _released(self, task: asyncio.Task[None]) -> None:
         del self._left[task]
         if not task.cancelled() and (error := task.exception()) is not None:
-            _log.warning("a session that was left could not be let go of in order: %s", error)
+            _log.warning("Could not release a session after it was left: %s", error)
 
     async def _release(self, conversation: Conversation) -> None:
-        """Let go of the models and the workspace of a session that was left."""
+        """Release the models and the workspace of a session that was left."""
         try:
             await conversation.release()
         finally:
             await self._places.leave(conversation.folder)
 
     async def _let_go(self, conversation: Conversation) -> None:
-        """Leave a session that nobody will leave, unless it has been left meanwhile."""
+        """Leave a session, unless it was left meanwhile, and log errors."""
         session_id = conversation.session.id
         if self._open.get(session_id) is not conversation:
             return
         try:
             await self._leave(session_id)
         except Exception as error:
-            _log.warning("session %s could not be left in order: %s", session_id, error)
+            _log.warning("Could not suspend session %s: %s", session_id, error)
 
 
 def _info(folder: str, facts: SessionFacts) -> schema.SessionInfo:

@@ -1,4 +1,4 @@
-"""One session that an editor has open: its prompts, one at a time, their updates, and the user's options."""
+"""One session that an editor has open: its prompts, their updates, and the user's options."""
 
 from __future__ import annotations
 
@@ -39,26 +39,26 @@ from handrail.frontends.acp import showing
 from handrail.frontends.acp.telling import Telling
 from handrail.policy.rules.rules import MEANINGS, MODES, read_mode
 
-# The options of an editor's user: the mode, the model, and a skill by a slash command.
+# The options of the user at an editor: the mode, the model, and a skill by a slash command.
 
 COMPACT = "compact"
-"""The slash command by which a user asks for compaction."""
+"""The slash command that compacts the conversation."""
 MODE, MODEL = "mode", "model"
-"""The ids of the options."""
+"""The IDs of the options."""
 _COMMAND = re.compile(r"\s*/([^\s/]+)(?:\s+(.*))?", re.DOTALL)
 Option = schema.SessionConfigOptionSelect | schema.SessionConfigOptionBoolean
 
 
 def config_options(mode: Mode, model: str, models: Sequence[str]) -> list[Option]:
-    """What can be chosen now, whole, as the protocol has it.
+    """Return all options with their current values, in the protocol's form.
 
-    :param models: those that there are; with fewer than two there is nothing to choose
+    :param models: the available models; with fewer than two the option is left out
     """
     modes = [schema.SessionConfigSelectOption(value=one, name=one, description=MEANINGS[one]) for one in MODES]
-    found: list[Option] = [_select(MODE, "Mode", "How much is done without asking", mode, modes)]
+    found: list[Option] = [_select(MODE, "Mode", "How much runs without your approval", mode, modes)]
     if len(models) > 1:
         known = [schema.SessionConfigSelectOption(value=one, name=one) for one in models]
-        found.append(_select(MODEL, "Model", "Which model answers from the next prompt on", model, known))
+        found.append(_select(MODEL, "Model", "The model that answers from the next prompt on", model, known))
     return found
 
 
@@ -77,8 +77,11 @@ def _select(
 
 
 def commands(skills: Sequence[Skill]) -> schema.AvailableCommandsUpdate:
-    """The slash commands: compaction, and the skills with whose words they are. A skill by the name of a command is left out."""
-    about = "Make room in the context: an outline or a summary takes the place of older messages"
+    """Return the slash commands: compaction, and the skills with their origin.
+
+    A skill with the name of another command is left out.
+    """
+    about = "Make room in the context: replace older messages by an outline or a summary"
     found = [schema.AvailableCommand(name=COMPACT, description=about)]
     for skill in skills:
         if skill.name == COMPACT:
@@ -88,7 +91,7 @@ def commands(skills: Sequence[Skill]) -> schema.AvailableCommandsUpdate:
             schema.AvailableCommand(
                 name=skill.name,
                 description=f"{skill.description} (a skill {'of the workspace' if brought else 'of ' + _OF[skill.layer]})",
-                input=schema.AvailableCommandInput(schema.UnstructuredCommandInput(hint="what is to be done by it")),
+                input=schema.AvailableCommandInput(schema.UnstructuredCommandInput(hint="the task for the skill")),
                 field_meta={
                     "handrail/skill": skill.layer,
                     **({"handrail/untrusted": "it comes from the workspace"} if brought else {}),
@@ -102,37 +105,39 @@ _OF = {"user": "this installation", "shipped": "Handrail"}
 
 
 def asks_to_compact(task: str) -> bool:
-    """Return whether a prompt is the command for compaction, and nothing else."""
+    """Return whether a prompt is only the command for compaction."""
     return task.strip() == f"/{COMPACT}"
 
 
 def picked(task: str, session: Session) -> str:
-    """A task as the model is given it: one that begins with a skill's command names the skill.
+    """Return the task for the model. If it begins with a skill's command, it names the skill.
 
-    The model reads it by its tool, judged and labelled as ever: what a workspace wrote never becomes the user's words.
+    The model reads the skill with its tool, under the usual rules and labels. So text of a workspace never becomes text of
+    the user.
     """
     match = _COMMAND.fullmatch(task)
     if match is None or match[1] not in {skill.name for skill in session.skills}:
         return task  # a path, say
-    rest = (match[2] or "").strip() or "Do what it is for."
-    return f"[The user picked the skill {match[1]!r}: read it with the tool skill before anything else.]\n\n{rest}"
+    rest = (match[2] or "").strip() or "Follow the skill."
+    return f"[The user picked the skill {match[1]!r}. First read it with the tool skill.]\n\n{rest}"
 
 
 INTERNAL_ERROR, INVALID_PARAMS = -32603, -32602
 MOST_PROMPT = 4 * 1024 * 1024
-"""Characters of one prompt, with what it embeds."""
+"""Maximum characters of one prompt, with its embedded resources."""
 _END = re.compile(r"<(?=\s*/\s*embedded)", re.IGNORECASE)
-"""Text that a model might take for the end of an embedded document."""
+"""Text that a model might read as the end of an embedded document."""
 
 
 @dataclass(eq=False)
 class Conversation:
-    """
-    :param folder: the workspace, canonical
-    :param known: set once the client knows of the session
-    :param models: what the user may choose from, the one that it begins with first
-    :param working: an agent for the session with another of them
-    :param remarks: what the user is to know before the first answer
+    """A session that an editor has open, with its agent and its updates.
+
+    :param folder: the canonical path of the workspace
+    :param known: set when the client knows the session
+    :param models: the models that the user can choose from; the initial one comes first
+    :param working: returns an agent for the session with another model
+    :param remarks: notes for the user before the first answer
     """
 
     session: Session
@@ -145,13 +150,13 @@ class Conversation:
     models: Sequence[str] = ()
     working: Callable[[str], tuple[Agent, Model]] | None = None
     named: str = ""
-    """The model that answers."""
+    """The name of the current model."""
     remarks: list[str] = field(default_factory=list[str])
     _running: asyncio.Task[schema.PromptResponse] | None = None
     _cancelled: bool = False
     _leaving: bool = False
     _before: list[tuple[Agent, Model]] = field(default_factory=list[tuple[Agent, Model]])
-    """Those that answered before, and whose sub-agents are at work."""
+    """Earlier agents and their models whose sub-agents still work."""
 
     @property
     def modes(self) -> schema.SessionModeState:
@@ -159,8 +164,9 @@ class Conversation:
         return schema.SessionModeState(current_mode_id=self.mode, available_modes=available)
 
     def set_mode(self, mode: str) -> None:
-        """
-        :raises RequestError: for one that there is not
+        """Set the mode of the session.
+
+        :raises RequestError: for an unknown mode
         """
         try:
             self.mode = read_mode(mode)
@@ -170,25 +176,29 @@ class Conversation:
         self.telling.tell(schema.CurrentModeUpdate(session_update="current_mode_update", current_mode_id=self.mode))
         self._optioned()
 
-    # ── what is chosen ───────────────────────────────────────────────────────────────────────────
+    # ── options ──────────────────────────────────────────────────────────────────────────────────
 
     @property
     def options(self) -> list[Option]:
         return config_options(self.mode, self.named, self.models)
 
     async def choose(self, option: str, value: str | bool) -> None:
-        """
-        :raises RequestError: for an option or a value that there is not, and for another model while this one works
+        """Set an option of the session.
+
+        :raises RequestError: for an unknown option or value, and for another model while the current one works
         """
         known = {one.id: one for one in self.options}
         if option not in known or not isinstance(value, str):
-            raise RequestError(INVALID_PARAMS, f"{option[:80]!r} takes one of its values; there are {', '.join(known)}")
+            text = f"Invalid option {option[:80]!r} or value. The options are: {', '.join(known)}."
+            raise RequestError(INVALID_PARAMS, text)
         if option == MODE:
             self.set_mode(value)
         elif value not in self.models or self.working is None:
-            raise RequestError(INVALID_PARAMS, f"no model {value[:80]!r} is offered here: {', '.join(self.models)}")
+            text = f"Unknown model {value[:80]!r}. The models are: {', '.join(self.models)}."
+            raise RequestError(INVALID_PARAMS, text)
         elif self._running is not None:
-            raise RequestError(INVALID_PARAMS, "the model is at work; cancel the prompt, or wait for its answer")
+            text = "The model cannot be changed during a prompt. Cancel the prompt, or wait for its answer."
+            raise RequestError(INVALID_PARAMS, text)
         elif value != self.named:
             before = self.agent, self.model
             self.agent, self.model = self.working(value)
@@ -210,38 +220,39 @@ class Conversation:
     # ── prompts ──────────────────────────────────────────────────────────────────────────────────
 
     async def prompt(self, task: str, pictures: Sequence[Blob] = ()) -> schema.PromptResponse:
-        """Have the agent work on ``task``. What it says and does is sent to the editor meanwhile.
+        """Let the agent work on ``task``, and send its text and calls to the editor meanwhile.
 
-        :param pictures: that the user shows with it
-        :raises RequestError: when a prompt is under way, its model is shown no pictures, or the work could not be done
+        :param pictures: images of the user's prompt
+        :raises RequestError: if another prompt is running, the model does not accept images, or the run failed
         """
         if self._running is not None:
-            raise RequestError(INVALID_PARAMS, "this session is working on a prompt; cancel it, or wait for its answer")
+            text = "The session already works on a prompt. Cancel that prompt, or wait for its answer."
+            raise RequestError(INVALID_PARAMS, text)
         if pictures and not takes_pictures(self.model):
             raise RequestError(
                 INVALID_PARAMS,
-                f"the model {self.named or self.model.name} takes no images; say what is in them, or choose another model",
+                f"The model {self.named or self.model.name} does not accept images. Describe them, or choose another model.",
             )
         self._cancelled = False
         compacts = asks_to_compact(task) and not pictures
         work = self._compact() if compacts else self._work(picked(task, self.session), pictures)
         running = self._running = asyncio.create_task(work)
         running.add_done_callback(self._over)
-        return await asyncio.shield(running)  # the SDK cancels its handlers when the client goes: that is no abort
+        return await asyncio.shield(running)  # the SDK cancels its handlers when the client disconnects
 
     def _over(self, task: asyncio.Task[schema.PromptResponse]) -> None:
         self._running = None
         if not task.cancelled():
-            task.exception()  # looked at: where the client has gone nobody waits for it
+            task.exception()  # mark it as retrieved, because the client may have disconnected
 
     def cancel(self) -> None:
-        """The user's stop: every call in flight is stopped and answered, and the prompt ends as ``cancelled``."""
+        """Cancel the prompt: stop and answer every running call. The prompt ends as ``cancelled``."""
         if self._running is not None:
             self._cancelled = True
             self.agent.cancel("user")
 
     async def _compact(self) -> schema.PromptResponse:
-        """Make room in the conversation, and say how much."""
+        """Compact the conversation, and report the result to the user."""
         try:
             self._remark()
             self.telling.says(str(await self.agent.compact()))
@@ -257,7 +268,7 @@ class Conversation:
     async def _work(self, task: str, pictures: Sequence[Blob]) -> schema.PromptResponse:
         outcome: RunOutcome | None = None
         try:
-            if not self._cancelled:  # a stop may come before the work begins
+            if not self._cancelled:  # the user may cancel before the work begins
                 self._remark()
                 said = await shown(task, pictures, self.session.history)
                 async with aclosing(self.agent.run(said)) as events:
@@ -269,7 +280,7 @@ class Conversation:
                                 self.telling.answered(answer)
                             case ReplyCut(reason, again):
                                 self.telling.says(
-                                    f"\n\n[the reply broke off: {reason}{'; asked again' if again else ''}]\n\n"
+                                    f"\n\n[The reply was cut off: {reason}{'; retrying' if again else ''}]\n\n"
                                 )
                             case NoticesHeard(notices):
                                 self.telling.thinks("".join(f"[{one.source}: {one.text}]\n" for one in notices))
@@ -295,20 +306,20 @@ class Conversation:
         if outcome is None or self._cancelled:
             return schema.PromptResponse(stop_reason="cancelled", usage=_usage(outcome))
         if outcome.status == "failed":
-            raise RequestError(INTERNAL_ERROR, outcome.detail or "the model gave no whole reply")
+            raise RequestError(INTERNAL_ERROR, outcome.detail or "The model returned no complete reply.")
         if outcome.status not in ("answered", "cancelled"):
             self.telling.says(f"\n\n[{outcome.detail}]")
         if outcome.status == "parked":
-            self.telling.says(" Answer with handrail approve, then prompt this session again.")
+            self.telling.says(" Answer with `handrail approve`, then send another prompt.")
         reason = "cancelled" if self._leaving else _stop_reason(outcome)
         return schema.PromptResponse(stop_reason=reason, usage=_usage(outcome))
 
-    # ── what was said before ─────────────────────────────────────────────────────────────────────
+    # ── earlier messages ─────────────────────────────────────────────────────────────────────────
 
     async def replay(self) -> None:
-        """Send the client the whole conversation, and the calls that wait in it.
+        """Send the client the whole conversation, with the calls that still wait.
 
-        :raises HandrailError: when it cannot be read, or not all of it can be told
+        :raises HandrailError: if the conversation cannot be read, or not all of it can be sent
         """
         history = self.session.history
         found = restored([] if history is None else await history.read())
@@ -320,12 +331,12 @@ class Conversation:
             self.telling.tell(update)
         await self.telling.flush()
         if (failure := self.telling.failure) is not None:
-            raise UsageError(f"something in the conversation cannot be told: {type(failure).__name__}: {failure}")
+            raise UsageError(f"Could not send part of the conversation: {type(failure).__name__}: {failure}.")
         if self.telling.gone:
-            raise UsageError("the session was closed, or its client has gone, before all of it was told")
+            raise UsageError("The session was closed, or the client disconnected, before the conversation was sent.")
 
     async def _retell(self, messages: Sequence[Message]) -> object:
-        """Send the client messages of the past. Gives the last todo list among them."""
+        """Send the client earlier messages, and return the last todo list among them."""
         plan: object = None
         calls: dict[str, tuple[str, CallPart]] = {}
         for number, message in enumerate(messages):
@@ -366,7 +377,7 @@ class Conversation:
                 self._result(*known, result.text, failed=result.is_error)
 
     def _result(self, call_id: str, call: CallPart, text: str, *, failed: bool) -> object:
-        """Show how a call ended. Gives the todo list if the call changed it."""
+        """Show the result of a call, and return the todo list if the call changed it."""
         try:
             wire: Any = json.loads(text)
             result = Result.from_dict(cast("Mapping[str, Any]", wire))
@@ -376,11 +387,13 @@ class Conversation:
         data: Any = result.data
         return cast("dict[str, Any]", data).get("todos") if call.name == "todo" and isinstance(data, dict) else None
 
-    # ── its end ──────────────────────────────────────────────────────────────────────────────────
+    # ── end of the session ───────────────────────────────────────────────────────────────────────
 
     async def leave(self) -> None:
-        """Suspend the session: running calls are stopped and answered, calls that wait for a person go on waiting, sub-agents in the
-        background go on, everything is kept. :meth:`release` comes next."""
+        """Suspend the session. Call :meth:`release` afterwards.
+
+        Running calls are stopped and answered. Calls that wait for approval, and sub-agents in the background, continue.
+        """
         running = self._running
         self._leaving = True
         if running is not None:
@@ -394,11 +407,11 @@ class Conversation:
 
     @property
     def at_work(self) -> bool:
-        """Whether sub-agents work with its models."""
+        """Whether sub-agents still work with its models."""
         return any(agent.subagents.at_work for agent, _ in self._all())
 
     async def release(self) -> None:
-        """Close its models, once no sub-agent works with them any more."""
+        """Close its models when no sub-agent works with them."""
         async with AsyncExitStack() as closing:
             for agent, model in self._all():
                 closing.push_async_callback(model.aclose)
@@ -442,10 +455,11 @@ Block = (
 
 
 def asked_of(blocks: Sequence[Block]) -> tuple[str, list[Blob]]:
-    """A prompt as one text, and the pictures that are shown with it. What an editor embeds stands in it as data, under the
-    name of what it is of.
+    """Return a prompt as one text, and its images.
 
-    :raises RequestError: for what this agent does not take
+    Embedded resources are in the text as data, with their URI.
+
+    :raises RequestError: for content that this agent does not accept
     """
     parts: list[str] = []
     pictures: list[bytes] = []
@@ -466,14 +480,16 @@ def asked_of(blocks: Sequence[Block]) -> tuple[str, list[Blob]]:
                 parts.append(f"[image {len(pictures)}]")
             case _:
                 raise RequestError(
-                    INVALID_PARAMS, "text, links, embedded text and images are taken; name a file for the rest"
+                    INVALID_PARAMS,
+                    f"Unsupported content of type `{block.type}`. Send text, links, embedded text or images, or name a file.",
                 )
     task = "".join(parts)
     if not task.strip():
-        raise RequestError(INVALID_PARAMS, "the prompt is empty")
+        raise RequestError(INVALID_PARAMS, "The prompt is empty. Send some text.")
     if len(task) > MOST_PROMPT:
         raise RequestError(
-            INVALID_PARAMS, f"the prompt has {len(task):,} characters, at most {MOST_PROMPT:,} are taken; name a file"
+            INVALID_PARAMS,
+            f"The prompt has {len(task):,} characters. The limit is {MOST_PROMPT:,}. Name a file instead.",
         )
     try:
         return task, checked(pictures)
@@ -485,7 +501,7 @@ def _decoded(data: str, number: int) -> bytes:
     try:
         return base64.b64decode(data, validate=True)
     except ValueError:
-        raise RequestError(INVALID_PARAMS, f"image {number} is not base64") from None
+        raise RequestError(INVALID_PARAMS, f"Image {number} is not valid base64.") from None
 
 
 def _line(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Sessions for editors: the kernel of each workspace, the person and files at the editor, and new conversations."""
+"""Sessions for editors: the kernel of each workspace, the user and the files at the editor, and new sessions."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ if TYPE_CHECKING:
     from handrail.session.past import SessionReader
 
 
-# The person at an editor: approval requests for calls, and questions of tools.
+# The user at an editor: approval requests for calls, and questions of tools.
 #
-# Each request is sent separately, so several can be open and be answered in any order. An editor that disconnects during a
-# request has answered nothing: the call is parked, and asked about again when its session is resumed.
+# Each request is sent separately, so several can be open and be answered in any order. If an editor disconnects during a
+# request, the call waits for approval, and Handrail asks again when its session is resumed.
 
 OptionKind = schema.PermissionOptionKind
 
 
 def options_of(request: ApprovalRequest) -> list[tuple[Choice, OptionKind, str]]:
-    """What may be answered, each with the rule that it would store, whole."""
+    """Return the possible answers to a request, each with the full rule that it would store."""
     found: list[tuple[Choice, OptionKind, str]] = [("once", "allow_once", "Allow once")]
     for rule, session, project in (
         (request.always, "session", "project"),
@@ -64,13 +64,15 @@ def options_of(request: ApprovalRequest) -> list[tuple[Choice, OptionKind, str]]
 
 
 class Person:
-    """An :class:`~handrail.contract.approvals.Attendant`: whoever sits at the client of one session.
+    """An :class:`~handrail.contract.approvals.Attendant` that asks the user at an editor.
 
-    :param session_id: the client's session; calls of its sub-agents are asked about in it too
-    :param forms: whether the client fills in forms
-    :param introduce: tells of a call before it is asked about, where the client has not heard of it
-    :param decided: hears what became of it
-    :ivar there: set once the client knows its session, of which calls may be asked about from before; till then they wait
+    Requests for calls of sub-agents are sent in the same session.
+
+    :param forms: whether the client answers forms
+    :param introduce: called before a request, to show a call that the client does not know
+    :param decided: called with the decision
+    :ivar session_id: the ID of the client's session
+    :ivar there: set when the client knows its session; earlier requests wait for it
     """
 
     def __init__(
@@ -110,20 +112,22 @@ class Person:
                 call,
                 [schema.PermissionOption(option_id=choice, kind=kind, name=name) for choice, kind, name in options],
             )
-        except OSError:  # it has gone
+        except OSError:  # the client has disconnected
             return ApprovalAnswer("later")
         except RequestError as error:
-            raise ToolError(f"the client did not answer: {str(error)[:300]}", kind="unavailable") from None
-        except ValueError:  # pydantic's, of an answer that is none
-            return ApprovalAnswer("reject", "the client gave an answer that is none")
+            text = f"The client did not answer the approval request: {str(error)[:300]}. Continue without this call."
+            raise ToolError(text, kind="unavailable") from None
+        except ValueError:  # pydantic's, for an invalid answer
+            return ApprovalAnswer("reject", "The client returned an invalid answer to the approval request.")
         chosen = answer.outcome.option_id if isinstance(answer.outcome, schema.AllowedOutcome) else None
         for choice, _, _ in options:
             if choice == chosen:
                 return ApprovalAnswer(choice)
-        return ApprovalAnswer("reject", "" if chosen is None else "the client chose what was not offered")
+        unknown = f"The client chose an unknown option: {str(chosen)[:80]!r}."
+        return ApprovalAnswer("reject", "" if chosen is None else unknown)
 
     async def _call(self, request: ApprovalRequest) -> schema.ToolCallUpdate:
-        """The call, whole: its reason, every argument, and what it would change."""
+        """Return the full description of a call: its reason, every argument, and its changes."""
         spec, workdir = self._spec_of(request.tool_id), self._workdir
         found: list[showing.Content] = []
         changes = await preview(request, workdir)
@@ -133,7 +137,7 @@ class Person:
             read = showing.differences(changes, showing.absolute(path, workdir))
             drawn = bool(read.parts) and read.whole
             found += read.parts if drawn else []
-        origin = f"Asked by {one_line(request.origin)}.\n" if request.origin else ""
+        origin = f"Requested by {one_line(request.origin)}.\n" if request.origin else ""
         lines = (
             [f"{request.id}  {one_line(request.reason)}", *file_lines(request)]
             if drawn
@@ -166,22 +170,26 @@ class Person:
         except OSError:
             return None
         except RequestError as error:
-            raise ToolError(f"the client did not answer: {str(error)[:300]}", kind="unavailable") from None
+            text = f"The client did not answer: {str(error)[:300]}. Continue without the answer."
+            raise ToolError(text, kind="unavailable") from None
         except ValueError:
-            raise ToolError("the client gave an answer that is none", kind="unavailable") from None
+            text = "The client returned an invalid answer to `elicitation/create`. Continue without it."
+            raise ToolError(text, kind="unavailable") from None
         filled = {"action": answer.action, "content": getattr(answer, "content", None)}
         answers = question_answers(questions, filled, TITLED_SINCE)
         if answers is None or isinstance(answers, str):
-            raise ToolError(answers or "the user did not answer", kind="denied")
+            raise ToolError(answers or "The user did not answer. Continue without the answer.", kind="denied")
         return answers
 
 
-# The editor's view of files, with unsaved changes, for tools that read.
+# The editor's content of files, with unsaved changes, for tools that read.
 
 
 class Editor:
-    """A :class:`~handrail.contract.doors.peer.Peer` with :class:`~handrail.contract.doors.peer.Buffers`. The rest of what MCP clients
-    answer it does not."""
+    """A :class:`~handrail.contract.doors.peer.Peer` with :class:`~handrail.contract.doors.peer.Buffers` of an editor.
+
+    It answers no requests of MCP servers.
+    """
 
     def __init__(self, client: AgentSideConnection) -> None:
         self.session_id = ""
@@ -190,7 +198,7 @@ class Editor:
     async def unsaved(self, path: str) -> str | None:
         try:
             return (await self._client.read_text_file(self.session_id, path)).content
-        except (OSError, RequestError, ValueError):  # it has gone, knows no such file, or said nothing sensible
+        except (OSError, RequestError, ValueError):  # it has disconnected, has no such file, or answered invalidly
             return None
 
     def offers(self, call_id: str, method: AskMethod, params: Mapping[str, Any]) -> bool:
@@ -203,7 +211,7 @@ class Editor:
         pass
 
 
-# The workspaces of an editor: each has one kernel, opened by the first session in it and closed with the last.
+# The workspaces of an editor: each has one kernel, which opens with its first session and closes with its last.
 
 McpServer = schema.HttpMcpServer | schema.SseMcpServer | schema.AcpMcpServer | schema.McpServerStdio
 Opening = Callable[[str], "AbstractAsyncContextManager[Kernel]"]
@@ -211,7 +219,7 @@ Opening = Callable[[str], "AbstractAsyncContextManager[Kernel]"]
 
 @dataclass(eq=False, slots=True)
 class _Place:
-    """One open workspace. Its kernel is opened and closed in a task of its own: whoever asks first may be cancelled."""
+    """One open workspace. A separate task opens and closes its kernel, because the first caller may be cancelled."""
 
     ready: asyncio.Future[Kernel]
     leave: asyncio.Event = field(default_factory=asyncio.Event)
@@ -220,8 +228,9 @@ class _Place:
 
 
 class Places:
-    """
-    :param opening: how a workspace is opened
+    """The open workspaces, each with one shared kernel.
+
+    :param opening: opens a workspace
     """
 
     def __init__(self, opening: Opening) -> None:
@@ -229,10 +238,10 @@ class Places:
         self._places: dict[str, _Place] = {}
 
     async def enter(self, folder: str) -> Kernel:
-        """The kernel of a workspace; whoever has got it calls :meth:`leave` once.
+        """Return the kernel of a workspace. Call :meth:`leave` once for each call of this method.
 
-        :param folder: canonical
-        :raises HandrailError: where it cannot be opened
+        :param folder: the canonical path
+        :raises HandrailError: if the workspace cannot be opened
         """
         while (place := self._places.get(folder)) is not None and place.leave.is_set():
             assert place.task is not None
@@ -249,8 +258,8 @@ class Places:
             raise
 
     async def leave(self, folder: str) -> None:
-        """Close it where this was its last user."""
-        if (place := self._places.get(folder)) is None:  # all were closed meanwhile
+        """Release a workspace, and close it if this was its last user."""
+        if (place := self._places.get(folder)) is None:  # all workspaces were closed meanwhile
             return
         self._left(place)
         if place.leave.is_set() and place.task is not None:
@@ -275,7 +284,7 @@ class Places:
             del self._places[folder]
 
     async def aclose(self) -> None:
-        """Close all of them."""
+        """Close all workspaces."""
         tasks = [place.task for place in self._places.values() if place.task is not None]
         for place in self._places.values():
             place.leave.set()
@@ -284,31 +293,33 @@ class Places:
 
 
 def remarks_on(kernel: Kernel, servers: Sequence[McpServer]) -> list[str]:
-    """What is said of the MCP servers that a client names: those that the operator has configured under the same name are
-    there already; another one is not started because a client says so."""
+    """Return a note about MCP servers that the client names and the operator has not configured.
+
+    Handrail starts only servers that the operator has configured.
+    """
     own = {status.name for status in kernel.mcp.servers}
     others = sorted({server.name[:80] for server in servers} - own)
     if not others:
         return []
     names = ", ".join(repr(name) for name in others)
     return [
-        f"[These MCP servers of the editor are not used: {names}. Handrail starts none that nobody has installed, enabled "
-        "and given its hosts here: put them under [mcp.servers] of handrail.toml, or see handrail mcp import --help.]"
+        f"[Handrail does not use these MCP servers of the editor: {names}. It starts only servers that you have configured. "
+        "Add them to [mcp.servers] in handrail.toml, or see `handrail mcp import --help`.]"
     ]
 
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """How clients are served.
+    """How the ACP agent serves its clients.
 
     :param opening: opens a workspace
-    :param reading: what is kept of a workspace's sessions, whoever holds it
-    :param model: the model that an agent works with; raises ``HandrailError`` where there is none
-    :param budget: bounds of each prompt
-    :param only: the one workspace that may be worked in, canonical; None for any
-    :param headless: nobody is asked
-    :param models: the names of those that an editor may choose from, for an agent; the one that it begins with first
-    :param named: opens one of them
+    :param reading: opens the stored sessions of a workspace, also while another process holds it
+    :param model: opens the model of an agent; raises ``HandrailError`` if it has none
+    :param budget: returns the limits of each prompt
+    :param only: the canonical path of the only allowed workspace; None for any
+    :param headless: never ask the user
+    :param models: returns the names of the models that an editor can choose from; the initial one comes first
+    :param named: opens one of these models
     """
 
     opening: Opening
@@ -330,12 +341,12 @@ async def converse(
     offered: schema.ClientCapabilities,
     client: AgentSideConnection,
 ) -> Conversation:
-    """Open a session for one client, with an agent that works in it. Where it cannot be, no session is left open.
+    """Open a session for one client, with an agent that works in it. On an error, no session stays open.
 
-    :param folder: the workspace, canonical
-    :param session_id: one that was open before; None for a new one
-    :param offered: what the client can do
-    :raises HandrailError: when there is no such session or agent
+    :param folder: the canonical path of the workspace
+    :param session_id: an earlier session; None for a new one
+    :param offered: the client's capabilities
+    :raises HandrailError: if the session or the agent does not exist
     """
 
     def spec_of(name: str) -> ToolSpec | None:

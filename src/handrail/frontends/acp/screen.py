@@ -1,7 +1,7 @@
 """A program for a client's terminal that shows the text it receives over a socket while a command runs.
 
-Handrail itself runs and confines the command. This is started as a separate program, with the socket's path, and imports
-nothing of Handrail.
+Handrail itself runs and confines the command. The client starts this as a separate program with the path of the socket. It
+imports nothing of Handrail.
 """
 
 import os
@@ -9,7 +9,7 @@ import socket
 import sys
 
 END = b"\0"
-"""Before the exit code to end with. It is never in what is shown."""
+"""The byte before the exit code. It never occurs in the shown text."""
 
 
 def main(path: str) -> int:

@@ -1,8 +1,8 @@
 """Terminals in an editor that show the output of running commands.
 
-A command always runs in Handrail's sandbox, under the rules: the protocol's ``terminal/create`` would have the client run it,
+A command always runs in Handrail's sandbox, under the rules. With the protocol's ``terminal/create``, the client would run it
 with all rights of its user. A client that can draw terminals from updates (``_meta.terminal_output`` among its capabilities)
-gets updates. Another client's terminal runs a small program that shows the text it receives
+gets updates. In another client, the terminal runs a small program that shows the text it receives
 (:mod:`handrail.frontends.acp.screen`). A client without terminals gets the end of the output as text.
 """
 
@@ -27,27 +27,27 @@ from handrail.origins.programs import ProgramRefused, own_interpreter
 
 How = Literal["drawn", "viewed", "text"]
 MOST_TEXT = 4_000
-"""Characters of the end of an output that a client without terminals has while it grows."""
+"""Maximum characters of a growing output that a client without terminals gets, from the end."""
 MOST_BEHIND = 1024 * 1024
-"""Bytes that wait for a terminal which does not show them; what is written beyond these is left out of it, and it says so."""
-LEFT_OUT = "\n[not all of the output is shown here: this terminal was too slow]\n"
+"""Maximum bytes that wait for a slow terminal. Further output is left out, with a note."""
+LEFT_OUT = "\n[Part of the output is not shown: this terminal was too slow.]\n"
 MOST_SCREENS = 16
-"""Terminals of one session at once; a further call's output is text."""
+"""Maximum number of concurrent terminals of one session. The output of further calls is text."""
 _PATIENCE_S = 10.0
-"""How long a client has to start what it shows in a terminal, and afterwards to come to its end."""
+"""Seconds that a client has at the end to finish its terminals."""
 
 
 def how_shown(offered: schema.ClientCapabilities) -> How:
-    """What a client can do."""
+    """Return how a client can show the output of a command."""
     if (offered.field_meta or {}).get("terminal_output") is True:
         return "drawn"
     return "viewed" if offered.terminal and sys.platform != "win32" else "text"
 
 
 class Screen:
-    """One command's.
+    """The terminal of one running command.
 
-    :param tell: tells the client of its call: content, and what goes into ``_meta``
+    :param tell: sends the client an update of the call: its content and its ``_meta``
     """
 
     def __init__(self, call_id: str, how: How, tell: Callable[[list[showing.Content] | None, Any], None]) -> None:
@@ -55,7 +55,7 @@ class Screen:
         self.how: How = how
         self._tell = tell
         self.shown = False
-        """Whether anything of its output was."""
+        """Whether some output was shown."""
         self._end = ""
         self.terminal: str | None = call_id if how == "drawn" else None
         self._waiting = bytearray()
@@ -70,7 +70,7 @@ class Screen:
         return [schema.TerminalToolCallContent(type="terminal", terminal_id=self.terminal)]
 
     def write(self, text: str) -> None:
-        """A further piece of the output."""
+        """Show a further piece of the output."""
         if not text:
             return
         self.shown = True
@@ -84,7 +84,7 @@ class Screen:
             self._tell([showing.fenced(self._end)], None)
 
     def end(self, code: int | None, signal: str | None) -> None:
-        """The command has ended."""
+        """Show that the command has ended."""
         if self.how == "drawn":
             ended = {"terminal_id": self.terminal, "exit_code": code, "signal": signal}
             self._tell(None, {"terminal_exit": ended})
@@ -103,7 +103,7 @@ class Screen:
             self.connected(writer)
 
     def connected(self, writer: asyncio.StreamWriter) -> None:
-        """What shows it is there."""
+        """Send the waiting output to the viewer, which has connected."""
         self._writer = writer
         data, self._waiting = bytes(self._waiting), bytearray()
         if not writer.is_closing():
@@ -112,16 +112,16 @@ class Screen:
                 writer.close()
 
     def as_text(self) -> None:
-        """No terminal is to be had."""
+        """Show the output as text, because no terminal is available."""
         self.how, text, self._waiting = "text", self._waiting.decode("utf-8", "replace"), bytearray()
         if text and self._over is None:
             self.write(text)
 
 
 class Screens:
-    """Those of one session.
+    """The terminals of one session.
 
-    :param session_id: known once it is open
+    :ivar session_id: the ID of the session, set when it is open
     """
 
     def __init__(self, client: AgentSideConnection, how: How) -> None:
@@ -133,7 +133,7 @@ class Screens:
         self._folder: str | None = None
 
     def begin(self, call_id: str, tell: Callable[[list[showing.Content] | None, Any], None]) -> Screen:
-        """For a command that begins to run."""
+        """Open a terminal for a command that starts."""
         how: How = self._how if len(self._open) < MOST_SCREENS else "text"
         found = self._open[call_id] = Screen(call_id, how, tell)
         if how == "viewed":
@@ -149,11 +149,11 @@ class Screens:
         return self._open.pop(call_id, None)
 
     async def _view(self, found: Screen, tell: Callable[[list[showing.Content] | None, Any], None]) -> None:
-        """Have the client show one command's output in a terminal of its own, to its end."""
+        """Let the client show one command's output in a terminal, until the command ends."""
         server: asyncio.Server | None = None
         try:
             if self._folder is None:
-                self._folder = tempfile.mkdtemp(prefix="handrail-acp-")  # nobody else's: mode 0700
+                self._folder = tempfile.mkdtemp(prefix="handrail-acp-")  # private: mode 0700
             path = os.path.join(self._folder, f"{id(found):x}")  # noqa: PTH118 - a text is needed
             server = await asyncio.start_unix_server(lambda _, writer: found.connected(writer), path)
             made = await self._client.create_terminal(
@@ -163,7 +163,7 @@ class Screens:
             tell(found.content, None)
             await self._client.wait_for_terminal_exit(self.session_id, made.terminal_id)
             await self._client.release_terminal(self.session_id, made.terminal_id)
-        except (OSError, RequestError, ValueError, ProgramRefused):  # it has gone, or does not do what it offered
+        except (OSError, RequestError, ValueError, ProgramRefused):  # it has disconnected, or cannot show a terminal
             if found.terminal is None:
                 found.as_text()
         finally:
@@ -171,7 +171,7 @@ class Screens:
                 server.close()
 
     async def aclose(self) -> None:
-        """Return when nothing is shown any more; a client that does not come to an end is not waited for."""
+        """End all terminals, and wait a limited time for the client to finish them."""
         for found in self._open.values():
             found.end(None, None)
         self._open.clear()

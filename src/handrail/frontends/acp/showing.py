@@ -1,4 +1,4 @@
-"""The form of a call in an editor: its title, its kind, the places it touches, its differences and its result."""
+"""The form of a call in an editor: its title, its kind, its files, its diff and its result."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ Content = schema.ContentToolCallContent | schema.FileEditToolCallContent | schem
 
 MOST_TITLE = 160
 MOST_SHOWN = 20_000
-"""Characters of a result in an editor's view. Its raw output is as the model's was."""
+"""Maximum characters of a shown result. The raw output is the same as the model's."""
 MOST_PLACES = 20
 _HUNK = re.compile(r"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
 _ONE_ARGUMENT = re.compile(r"\{(\w+)\}")
 _NO_NEWLINE = "\\ "
 _WRITTEN = ("output", "content", "text", "head")
-"""Where a result has what was written or read: the first of these that is a text."""
+"""Keys of the text in a result. The first one with a string counts."""
 _ENDS = {"exit_code", "signal", "limit", "dropped_bytes", "notes"}
-"""What a result says of a program beside that."""
+"""Further keys of a program's result."""
 NO_OUTPUT = "(no output)"
 _STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _PLAIN = str.maketrans({code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if code not in (9, 10)})
 
 
 def plain(text: str) -> str:
-    """A model's text without what would steer a terminal."""
+    """Return text with control characters written out, so that it cannot control a terminal."""
     return text if _STEERING.search(text) is None else text.translate(_PLAIN)
 
 
 def title_of(tool_id: str, arguments: Mapping[str, Any], by: str = "") -> str:
-    """What a call does, on one line. It may be cut; what is approved is shown whole beside it.
+    """Return a one-line title of a call. It may be cut, because an approval request shows the full call.
 
-    :param by: whose call it is, where that is not the agent that the user talks to
+    :param by: the sub-agent that makes the call; empty for the agent itself
     """
     command, path = arguments.get("command"), arguments.get("path")
     if isinstance(command, str) and command:
@@ -59,7 +59,7 @@ def _cut(text: str) -> str:
 
 
 def places_of(spec: ToolSpec | None, arguments: Mapping[str, Any], workdir: str) -> list[schema.ToolCallLocation]:
-    """The files that a call names, as absolute paths."""
+    """Return the files that a call names, as absolute paths."""
     if spec is None:
         return []
     found: dict[str, None] = {}
@@ -74,15 +74,15 @@ def places_of(spec: ToolSpec | None, arguments: Mapping[str, Any], workdir: str)
 
 
 def absolute(path: str, workdir: str) -> str:
-    """As the protocol wants paths."""
+    """Return a path in the form that the protocol requires."""
     return os.path.normpath(os.path.join(workdir, path))  # noqa: PTH118 - text only: nothing is looked up
 
 
 class Differences(NamedTuple):
-    """A unified diff as an editor shows it.
+    """A unified diff in the form for an editor.
 
-    :param line: the first line that differs, in the file as it will be
-    :param whole: nothing of it is left out
+    :param line: the first changed line, in the new file
+    :param whole: whether the diff is complete
     """
 
     parts: list[schema.FileEditToolCallContent]
@@ -91,9 +91,9 @@ class Differences(NamedTuple):
 
 
 def differences(text: str, path: str) -> Differences:
-    """Read one file's unified diff.
+    """Parse the unified diff of one file.
 
-    :param path: absolute
+    :param path: the absolute path of the file
     """
     parts: list[schema.FileEditToolCallContent] = []
     first: int | None = None
@@ -119,9 +119,9 @@ def differences(text: str, path: str) -> Differences:
 class _Hunk(NamedTuple):
     """The lines of one hunk.
 
-    :param shift: how many lines in front of the first that differs
-    :param whole: it has as many lines as its head says
-    :param end: where the next one may begin
+    :param shift: number of unchanged lines before the first changed one
+    :param whole: whether it has as many lines as its header says
+    :param end: index of the line after it
     """
 
     old: list[str]
@@ -156,37 +156,37 @@ def _hunk_at(lines: Sequence[str], at: int, head: re.Match[str]) -> _Hunk:
 
 
 def text(words: str) -> schema.ContentToolCallContent:
-    """Words as the content of a call."""
+    """Return text as the content of a call."""
     return schema.ContentToolCallContent(
         type="content", content=schema.TextContentBlock(type="text", text=spelled_out(words))
     )
 
 
 def fenced(words: str) -> schema.ContentToolCallContent:
-    """Foreign text as the content of a call: nothing in it is taken for markup."""
+    """Return untrusted text as the content of a call, fenced so that it is not read as markup."""
     cut = f"{words[:MOST_SHOWN]}\n… ({len(words) - MOST_SHOWN:,} more characters)"
     return fenced_whole(words if len(words) <= MOST_SHOWN else cut)
 
 
 def fenced_whole(shown: str) -> schema.ContentToolCallContent:
-    """The same without a bound, for what is approved."""
+    """Return untrusted text as fenced content without a length limit, for approval requests."""
     longest = max((len(run) for run in re.findall(r"`+", shown)), default=0)
     fence = "`" * max(3, longest + 1)
     return text(f"{fence}\n{shown}\n{fence}")
 
 
 def content_of(result: Result, workdir: str) -> tuple[list[Content], list[schema.ToolCallLocation]]:
-    """A result as an editor shows it, and the places that it names more exactly than the call did."""
+    """Return the content of a result for an editor, and its more exact file locations."""
     data: Any = result.data
     if not result.ok:
-        return [text(result.error_text or "it failed without words"), *_written(data)], []
+        return [text(result.error_text or "The call failed without a message."), *_written(data)], []
     if isinstance(data, dict):
         fields = cast("dict[str, Any]", data)
         diff, path = fields.get("diff"), fields.get("path")
         if isinstance(diff, str) and isinstance(path, str):
             where = absolute(path, workdir)
             found = differences(diff, where)
-            left_out = [] if found.whole else [text("not all of the change is shown")]
+            left_out = [] if found.whole else [text("Part of the change is not shown.")]
             return [*found.parts, *left_out], [schema.ToolCallLocation(path=where, line=found.line)]
         if (inner := _waited_for(fields)) is not None:
             content, places = content_of(inner, workdir)
@@ -194,11 +194,11 @@ def content_of(result: Result, workdir: str) -> tuple[list[Content], list[schema
     shown, cut = _written(cast("object", data)), result.metadata.get("output_path")
     if _says_nothing(cast("object", data)):
         shown.insert(0, text(NO_OUTPUT))
-    return [*shown, *([text(f"it is cut; the whole is in {cut}")] if isinstance(cut, str) else [])], []
+    return [*shown, *([text(f"The output is truncated. It is complete in {cut}.")] if isinstance(cut, str) else [])], []
 
 
 def _waited_for(fields: Mapping[str, Any]) -> Result | None:
-    """The result of a job that stands in the result of a call which waited for it."""
+    """Return the result of a job inside the result of a call that waited for it, or None."""
     found: object = fields.get("result")
     if not isinstance(found, dict) or not {"job_id", "state"} <= fields.keys():
         return None
@@ -213,12 +213,12 @@ def _waited_for(fields: Mapping[str, Any]) -> Result | None:
 
 
 def _says_nothing(data: object) -> bool:
-    """Whether there is nothing to read in it. An editor that is given no content shows the result's JSON."""
+    """Return whether the data contain no text. Without content, an editor would show the JSON of the result."""
     return data in (None, "", [], {}) or run_of(data).output == ""
 
 
 def _written(data: object) -> list[Content]:
-    """What somebody reads of data: the text in it, and how the program ended that wrote it."""
+    """Return the readable content of data: its text, and the exit of the program that wrote it."""
     if data in (None, "", [], {}):
         return []
     if isinstance(data, dict):
@@ -232,12 +232,12 @@ def _written(data: object) -> list[Content]:
 
 
 class Run(NamedTuple):
-    """A program that was run, as a result tells of it.
+    """The run of a program, as a result describes it.
 
-    :param output: what it wrote, or the beginning of that; None where the result has none
-    :param code: its exit code; None where a signal ended it or that is not known
-    :param by: the signal that ended it, by name
-    :param remarks: what else a person is to know of it
+    :param output: its output, perhaps only the beginning; None if the result has none
+    :param code: its exit code; None if a signal ended it or the code is unknown
+    :param by: the name of the signal that ended it
+    :param remarks: further notes for the user
     """
 
     output: str | None
@@ -247,7 +247,7 @@ class Run(NamedTuple):
 
 
 def run_of(data: object) -> Run:
-    """What a result's data tells of a program."""
+    """Return the run of a program that a result's data describe."""
     fields = cast("dict[str, Any]", data) if isinstance(data, dict) else {}
     output: str | None = next((fields[name] for name in _WRITTEN if isinstance(fields.get(name), str)), None)
     code, number, by = _number(fields.get("exit_code")), _number(fields.get("signal")), None
@@ -257,14 +257,14 @@ def run_of(data: object) -> Run:
     if isinstance(limit := fields.get("limit"), str):
         remarks.append(text(limit))
     if dropped := _number(fields.get("dropped_bytes")):
-        remarks.append(text(f"{dropped:,} bytes of the output are not kept"))
+        remarks.append(text(f"{dropped:,} bytes of the output were not saved."))
     if isinstance(notes := fields.get("notes"), list):
         remarks += [fenced(one) for one in cast("list[Any]", notes) if isinstance(one, str)]  # they name files
     return Run(output, code, by, remarks)
 
 
 def _end(run: Run) -> list[Content]:
-    """A good one goes without saying where there is an output."""
+    """Return how a program ended. A successful exit is left out if there is output."""
     if run.by is not None:
         return [text(f"ended by {run.by}")]
     return [text(f"exit code {run.code}")] if run.code or (run.code is not None and not run.output) else []
@@ -282,7 +282,7 @@ def _signal(number: int) -> str:
 
 
 def plan_of(todos: object) -> schema.AgentPlanUpdate | None:
-    """A session's list of tasks as a plan."""
+    """Return a session's todo list as a plan update, or None if it is not a list."""
     if not isinstance(todos, Sequence) or isinstance(todos, str):
         return None
     entries: list[schema.PlanEntry] = []

@@ -31,15 +31,15 @@ Update = (
 )
 Send = Callable[[Update], Awaitable[None]]
 MOST_PROGRESS = 1_000
-"""Updates that wait to be told; of more, progress is dropped."""
+"""Maximum number of queued updates. Beyond it, progress is dropped."""
 _log = logging.getLogger("handrail.acp")
 
 
 class Telling:
-    """Tells one client of one session.
+    """A sender of the updates of one session to one client.
 
-    :param send: puts one update to it; raises ``ConnectionError`` when it has gone
-    :param spec_of: a tool of the session by its id
+    :param send: sends one update; raises ``ConnectionError`` if the client has disconnected
+    :param spec_of: returns a tool of the session by name
     """
 
     def __init__(self, send: Send, spec_of: Callable[[str], ToolSpec | None], workdir: str, screens: Screens) -> None:
@@ -52,18 +52,18 @@ class Telling:
         self._told = asyncio.Event()
         self._told.set()
         self._known: set[str] = set()
-        """Calls that it has been told of."""
+        """Calls that the client knows."""
         self._parked: set[str] = set()
         self._jobs: dict[str, bool] = {}
-        """Calls that go on as a job, and whether they have been answered so."""
+        """Calls that continue as a job, and whether their answer, the job, was shown."""
         self._over: set[str] = set()
-        """Those that ended before they were."""
+        """Jobs that ended before their answer was shown."""
         self._below: dict[str, str] = {}
-        """Calls of sub-agents that were asked about, with their tools."""
+        """Calls of sub-agents that required approval, with their tools."""
         self.gone = False
-        """Nothing is told any more: the client has gone, or this was closed."""
+        """Whether updates are no longer sent: the client has disconnected, or this sender is closed."""
         self.failure: Exception | None = None
-        """Why something could not be told though the client is there: it has no form in JSON."""
+        """The error of an update that could not be sent to a connected client, for example as invalid JSON."""
         self._pump = asyncio.create_task(self._tell())
 
     async def aclose(self) -> None:
@@ -75,7 +75,7 @@ class Telling:
         self._told.set()
 
     async def flush(self) -> None:
-        """Return when the client has been told everything so far, or has gone."""
+        """Wait until the client has got all updates so far, or has disconnected."""
         await self._told.wait()
 
     async def _tell(self) -> None:
@@ -85,27 +85,27 @@ class Telling:
             while self._waiting and not self.gone:
                 try:
                     await self._send(self._waiting.popleft())
-                except OSError:  # ConnectionError, and what a pipe gives that was closed at the other end
+                except OSError:  # ConnectionError, or the error of a pipe whose other end is closed
                     self.gone = True
                 except Exception as error:
                     self.failure = error
-                    _log.warning("an editor could not be told something: %s: %s", type(error).__name__, error)
+                    _log.warning("Could not send an update to the editor: %s: %s", type(error).__name__, error)
             if self.gone:
                 self._waiting.clear()
             self._told.set()
 
     def tell(self, update: Update) -> None:
-        """Have it told, after what waits already."""
+        """Queue an update."""
         if self.gone:
             return
         self._waiting.append(update)
         self._told.clear()
         self._wake.set()
 
-    # ── what is said ─────────────────────────────────────────────────────────────────────────────
+    # ── messages ─────────────────────────────────────────────────────────────────────────────────
 
     def says(self, words: str) -> None:
-        """A piece of the model's text. Pieces that wait become one."""
+        """Send a piece of the model's text. Queued pieces are joined."""
         words = showing.plain(words)
         last = self._waiting[-1] if self._waiting else None
         if isinstance(last, schema.AgentMessageChunk) and isinstance(last.content, schema.TextContentBlock):
@@ -114,29 +114,29 @@ class Telling:
             self.tell(schema.AgentMessageChunk(session_update="agent_message_chunk", content=block(words)))
 
     def thinks(self, words: str) -> None:
-        """What the model has been told that no user said and no call answered."""
+        """Send a notification that the model got, apart from messages of the user and results of calls."""
         self.tell(schema.AgentThoughtChunk(session_update="agent_thought_chunk", content=block(showing.plain(words))))
 
     def asked(self, words: str) -> None:
-        """What the user said, when a session is shown again."""
+        """Send an earlier message of the user, when a session is replayed."""
         self.tell(schema.UserMessageChunk(session_update="user_message_chunk", content=block(showing.plain(words))))
 
     def showed(self, picture: Picture) -> None:
-        """What the user showed with it."""
+        """Send an image of an earlier message of the user."""
         content = schema.ImageContentBlock(type="image", data=picture.base64, mime_type=picture.media_type)
         self.tell(schema.UserMessageChunk(session_update="user_message_chunk", content=content))
 
     def id_of(self, name: str) -> str:
-        """A tool's id by any of its names; the name where there is no such tool."""
+        """Return a tool's ID by any of its names, or the name itself for an unknown tool."""
         spec = self._spec_of(name)
         return name if spec is None else spec.id
 
     def has(self, name: str) -> bool:
-        """Whether there is such a tool."""
+        """Return whether the session has a tool."""
         return self._spec_of(name) is not None
 
     def introduce(self, request: ApprovalRequest) -> None:
-        """A call that is about to be asked about, where the client has not heard of it: a sub-agent's."""
+        """Show a sub-agent's call that requires approval, if the client does not know it yet."""
         if request.call_id not in self._known:
             by = request.origin.partition(" of ")[0]
             self.proposed(request.call_id, request.tool_id, request.arguments, by=by)
@@ -144,15 +144,17 @@ class Telling:
                 self._below[request.call_id] = request.tool_id
 
     def decided(self, request: ApprovalRequest, approved: bool) -> None:
-        """What a sub-agent's call was answered. Nobody is told here how it ends: it is shown as running until the prompt is
-        answered."""
+        """Show the decision about a sub-agent's call.
+
+        No event reports the end of such a call, so it is shown as running until the prompt is answered.
+        """
         if request.call_id in self._below:
             self._change(request.call_id, request.tool_id, status="in_progress" if approved else "failed")
             if not approved:
                 del self._below[request.call_id]
 
     def settled(self) -> None:
-        """The prompt is answered: nothing of a sub-agent runs any more."""
+        """Show all calls of sub-agents as completed, because the prompt is answered."""
         for call_id, tool_id in self._below.items():
             self._change(call_id, tool_id, status="completed")
         self._below.clear()
@@ -160,7 +162,7 @@ class Telling:
     # ── calls ────────────────────────────────────────────────────────────────────────────────────
 
     def happened(self, event: Event) -> None:
-        """Something of a call. Its result comes by :meth:`answered`."""
+        """Show an event of a call. Its result is shown by :meth:`answered`."""
         call_id = event.call_id
         if not call_id:
             return
@@ -183,7 +185,7 @@ class Telling:
 
     def _finished(self, call_id: str, event: Event) -> None:
         ended = "completed" if event.data.get("type") == "output" else "failed"
-        if call_id in self._parked:  # it has no outcome yet
+        if call_id in self._parked:  # the call has no outcome yet
             self._parked.discard(call_id)
         else:
             self._change(call_id, event.tool_id, status=ended)
@@ -200,9 +202,9 @@ class Telling:
                 self._change(call_id, event.tool_id, content=[showing.text(showing.NO_OUTPUT)])
 
     def proposed(self, call_id: str, tool_id: str, arguments: Mapping[str, Any], *, by: str = "") -> None:
-        """A call begins its way.
+        """Show a new call.
 
-        :param by: a sub-agent whose it is
+        :param by: the sub-agent that makes the call; empty for the agent itself
         """
         spec = self._spec_of(tool_id)
         self._known.add(call_id)
@@ -219,9 +221,9 @@ class Telling:
         )
 
     def answered(self, answer: Answer) -> None:
-        """A call's one answer, as people may see it."""
+        """Show the answer of a call, in the form for the user."""
         result = answer.result
-        if answer.call_id in self._over:  # all of it has been shown: only that it was a job has not
+        if answer.call_id in self._over:  # everything was shown, except that the call became a job
             self._over.discard(answer.call_id)
             self._change(answer.call_id, answer.tool_id, raw_output=result.to_dict())
             return
@@ -274,19 +276,21 @@ class Telling:
         self._change(call_id, tool_id, status="in_progress", content=screen.content, field_meta=meta)
 
     def _ended(self, screen: Screen, result: Result) -> list[showing.Content] | None:
-        """The rest of what a command wrote, and how it ended; the terminal, where there is one. None where the result says it
-        all: it has no terminal, or wrote nothing into it because it is no program."""
+        """Show the rest of a command's output and its exit, and return the content of its terminal.
+
+        Return None if the result itself has all content: without a terminal, or for a call that is not a program.
+        """
         run = showing.run_of(result.data)
         if screen.how != "text" and not screen.shown and run.output is not None:
             screen.write(run.output)
         screen.end(run.code, run.by)
         if screen.content is None or (run.output is None and not screen.shown and result.ok):
             return None
-        failed = [] if result.ok else [showing.text(result.error_text or "it failed without words")]
+        failed = [] if result.ok else [showing.text(result.error_text or "The call failed without a message.")]
         return [*screen.content, *failed, *run.remarks]
 
     def _change(self, call_id: str, tool_id: str, **fields: Any) -> None:
-        if call_id not in self._known:  # one that was proposed before this client was there
+        if call_id not in self._known:  # the call was proposed before this client connected
             self.proposed(call_id, tool_id, {})
         self.tell(schema.ToolCallProgress(session_update="tool_call_update", tool_call_id=call_id, **fields))
 
@@ -305,7 +309,7 @@ class Telling:
 
 
 def _grows(update: schema.ToolCallProgress, call_id: str) -> bool:
-    """Whether an update says only how far this call is, so that a later one may stand in its place."""
+    """Return whether an update contains only progress of this call, so that a later one can replace it."""
     return update.tool_call_id == call_id and update.status is None and update.field_meta is None
 
 

@@ -1,7 +1,7 @@
 """The transport of one client's messages, which checks each before the SDK sees it.
 
-The SDK assumes that every line is an object of the right form. A wrong one would end its connection, and the client's
-``_meta`` would become arguments of its handlers. Here a message of a wrong form gets an error, or is dropped if it expects no
+The SDK assumes that every line is an object of the right form. An invalid one would end its connection, and the client's
+``_meta`` would become arguments of its handlers. Here an invalid message gets an error, or is dropped if it expects no
 answer.
 """
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 INVALID_REQUEST, PARSE_ERROR = -32600, -32700
 HEARD: Mapping[str, type[BaseModel]] = {"session/cancel": schema.CancelNotification}
-"""Notifications that mean something here, with their form; others are dropped, and so are those of another form."""
-_NO_OBJECT = "a message is one JSON object"
+"""The supported notifications with their form. Others, and invalid ones, are dropped."""
+_NO_OBJECT = "Invalid message. Expected one JSON object"
 
 
 class Messages(Protocol):
-    """One side of a connection, as the SDK has it."""
+    """One side of a connection, in the form that the SDK requires."""
 
     async def send(self, message: dict[str, Any]) -> None: ...
     async def receive(self) -> dict[str, Any] | None: ...
@@ -34,9 +34,9 @@ class Messages(Protocol):
 
 
 class Piped:
-    """Messages as lines of JSON.
+    """A transport with messages as lines of JSON.
 
-    :param lines: bounded in length and depth already
+    :param lines: the lines, already limited in length and depth
     """
 
     def __init__(self, lines: AsyncIterator[str], output: LineWriter) -> None:
@@ -44,9 +44,9 @@ class Piped:
         self._output = output
 
     async def send(self, message: dict[str, Any]) -> None:
-        """
-        :raises OSError: when the client has gone, for what somebody here waits to have put to it. An answer to it is
-            dropped then: nobody is left to want it, and reading tells that the connection is over
+        """Send a message. An answer to a disconnected client is dropped.
+
+        :raises OSError: for a request or notification, if the client has disconnected
         """
         try:
             await self._output.write(as_line(message))
@@ -62,19 +62,21 @@ class Piped:
             try:
                 message = orjson.loads(line)
             except orjson.JSONDecodeError as error:
-                await self.send(refusal(None, PARSE_ERROR, f"a line is not JSON: {error}"))
+                await self.send(refusal(None, PARSE_ERROR, f"Invalid JSON in a line: {error}"))
                 continue
             if message is not None:
                 return message
-            await self.send(refusal(None, INVALID_REQUEST, f"{_NO_OBJECT}, not null"))  # None says that no more comes
+            await self.send(
+                refusal(None, INVALID_REQUEST, f"{_NO_OBJECT}, not null.")
+            )  # None means the end of messages
         return None
 
     async def close(self) -> None:
-        pass  # whoever opened the pipe closes it
+        pass  # the owner of the pipe closes it
 
 
 class Checked:
-    """A connection's messages, of which only sound ones come through."""
+    """A transport that passes on only valid messages of another transport."""
 
     def __init__(self, messages: Messages) -> None:
         self._messages = messages
@@ -82,8 +84,9 @@ class Checked:
         self._sending: set[asyncio.Timeout] = set()
 
     async def send(self, message: dict[str, Any]) -> None:
-        """
-        :raises OSError: when the client has gone, or reads no more
+        """Send a message. An answer that times out is dropped.
+
+        :raises OSError: for a request or notification, if the client has disconnected or no longer reads
         """
         try:
             async with asyncio.timeout_at(self._until) as bound:
@@ -92,12 +95,12 @@ class Checked:
                     await self._messages.send(message)
                 finally:
                     self._sending.discard(bound)
-        except TimeoutError:  # an OSError; of an answer nobody is left to hear
+        except TimeoutError:  # a subclass of OSError
             if "method" in message:
                 raise
 
     def end_within(self, seconds: float) -> None:
-        """What is not sent by then is not sent any more: who has hung up may have left a pipe that nobody reads."""
+        """Limit the time of all sends from now on, because a disconnected client may have left the pipe open."""
         self._until = asyncio.get_running_loop().time() + seconds
         for bound in self._sending:
             bound.reschedule(self._until)
@@ -108,7 +111,7 @@ class Checked:
     async def receive(self) -> dict[str, Any] | None:
         while (message := cast("object", await self._messages.receive())) is not None:
             if not isinstance(message, dict):
-                await self.send(refusal(None, INVALID_REQUEST, _NO_OBJECT))
+                await self.send(refusal(None, INVALID_REQUEST, f"{_NO_OBJECT}."))
                 continue
             found = cast("dict[str, Any]", message)
             if (answer := self._refused(found)) is not None:
@@ -118,21 +121,21 @@ class Checked:
         return None
 
     def _refused(self, message: dict[str, Any]) -> dict[str, Any] | None:
-        """The answer to a request that is none."""
+        """Return the error for an invalid request, or None."""
         if "id" not in message or ("method" not in message and message.keys() & {"result", "error"}):
             return None
         asked, method, params = message["id"], message.get("method"), message.get("params")
         if isinstance(asked, bool) or not isinstance(asked, (str, int)):
-            return refusal(None, INVALID_REQUEST, "the id of a request is a text or a whole number")
+            return refusal(None, INVALID_REQUEST, "Invalid `id`. Expected a string or an integer.")
         if not isinstance(method, str):
-            return refusal(asked, INVALID_REQUEST, "a request names its method")
+            return refusal(asked, INVALID_REQUEST, "Invalid `method`. Expected a string.")
         if params is not None and not isinstance(params, dict):
-            return refusal(asked, INVALID_REQUEST, "the params of a request are a JSON object")
+            return refusal(asked, INVALID_REQUEST, "Invalid `params`. Expected a JSON object.")
         return None
 
 
 def _sound(message: dict[str, Any]) -> dict[str, Any] | None:
-    """A message as the SDK can take it, or None for one that nobody needs."""
+    """Return a message in the form for the SDK, or None to drop it."""
     if "method" not in message:
         return _sound_answer(message)
     method, params = message["method"], cast("object", message.get("params") or {})
@@ -144,7 +147,7 @@ def _sound(message: dict[str, Any]) -> dict[str, Any] | None:
 
 def _sound_answer(message: dict[str, Any]) -> dict[str, Any] | None:
     if isinstance(message.get("id"), bool) or not isinstance(message.get("id"), int):
-        return None  # the answer to nothing that was asked: our ids are whole numbers
+        return None  # not an answer to one of our requests, whose IDs are integers
     error = message.get("error")
     if error is None:
         return message
@@ -154,13 +157,13 @@ def _sound_answer(message: dict[str, Any]) -> dict[str, Any] | None:
         **message,
         "error": {
             "code": code if isinstance(code, int) else -32603,
-            "message": text if isinstance(text, str) else "the client gave an error without words",
+            "message": text if isinstance(text, str) else "The client returned an error without a message.",
         },
     }
 
 
 def _heard(method: str, params: dict[str, Any]) -> bool:
-    """Whether a notification means something here. Nobody waits for an answer who could be told that its form is wrong."""
+    """Return whether a notification is supported and valid. An invalid one gets no error, because it expects no answer."""
     form = HEARD.get(method)
     if form is None:
         return False
@@ -172,12 +175,12 @@ def _heard(method: str, params: dict[str, Any]) -> bool:
 
 
 def refusal(asked: str | int | None, code: int, text: str) -> dict[str, Any]:
-    """An error, as it goes to the client."""
+    """Return a JSON-RPC error message."""
     return {"jsonrpc": "2.0", "id": asked, "error": {"code": code, "message": text}}
 
 
 def as_line(message: dict[str, Any]) -> str:
-    """A message on one line. What JSON has no form for becomes text."""
+    """Return a message as one line. Values without a JSON form become strings."""
     try:
         return orjson.dumps(message, default=str, option=orjson.OPT_APPEND_NEWLINE).decode()
     except (orjson.JSONEncodeError, TypeError):  # half a character, a number too large

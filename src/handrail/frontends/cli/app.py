@@ -1,4 +1,4 @@
-"""The commands by name, loaded on use, with an exit code and one clear line for every failure."""
+"""The commands by name, loaded on first use, with an exit code and one clear line for every failure."""
 
 from __future__ import annotations
 
@@ -16,41 +16,41 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 COMMANDS = {
-    "call": "Carry out one tool call and print its result.",
-    "tools": "List the tools there are, and what is withheld.",
-    "find": "Find the tools that serve a need, said in plain words.",
-    "agents": "List the agents there are, and what is wrong with them.",
-    "skills": "List the skills there are, and who wrote each.",
-    "run": "Give a task to a model and let it work through the tools.",
-    "sessions": "List the sessions there are; show, fork or close some.",
-    "jobs": "List the calls that run in the background; read, wait for or stop one.",
-    "approve": "Show what waits for a person, and answer it.",
-    "explain": "Say how a call would be decided, and by which rule.",
-    "sources": "List sources of tools that are not your own; review and approve what they say.",
-    "modes": "List the modes: how much is done without asking, as rules.",
-    "log": "Show what happened in this workspace, verify the record of it, or purge it.",
-    "acp": "Be the agent in an editor that speaks the Agent Client Protocol.",
-    "mcp": "Serve the tools to MCP clients, and put other MCP servers behind them.",
-    "config": "Show each setting and where it comes from.",
+    "call": "Call a tool and print the result.",
+    "tools": "List tools and why some are unavailable.",
+    "find": "Search tools by description.",
+    "agents": "List and validate agents.",
+    "skills": "List skills, or print the text of one.",
+    "run": "Run a task with a model.",
+    "sessions": "List, show, fork or close sessions.",
+    "jobs": "List, read, wait for or stop background jobs.",
+    "approve": "List and answer approval requests.",
+    "explain": "Explain how a call is decided, or what became of it.",
+    "sources": "Review and approve third-party tools.",
+    "modes": "List the permission modes and their rules.",
+    "log": "Show, verify or purge the log of a workspace.",
+    "acp": "Serve an editor over the Agent Client Protocol.",
+    "mcp": "Serve tools to MCP clients, and manage MCP servers.",
+    "config": "Show each setting and its origin.",
     "init": "Write a commented handrail.toml.",
-    "trust": "Look at a workspace's handrail.toml and decide whether all of it counts.",
-    "new": "Write a tool that works, with its test, to begin with.",
-    "lint": "Check tools for their author: what keeps one from loading, and what could be better.",
-    "build": "Freeze an agent with its tools into a folder that starts anywhere.",
-    "doctor": "Say what this machine can enforce, and what to do about the rest.",
-    "state": "List what is kept for which workspace, or remove it.",
-    "completion": "Print the completion of a shell.",
+    "trust": "Review and trust the workspace's handrail.toml.",
+    "new": "Create a tool from a template.",
+    "lint": "Check tools, agents and rules for problems.",
+    "build": "Freeze an agent and its tools into a portable folder.",
+    "doctor": "Check the sandbox, configuration and state.",
+    "state": "List or remove the stored state of workspaces.",
+    "completion": "Print the completion script of a shell.",
 }
-"""Each is ``frontends/cli/commands/<name>.py`` with a ``command``."""
+"""Each command is in ``frontends/cli/commands/<name>.py`` as ``command``."""
 
 OUTPUT, ERROR, USAGE, DENIED, PARKED, CANNOT_START, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
 
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-"""What a file that output was sent into answers; of the state's own files the store tells it in other words."""
+"""Errors of a file or disk that takes no more output. The store reports errors of its own files in another way."""
 
 EPILOG = (
-    "Exit codes: 0 output, 1 error result, 2 usage, 3 denied, 4 waits for a person, 5 cannot start (config, state, "
-    "sandbox), 130 interrupted."
+    "Exit codes: 0 success, 1 error result, 2 usage error, 3 denied, 4 waiting for approval, 5 cannot start "
+    "(configuration, state, sandbox), 130 interrupted."
 )
 
 
@@ -74,7 +74,7 @@ class Commands(click.Group):
         from click.shell_completion import CompletionItem
 
         names = [CompletionItem(name, help=about) for name, about in COMMANDS.items() if name.startswith(incomplete)]
-        return names + click.Command.shell_complete(self, ctx, incomplete)  # the group's own would load all of them
+        return names + click.Command.shell_complete(self, ctx, incomplete)  # click.Group's method loads all commands
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -83,19 +83,19 @@ class Commands(click.Group):
             from difflib import get_close_matches
 
             near = get_close_matches(args[0], COMMANDS, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(COMMANDS)}"
-            ctx.fail(f"no command {args[0]!r}; {hint}")
+            hint = f"Did you mean {near[0]!r}?" if near else f"The commands are: {', '.join(COMMANDS)}."
+            ctx.fail(f"Unknown command {args[0]!r}. {hint}")
         return super().resolve_command(ctx, args)
 
 
 @click.command(cls=Commands, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="handrail", message="%(prog)s %(version)s")
 def handrail() -> None:
-    """A tool kernel for LLM agents: every tool call is checked, decided, locked, confined and recorded."""
+    """Run tool calls of LLM agents safely: validated, authorized, locked, sandboxed and logged."""
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Carry out one command line. Gives the exit code; failures are written to stderr."""
+    """Run one command line, and return the exit code. Failures are written to stderr."""
     _open_streams()
     try:
         return _carried_out(arguments)
@@ -125,7 +125,7 @@ def _carried_out(arguments: Sequence[str]) -> int:
         _say("handrail: interrupted")
         return INTERRUPTED
     except BrokenPipeError:
-        _give_up_on(sys.stdout)  # the reader went away; there is nobody to tell
+        _give_up_on(sys.stdout)  # the reader of the output has ended
         return ERROR
     except Exception as error:
         if os.environ.get("HANDRAIL_DEBUG") == "1":
@@ -139,7 +139,7 @@ def _carried_out(arguments: Sequence[str]) -> int:
 
 
 def _open_streams() -> None:
-    """Have somewhere to write, also where whoever started this closed stdout or stderr, and nothing that cannot be written."""
+    """Make stdout and stderr writable for any text, also if the parent process closed them."""
     for name in ("stdout", "stderr"):
         stream: TextIO | None = getattr(sys, name)
         if stream is None:
@@ -149,14 +149,17 @@ def _open_streams() -> None:
 
 
 def _unwritten(error: OSError) -> int:
-    """The output goes nowhere, as on a disk that is full: no defect."""
+    """Report output that could not be written, for example to a full disk."""
     _give_up_on(sys.stdout)
-    _say(f"handrail: the output could not be written: {error.strerror}")
+    _say(f"handrail: Could not write the output: {error.strerror}.")
     return ERROR
 
 
 def _give_up_on(stream: TextIO) -> None:
-    """Where a stream takes nothing more, Python would try once more as it ends, and exit with a code of its own."""
+    """Discard the rest of a stream that takes no more output.
+
+    Otherwise Python tries again at exit, and changes the exit code.
+    """
     try:
         stream.flush()
     except OSError:
@@ -168,7 +171,7 @@ def _failed(error: Exception) -> int:
 
     if not isinstance(error, HandrailError):
         _say(f"handrail: internal error: {type(error).__name__}: {error}")
-        _say("This is a defect. HANDRAIL_DEBUG=1 shows where it comes from.")
+        _say("This is a bug. Set HANDRAIL_DEBUG=1 to see the traceback, and report it.")
         return ERROR
     _say(f"handrail: {error}")
     if isinstance(error, UsageError):

@@ -1,6 +1,6 @@
-"""Completions for the shell's Tab key, read from files without starting anything.
+"""Completions for the shell's Tab key, read from files without starting a kernel.
 
-Nothing here may fail or print a message: an unreadable source completes to nothing.
+No function here may fail or print a message. An unreadable source gives no completions.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 _MOST = 200
 _OLDEST_LOOKED_AT = 50_000
-"""Records from the end of a log in which calls are looked for: the ones that a person means are new."""
+"""Number of records at the end of the log that are searched for calls. Users complete recent calls."""
 
 Completing = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 
 def folders(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """The shell itself completes them."""
+    """Complete folders. The shell does the work."""
     return [CompletionItem(incomplete, type="dir")]
 
 
@@ -43,7 +43,7 @@ def _completion(look: Callable[[click.Context, str], Iterable[str | tuple[str, s
                     items.append(CompletionItem(value, help=about))
                 if len(items) == _MOST:
                     break
-        except Exception:  # a shell that waits for a word has no use for a message
+        except Exception:  # a message would disturb the shell's prompt
             return []
         return items
 
@@ -51,7 +51,7 @@ def _completion(look: Callable[[click.Context, str], Iterable[str | tuple[str, s
 
 
 def _tools(ctx: click.Context, incomplete: str) -> Iterator[str]:
-    """Those of the last start; where there was none, those that ship."""
+    """Yield the tools of the last generation in the log, or else the built-in ones."""
     tools: dict[str, Any] = {}
     with _log(ctx) as connection:
         if connection is not None:
@@ -72,7 +72,7 @@ def _tools(ctx: click.Context, incomplete: str) -> Iterator[str]:
 
 
 def _sessions(ctx: click.Context, incomplete: str, which: str = "") -> Iterator[tuple[str, str]]:
-    """:param which: a further condition"""
+    """:param which: a further SQL condition"""
     with _log(ctx) as connection:
         if connection is not None:
             newest = f"SELECT id, topic FROM session WHERE substr(id, 1, ?) = ? {which} ORDER BY opened_ns DESC LIMIT ?"  # noqa: S608 - of this file
@@ -84,12 +84,12 @@ _SAID = "AND closed_ns IS NULL AND EXISTS (SELECT 1 FROM message WHERE message.s
 
 
 def _sessions_to_fork(ctx: click.Context, incomplete: str) -> Iterator[tuple[str, str]]:
-    """Those of which what was said is kept."""
+    """Return the sessions with stored messages."""
     return _sessions(ctx, incomplete, _SAID)
 
 
 def _sessions_to_resume(ctx: click.Context, incomplete: str) -> Iterator[tuple[str, str]]:
-    """Of these, those that are no sub-agent's, which go on with their parents only."""
+    """Return the sessions with stored messages that are not sub-agents' sessions."""
     return _sessions(ctx, incomplete, f"{_SAID} AND under IS NULL")
 
 
@@ -113,7 +113,7 @@ def _approvals(ctx: click.Context, incomplete: str) -> Iterator[str]:
 
 
 def _tools_or_calls(ctx: click.Context, incomplete: str) -> Iterator[str]:
-    """Call ids where one was begun, since they are many and long."""
+    """Yield tool IDs. Yield call or approval IDs only if one was begun, because they are many and long."""
     if "/" in incomplete or incomplete.startswith("ses_"):
         yield from _calls(ctx, incomplete)
     elif incomplete.startswith("apr_"):
@@ -155,7 +155,7 @@ agents = _completion(_agents)
 
 @contextmanager
 def _log(ctx: click.Context) -> Generator[Connection | None]:
-    """The log of the workspace that the words before name; None where there is none."""
+    """Open the log of the workspace in the options so far, or yield None without a log."""
     from handrail.store.database.database import open_reader
     from handrail.store.folders import locate
 

@@ -1,4 +1,4 @@
-"""The run of a command on an event loop: its kernel, its session, and a clean stop of its calls on Ctrl-C."""
+"""A command's run on an event loop: its kernel, its session, and a clean stop of its calls on Ctrl-C."""
 
 from __future__ import annotations
 
@@ -32,20 +32,23 @@ Stop = Callable[[Literal["user", "shutdown"]], object]
 
 
 class Interruption:
-    """What a signal does. The first one stops calls, each of which is still answered and recorded; the second ends
-    the program without waiting for them."""
+    """A handler of signals for a command.
+
+    The first signal stops the calls, each of which is still answered and recorded. The second ends the program without
+    waiting for them.
+    """
 
     def __init__(self) -> None:
         self.happened = False
         self.stop: Stop | None = None
-        """Set while there is something to stop; without it the first signal ends the program."""
+        """The function that stops the calls. Without it the first signal ends the program."""
         self._task: asyncio.Task[int] | None = None
 
     def watch(self, task: asyncio.Task[int]) -> None:
-        """Listen to the signals on the running loop, for ``task``."""
+        """Handle the signals on the running loop, for ``task``."""
         self._task = task
         if sys.platform == "win32":
-            return  # its event loop takes no handlers: asyncio's own treatment of Ctrl-C stays
+            return  # the event loop supports no handlers, so asyncio handles Ctrl-C
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
 
@@ -59,7 +62,7 @@ class Interruption:
 
 
 class Warnings(logging.Handler):
-    """What Handrail finds worth a warning while a command runs, as a line of the command's own."""
+    """A logging handler that prints Handrail's warnings as notes of the command."""
 
     def emit(self, record: logging.LogRecord) -> None:
         said = record.getMessage()
@@ -69,11 +72,11 @@ class Warnings(logging.Handler):
 
 
 def drive(main: Callable[[Interruption], Awaitable[int]]) -> int:
-    """Run ``main`` to its exit code, which becomes 130 when a signal came."""
+    """Run ``main`` on an event loop, and return its exit code, or 130 after a signal."""
     interruption = Interruption()
     warnings = Warnings(logging.WARNING)
     logging.getLogger("handrail").addHandler(warnings)
-    last_resort, logging.lastResort = logging.lastResort, warnings  # a library would write to stderr as it is
+    last_resort, logging.lastResort = logging.lastResort, warnings  # libraries would write to stderr unescaped
 
     async def watched() -> int:
         task = asyncio.current_task()
@@ -93,11 +96,12 @@ def drive(main: Callable[[Interruption], Awaitable[int]]) -> int:
 
 @asynccontextmanager
 async def opened(setting: Setting, face: str = "cli") -> AsyncGenerator[Kernel]:
-    """The kernel that the options describe. Calls whose outcome the last process left unknown are told on stderr.
+    """Open the kernel that the options describe, and print its startup notes on stderr.
 
-    :raises UsageError: with every ``--rule`` that is none
+    :param face: the frontend's name for the log
+    :raises UsageError: with every invalid ``--rule``
     :raises LoadError: with every fault of configuration, agent and tools
-    :raises StartError: when state or sandbox are not to be had
+    :raises StartError: if the state folder or the sandbox is not available
     """
     from handrail.kernel.opening import open_kernel
 
@@ -118,13 +122,12 @@ async def opened(setting: Setting, face: str = "cli") -> AsyncGenerator[Kernel]:
 
 
 def tell_before(config: Configuration, interrupted: Iterable[Interrupted]) -> None:
-    """Tell what people should know before a command does anything: what of the workspace's file does not count, and which
-    calls the last process left with an unknown outcome."""
+    """Print which settings of the workspace's file do not apply, and which earlier calls have an unknown outcome."""
     if (remark := config.remark) is not None:
         note(f"handrail: {remark}")
     for lost in interrupted:
         note(
-            f"handrail: call {lost.call_id} ({one_line(str(lost.tool))}) was interrupted earlier; its outcome is unknown"
+            f"handrail: Call {lost.call_id} ({one_line(str(lost.tool))}) was interrupted earlier. Its outcome is unknown."
         )
 
 
@@ -143,10 +146,9 @@ def _check_rules(rules: Iterable[str]) -> None:
 
 
 def attendant(setting: Setting, *, waits: bool = False) -> Attendant | None:
-    """Whoever sits at the terminal; without a terminal what is asked is parked for another door. None where the command
-    was told that nobody will answer there either.
+    """Return the approval handler of a command: the terminal, a deferring one without a terminal, or None if headless.
 
-    :param waits: without a terminal, wait for the other door instead
+    :param waits: without a terminal, wait until the request is answered elsewhere, instead of deferring it
     """
     if setting.headless:
         return None
@@ -160,32 +162,31 @@ def attendant(setting: Setting, *, waits: bool = False) -> Attendant | None:
 
 
 class Elsewhere:
-    """An :class:`~handrail.contract.approvals.Attendant` for somebody at another door: whatever is asked waits until they
-    answer there."""
+    """An :class:`~handrail.contract.approvals.Attendant` that waits until a request is answered elsewhere."""
 
     async def approve(self, request: ApprovalRequest) -> ApprovalAnswer:
-        note(f"{request.id} waits: handrail approve {request.id}")
+        note(f"{request.id} waits for approval. To answer: handrail approve {request.id}")
         raise await _never()
 
     async def answer(self, session_id: str, questions: Sequence[Question]) -> list[list[str]] | None:
-        note(f"a question of session {session_id} waits: handrail approve")
+        note(f"Session {session_id} has a question for you. To answer: handrail approve")
         raise await _never()
 
 
 async def _never() -> Exception:
     await asyncio.Event().wait()
-    raise AssertionError("nobody sets it")
+    raise AssertionError("the event is never set")
 
 
-# Resuming a session: the choice of the session, and the agent that it belongs to.
+# The choice of the session to resume, and of the agent that it belongs to.
 
 
 @contextmanager
 def reading(setting: Setting) -> Generator[tuple[SessionReader, LogReader]]:
-    """What is kept of the workspace, whoever holds it.
+    """Open the stored sessions and the log of a workspace, also while another process holds it.
 
-    :raises NotMadeYet: where nothing was ever kept of it
-    :raises StartError: where it cannot be read
+    :raises NotMadeYet: if the workspace has no stored state
+    :raises StartError: if the state cannot be read
     """
     from handrail.record.reading import LogReader
     from handrail.session.past import SessionReader
@@ -199,10 +200,10 @@ def reading(setting: Setting) -> Generator[tuple[SessionReader, LogReader]]:
 
 
 def to_resume(setting: Setting, session_id: str) -> SessionFacts:
-    """The session to go on with.
+    """Return the session to resume.
 
-    :param session_id: ``""`` for the last one that nobody has open and in which something was said
-    :raises UsageError: when there is none, or it cannot go on
+    :param session_id: ``""`` for the last one that is not open and has messages
+    :raises UsageError: if the session does not exist, or cannot be resumed
     """
     from handrail.store.database.connection import NotMadeYet
 
@@ -214,25 +215,25 @@ def to_resume(setting: Setting, session_id: str) -> SessionFacts:
     except NotMadeYet:
         found = None
     if found is None:
-        raise click.UsageError("there is no session to go on with; handrail sessions lists those there are")
+        raise click.UsageError("No session can be resumed. `handrail sessions` lists the sessions.")
     if found.state == "closed":
-        raise click.UsageError(f"session {session_id} was closed for good: nothing that was said in it is kept")
+        raise click.UsageError(f"Session {session_id} is closed, and its messages were removed. Start a new session.")
     if found.under:
         raise click.UsageError(
-            f"session {session_id} is a sub-agent's and does not go on by itself; begin another with what was said in it: "
-            f"handrail run --fork {session_id}"
+            f"Session {session_id} belongs to a sub-agent and cannot be resumed. To start a new session with its "
+            f"messages: handrail run --fork {session_id}"
         )
     if found.state == "open":
         raise click.UsageError(
-            f"session {session_id} is open elsewhere; it goes on where it is, or when that has ended"
+            f"Session {session_id} is open in another process. Continue it there, or end that process first."
         )
     return found
 
 
 def as_its_agent(setting: Setting, session_id: str) -> Setting:
-    """The same options as the agent that a session is one of, which is known and need not be named once more.
+    """Return the options with the agent of a session.
 
-    :raises UsageError: where another agent was named
+    :raises UsageError: if the options name another agent
     """
     from handrail.store.database.connection import NotMadeYet
 
@@ -241,26 +242,26 @@ def as_its_agent(setting: Setting, session_id: str) -> Setting:
             found = reader.get(session_id)
     except NotMadeYet:
         found = None
-    if found is None:  # whoever opens it says so
+    if found is None:  # opening the session reports it
         return setting
     if setting.agent not in (None, found.agent):
         raise click.UsageError(
-            f"session {session_id} is one of the agent {found.agent!r}, not of {setting.agent!r}; leave --agent out"
+            f"Session {session_id} belongs to agent {found.agent!r}, not to {setting.agent!r}. Leave out `--agent`."
         )
     return replace(setting, agent=found.agent)
 
 
 def as_its_caller(setting: Setting, approval_id: str) -> Setting:
-    """The same options as the agent whose call waits, or waited, under an id.
+    """Return the options with the agent of an approval request.
 
-    :raises UsageError: where another agent was named
+    :raises UsageError: if the options name another agent
     """
     row = asked_as(setting, approval_id)
     return setting if row is None else as_its_agent(setting, row.request.session_id)
 
 
 def asked_as(setting: Setting, approval_id: str) -> Approval | None:
-    """What a person is or was asked under an id; None where nothing is known by it."""
+    """Return the approval request with an ID, answered or not, or None."""
     from handrail.store.database.connection import NotMadeYet
     from handrail.store.tables.approvals import ApprovalReader
 
@@ -275,15 +276,15 @@ def unknown(reader: SessionReader, session_id: str) -> click.UsageError:
     from handrail.contract.tool.names import nearest
 
     near = nearest(session_id, [facts.id for facts in reader.all(limit=200)], 1)
-    hint = f"did you mean {near[0]}?" if near else "handrail sessions lists those there are"
-    return click.UsageError(f"there is no session {session_id[:80]!r}; {hint}")
+    hint = f"Did you mean {near[0]}?" if near else "`handrail sessions` lists the sessions."
+    return click.UsageError(f"Session {session_id[:80]!r} does not exist. {hint}")
 
 
-# A note about records that a reader of the log may miss after a crash: they are in the journal, on their way into the log.
+# A note about records that are only in the journal after a crash, and not in the log yet.
 
 
 def say_what_is_missing(command: str, folders: Folders, reader: LogReader) -> None:
-    """After a crash, what had just begun may not be in the log yet."""
+    """Print a note if records of a killed process are not in the log yet."""
     from sqlite3 import DatabaseError
 
     from handrail.contract.errors import StartError
@@ -300,6 +301,6 @@ def say_what_is_missing(command: str, folders: Folders, reader: LogReader) -> No
     if missing:
         calls = ", ".join(dict.fromkeys(record.call_id for record in missing if record.call_id))
         note(
-            f"handrail {command}: {len(missing)} records are noted and not in the log yet ({calls}); the process that made them was "
-            "killed, and the next one to open the workspace writes them"
+            f"handrail {command}: {len(missing)} records are not in the log yet ({calls}). Their process was killed. The "
+            "next process that opens the workspace writes them."
         )

@@ -1,4 +1,4 @@
-"""The options that commands share, and the kernel that they describe."""
+"""The options that commands share."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ _YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Where and how a command works.
+    """The common options of a command.
 
-    :param state: the folder for state; None: ``HANDRAIL_STATE`` or the platform's
-    :param config: the configuration file; None: the platform's
+    :param state: the state folder; None for ``HANDRAIL_STATE`` or the platform's
+    :param config: the configuration file; None for the platform's
     :param rules: rules of the session scope, as ``ACTION PERMISSION [PATTERN]``
-    :param headless: nobody is asked, even on a terminal
-    :param json: machine-readable output
-    :param allow_home: the workspace may be what is no project, such as a home folder or the whole file system
-    :param settings: ``KEY=VALUE`` texts, stronger than files and variables
-    :param agent: None: the configured one
-    :param mode: None: the agent's or the configured one
+    :param headless: never ask the user, even on a terminal
+    :param json: print JSON
+    :param allow_home: accept a workspace that is not a project, such as a home folder or the whole file system
+    :param settings: ``KEY=VALUE`` texts, which override files and variables
+    :param agent: the agent; None for the configured one
+    :param mode: the mode; None for the agent's or the configured one
     """
 
     workspace: str
@@ -61,39 +61,37 @@ _PLACE = (
         default=".",
         metavar="DIR",
         shell_complete=folders,
-        help="The folder to work in. Default: here.",
+        help="Workspace folder. Default: the current folder.",
     ),
     click.option(
         "--state",
         metavar="DIR",
         shell_complete=folders,
-        help="Where state is kept. Default: HANDRAIL_STATE, or the platform's.",
+        help="State folder. Default: HANDRAIL_STATE, or the platform's.",
     ),
-    click.option("--json", "as_json", is_flag=True, help="Print JSON: one value, or one object a line."),
-    click.option(
-        "--allow-home", is_flag=True, help="Accept a workspace that is no project: a home folder, ~/.ssh, /etc, /."
-    ),
+    click.option("--json", "as_json", is_flag=True, help="Print JSON: one value, or one object per line."),
+    click.option("--allow-home", is_flag=True, help="Accept a home folder, ~/.ssh, /etc or / as the workspace."),
 )
 _CONFIGURATION = (
     click.option(
         "--config",
         metavar="FILE",
         shell_complete=files,
-        help="The configuration. Default: handrail.toml of the platform.",
+        help="Configuration file. Default: the platform's handrail.toml.",
     ),
     click.option(
         "--set",
         "settings",
         multiple=True,
         metavar="KEY=VALUE",
-        help="A setting, such as limits.lock_wait_ms=20000. Can be repeated.",
+        help="Setting, such as limits.lock_wait_ms=20000. Can be repeated.",
     ),
 )
 _AGENT = click.option(
     "--agent",
     metavar="NAME",
     shell_complete=agents,
-    help="The agent to work as: handrail agents lists them. Default: the configured one.",
+    help="Agent; see handrail agents. Default: the configured one.",
 )
 _SESSION = (
     click.option(
@@ -101,47 +99,47 @@ _SESSION = (
         "rules",
         multiple=True,
         metavar="RULE",
-        help="A rule for this session, such as 'allow bash git status'. Can be repeated.",
+        help="Rule for this session, such as 'allow bash git status'. Can be repeated.",
     ),
     click.option(
         "--mode",
         type=click.Choice(MODES),
-        help="How much is done without asking: handrail modes lists them. Default: the agent's or the configured one.",
+        help="Permission mode; see handrail modes. Default: the agent's or the configured one.",
     ),
-    click.option("--headless", is_flag=True, help="Ask nobody: what would be asked is denied."),
+    click.option("--headless", is_flag=True, help="Never ask for approval; deny instead."),
 )
 
 
 def alone(environment: Mapping[str, str]) -> bool:
-    """Whether the environment says that nobody can be asked: ``HANDRAIL_HEADLESS``, else ``CI`` as build machines set it.
+    """Return whether the environment sets headless mode: ``HANDRAIL_HEADLESS``, else ``CI``, which build machines set.
 
-    :raises UsageError: for a value that is neither yes nor no
+    :raises UsageError: for an invalid value of ``HANDRAIL_HEADLESS``
     """
     given = environment.get("HANDRAIL_HEADLESS", "").strip().lower()
     if given in _YES or given in _NO:
         return given in _YES
     if given:
-        raise click.UsageError(f"HANDRAIL_HEADLESS is {given!r}; 1 or 0 was expected")
+        raise click.UsageError(f"Invalid value of HANDRAIL_HEADLESS: {given!r}. Expected 1 or 0.")
     return environment.get("CI", "").strip().lower() not in ("", *_NO)
 
 
 def common(function: Callable[Concatenate[Setting, P], int]) -> Callable[..., int]:
-    """Add the options of a command that makes calls, handed to it as one :class:`Setting`."""
+    """Add the options of a command that makes calls, and pass them as one :class:`Setting`."""
     return _with(function, (*_PLACE[:2], *_CONFIGURATION, _AGENT, *_SESSION, *_PLACE[2:]))
 
 
 def equipped(function: Callable[Concatenate[Setting, P], int]) -> Callable[..., int]:
-    """The options of a command that looks at an agent's tools, sessions or jobs, and makes no calls."""
+    """Add the options of a command that uses an agent's tools, sessions or jobs, and makes no calls."""
     return _with(function, (*_PLACE[:2], *_CONFIGURATION, _AGENT, *_PLACE[2:]))
 
 
 def configured(function: Callable[Concatenate[Setting, P], int]) -> Callable[..., int]:
-    """The options of a command that looks at a workspace and its configuration, and makes no calls."""
+    """Add the options of a command that reads a workspace and its configuration, and makes no calls."""
     return _with(function, (*_PLACE[:2], *_CONFIGURATION, *_PLACE[2:]))
 
 
 def located(function: Callable[Concatenate[Setting, P], int]) -> Callable[..., int]:
-    """The options of a command that only looks at what is kept of a workspace."""
+    """Add the options of a command that only reads the stored state of a workspace."""
     return _with(function, _PLACE)
 
 
@@ -166,16 +164,17 @@ def _with(
     return wrapped
 
 
-# Options with an amount of time: a finite number, at most ten years.
+# Options with a duration: a finite number, at most ten years.
 
 _TEN_YEARS = {"seconds": 10 * 365 * 86_400, "days": 10 * 365}
 
 
 class Amount(click.FloatRange):
-    """A number of a unit, up to ten years of it. It refuses what a range lets through: what is no number (``nan``), and what
-    is more than a clock can be asked for.
+    """An option type for a duration in seconds or days, up to ten years.
 
-    :param above: more than ``least``, not as much
+    Unlike :class:`click.FloatRange` it rejects ``nan`` and infinite values.
+
+    :param above: whether ``least`` itself is excluded
     """
 
     def __init__(
@@ -193,16 +192,16 @@ class Amount(click.FloatRange):
             return number
         bounds = f"{'more than' if self._above else 'from'} {self._least:g} to {self._most:,.0f}"
         ten_years = " (ten years)" if self._most == _TEN_YEARS[self._unit] else ""
-        expected = f"expected a number of {self._unit}, {bounds}{ten_years}"
-        raise click.BadParameter(f"{str(value)[:80]!r} was given; {expected}", ctx, param)
+        expected = f"Expected a number of {self._unit}, {bounds}{ten_years}."
+        raise click.BadParameter(f"{str(value)[:80]!r}. {expected}", ctx, param)
 
 
-# The options of every command that runs a model: its choice, its address, and its budget.
+# The options of every command that runs a model: the model, its address, and its budget.
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What was given; see :func:`handrail.agent.providers.open_model`. Without a model, the agent's; and so with each bound."""
+    """The options for a model, as for :func:`handrail.agent.providers.open_model`. None means the agent's value."""
 
     model: str | None
     base_url: str | None
@@ -213,10 +212,10 @@ class Asked:
     max_seconds: float | None
 
     def opened(self, manifest: AgentManifest, without: str) -> Model:
-        """The model for an agent; the caller closes it.
+        """Open the model for an agent. The caller closes it.
 
-        :param without: what to tell where none is named
-        :raises UsageError: when there is none, or it cannot be had
+        :param without: the error text if no model is set
+        :raises UsageError: if no model is set, or it is not available
         """
         from handrail.agent.providers import open_model
         from handrail.contract.errors import UsageError
@@ -228,12 +227,12 @@ class Asked:
 
     @property
     def again(self) -> str:
-        """The options that reach the same model once more, to stand in a command that goes on."""
+        """The options for the same model, for the command that resumes a session."""
         given = {"--model": self.model, "--base-url": self.base_url, "--text-calls": self.text_calls}
         return "".join(f" {option} {quote(value)}" for option, value in given.items() if value is not None)
 
     def budget(self, manifest: AgentManifest) -> Budget:
-        """What one run of an agent may use."""
+        """Return the budget of one run of an agent."""
         from handrail.agent.budget import Budget
 
         bounds: dict[str, Any] = {"turns": self.max_turns, "tokens": self.max_tokens}
@@ -241,29 +240,44 @@ class Asked:
 
 
 def asked_for(of: str) -> Callable[[Callable[..., int]], Callable[..., int]]:
-    """Add these options to a command, handed to it as one :class:`Asked` by the name ``asked``.
+    """Add the model options to a command, and pass them as one :class:`Asked` by the name ``asked``.
 
-    :param of: what each bound is of, as " for each prompt"; "" where a command is one run
+    :param of: the scope of each limit, such as " for each prompt"; "" if the command is one run
     """
     options = (
         click.option(
             "--model",
             metavar="MODEL",
             envvar="HANDRAIL_MODEL",
-            help="openai:, openai-responses:, anthropic: or gemini:NAME, or script:FILE. Default: HANDRAIL_MODEL, or the agent's.",
+            help="Model: openai:, openai-responses:, anthropic: or gemini:NAME, or script:FILE. Default: HANDRAIL_MODEL, or "
+            "the agent's.",
         ),
-        click.option("--base-url", metavar="URL", help="Another server that speaks the provider's API."),
+        click.option("--base-url", metavar="URL", help="Base URL of another server with the provider's API."),
         click.option(
             "--text-calls",
             type=click.Choice(("bracket", "xml")),
-            help="For a model without tool calling: it writes its calls into its text, in this form.",
+            help="Form of tool calls in the text, for a model without tool calling. Default: none.",
         ),
         click.option(
-            "--max-turns", type=click.IntRange(min=1), help=f"Requests to the model{of}. Default: the agent's, or 50."
+            "--max-turns",
+            type=click.IntRange(min=1),
+            help=f"Maximum number of model requests{of}. Default: the agent's, or 50.",
         ),
-        click.option("--max-tokens", type=click.IntRange(min=1), help=f"Tokens in and out, all requests together{of}."),
-        click.option("--max-calls", type=click.IntRange(min=1), help=f"Tool calls{of}."),
-        click.option("--max-seconds", type=Amount("seconds", above=True), help=f"Wall time{of}."),
+        click.option(
+            "--max-tokens",
+            type=click.IntRange(min=1),
+            help=f"Maximum number of input and output tokens{of}. Default: the agent's, or no limit.",
+        ),
+        click.option(
+            "--max-calls",
+            type=click.IntRange(min=1),
+            help=f"Maximum number of tool calls{of}. Default: the agent's, or no limit.",
+        ),
+        click.option(
+            "--max-seconds",
+            type=Amount("seconds", above=True),
+            help=f"Maximum wall-clock time in seconds{of}. Default: the agent's, or no limit.",
+        ),
     )
 
     def added(function: Callable[..., int]) -> Callable[..., int]:

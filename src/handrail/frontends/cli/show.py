@@ -1,8 +1,8 @@
-"""The one writer of the command line: it makes every text on a terminal inert, and keeps every JSON value exact.
+"""All output of the command line: it makes text harmless for a terminal, and keeps every JSON value exact.
 
-Names, paths, titles, errors and outputs come from models, servers, files and programs. Each function that writes makes such
-text visible first, wherever the stream leads: a pager or a log viewer may show a pipe on a terminal later. Two outputs are
-exact in a pipe or a file, since programs read them: JSON, which escapes such characters, and a payload (:func:`out_payload`).
+Names, paths, titles, errors and outputs come from models, servers, files and programs. Each function that writes escapes
+control characters first, also for a pipe, because a pager or log viewer may show it on a terminal later. Two outputs are exact
+in a pipe or a file, since programs read them: JSON, which escapes such characters, and a payload (:func:`out_payload`).
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ _HIDDEN = (
     "\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u034f\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff0-\ufffb"
     "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff\ud800-\udfff"
 )
-# Letters, marks and symbols that are drawn as nothing or as a blank, though they count as printable.
+# Letters, marks and symbols that look empty or like a blank, although they are printable.
 _BLANK = "\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\ufffc\U000e0100-\U000e01ef"
 _INERT = re.compile(f"[{_HIDDEN}]")
 _LIKE_NOTHING = re.compile(f"[{_BLANK}]")
 _IN_JSON = re.compile(f"[{_HIDDEN}{_BLANK}]")
 _MOST_MARKS = 8
-"""Marks over one letter. Writing needs a few; hundreds are drawn over the lines above and below."""
+"""Maximum number of combining marks on one letter. Hundreds would cover the lines above and below."""
 _PILE = re.compile(rf"[^\x00-\x7f\w\s]{{{_MOST_MARKS + 1},}}")
-"""What may be a pile of marks: they are neither letters nor blanks."""
+"""Text that may be a pile of combining marks: neither letters nor blanks."""
 NAMES = {"\x1b": "\\e", "\r": "\\r", "\x07": "\\a", "\x08": "\\b", "\x00": "\\0"}
 MOST_NAME = 200
-"""Characters of a cell that others are aligned to."""
+"""Maximum characters of a cell that other cells are aligned to."""
 MOST_CELL = 8_000
-"""Characters of the last cell of a row."""
+"""Maximum characters of the last cell of a row."""
 
 
 def visible(text: str) -> str:
-    """Return ``text`` with every control or invisible character written out, so that it cannot act on a terminal."""
+    """Return ``text`` with control and invisible characters escaped, so that it cannot control a terminal."""
     shown = _INERT.sub(_name, text.replace("\r\n", "\n"))
     return shown if shown.isascii() else _PILE.sub(partial(_thinned, _spelled), shown)
 
 
 def spelled_out(text: str) -> str:
-    """``text`` for somebody who decides by it: :func:`visible`, and also what looks like a blank or like nothing."""
+    """Return ``text`` for a user who decides by it: :func:`visible`, with characters that look empty escaped too."""
     if all(line.isprintable() for line in text.split("\n")) and _LIKE_NOTHING.search(text) is None:
         return visible(text)
     return visible(
@@ -58,9 +58,9 @@ def spelled_out(text: str) -> str:
 
 
 def one_line(text: str, most: int | None = None) -> str:
-    """Return foreign text, spelled out, that can neither begin a line nor shift a column.
+    """Return untrusted text as one line, escaped like :func:`spelled_out`.
 
-    :param most: characters that are kept; the number of the others follows
+    :param most: maximum characters; the number of the others follows
     """
     left = 0 if most is None else len(text) - most
     shown = spelled_out(text[:most] if left > 0 else text).replace("\n", "\\n").replace("\t", "\\t")
@@ -72,7 +72,7 @@ def _as_one(text: str) -> str:
 
 
 def json_text(value: Any, indent: int | None = None) -> str:
-    """Return JSON of exactly ``value`` in which nothing acts on a terminal: such characters are ``\\u`` escapes."""
+    """Return ``value`` as JSON, with ``\\u`` escapes for characters that could control a terminal."""
     text = _IN_JSON.sub(
         lambda match: _escaped(match.group()), json.dumps(value, ensure_ascii=False, indent=indent, default=str)
     )
@@ -84,7 +84,7 @@ def _escaped(character: str) -> str:
 
 
 def _thinned(escape: Callable[[str], str], match: re.Match[str]) -> str:
-    """A run without the marks that are too many over one letter."""
+    """Return a run of characters with the excess marks on one letter escaped."""
     marks, pieces = 0, list[str]()
     for character in match.group():
         marks = marks + 1 if category(character) in ("Mn", "Me") else 0
@@ -102,46 +102,46 @@ def _spelled(character: str) -> str:
 
 
 def out(text: str = "") -> None:
-    """Write exactly one line, made visible: no name or text in it can begin another."""
+    """Write exactly one line, escaped. Text in it cannot begin another line."""
     sys.stdout.write(_as_one(text) + "\n")
 
 
 def out_block(text: str) -> None:
-    """Write lines, made visible."""
+    """Write lines, escaped."""
     sys.stdout.write(visible(text) + "\n")
 
 
 def out_payload(text: str, end: str = "\n") -> None:
-    """Write the text that somebody asked for, such as a file's: made visible on a terminal, exact in a pipe or a file."""
+    """Write requested text, such as a file's: escaped on a terminal, exact in a pipe or a file."""
     sys.stdout.write((visible(text) if sys.stdout.isatty() else text) + end)
 
 
 def note(text: str) -> None:
-    """Write a remark beside the output, on stderr; its further lines are indented, so that none looks like another remark.
+    """Write a note to stderr. Its further lines are indented, so that none looks like another note.
 
-    Where stderr takes nothing (a full disk, a reader that went away) it is lost: what is done does not hang on it.
+    If stderr takes no output (a full disk, a closed pipe), the note is lost without an error.
     """
     first, *further = visible(text).replace("\t", "\\t").split("\n")
     note_block("\n".join([first, *(line if not line or line.startswith("  ") else f"  {line}" for line in further)]))
 
 
 def note_block(text: str) -> None:
-    """Write lines that cannot look like others to stderr, as :func:`note`."""
+    """Write lines to stderr, escaped, with the error handling of :func:`note`."""
     with suppress(OSError):
         sys.stderr.write(visible(text) + "\n")
         sys.stderr.flush()
 
 
 def prompt(text: str) -> None:
-    """Write the beginning of a line that a person ends."""
+    """Write a prompt for the user's input."""
     sys.stderr.write(visible(text))
     sys.stderr.flush()
 
 
 def confirm(question: str, *, err: bool = False) -> bool:
-    """Ask a person; the end of input is an interruption.
+    """Ask the user a yes-or-no question, and return the answer.
 
-    :raises Abort: when the input ends
+    :raises Abort: if the input ends
     """
     import click
 
@@ -149,18 +149,19 @@ def confirm(question: str, *, err: bool = False) -> bool:
 
 
 def out_json(value: Any, *, lines: bool = False) -> None:
-    """Write one JSON value: laid out on a terminal, one line elsewhere.
+    """Write one JSON value: indented on a terminal, one line otherwise.
 
-    :param lines: one line also on a terminal
+    :param lines: write one line also on a terminal
     """
     indent = 2 if not lines and sys.stdout.isatty() else None
     sys.stdout.write(json_text(value, indent) + "\n")
 
 
 def out_styled(*parts: tuple[str, str], stream: TextIO | None = None, cut: bool = False) -> None:
-    """Write one line of texts with a style each; colours only where the stream is a terminal that wants them.
+    """Write one line of styled texts. Colors are used only on a terminal that supports them.
 
-    :param cut: end it at the terminal's edge
+    :param parts: each text with its style
+    :param cut: cut the line at the terminal's width
     """
     from rich.text import Text
 
@@ -175,10 +176,7 @@ def out_styled(*parts: tuple[str, str], stream: TextIO | None = None, cut: bool 
 
 
 def console(stream: TextIO | None = None) -> Console:
-    """A rich console that adds nothing of its own: no markup, no highlighting, no colours where none are wanted.
-
-    Its caller makes every text visible.
-    """
+    """Return a rich console without markup, highlighting or unwanted colors. The caller escapes the text."""
     from rich.console import Console
 
     return Console(
@@ -187,7 +185,7 @@ def console(stream: TextIO | None = None) -> Console:
 
 
 def out_rows(rows: Iterable[Sequence[str]]) -> None:
-    """Write rows in columns, each line cut at a terminal's edge."""
+    """Write rows in columns, each line cut at the terminal's width."""
     import shutil
 
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
@@ -196,22 +194,22 @@ def out_rows(rows: Iterable[Sequence[str]]) -> None:
 
 
 def shown_result(result: Result) -> None:
-    """Print a result for a person: its data on stdout, what is to be known about it on stderr."""
+    """Print a result for the user: its data on stdout, its error and notes on stderr."""
     if result.data is not None:
-        # In one piece, also where Python does not buffer: a reader that stops at what it looked for has had all of it.
+        # Write all at once, also if Python does not buffer, so that a reader which stops early has got all of it.
         out_payload("\n".join(laid_out(result.data)))
     sys.stdout.flush()
     if not result.ok:
         note(f"{result.error_kind}: {result.error_text}")
     if result.metadata.get("truncated"):
         whole = result.metadata.get("output_path")
-        note(f"truncated{f'; the whole output is in {whole}' if whole else ''}")
+        note(f"The output is truncated.{f' The full output is in {whole}.' if whole else ''}")
     if "unrecorded" in result.metadata:
-        note(f"warning: the outcome could not be recorded: {result.metadata['unrecorded']}")
+        note(f"warning: The outcome could not be recorded: {result.metadata['unrecorded']}")
 
 
 def laid_out(data: Any) -> list[str]:
-    """JSON-able data as lines a person can read; text stays text."""
+    """Return JSON data as readable lines. A string stays as it is."""
     if isinstance(data, str):
         return [data.removesuffix("\n")]
     if isinstance(data, Mapping):
@@ -235,7 +233,7 @@ def _compact(value: Any) -> str:
 
 
 def amount(count: int) -> str:
-    """Bytes as a person reads them."""
+    """Return a number of bytes in a readable unit."""
     if count < 1024:
         return f"{count} bytes"
     size = float(count)
@@ -247,7 +245,7 @@ def amount(count: int) -> str:
 
 
 def columns(rows: Iterable[Sequence[str]]) -> list[str]:
-    """Rows as lines, every column but the last padded to its widest cell. No cell can begin a line or pass for another."""
+    """Return rows as lines, with every column except the last padded to its widest cell. Cells are escaped."""
     table = [[*(one_line(cell, MOST_NAME) for cell in row[:-1]), one_line(row[-1], MOST_CELL)] for row in rows]
     if not table:
         return []

@@ -1,6 +1,6 @@
-"""The person at the terminal, who sees a call whole before it runs and answers one question at a time.
+"""The user at the terminal, who sees each call in full before it runs, and answers one question at a time.
 
-Nothing waits for the person in a thread.
+The answers are read on the event loop, without a thread.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from handrail.contract.doors.runtime import Question
 from handrail.contract.errors import HandrailError, ToolError
 from handrail.frontends.cli.show import note_block, one_line, prompt, spelled_out
 
-# The effect of an edit on the file as it is now, for the person who approves it. Nothing is written.
+# The effect of an edit on the current file, for the user who approves it. Nothing is written.
 
 MAX_PREVIEW_BYTES = 4 * 1024 * 1024
 _EDITS = frozenset({"edit", "write", "file.patch"})
 
 
 async def preview(request: ApprovalRequest, workspace: str) -> str | None:
-    """A unified diff, or a sentence on why the call would fail as things are; None for calls that are no edits.
+    """Return the diff of an edit, the reason why it would fail now, or None for other calls.
 
-    The diff shows at most so many lines and says how many it leaves out: the arguments beside it are whole.
+    A long diff is cut, with the number of left-out lines. The request shows the arguments in full.
     """
     path = request.arguments.get("path")
     if request.tool_id not in _EDITS or not isinstance(path, str):
@@ -36,13 +36,13 @@ async def preview(request: ApprovalRequest, workspace: str) -> str | None:
         before = await _content(path, workspace)
         return _difference(request.tool_id, path, before, request.arguments)
     except HandrailError as error:
-        return f"as the file is now, this would fail: {error}"
-    except (KeyError, TypeError, ValueError):  # arguments that were changed by hand since
+        return f"With the current file, this call would fail: {error}"
+    except (KeyError, TypeError, ValueError):  # the user changed the arguments
         return None
 
 
 async def _content(path: str, workspace: str) -> bytes | None:
-    """What is in the file, found as the tools find it; None where there is none."""
+    """Return the content of a file, found as the tools find it, or None if it does not exist."""
     from handrail.runtime.files.files import RootedFiles, SeenFiles
     from handrail.runtime.files.roots import Roots
 
@@ -55,7 +55,8 @@ async def _content(path: str, workspace: str) -> bytes | None:
         return None
     found = await files.read_bytes(path, max_bytes=MAX_PREVIEW_BYTES + 1)
     if found.size > MAX_PREVIEW_BYTES:
-        raise ToolError(f"{path} has {found.size:,} bytes, too many to compare here", kind="limit")
+        text = f"{path} has {found.size:,} bytes. Files over {MAX_PREVIEW_BYTES:,} bytes are not compared."
+        raise ToolError(text, kind="limit")
     return found.data
 
 
@@ -66,9 +67,9 @@ def _difference(tool_id: str, path: str, before: bytes | None, arguments: Mappin
     if tool_id == "write":
         lines = lines_of(decoded(before or b""))
         blocks = blocks_between(lines, lines_of(arguments["content"]))
-        return unified(path, lines, blocks, created=before is None).text or "the file would stay as it is"
+        return unified(path, lines, blocks, created=before is None).text or "The file would not change."
     if before is None:
-        raise ToolError(f"there is no file {path}", kind="invalid_input")
+        raise ToolError(f"The file {path} does not exist.", kind="invalid_input")
     text = decoded(before)
     if tool_id == "edit":
         replace_all = bool(arguments.get("replace_all", False))
@@ -96,21 +97,22 @@ _MOST_SHOWN_FILES = 20
 
 
 class Closed(Exception):
-    """The terminal's input has ended: nobody answers any more."""
+    """The input of the terminal has ended."""
 
 
 class Terminal:
-    """An :class:`~handrail.contract.approvals.Attendant` on the terminal of this process.
+    """An :class:`~handrail.contract.approvals.Attendant` that asks the user on the terminal of this process.
 
-    Prompts are written to stderr, so that stdout stays for results. Answers are read from stdin on the event
-    loop: a prompt ends at once when its call is stopped. What was typed before a prompt appeared is thrown away,
-    so that nobody approves what they had not seen.
+    Prompts are written to stderr, and stdout is kept for results. Answers are read from stdin on the event loop, so a
+    prompt ends at once if its call is stopped. Input from before a prompt is discarded, so that the user cannot approve an
+    unseen call.
     """
 
     def __init__(self, input_fd: int | None = None, *, workspace: str | None = None) -> None:
-        """
-        :param input_fd: where answers are read; None for stdin
-        :param workspace: where edits are compared with the file as it is now; None leaves the comparison out
+        """Open the terminal.
+
+        :param input_fd: the file descriptor for answers; None for stdin
+        :param workspace: the workspace, to show edits as diffs; None shows no diffs
         """
         self._workspace = workspace
         self._fd = sys.stdin.fileno() if input_fd is None else input_fd
@@ -125,10 +127,10 @@ class Terminal:
             try:
                 return await self._decided(request)
             except Closed:
-                _write("", "rejected: the terminal's input has ended")
-                return ApprovalAnswer("reject", "nobody answered: the terminal's input has ended")
+                _write("", "Rejected: the input of the terminal has ended.")
+                return ApprovalAnswer("reject", "The user did not answer: the input of the terminal has ended.")
             except asyncio.CancelledError:
-                _write("", f"  {request.id or 'this'} is no longer asked here")
+                _write("", f"  {request.id or 'The request'} no longer needs an answer here.")
                 raise
 
     async def _decided(self, request: ApprovalRequest) -> ApprovalAnswer:
@@ -158,18 +160,19 @@ class Terminal:
                         return None
                     answers.append(chosen)
                 except asyncio.CancelledError:
-                    _write("", "  this is no longer asked here")
+                    _write("", "  The question no longer needs an answer here.")
                     raise
                 except Closed:
-                    _write("", "not answered: the terminal's input has ended")
-                    raise ToolError("nobody answered: the terminal's input has ended", kind="unavailable") from None
+                    _write("", "Not answered: the input of the terminal has ended.")
+                    ended = "The user did not answer: the input of the terminal has ended. Continue without the answer."
+                    raise ToolError(ended, kind="unavailable") from None
             return answers
 
     async def _chosen(self, question: Question) -> list[str] | None:
         while True:
             text = (await self._line("> ")).strip()
             if not text:
-                _write("  type an answer, or :later to leave it waiting")
+                _write("  Type an answer, or :later to defer it.")
                 continue
             if text == ":later":
                 return None
@@ -180,10 +183,10 @@ class Terminal:
                 return [text]
             if all(1 <= number <= len(question.options) for number in numbers):
                 return [question.options[number - 1].label for number in dict.fromkeys(numbers)]
-            _write(f"  there are 1 to {len(question.options)}; or type an answer of your own")
+            _write(f"  Type numbers from 1 to {len(question.options)}, or your own answer.")
 
     async def _line(self, ask: str) -> str:
-        """One line of input, without its end.
+        """Read one line of input, without its line end.
 
         :raises Closed: at the end of input
         """
@@ -203,7 +206,7 @@ class Terminal:
                 loop.remove_reader(self._fd)
             try:
                 read = os.read(self._fd, 4096)
-            except OSError:  # a terminal that was hung up
+            except OSError:  # the terminal was closed
                 read = b""
             if not read or len(self._kept) > _MOST_LINE_BYTES:
                 raise Closed
@@ -216,15 +219,15 @@ class Terminal:
         try:
             import termios
         except ImportError:
-            return  # Windows: nothing can be dropped, so the prompt's own end of line has to do
-        with suppress(termios.error):  # stdin is no terminal of this kind
+            return  # Windows cannot discard input
+        with suppress(termios.error):  # stdin is not a POSIX terminal
             termios.tcflush(self._fd, termios.TCIFLUSH)
 
 
 def _hint(request: ApprovalRequest) -> str:
     rules = "s, p, " * (request.always is not None) + "sw, pw, " * (request.wider is not None)
     never = "never, " * (request.never is not None)
-    return f"type o, {rules}c and JSON, r, {never}stop or later; after r what the model should know"
+    return f"Type o, {rules}c and JSON, r, {never}stop or later. Text after r is sent to the model."
 
 
 def _offered(request: ApprovalRequest, choice: Choice) -> bool:
@@ -238,10 +241,10 @@ def _offered(request: ApprovalRequest, choice: Choice) -> bool:
 
 
 def request_lines(request: ApprovalRequest, changes: str | None = None) -> list[str]:
-    """A request, whole: who asks, why, every argument, and what an edit would change."""
+    """Return the full text of a request: the tool, the reason, every argument, and the diff of an edit."""
     name = f"{request.id}  " if request.id else ""
     lines = [
-        f"{name}{one_line(request.tool_id)} asks to run"
+        f"{name}{one_line(request.tool_id)} requires approval"
         + (f", for the {one_line(request.origin)}" * bool(request.origin)),
         *(f"  {part}" for part in spelled_out(request.reason).split("\n")),
     ]
@@ -249,58 +252,58 @@ def request_lines(request: ApprovalRequest, changes: str | None = None) -> list[
         lines += _argument_lines(one_line(name), value)
     lines += file_lines(request)
     if changes is not None:
-        lines += ["  as the file is now:", *(f"  │ {part}" for part in spelled_out(changes).split("\n"))]
+        lines += ["  changes to the current file:", *(f"  │ {part}" for part in spelled_out(changes).split("\n"))]
     return lines
 
 
 def file_lines(request: ApprovalRequest) -> list[str]:
-    """The files that the call runs, a bounded number of them, and what a stored rule means for them."""
+    """Return the files that the call runs, up to a limit, and the effect of a stored rule on them."""
     if not request.files:
         return []
-    lines = ["  runs, or may run, these files of the workspace, and only as they are now:"]
+    lines = ["  may run these files of the workspace, only with their current content:"]
     for path, mark in [*request.files.items()][:_MOST_SHOWN_FILES]:
-        large = "" if not mark.startswith("identity:") else "  (large: known by its size and times, not by its content)"
+        large = "" if not mark.startswith("identity:") else "  (large: checked by size and times, not by content)"
         lines.append(f"  │ {one_line(path)}{large}")
     if (more := len(request.files) - _MOST_SHOWN_FILES) > 0:
         lines.append(f"  │ and {more} more")
     if request.always is not None or request.wider is not None:
-        lines.append("  a stored rule is about the command: it holds whatever these files say later")
+        lines.append("  a stored rule applies to the command, also if these files change later")
     return lines
 
 
 def _choice_lines(request: ApprovalRequest) -> list[str]:
-    lines = ["  o  once: this call with exactly these arguments"]
+    lines = ["  o  once: allow this call with exactly these arguments"]
     if request.always is not None:
         rule = one_line(request.always)
         if not request.shared:
-            lines.append(f"  s  for this session: stores the rule  {rule}")
-        lines.append(f"  p  for this project, every session from now on: stores the rule  {rule}")
+            lines.append(f"  s  allow for this session: stores the rule  {rule}")
+        lines.append(f"  p  allow for this project, in every session: stores the rule  {rule}")
     if request.wider is not None:
-        lines.append(f"  sw, pw  the same for more like it: stores the rule  {one_line(request.wider)}")
-    lines.append("  c  and JSON: once, with these arguments instead")
-    lines.append("  r  reject; text after it is told to the model")
+        lines.append(f"  sw, pw  the same with a wider rule: stores the rule  {one_line(request.wider)}")
+    lines.append("  c JSON  allow once, with these arguments instead")
+    lines.append("  r  reject; text after it is sent to the model")
     if request.never is not None:
-        lines.append(f"  never  reject, in every session from now on: stores the rule  {one_line(request.never)}")
-    lines.append("  stop  reject, and end the session's work")
-    lines.append("  later  leave it waiting; handrail approve answers it from anywhere")
+        lines.append(f"  never  reject in every session: stores the rule  {one_line(request.never)}")
+    lines.append("  stop  reject, and stop the session's work")
+    lines.append("  later  defer; answer later with handrail approve, from any terminal")
     return lines
 
 
 def changed_arguments(text: str | bytes) -> dict[str, Any]:
-    """Arguments that a person typed.
+    """Parse arguments that the user typed.
 
-    :raises ValueError: in a sentence, when they are no JSON object
+    :raises ValueError: if they are not a JSON object; the text is a full sentence
     """
     from handrail.contract.text.json import ArgumentText, parse_arguments
 
     try:
         return parse_arguments(text)
     except ArgumentText as error:
-        raise ValueError(f"these are no arguments: {error}") from None
+        raise ValueError(f"Invalid arguments: {error}") from None
 
 
 def _argument_lines(name: str, value: Any) -> list[str]:
-    """An argument, whole. Text of several lines is set off line by line, so that it cannot look like the prompt."""
+    """Return the full text of an argument. Each of several lines is marked, so that none looks like the prompt."""
     if isinstance(value, str) and "\n" in value:
         parts = spelled_out(value).split("\n")
         return [f"  {name}: {len(parts)} lines", *(f"  │ {part}" for part in parts)]
@@ -318,7 +321,7 @@ def question_lines(question: Question) -> list[str]:
         about = f"  {one_line(option.description)}" if option.description else ""
         lines.append(f"  {number}  {one_line(option.label)}{about}")
     if question.options:
-        lines.append("  numbers separated by commas, or text" if question.multi_select else "  a number, or text")
+        lines.append("  Type numbers with commas, or text." if question.multi_select else "  Type a number, or text.")
     return lines
 
 
@@ -327,7 +330,7 @@ def _write(*lines: str) -> None:
 
 
 def _numbers_in(parts: Sequence[str]) -> list[int] | None:
-    """The numbers of options; None where a part is none."""
+    """Return the parts as option numbers, or None if a part is not a number."""
     bare = [part.strip() for part in parts]
     if not all(part.isascii() and part.isdigit() and len(part) < 4 for part in bare):
         return None

@@ -1,4 +1,4 @@
-"""Authentication over HTTP: bearer tokens that an operator issued, or tokens of an OAuth authorization server.
+"""Authentication over HTTP: bearer tokens that the operator issued, or tokens of an OAuth authorization server.
 
 Source: https://modelcontextprotocol.io/specification/2025-11-25/basic/authorization
 """
@@ -34,23 +34,23 @@ if TYPE_CHECKING:
 
 MAX_FILE = 64 * 1024
 MIN_TOKEN = 16
-"""Characters; shorter ones are guessed."""
+"""Minimum number of characters, because shorter tokens can be guessed."""
 MAX_TOKEN = 16 * 1024
 MAX_ANSWER = 1024 * 1024
 TIMEOUT_S = 10.0
 KEYS_GOOD_S = 600.0
 KEYS_ANEW_S = 30.0
-"""How soon keys are asked for again, for a token that is signed with another."""
+"""Seconds after which keys are fetched again for a token that an unknown key signed."""
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
-"""A server's own secret signs none of these: whoever can check a token cannot make one."""
+"""Asymmetric algorithms only: a key that verifies tokens cannot sign them."""
 LEEWAY_S = 30
 
 
 class GivenTokens(TokenVerifier):
-    """Tokens that an operator gave out: from a file, or from secrets.
+    """A verifier of tokens that the operator issued, in a file or as secrets.
 
-    :param resource: what they are good for: this server
-    :param scopes: what they are good for there: whatever is asked for
+    :param resource: the URL of this server, for which the tokens are valid
+    :param scopes: the scopes that each token has
     """
 
     def __init__(self, tokens: Mapping[str, str], resource: str | None, scopes: Iterable[str] = ()) -> None:
@@ -61,7 +61,7 @@ class GivenTokens(TokenVerifier):
     async def verify_token(self, token: str) -> AccessToken | None:
         given = hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
         found: str | None = None
-        for digest, name in self._known.items():  # all of them: how long it takes tells nothing
+        for digest, name in self._known.items():  # compare all, so that the time reveals nothing
             if hmac.compare_digest(digest, given):
                 found = name
         if found is None:
@@ -70,22 +70,22 @@ class GivenTokens(TokenVerifier):
 
 
 def read_tokens(path: str) -> dict[str, str]:
-    """The tokens of a file that nobody else may read, each with its name.
+    """Return the tokens of a private file, each with its name.
 
-    :raises StartError: for a file that cannot be read, or that others can
-    :raises UsageError: for a line that is no token
+    :raises StartError: for a file that cannot be read, or that other users can read
+    :raises UsageError: for an invalid line, and for a file without tokens or with too many
     """
     try:
         descriptor = os.open(Path(path).expanduser(), os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
         with os.fdopen(descriptor, "rb") as file:
             about = os.fstat(descriptor)
             if not stat.S_ISREG(about.st_mode):
-                raise StartError(f"{path} is no file")
+                raise StartError(f"{path} is not a regular file. Pass a file with one token on each line.")
             if os.name != "nt" and stat.S_IMODE(about.st_mode) & 0o077:
-                raise StartError(f"{path} can be read by others; chmod 600 it")
+                raise StartError(f"Other users can read {path}. Run `chmod 600` on it.")
             text = file.read(MAX_FILE + 1).decode("utf-8")
     except (OSError, UnicodeError) as error:
-        raise StartError(f"the tokens in {path} cannot be read: {error}") from None
+        raise StartError(f"Could not read the tokens in {path}: {error}") from None
     found: dict[str, str] = {}
     for number, line in enumerate(text.splitlines(), 1):
         words = line.split()
@@ -94,19 +94,22 @@ def read_tokens(path: str) -> dict[str, str]:
         name, token = (words[0], words[1]) if len(words) == 2 else (f"token-{number}", words[0])
         if len(words) > 2 or len(token) < MIN_TOKEN or token in found:
             raise UsageError(
-                f"{path}, line {number}: expected TOKEN or NAME TOKEN, each of at least {MIN_TOKEN} characters and once"
+                f"Invalid line {number} in {path}. Expected TOKEN or NAME TOKEN, with at least {MIN_TOKEN} characters in "
+                "the token, and each token once."
             )
         found[token] = name
     if not found or len(text) > MAX_FILE:
-        raise UsageError(f"{path} holds no tokens, or too many; expected one on a line")
+        raise UsageError(
+            f"{path} has no tokens, or is larger than {MAX_FILE:,} bytes. Expected one token on each line."
+        )
     return found
 
 
 class AuthServerTokens(TokenVerifier):
-    """Access tokens of one authorization server, made for this server: signed ones, checked by its published keys.
+    """A verifier of signed access tokens of one authorization server, which uses the server's published keys.
 
     :param issuer: the authorization server
-    :param resource: what a token has to be made for
+    :param resource: the audience that a token must have: the URL of this server
     """
 
     def __init__(self, issuer: str, resource: str) -> None:
@@ -152,7 +155,7 @@ class AuthServerTokens(TokenVerifier):
         )
 
     async def _key(self, key_id: object) -> Any:
-        """The key that signed a token; the only one where the token does not say which."""
+        """Return the key that signed a token, or the server's only key if the token names none."""
         async with self._fetching:
             age = time.monotonic() - self._fetched
             unknown = key_id is not None and key_id not in self._keys
@@ -164,7 +167,7 @@ class AuthServerTokens(TokenVerifier):
         return self._keys.get(key_id) if isinstance(key_id, str) else None
 
     async def _fetch(self) -> Mapping[str, Any]:
-        """The keys by their ids, as far as they can be had."""
+        """Return the server's keys by ID, or an empty mapping if they cannot be fetched."""
         import jwt
 
         if (where := await endpoint_of(self._issuer, "jwks_uri")) is None:
@@ -181,7 +184,7 @@ class AuthServerTokens(TokenVerifier):
 
 
 class AnyOf(TokenVerifier):
-    """Takes what one of several takes."""
+    """A verifier that accepts each token that one of several verifiers accepts."""
 
     def __init__(self, verifiers: Sequence[TokenVerifier]) -> None:
         self._verifiers = verifiers
@@ -194,19 +197,21 @@ class AnyOf(TokenVerifier):
 
 
 def check_address(url: str, what: str) -> str:
-    """An address that tokens and keys may go over: https, or http on this machine.
+    """Check that a URL is safe for tokens and keys: https, or http on this machine.
 
-    :raises UsageError: for another
+    :param what: the name of the option or setting
+    :return: the URL
+    :raises UsageError: for any other URL
     """
     if not may_fetch(url):
         raise UsageError(
-            f"{what} is {url!r}; expected an https:// address, or http:// on 127.0.0.1, [::1] or localhost"
+            f"Invalid value for `{what}`: {url!r}. Expected an https:// URL, or http:// on 127.0.0.1, [::1] or localhost."
         )
     return url
 
 
 def may_fetch(url: object) -> bool:
-    """Whether nobody on the way to it can read or change what is asked there."""
+    """Return whether a URL is protected against reading and changes on the network."""
     if not isinstance(url, str):
         return False
     try:
@@ -220,9 +225,12 @@ def may_fetch(url: object) -> bool:
 
 
 async def endpoint_of(issuer: str, name: str) -> str | None:
-    """An address that an authorization server says of itself; None where that cannot be had, or speaks of another.
+    """Return an endpoint from the metadata of an authorization server, or None if it is not available.
 
-    :param issuer: without a slash at its end
+    Metadata of another issuer do not count.
+
+    :param issuer: the server's URL, without a slash at the end
+    :param name: the metadata key, such as ``jwks_uri``
     """
     for about in _metadata_urls(issuer):
         metadata = await _json_of(about)
@@ -232,7 +240,10 @@ async def endpoint_of(issuer: str, name: str) -> str | None:
 
 
 def _metadata_urls(issuer: str) -> list[str]:
-    """Where an authorization server says what it is, in the order to try (RFC 8414, OpenID Connect Discovery)."""
+    """Return the metadata URLs of an authorization server, in the order to try.
+
+    They follow RFC 8414 and OpenID Connect Discovery.
+    """
     parts = urlsplit(issuer)
     base, path = f"{parts.scheme}://{parts.netloc}", parts.path.rstrip("/")
     return [
@@ -243,7 +254,7 @@ def _metadata_urls(issuer: str) -> list[str]:
 
 
 async def _json_of(url: str) -> dict[str, Any]:
-    """What is published there; empty where that is no object, or cannot be had."""
+    """Return the JSON object at a URL, or an empty one if it is not available."""
     import httpx2
 
     try:
@@ -267,41 +278,42 @@ async def _json_of(url: str) -> dict[str, Any]:
 
 
 def scopes_in(claims: Mapping[str, Any]) -> list[str]:
-    """The scopes of a token, in either of the forms in use."""
+    """Return the scopes of a token, from any of the forms in use."""
     given: Any = claims.get("scope") or claims.get("scp") or []
     words = given.split() if isinstance(given, str) else cast("list[Any]", given) if isinstance(given, list) else []
     return [word for word in words if isinstance(word, str)]
 
 
-# Opaque access tokens: the authorization server is asked about each.
+# Opaque access tokens: Handrail queries the authorization server about each.
 #
-# No client is accepted while the server cannot be asked: such a request is answered 503, so that no client discards a token
-# that may be good. An answer is cached for a short while, and concurrent requests with one token share one query.
+# If the server cannot be reached, no client is accepted. Such a request is answered with 503, so that the client does not
+# discard a token that may be valid. Answers are cached for a short time, and concurrent requests with one token share a query.
 #
 # Source: RFC 7662; https://modelcontextprotocol.io/specification/2025-11-25/basic/authorization
 
 INTROSPECTION_TIMEOUT_S = 5.0
-"""How long the authorization server may take for one answer, and to say where it is asked."""
+"""Seconds for one answer of the authorization server, and for its metadata."""
 MOST_ASKED = 64
-"""Tokens that are asked about at once."""
+"""Maximum number of concurrent queries."""
 MOST_KNOWN = 1_000
-"""Answers that are believed at once."""
+"""Maximum number of cached answers."""
 REFUSED_S = 10.0
-"""How long at most a token is known to be good for nothing."""
+"""Maximum seconds for which a rejected token is cached."""
 RETRY_S = 5
 _log = logging.getLogger("handrail.mcp")
 
 
 class Unchecked(AuthenticationError):
-    """What a token is good for cannot be learned now. The message says why, to the operator."""
+    """A token could not be checked with the authorization server. The message gives the operator the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Introspection:
-    """How the authorization server is asked.
+    """How to query the authorization server about a token.
 
-    :param url: where; empty: where its metadata say
-    :param cache_s: how long an answer is believed
+    :param url: the introspection endpoint; empty for the one in the server's metadata
+    :param method: how the client credentials are sent: HTTP basic authentication or form fields
+    :param cache_s: seconds for which an answer is cached
     """
 
     client_id: str
@@ -317,10 +329,10 @@ class _Known(NamedTuple):
 
 
 class IntrospectedTokens(TokenVerifier):
-    """Access tokens of one authorization server, made for this server, as that one says when it is asked.
+    """A verifier that queries one authorization server about each access token.
 
     :param issuer: the authorization server
-    :param resource: what a token has to be made for
+    :param resource: the audience that a token must have: the URL of this server
     """
 
     def __init__(self, issuer: str, resource: str, how: Introspection) -> None:
@@ -333,8 +345,9 @@ class IntrospectedTokens(TokenVerifier):
         self._told = ""
 
     async def verify_token(self, token: str) -> AccessToken | None:
-        """
-        :raises Unchecked: where the authorization server cannot be asked, or does not answer the question
+        """Return the access that a token gives, or None for a rejected one.
+
+        :raises Unchecked: if the authorization server cannot be reached, or does not answer
         """
         if not token or len(token) > MAX_TOKEN or not (token.isascii() and token.isprintable()):
             return None
@@ -346,7 +359,7 @@ class IntrospectedTokens(TokenVerifier):
         task = self._asking.get(key)
         if task is None:
             if len(self._asking) >= MOST_ASKED:
-                raise Unchecked(f"{MOST_ASKED} tokens are being asked about already")
+                raise Unchecked(f"Too many queries about tokens are running. The limit is {MOST_ASKED}.")
             task = self._asking[key] = asyncio.create_task(self._asked(key, token), name="mcp: asks about a token")
             task.add_done_callback(lambda done: self._answered(key, done))
         return await asyncio.shield(task)
@@ -354,17 +367,17 @@ class IntrospectedTokens(TokenVerifier):
     def _answered(self, key: bytes, done: asyncio.Task[AccessToken | None]) -> None:
         del self._asking[key]
         if not done.cancelled():
-            done.exception()  # whoever waited has it; where nobody did, nobody wants to know
+            done.exception()  # mark it as retrieved: the waiting request has it, and without one it is not needed
 
     async def _asked(self, key: bytes, token: str) -> AccessToken | None:
         try:
             async with asyncio.timeout(INTROSPECTION_TIMEOUT_S):
                 claims = await self._claims(token)
         except (Unchecked, TimeoutError) as error:
-            why = str(error) or f"{self._issuer} did not answer within {INTROSPECTION_TIMEOUT_S:g} s"
-            if why != self._told:  # once: every stranger can have it asked
+            why = str(error) or f"{self._issuer} did not answer within {INTROSPECTION_TIMEOUT_S:g} s."
+            if why != self._told:  # once, because any client can cause a query
                 self._told = why
-                _log.warning("no token of %s is taken: %s", self._issuer, why)
+                _log.warning("Tokens of %s are not accepted: %s", self._issuer, why)
             raise Unchecked(why) from None
         self._told = ""
         found = self._good(claims)
@@ -378,16 +391,16 @@ class IntrospectedTokens(TokenVerifier):
         return found
 
     async def _claims(self, token: str) -> Mapping[str, Any]:
-        """What the authorization server says of a token.
+        """Return the claims of a token, as the authorization server reports them.
 
-        :raises Unchecked: where it says nothing that can be understood
+        :raises Unchecked: if the server cannot be reached, or its answer is invalid
         """
         import httpx2
 
         if not self._url:
             where = await endpoint_of(self._issuer, "introspection_endpoint")
             if where is None:
-                raise Unchecked("it does not say where it is asked; set url under [mcp.serve.introspection]")
+                raise Unchecked("Its metadata have no introspection endpoint. Set `url` in [mcp.serve.introspection].")
             self._url = where
         how = self._how
         form = {"token": token, "token_type_hint": "access_token"}
@@ -404,29 +417,29 @@ class IntrospectedTokens(TokenVerifier):
                 client.stream("POST", self._url, data=form, headers=headers) as response,
             ):
                 if response.status_code != 200:
-                    raise Unchecked(f"asked about a token it answered HTTP {response.status_code}")
+                    raise Unchecked(f"It answered a query about a token with HTTP {response.status_code}.")
                 async for piece in response.aiter_bytes():
                     body += piece
                     if len(body) > MAX_ANSWER:
-                        raise Unchecked(f"its answer is longer than {MAX_ANSWER:,} bytes")
+                        raise Unchecked(f"Its answer is longer than {MAX_ANSWER:,} bytes.")
             said = orjson.loads(body)
         except (httpx2.HTTPError, OSError) as error:
-            raise Unchecked(f"it cannot be asked: {type(error).__name__}") from None
+            raise Unchecked(f"The authorization server could not be reached: {type(error).__name__}.") from None
         except ValueError:
-            raise Unchecked("it answered something that is no JSON") from None
+            raise Unchecked("Its answer is not JSON.") from None
         claims = cast("dict[str, Any]", said) if isinstance(said, dict) else {}
         if not isinstance(claims.get("active"), bool):
-            raise Unchecked("it does not say whether the token is active")
+            raise Unchecked("Its answer does not contain `active`.")
         return claims
 
     def _good(self, claims: Mapping[str, Any]) -> AccessToken | None:
-        """What an active token lets in here; None where it does not."""
+        """Return the access that the claims of a token give here, or None."""
         if claims["active"] is not True or not _is_in_time(claims, time.time()):
             return None
         if claims.get("iss") is not None and str(claims["iss"]).rstrip("/") != self._issuer:
             return None
         if str(claims.get("token_type") or "bearer").lower() not in ("bearer", "access_token"):
-            return None  # one that is bound to a key, of which nobody here asks for a proof, or none of access
+            return None  # a key-bound token, whose proof is not checked here, or not an access token
         if claims.get("cnf") is not None or self._resource not in _audience(claims):
             return None
         subject = claims.get("sub")
@@ -446,8 +459,8 @@ class IntrospectedTokens(TokenVerifier):
 
 
 def unchecked(_connection: HTTPConnection, _error: AuthenticationError) -> Response:
-    """What a client is told whose token could not be checked; why is the operator's matter."""
-    text = "the authorization server cannot be asked about this token now"
+    """Return the answer to a client whose token could not be checked. Only the operator gets the reason."""
+    text = "The authorization server cannot be reached to check this token. Try again later."
     return JSONResponse(
         {"error": "temporarily_unavailable", "error_description": text}, 503, {"retry-after": str(RETRY_S)}
     )

@@ -1,4 +1,4 @@
-"""The connected clients: each one's session, opened on first need and closed when the client disconnects."""
+"""The connected clients: each one's session, opened when first needed and closed when the client disconnects."""
 
 from __future__ import annotations
 
@@ -38,35 +38,37 @@ if TYPE_CHECKING:
     from handrail.kernel.kernel import Kernel
 
 
-# The listings that a client has received, and notifications to it when they change.
+# The listings that a client received, and the notifications to it when they change.
 
 MOST_SUBSCRIPTIONS = 1_000
-"""Resources to which one client may subscribe."""
+"""Maximum number of resources that one client can subscribe to."""
 
 
 class Visit:
-    """A client, with what it was shown and subscribed to.
+    """One client with its listings, outputs, skills and subscriptions.
 
-    :ivar gone: whether its connection has ended, so that its session ends with its work
-    :ivar level: the lowest log level that a client of the older era is sent, as an index into the list of levels
+    It compares each listing with the one last sent, and notifies the client of changes.
+
+    :ivar gone: whether the connection has ended, so that the session closes when its calls end
+    :ivar level: the lowest log level that a client of a handshake version gets, as an index into the list of levels
     """
 
     def __init__(self, kernel: Kernel, spawn: Callable[[Coroutine[Any, Any, Any]], None], guest: Guest) -> None:
-        """:param spawn: runs what it is given in a task, which ends with the server"""
+        """:param spawn: runs a coroutine in a task that ends with the server"""
         self.guest = guest
         self.gone = False
         self.level = 1
         self.outputs = Outputs(kernel, guest)
         self.skills = SkillPrompts(kernel, guest)
         self.subscribed: dict[str, int] = {}
-        """Resource to how many subscriptions it has."""
+        """Resource URI to the number of its subscriptions."""
         self._kernel = kernel
         self._spawn = spawn
         self._bus = InMemorySubscriptionBus()
         self.listen = ListenHandler(self._bus, max_subscriptions=64)
         self.listening = 0
         self._client: ServerSession | None = None
-        """The connection of a client of the older era."""
+        """The SDK session of a client of a handshake version."""
         self._shown: dict[str, Callable[[], Sequence[object]]] = {}
         self._told: dict[str, Sequence[object]] = {}
         self._telling = False
@@ -76,11 +78,11 @@ class Visit:
 
     @property
     def unheard(self) -> bool:
-        """Whether nobody listens."""
+        """Whether the client has no open stream of change notifications."""
         return not self.listening
 
     def heard(self, client: ServerSession) -> None:
-        """Remember the connection of a request of the older era, by which the client can be notified."""
+        """Use this SDK session for notifications to a client of a handshake version."""
         self._client = client
 
     def close(self) -> None:
@@ -88,25 +90,27 @@ class Visit:
         self.listen.close()
 
     def lists(self, what: str, shown: Callable[[], Sequence[object]]) -> None:
-        """Notify the client from now on when the tools, resources or prompts that it was shown change.
+        """Notify the client from now on when the tools, resources or prompts in this listing change.
 
-        :param shown: gives what the listing would show now
+        :param what: ``tools``, ``resources`` or ``prompts``
+        :param shown: returns the current listing
         """
         self._shown[what] = shown
         self._told[what] = shown()
 
     def subscribe(self, uri: str) -> bool:
-        """Count one more subscription. Gives whether it is the first.
+        """Add a subscription, and return whether it is the first for this resource.
 
-        :raises MCPError: when there are too many
+        :raises MCPError: if the client has too many subscriptions
         """
         if uri not in self.subscribed and len(self.subscribed) >= MOST_SUBSCRIPTIONS:
-            raise MCPError(INVALID_PARAMS, f"at most {MOST_SUBSCRIPTIONS:,} resources can be subscribed to")
+            text = f"Too many resource subscriptions. The limit is {MOST_SUBSCRIPTIONS:,}. Unsubscribe from one first."
+            raise MCPError(INVALID_PARAMS, text)
         self.subscribed[uri] = self.subscribed.get(uri, 0) + 1
         return self.subscribed[uri] == 1
 
     def unsubscribe(self, uri: str) -> bool:
-        """Count one subscription less. Gives whether it was the last."""
+        """Remove a subscription, and return whether it was the last for this resource."""
         left = self.subscribed.get(uri, 0) - 1
         if left > 0:
             self.subscribed[uri] = left
@@ -114,19 +118,22 @@ class Visit:
         return self.subscribed.pop(uri, None) is not None
 
     def may_have_changed(self) -> bool:
-        """Whether anything may have changed, so that it is worth comparing. Quick, because it is asked after each call."""
+        """Return whether a listing may have changed since the last check.
+
+        The check is cheap because it runs after each call.
+        """
         now = (self._kernel.generation, self.outputs.changes, len(self.guest.session.view))
         before, self._mark = self._mark, now
         return before is None or before[0] is not now[0] or before[1:] != now[1:]
 
     def look_again(self) -> None:
-        """Compare the listings soon, because something may have changed."""
+        """Schedule a comparison of the listings."""
         if not self._telling and self._shown:
             self._telling = True
             self._spawn(self.tell_of_changes())
 
     async def tell_of_changes(self) -> None:
-        """Notify the client of each listing that is different now."""
+        """Notify the client of each listing that has changed."""
         self._telling = False
         for what, shown in self._shown.items():
             if (now := shown()) != self._told[what]:
@@ -134,7 +141,7 @@ class Visit:
                 await self._tell_of_list(what)
 
     async def _tell_of_list(self, what: str) -> None:
-        # The newer protocol has subscriptions for this, and the older one notifications.
+        # The stateless version uses subscriptions for this, the handshake versions use notifications.
         client: Any = self._client
         if what == "tools":
             await self._bus.publish(ToolsListChanged())
@@ -157,7 +164,7 @@ async def _nobody() -> None:
 
 
 CONNECTION = "handrail.connection"
-"""The key under which the state of a request of HTTP holds the connection that it came over."""
+"""The key of the connection in the state of an HTTP request."""
 _OF_PROXIES = (
     "forwarded",
     "via",
@@ -167,29 +174,29 @@ _OF_PROXIES = (
     "x-real-ip",
     "x-request-id",
 )
-"""Fields that programs between a client and a server add."""
+"""Header fields that proxies add."""
 _VISIT = "handrail"
-"""The key under which a connection's state holds its client."""
+"""The key of the client in the state of a connection."""
 
 
 class _OneRequest:
-    """A client of which nothing is known but one request."""
+    """The identity of a client that cannot be recognized in a further request."""
 
 
 class House:
-    """All clients of one server; see the module."""
+    """The clients of one server, with their sessions and their held calls."""
 
     def __init__(self, kernel: Kernel, serving: Serving, *, over_http: bool = False) -> None:
         self.kernel = kernel
         self.serving = serving
         self._over_http = over_http
-        """Clients without credentials may be several then. Over stdio there is one client."""
+        """Over HTTP, several clients may come without credentials. Over stdio there is one client."""
         self._visits: dict[tuple[Any, bool], Visit] = {}
-        """The clients of the stateless era, by who they are (:meth:`_who`) and whether they fill in forms."""
+        """The clients of the stateless version, by their identity (:meth:`_who`) and whether they answer forms."""
         self._used: dict[tuple[Any, bool], float] = {}
         self._here: set[Visit] = set()
         self._of_connections: dict[str, Visit] = {}
-        """The clients of the older era that come over HTTP, by the ids of their connections."""
+        """The HTTP clients of handshake versions, by connection ID."""
         self._opening = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._held: dict[str, tuple[Guest, asyncio.TimerHandle]] = {}
@@ -197,16 +204,19 @@ class House:
 
     @property
     def visits(self) -> frozenset[Visit]:
-        """The clients that are here."""
+        """The connected clients."""
         return frozenset(self._here)
 
     def at_work(self, session_id: str) -> bool:
-        """Whether a call is under way of the client of a connection, by the id that the protocol gives that one."""
+        """Return whether the client of a connection has a running call.
+
+        :param session_id: the protocol's ID of the connection
+        """
         visit = self._of_connections.get(session_id)
         return visit is not None and not visit.guest.idle
 
     async def aclose(self) -> None:
-        """Close every session, and end what is under way."""
+        """Close every session and cancel the running tasks."""
         self._closed = True
         for _, timer in self._held.values():
             timer.cancel()
@@ -216,18 +226,18 @@ class House:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
-        """Run ``work`` in a task of its own, which is cancelled when the server ends."""
+        """Run ``work`` in a task that is cancelled when the server ends."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    # ── whose request it is ──────────────────────────────────────────────────────────────────────
+    # ── the client of a request ──────────────────────────────────────────────────────────────────
 
     @asynccontextmanager
     async def visited(self, context: ServerRequestContext[Any], state: str | None = None) -> AsyncGenerator[Visit]:
-        """The client of a request, counted as busy while that is being answered.
+        """Yield the client of a request, and count it as busy meanwhile.
 
-        :param state: the state token that the client sent along. A client without credentials is known by it again
+        :param state: the client's state token, which identifies a client without credentials
         """
         visit = self._visit_of_state(context, state) or await self._visit(context)
         visit.guest.busy += 1
@@ -239,10 +249,10 @@ class House:
                 self._leave_gone(visit)
 
     def _who(self, context: ServerRequestContext[Any]) -> object:
-        """The client of a request of the stateless era: a credential, or without one the connection of the request.
+        """Return the identity of a stateless client: its credential, or else its connection.
 
-        A program between the client and here may send the requests of several clients over one connection. If it says that
-        it is there, each request is a client.
+        A proxy may send the requests of several clients over one connection. If a request has a proxy's header fields, it
+        counts as a client of its own.
         """
         who = principal()
         if who is not None or not self._over_http:
@@ -259,7 +269,7 @@ class House:
         return next((visit for visit in self._here if visit.guest is held[0]), None)
 
     def disconnected(self, connection: object) -> None:
-        """Close the sessions of a client without credentials, whose connection has ended, once they have no work left."""
+        """Close the sessions of a client without credentials after its connection ends, once they are idle."""
         for forms in (False, True):
             if (visit := self._visits.get((connection, forms))) is not None:
                 visit.gone = True
@@ -300,9 +310,11 @@ class House:
         return not self.serving.headless and lacking(context.session.client_capabilities, FORM, {}) is None
 
     async def _admit(self, key: tuple[Any, bool]) -> Visit:
-        """A session for a credential that has none.
+        """Open a session for a stateless client that has none.
 
-        :raises MCPError: when there are too many
+        If the server is full, the longest unused idle client makes room.
+
+        :raises MCPError: if too many clients are active
         """
         now = time.monotonic()
         idle = [other for other in self._visits if self._visits[other].guest.idle and self._visits[other].unheard]
@@ -310,7 +322,8 @@ class House:
         if not over and len(self._visits) >= self.serving.most_guests:
             over = sorted(idle, key=lambda other: self._used[other])[:1]
             if not over:
-                raise MCPError(INTERNAL_ERROR, f"{self.serving.most_guests:,} clients are served already; try later")
+                limit = f"The limit is {self.serving.most_guests:,}. Try again later."
+                raise MCPError(INTERNAL_ERROR, f"Too many clients are connected. {limit}")
         for other in over:
             del self._used[other]
             self.spawn(self.leave(self._visits.pop(other)))
@@ -319,9 +332,9 @@ class House:
         return visit
 
     async def reopen(self, session_id: str, context: ServerRequestContext[Any]) -> Visit:
-        """Open a session again that was left with unfinished work, until that has ended.
+        """Open a suspended session again for its unfinished tasks.
 
-        :raises HandrailError: when somebody else has it open, or nobody can
+        :raises HandrailError: if another client has the session open, or it cannot be opened
         """
         modern = context.protocol_version in MODERN_PROTOCOL_VERSIONS
         shared = self._over_http and modern and principal() is None
@@ -329,7 +342,7 @@ class House:
 
     async def _open(self, answers_forms: bool, session_id: str | None = None, *, shared: bool = False) -> Visit:
         if self._closed:
-            raise MCPError(INTERNAL_ERROR, "this server is closing")
+            raise MCPError(INTERNAL_ERROR, "The server is shutting down. Connect again later.")
         serving = self.serving
         guest = Guest(
             self.kernel.approvals, serving.wait_s, serving.hold_s, lambda: len(self._held) < serving.most_held
@@ -343,7 +356,10 @@ class House:
         return visit
 
     async def leave(self, visit: Visit) -> None:
-        """Stop the calls of a client that has gone for good. Its session is closed, or suspended while its tasks can still be asked about."""
+        """Stop the calls of a disconnected client, and close its session.
+
+        If its tasks can still be requested, the session is suspended instead.
+        """
         if visit in self._here:
             self._here.discard(visit)
             visit.close()
@@ -352,13 +368,16 @@ class House:
                 exchange.stop()
             session = visit.guest.session
             asked_for = any(one.beside for one in under_way) or time.monotonic() <= visit.guest.kept_until
-            with contextlib.suppress(Exception):  # it is on record why, and nobody is there to be told
+            with contextlib.suppress(Exception):  # the log has the reason, and no client is left to notify
                 await (session.suspend() if asked_for else session.close())
 
-    # ── calls that wait for their client to come back ────────────────────────────────────────────
+    # ── held calls, which wait for a further request of their client ─────────────────────────────
 
     def hold(self, guest: Guest, exchange: Exchange) -> str:
-        """Hold a call until its client comes back. Gives the state token that the client has to send then; it works once."""
+        """Hold a call until its client sends the next request, and return the state token for it.
+
+        The token is valid once.
+        """
         state = secrets.token_urlsafe(18)
         guest.held[state] = exchange
         timer = asyncio.get_running_loop().call_later(self.serving.hold_s, self._give_up, state)
@@ -366,9 +385,9 @@ class House:
         return state
 
     def take_up(self, guest: Guest, state: str) -> Exchange:
-        """The call that a client has come back for.
+        """Return the held call that a state token names.
 
-        :raises MCPError: when there is none, or it is another client's
+        :raises MCPError: if the token is unknown or expired, or belongs to another client
         """
         held = self._held.get(state)
         if held is None or held[0] is not guest:
@@ -381,15 +400,18 @@ class House:
         guest, _ = self._held.pop(state)
         exchange = guest.held.pop(state)
         exchange.abandon()
-        guest.end(exchange)  # once its call has ended; an approval is parked by then, and can be collected
+        guest.end(exchange)  # after its call ends; by then an open approval is stored, and the call can be repeated
 
 
 def _connection_of(context: ServerRequestContext[Any]) -> Connection:
-    """The connection of a request. The SDK gives handlers a session per request; only the connection beneath it lasts."""
+    """Return the connection of a request.
+
+    The SDK creates a session for each request. Only the connection below it lasts.
+    """
     return context.session._connection  # pyright: ignore[reportPrivateUsage]
 
 
 def principal() -> tuple[str, str | None, str | None] | None:
-    """The credential of the request that is being answered; None when the server asks for none."""
+    """Return the credential of the current request, or None if the server requires no credentials."""
     token = get_access_token()
     return None if token is None else principal_components(token)

@@ -1,8 +1,8 @@
 """Limits on HTTP connections, requests and sessions, so that no client excludes others or is mistaken for another.
 
-uvicorn waits forever for a request that was begun, and answers no request once enough connections are open; the SDK opens no
-session once enough are. Here slow or idle ones make room, and a request that two readers could read in two ways is refused
-before any other code sees it.
+uvicorn waits forever for the rest of a request, and answers no request when too many connections are open. The SDK opens no
+session when too many exist. Here slow or idle ones make room. An ambiguous request, which two parsers could read in two ways,
+is rejected before any other code sees it.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 
 HEAD_S = 10.0
-"""How long a request's first line and header fields may take, also of one that has not begun."""
+"""Seconds for the request line and header fields, and for the wait until a request begins."""
 BODY_S = 60.0
-"""How long its body may take: enough for the longest message at 80 KiB a second."""
+"""Seconds for the body: enough for the longest message at 80 KiB per second."""
 DROPPED_S = 2.0
-"""How long a client that was answered may still send its body: closing at once would lose the answer on its way."""
+"""Seconds in which a client may still send its body after its answer. An immediate close could lose the answer."""
 MOST_DROPPED_BYTES = 16 * 1024 * 1024
 MOST_CONNECTIONS = 2_000
 
@@ -43,7 +43,7 @@ _ONCE = frozenset(
         *(b"mcp-method", b"mcp-name", b"mcp-protocol-version", b"mcp-session-id", b"transfer-encoding", b"upgrade"),
     )
 )
-"""Header fields of which there is one value. A repetition of the same is none; another is refused."""
+"""Header fields with a single value. An equal repetition is ignored, a different one is rejected."""
 _NEVER_TWICE = frozenset((b"host", b"origin"))
 _NAMED = _ONCE | _NEVER_TWICE
 _FOLDED = re.compile(rb"\n[ \t]")
@@ -51,39 +51,40 @@ _END_OF_HEAD = re.compile(rb"\n\r?\n")
 
 
 def fault_in(scope: Scope) -> str | None:
-    """Return what in a request two readers could take for two things, or None."""
+    """Return the reason why a request is ambiguous, or None."""
     if not scope["path"].startswith("/"):
-        return "its target is no path; expected one that begins with /"
+        return "Its target is not a path. Expected a path that begins with /."
     found: dict[bytes, bytes] = {}
     for name, value in scope["headers"]:
         if name not in _NAMED:
             if (alike := name.replace(b"_", b"-")) in _NAMED:
-                return f"it has a header field {name.decode('latin-1')!r}; write {alike.decode('latin-1')!r}"
+                expected = alike.decode("latin-1")
+                return f"Its header field {name.decode('latin-1')!r} is not allowed. Send {expected!r} instead."
             continue
         before = found.setdefault(name, value)
         if before is not value and (name in _NEVER_TWICE or before != value):
-            return f"it has the header field {name.decode('latin-1')!r} twice; send it once"
+            return f"Its header field {name.decode('latin-1')!r} occurs twice. Send it once."
     if b"content-length" in found and b"transfer-encoding" in found:
-        return "it has both Content-Length and Transfer-Encoding; send one of the two"
+        return "It has both Content-Length and Transfer-Encoding. Send only one of the two."
     return None
 
 
 class OneMeaning:
-    """Answers a request that has two meanings with 400, and reads no more from its connection."""
+    """An ASGI middleware that rejects ambiguous requests with 400 and closes their connection."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and (fault := fault_in(scope)) is not None:
-            return await refused(send, 400, f"the request was refused: {fault}")
+            return await refused(send, 400, f"The request is ambiguous. {fault}")
         return await self._app(scope, receive, send)
 
 
 async def refused(send: Send, status: int, text: str, receive: Receive | None = None) -> None:
-    """Answer a request with an error of JSON-RPC, and close its connection.
+    """Answer a request with a JSON-RPC error, and close its connection.
 
-    :param receive: gives the rest of the body, which is dropped before the connection is closed, within bounds
+    :param receive: the receiver of the rest of the body, which is discarded, within bounds, before the close
     """
     error: dict[str, Any] = {"jsonrpc": "2.0", "id": None, "error": {"code": -32600, "message": text}}
     body = orjson.dumps(error)
@@ -108,26 +109,26 @@ async def _drop_body(receive: Receive) -> None:
 
 
 class _OneReading(h11.Connection):
-    """Refuses a header field that goes on in a further line, which readers join in several ways."""
+    """An HTTP parser that rejects folded header fields, which parsers join in different ways."""
 
     def next_event(self) -> Any:
         if self.their_state is h11.IDLE:
             head, _ = self.trailing_data
             end = _END_OF_HEAD.search(head)
             if _FOLDED.search(head, 0, len(head) if end is None else end.start() + 1) is not None:
-                raise h11.RemoteProtocolError("a header field goes on in another line")
+                raise h11.RemoteProtocolError("A header field continues on a further line.")
         return super().next_event()
 
 
 class Connection(H11Protocol):
-    """One connection, which is closed where a request does not come to its end in time.
+    """One connection, which is closed if a request is not complete in time.
 
-    Where there are too many, the one goes that has waited longest for its request; where none waits, the new one.
+    If too many connections are open, the one that has waited longest for a request is closed, else the new one.
     """
 
     most = MOST_CONNECTIONS
     ended: Callable[[object], object] = staticmethod(bool)
-    """Called with a connection that has ended."""
+    """Called with each connection that has ended."""
     _awaited: type[h11.Request | h11.EndOfMessage] | None = None
     _timer: asyncio.TimerHandle | None = None
 
@@ -151,7 +152,7 @@ class Connection(H11Protocol):
 
     @property
     def waits(self) -> bool:
-        """Whether no request is on its way here, or being answered."""
+        """Whether the connection is idle: no request arrives or is being answered."""
         return self._awaited is h11.Request
 
     def data_received(self, data: bytes) -> None:
@@ -163,7 +164,7 @@ class Connection(H11Protocol):
         self._await()
 
     def _await(self) -> None:
-        """Begin to wait for what has to come next, unless it is that already."""
+        """Start the timer for the next expected part, unless it already runs for that part."""
         state = self.conn.their_state
         awaited = h11.Request if state is h11.IDLE else h11.EndOfMessage if state is h11.SEND_BODY else None
         if awaited is not self._awaited or self._timer is None:
@@ -180,7 +181,7 @@ class Connection(H11Protocol):
 
 
 def connections_within(most: int, ended: Callable[[object], object]) -> type[Connection]:
-    """The protocol for at most so many connections, and half of the files that this process may open.
+    """Return the connection class for at most ``most`` connections, and half of the process's file limit.
 
     :param ended: called when a connection has ended
     """
@@ -193,7 +194,7 @@ def connections_within(most: int, ended: Callable[[object], object]) -> type[Con
 
 
 class RequestsOfOne:
-    """Bounds how many requests of one credential are answered at once, so that it does not take the places of others."""
+    """An ASGI middleware that limits the concurrent requests of one credential."""
 
     def __init__(self, app: ASGIApp, most: int) -> None:
         self._app = app
@@ -204,7 +205,8 @@ class RequestsOfOne:
         if (who := principal()) is None:
             return await self._app(scope, receive, send)
         if self._in_flight[who] >= self._most:
-            text = f"{self._most:,} requests of this credential are being answered; wait for some of them, or close streams"
+            limit = f"The limit is {self._most:,}. Wait until some have ended, or close streams."
+            text = f"Too many concurrent requests of this credential. {limit}"
             return await refused(send, 429, text)
         self._in_flight[who] += 1
         try:
@@ -216,11 +218,13 @@ class RequestsOfOne:
 
 
 class Sessions(StreamableHTTPSessionManager):
-    """The sessions of the older era: the least used makes room for a new one, and no owner takes the places of others.
+    """The session manager of the handshake versions, which makes room for new sessions.
 
-    :param most: at once
-    :param most_of_one: of one credential, where there are credentials
-    :param at_work: tells of a session's id whether a call of it is under way
+    The least used session makes room, and no owner displaces the sessions of others.
+
+    :param most: maximum number of sessions
+    :param most_of_one: maximum number of sessions of one credential
+    :param at_work: returns whether the session with an ID has a running call
     """
 
     def __init__(
@@ -267,7 +271,7 @@ class Sessions(StreamableHTTPSessionManager):
         return made
 
     def _least_used(self, crowded: list[str]) -> str | None:
-        """The session that makes room: one that did nothing but begin, before one that was used; the longest unused."""
+        """Return the session that makes room: one that was only opened, else the longest unused one."""
 
         def without_work() -> Iterator[str]:
             return (one for one in crowded if not self._in_flight[one] and not self._at_work(one) and one in self._used)

@@ -1,8 +1,8 @@
-"""One call that a client makes: its progress, its requests to the client meanwhile, and its resumption by the client.
+"""One call of a client: its progress, its requests to the client, and its resumption by the client.
 
-In the sessions of 2025 a call has one request, which stays open until it is answered; its questions are requests of the
-server. In the stateless era of 2026 an open request cannot carry questions: the call is *held*, its request is answered
-with all questions at that moment, and the client returns with the answers and a state that names the held call.
+In the handshake versions (up to 2025) a call has one request, which stays open until it is answered. Its questions are
+requests of the server. In the stateless version (2026) an open request cannot carry questions. So the call is *held*: its
+request is answered with all questions, and the client sends the answers with a state token that names the held call.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from mcp.server.context import ServerRequestContext
 
 TASKS = "io.modelcontextprotocol/tasks"
-"""The extension by which a call that goes on is answered with a task."""
+"""The protocol extension by which a running call can be answered with a task."""
 MOST_WAITING = 1_000
-"""Messages to a client that may be queued; beyond that, progress is dropped."""
+"""Maximum number of queued messages to a client. Beyond it, progress is dropped."""
 LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
 _ANSWERS: Mapping[AskMethod, type[types.Result]] = {
     "elicitation/create": types.ElicitResult,
@@ -45,9 +45,9 @@ LET_GO = Event("log", "", "", "", 0)
 
 @dataclass(slots=True)
 class Line:
-    """The request that a client has open for a call.
+    """A request that a client has open for a call.
 
-    :param level: the lowest log level that is sent, as an index into :data:`LEVELS`; past the end for none
+    :param level: the lowest log level that is sent, as an index into :data:`LEVELS`; the length of the list sends none
     """
 
     context: ServerRequestContext[Any]
@@ -55,16 +55,16 @@ class Line:
 
     @property
     def modern(self) -> bool:
-        """Whether it is a request of the stateless era."""
+        """Whether the request uses the stateless version of the protocol."""
         return self.context.protocol_version in MODERN_PROTOCOL_VERSIONS
 
     def offers(self, method: AskMethod, params: Mapping[str, Any]) -> bool:
-        """Whether the client declared that it answers such requests."""
+        """Return whether the client declared that it answers such requests."""
         return not lacking(self.context.session.client_capabilities, method, params)
 
     @property
     def tasks(self) -> bool:
-        """Whether it accepts a task as the answer, which each request of the stateless era says for itself."""
+        """Whether the client accepts a task as the answer. Each stateless request declares this for itself."""
         declared = self.context.session.client_capabilities
         return self.modern and declared is not None and TASKS in (declared.extensions or {})
 
@@ -72,7 +72,7 @@ class Line:
 def lacking(
     declared: types.ClientCapabilities | None, method: AskMethod, params: Mapping[str, Any]
 ) -> dict[str, Any] | None:
-    """The capability that a client would have to declare for a request; None if it has."""
+    """Return the undeclared capability that a client needs for a request, or None if it declared it."""
     given = declared or types.ClientCapabilities()
     if method == "roots/list":
         return None if given.roots is not None else {"roots": {}}
@@ -88,7 +88,7 @@ def _samples(declared: types.SamplingCapability | None, *, tools: bool) -> bool:
 
 
 def _elicits(declared: types.ElicitationCapability | None, mode: str) -> bool:
-    """An empty object stands for forms, from before there was anything else."""
+    """Return whether the client answers this mode. An empty declaration means forms, the first mode that existed."""
     if declared is None or mode == "url":
         return declared is not None and declared.url is not None
     return declared.form is not None or declared.url is None
@@ -98,7 +98,7 @@ def _elicits(declared: types.ElicitationCapability | None, mode: str) -> bool:
 class _Group:
     """Requests to the client that were made together and wait for answers.
 
-    :param asks: those without an answer, by the key that the client has: the asker's own key, and the request
+    :param asks: the unanswered requests: the client's key to the caller's key and the request
     """
 
     asks: dict[str, tuple[str, Ask]]
@@ -107,56 +107,59 @@ class _Group:
 
 
 class Exchange:
-    """See the module. It lives on one event loop.
+    """One call of a client, with its progress and its requests to the client. It belongs to one event loop.
 
-    :param call_id: the call that it makes
-    :param given: answers that came along with its first request, before anything was asked
+    :param call_id: the ID of the call
+    :param given: answers that came with its first request, before any question
     """
 
     def __init__(self, call_id: str, given: Mapping[str, Any] | None = None) -> None:
         self.call_id = call_id
         self.line: Line | None = None
-        """None while it is held."""
+        """The open request; None while the call is held."""
         self.latest: Line | None = None
-        """The last one that it had."""
+        """The last open request."""
         self.task: asyncio.Task[Answer] | None = None
         self.lacked: dict[AskMethod, dict[str, Any]] = {}
-        """What the client would have had to declare for requests that were looked for, by their methods."""
+        """Capabilities that the client did not declare and that the call asked for, by method."""
         self.may_hold: Callable[[], bool] = lambda: True
-        """Whether one more call may be held."""
+        """Returns whether one more call may be held."""
         self.beside = False
-        """The call was answered with a task, so nothing about it is sent on a request's stream any more."""
+        """Whether the call was answered with a task. Then it sends nothing on the stream of a request."""
         self.said = ""
-        """What it told last of how far it is."""
+        """The last progress message."""
         self.news: Callable[[], object] = lambda: None
-        """Told when it says or asks something else."""
+        """Called when the progress message or the open requests change."""
         self._gone = False
-        """The client did not come back in time."""
+        """Whether the client did not send its next request in time."""
         self._given = dict(given or {})
         self._groups: list[_Group] = []
         self._named: set[str] = set()
-        """Each key that the client was ever asked by: the same one never means two things."""
+        """All keys that were sent to the client. A key is never used twice."""
         self._outbox: deque[Event] = deque()
         self._hangs_up = False
-        """Its line is to be hung up, which waits among what is told."""
+        """Whether the outbox contains the message that closes the client's stream."""
         self._wake = asyncio.Event()
         self._reported = -math.inf
 
     def begin(self, call: Coroutine[Any, Any, Answer]) -> None:
-        """Start the call in a task of its own: the SDK cancels by a scope that strikes again at every await until its task
-        is gone, and a call that was stopped still has to end its processes and be recorded."""
+        """Start the call in its own task.
+
+        The SDK's cancellation interrupts every await of a task. A stopped call still has to end its processes and be
+        recorded, so it runs outside the SDK's task.
+        """
         self.task = asyncio.create_task(call)
         self.task.add_done_callback(lambda _: self._wake.set())
 
     def stop(self) -> None:
-        """The client wants it no more."""
+        """Cancel the call."""
         if self.task is not None:
             self.task.cancel()
 
     async def follow(self, line: Line) -> Answer | dict[str, Ask]:
-        """Tell the client what happens, until there is an answer, or, in the stateless era, something to ask.
+        """Send the client the events of the call until it has an answer, or a question in the stateless version.
 
-        The call is stopped when this is cancelled.
+        If this is cancelled, the call is stopped.
         """
         assert self.task is not None
         self.line = self.latest = line
@@ -176,10 +179,10 @@ class Exchange:
         finally:
             self.line = None
 
-    # ── what it tells ────────────────────────────────────────────────────────────────────────────
+    # ── events ───────────────────────────────────────────────────────────────────────────────────
 
     def happened(self, event: Event) -> None:
-        """Something of the call to tell the client of, in order."""
+        """Queue an event of the call for the client."""
         if event.kind == "progress" and isinstance(message := event.data.get("message"), str) and message:
             self.said = message
             self.news()
@@ -209,7 +212,7 @@ class Exchange:
             )
 
     def _progress(self, data: Mapping[str, Any]) -> tuple[float, float | None, str | None] | None:
-        """Figure, total and message; None for what would go back, which the protocol has not."""
+        """Return progress, total and message, or None if the progress does not increase, as the protocol requires."""
         message: Any = data.get("message") or None
         total: float | None = None
         if isinstance(done := data.get("done"), (int, float)):
@@ -223,10 +226,10 @@ class Exchange:
         self._reported = figure
         return figure, total, message
 
-    # ── what it asks ─────────────────────────────────────────────────────────────────────────────
+    # ── requests to the client ───────────────────────────────────────────────────────────────────
 
     def offers(self, method: AskMethod, params: Mapping[str, Any]) -> bool:
-        """Whether its client answers this; while it is held, as it said last."""
+        """Return whether the client answers such requests, as its last request declared."""
         if self.latest is None or self._gone:
             return False
         lacks = lacking(self.latest.context.session.client_capabilities, method, params)
@@ -235,14 +238,17 @@ class Exchange:
         return lacks is None
 
     async def ask(self, asks: Mapping[str, Ask], *, believed: bool = True) -> Mapping[str, Mapping[str, Any]]:
-        """Every answer under its key; see :meth:`handrail.contract.doors.peer.Peer.ask`.
+        """Ask the client, and return every answer by its key.
 
-        :param believed: whether answers may be taken that the client gave before it was asked
+        It follows :meth:`handrail.contract.doors.peer.Peer.ask`.
+
+        :param believed: whether answers count that the client sent before the question
+        :raises ToolError: if the client disconnected, does not answer, or sends an invalid answer
         """
         if (line := self.latest) is None or self._gone:
-            raise ToolError("the client has gone", kind="unavailable")
+            raise ToolError("The client has disconnected. Continue without its answer.", kind="unavailable")
         for ask in asks.values():
-            as_request(ask)  # what cannot be put at all is told to whoever asks it, not to the client
+            as_request(ask)  # an invalid request is an error for the caller and does not reach the client
         if not line.modern:
             return await self._ask_now(line, asks)
         answers: dict[str, Mapping[str, Any]] = {}
@@ -254,14 +260,17 @@ class Exchange:
         return {**answers, **(await self._ask_later(left) if left else {})}
 
     async def _ask_now(self, line: Line, asks: Mapping[str, Ask]) -> Mapping[str, Mapping[str, Any]]:
-        """As requests of the server's, all at once, on the stream of the client's own request."""
+        """Send all requests at once on the stream of the client's open request."""
         put = {key: asyncio.ensure_future(_request(line, ask)) for key, ask in asks.items()}
         try:
             await asyncio.gather(*put.values())
         except MCPError as error:
-            raise ToolError(f"the client did not answer: {error.error.message[:500]}", kind="unavailable") from None
+            text = f"The client did not answer: {error.error.message[:500]}. Continue without its answer."
+            raise ToolError(text, kind="unavailable") from None
         except ValidationError:
-            raise ToolError("the client gave an answer that is none", kind="unavailable") from None
+            methods = ", ".join(f"`{method}`" for method in dict.fromkeys(ask.method for ask in asks.values()))
+            text = f"The client returned an invalid answer to {methods}. Continue without it."
+            raise ToolError(text, kind="unavailable") from None
         finally:
             for one in put.values():
                 one.cancel()
@@ -269,7 +278,8 @@ class Exchange:
 
     async def _ask_later(self, asks: Mapping[str, Ask]) -> Mapping[str, Mapping[str, Any]]:
         if not self.may_hold():
-            raise ToolError("too many calls wait for this client's answers already", kind="limit")
+            text = "Too many calls wait for answers of this client. Wait until some are answered, then call again."
+            raise ToolError(text, kind="limit")
         named: dict[str, tuple[str, Ask]] = {}
         for key, ask in asks.items():
             name, number = key, 2
@@ -289,13 +299,13 @@ class Exchange:
         return group.answers
 
     def asked(self) -> dict[str, Ask]:
-        """All that waits for an answer, by the client's key."""
+        """Return the unanswered requests by the client's key."""
         return {
             name: ask for group in self._groups if not group.waiting.done() for name, (_, ask) in group.asks.items()
         }
 
     def answered(self, given: Mapping[str, Any]) -> None:
-        """The client came back. What it left out, or what is no answer, stays asked."""
+        """Take the client's answers. A request with a missing or invalid answer stays open."""
         for group in self._groups:
             for name, (key, ask) in tuple(group.asks.items()):
                 if (answer := read_answer(ask, given.get(name))) is not None:
@@ -306,24 +316,24 @@ class Exchange:
         self.news()
 
     def go_beside(self) -> None:
-        """The call goes on without a line from now on: its client looks at it when it likes."""
+        """Continue the call as a task, without an open request."""
         self.beside = True
         self._outbox.clear()
 
     def seen(self, line: Line) -> None:
-        """Its client, which may have been given up, looked at it."""
+        """Record that the client requested the state of the task, also after it was abandoned."""
         self.latest, self._gone = line, False
 
     def abandon(self) -> None:
-        """The client did not come back: whoever waits for its answers goes without, and whoever asks from now on."""
+        """Fail the open and all further requests to the client, because it sent no request in time."""
         self._gone = True
         for group in self._groups:
             if not group.waiting.done():
-                gone = ToolError("the client did not come back with an answer in time", kind="unavailable")
-                group.waiting.set_exception(gone)
+                text = "The client did not send an answer in time. Continue without it."
+                group.waiting.set_exception(ToolError(text, kind="unavailable"))
 
     def let_go(self) -> None:
-        """Hang up, where the client comes back by itself for the rest, once it has been told what happened so far."""
+        """Close the client's stream after the queued events, if the client can resume it for the rest."""
         if not self._hangs_up:
             self._hangs_up = True
             self._outbox.append(LET_GO)
@@ -331,7 +341,7 @@ class Exchange:
 
 
 def read_answer(ask: Ask, given: object) -> Mapping[str, Any] | None:
-    """A client's answer to a request as MCP writes it, or None where it is none."""
+    """Return a client's answer in MCP's form, or None if it is invalid."""
     if not isinstance(given, Mapping):
         return None
     try:
@@ -353,7 +363,7 @@ def _fits(schema: Any, content: dict[str, Any]) -> bool:
     try:
         return not compile_schema(cast("Mapping[str, Any]", schema)).problems(dict(content))
     except InvalidSchema:
-        return True  # whoever asked by it has to make sense of the answer
+        return True  # the caller sent an invalid schema, and has to check the answer
 
 
 def _model(ask: Ask) -> type[types.Result]:
@@ -364,16 +374,16 @@ def _model(ask: Ask) -> type[types.Result]:
 
 
 async def _request(line: Line, ask: Ask) -> Mapping[str, Any]:
-    """Put one request to the client of an older era, on the line of its own request."""
+    """Send one request to a client of a handshake version, on the stream of its open request."""
     related = ServerMessageMetadata(related_request_id=line.context.request_id)
     answer = await line.context.session.send_request(as_request(ask), _model(ask), metadata=related)
     return answer.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
 def as_request(ask: Ask) -> Any:
-    """As the SDK has it.
+    """Return the request as a model of the SDK.
 
-    :raises ToolError: ``invalid_input`` for parameters that are none of that method
+    :raises ToolError: ``invalid_input`` if the parameters do not match the method
     """
     params = dict(ask.params)
     try:
@@ -387,4 +397,5 @@ def as_request(ask: Ask) -> Any:
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
-        raise ToolError(f"{ask.method} cannot be asked so: {place}: {first['msg']}", kind="invalid_input") from None
+        text = f"The parameters of `{ask.method}` are invalid: `{place}`: {first['msg']}. Correct them and call again."
+        raise ToolError(text, kind="invalid_input") from None

@@ -1,6 +1,6 @@
 """Approvals and questions as forms for a client's user, and the answers read from them.
 
-Everything is shown whole, with hiding or reordering characters written out: a user cannot approve unseen text.
+Everything is shown in full, with hiding or reordering characters written out: a user cannot approve unseen text.
 
 Source: https://modelcontextprotocol.io/specification/2025-11-25/client/elicitation
 """
@@ -17,19 +17,19 @@ from handrail.frontends.cli.show import one_line, spelled_out
 from handrail.frontends.cli.terminal import request_lines
 
 TITLED_SINCE = "2025-11-25"
-"""From this version on an option may have a title and several may be chosen."""
+"""The first protocol version in which options have titles and several can be chosen."""
 DECISION, MESSAGE = "decision", "message"
 
 
 def approval_form(request: ApprovalRequest, changes: str | None, version: str) -> Ask:
-    """Whether a call may run.
+    """Return the form that asks the user for approval of a call.
 
-    :param changes: what it would change in a file, as a diff
-    :param version: of the protocol, as the client speaks it
+    :param changes: the changes of the call to a file, as a diff
+    :param version: the client's protocol version
     """
     choices = dict(_choices(request))
     decision = _one_of("Your decision", "", list(choices.items()), version)
-    message = {"type": "string", "title": "Message", "description": "After a rejection: what the model is told."}
+    message = {"type": "string", "title": "Message", "description": "After a rejection: a message to the model."}
     lines = request_lines(request, changes)
     lines += [f"{title}" for choice, title in choices.items() if choice not in ("once", "reject")]
     return _form("\n".join(lines), {DECISION: decision, MESSAGE: message}, (DECISION,))
@@ -53,10 +53,12 @@ def _choices(request: ApprovalRequest) -> list[tuple[Choice, str]]:
 
 
 def approval_answer(request: ApprovalRequest, filled: Mapping[str, Any]) -> ApprovalAnswer:
-    """What a form of :func:`approval_form` was answered with. A form that was dismissed is no answer: somebody may still
-    give one at another door."""
+    """Return the user's answer in a form of :func:`approval_form`.
+
+    A dismissed form defers the request, so that it can still be answered elsewhere.
+    """
     if filled.get("action") == "decline":
-        return ApprovalAnswer("reject", "the user declined")
+        return ApprovalAnswer("reject", "The user declined.")
     content: Any = filled.get("content")
     if filled.get("action") != "accept" or not isinstance(content, Mapping):
         return ApprovalAnswer("later")
@@ -69,7 +71,7 @@ def approval_answer(request: ApprovalRequest, filled: Mapping[str, Any]) -> Appr
 
 
 def question_form(questions: Sequence[Question], version: str) -> Ask:
-    """Questions as one form, with a field for each, named ``q1``, ``q2``, …"""
+    """Return one form for all questions, with a field for each, named ``q1``, ``q2`` and so on."""
     fields: dict[str, Any] = {}
     required: list[str] = []
     for number, question in enumerate(questions, 1):
@@ -87,7 +89,7 @@ def question_form(questions: Sequence[Question], version: str) -> Ask:
             options = [{"const": label, "title": shown} for label, shown in labels]
             fields[name] = {"type": "array", "title": title, "description": text, "items": {"anyOf": options}}
             required.append(name)
-        else:  # there were no lists yet: one box for each option
+        else:  # earlier versions have no lists, so each option is a check box
             for place, (_, shown) in enumerate(labels, 1):
                 fields[f"{name}_{place}"] = {
                     "type": "boolean",
@@ -102,9 +104,9 @@ def question_form(questions: Sequence[Question], version: str) -> Ask:
 def question_answers(
     questions: Sequence[Question], filled: Mapping[str, Any], version: str
 ) -> list[list[str]] | str | None:
-    """One list of answers for each question; a text where the user declined, None where they only went away."""
+    """Return one list of answers for each question, a text if the user declined, or None without an answer."""
     if filled.get("action") == "decline":
-        return "the user declined to answer"
+        return "The user declined to answer. Continue without the answer."
     content: Any = filled.get("content")
     if filled.get("action") != "accept" or not isinstance(content, Mapping):
         return None

@@ -1,6 +1,6 @@
 """One connected client: its session, its calls in progress, and the requests sent to it on their behalf.
 
-In the older era that is one connection; in the stateless one it is every request with the same credential.
+With a handshake version, a client is one connection. With the stateless version, it is all requests with one credential.
 """
 
 from __future__ import annotations
@@ -32,55 +32,57 @@ if TYPE_CHECKING:
 
 
 MOST_CALLS = 1_000
-"""Calls of one client in progress at once."""
+"""Maximum number of concurrent calls of one client."""
 MOST_HELD = 64
-"""Calls of one client that wait for it to come back."""
+"""Maximum number of held calls of one client."""
 MOST_PARKED = 1_000
 _ROOT = re.compile(r"(.*/\d+\.\d+)(?:\.\d+)*", re.DOTALL)
 FORM: AskMethod = "elicitation/create"
 
 
 class Guest:
-    """See the module. A :class:`~handrail.contract.approvals.Attendant` and a :class:`~handrail.contract.doors.peer.Peer` for its own
+    """One connected client, with its session and its calls.
+
+    It is the :class:`~handrail.contract.approvals.Attendant` and the :class:`~handrail.contract.doors.peer.Peer` of its
     session.
 
-    :param desk: where what its questions wait on can be looked up
-    :param wait_s: how long an approval or a question may take on an open request before its call is parked
-    :param hold_s: the same where the call is held
-    :param hold: whether one more call may be held, over all clients
+    :param desk: the approval service, to look up the call of a question
+    :param wait_s: seconds that an approval or question may keep a request open
+    :param hold_s: seconds that an approval or question may take while its call is held
+    :param hold: returns whether one more call may be held, counted over all clients
     """
 
     def __init__(self, desk: ApprovalDesk, wait_s: float, hold_s: float, hold: Callable[[], bool]) -> None:
         self.exchanges: dict[str, Exchange] = {}
         self.held: dict[str, Exchange] = {}
-        """Calls that wait for their client, by the state token that it holds."""
+        """Held calls by state token."""
         self.changed: Callable[[], object] = lambda: None
         """Called when a listing may have changed."""
         self.updated: Callable[[str], object] = lambda _: None
         """Called with the URI of a resource that has changed."""
         self.parked: OrderedDict[str, str] = OrderedDict()
-        """The calls that wait for a person, by tool and arguments."""
+        """IDs of the calls that wait for approval, by the fingerprint of tool and arguments."""
         self.kept_until = -math.inf
-        """Until when, on the monotonic clock, somebody may still ask for the results of its tasks."""
+        """Time on the monotonic clock until which the results of its tasks can be requested."""
         self.shared = False
-        """It has shown no credential where several clients come, and a program between may send requests of several."""
+        """Whether several clients may share it, because it has no credential and a proxy may be in between."""
         self.busy = 0
-        """How many of its requests are being answered."""
+        """Number of its requests that are being answered."""
         self._desk = desk
         self._wait_s = wait_s
         self._hold_s = hold_s
         self._hold = hold
         self._session: Session | None = None
         self._asked: set[str] = set()
-        """The questions that it is being asked."""
+        """IDs of the questions that the client is being asked."""
 
     @property
     def session(self) -> Session:
-        assert self._session is not None, "it was given its session when it was made"
+        assert self._session is not None, "enter() sets the session"
         return self._session
 
     def enter(self, session: Session) -> None:
-        """Take ``session`` as its session."""
+        """Set the session of this client, and watch its events."""
         self._session = session
         session.watch(self._happened)
 
@@ -88,16 +90,20 @@ class Guest:
     def idle(self) -> bool:
         return not (self.busy or self.exchanges or self.held) and time.monotonic() > self.kept_until
 
-    # ── its calls ────────────────────────────────────────────────────────────────────────────────
+    # ── calls ────────────────────────────────────────────────────────────────────────────────────
 
     def begin(self, tool_id: str, proposed: ProposedCall, given: Mapping[str, Any] | None) -> Exchange | Result:
-        """Make a call, or resume the parked call that it repeats. Gives an error result when it may make no more calls.
+        """Start a call, or resume the call that it repeats if that one waits for approval.
 
-        :param tool_id: what the call's name stands for
-        :param given: answers that came along, before anything was asked
+        :param tool_id: the tool that the call's name resolves to
+        :param given: answers that the client sent before any question
+        :return: the call, or an error result if the client has too many calls
         """
         if len(self.exchanges) >= MOST_CALLS:
-            return Result.error("limit", f"{MOST_CALLS:,} calls of this client are on their way; wait for some of them")
+            text = (
+                f"Too many calls of this client are running. The limit is {MOST_CALLS:,}. Wait until some have ended."
+            )
+            return Result.error("limit", text)
         same = _fingerprint(tool_id, proposed)
         if (waiting := self.parked.get(same)) is not None and waiting not in self.exchanges:
             exchange = self.exchange(waiting, given)
@@ -115,19 +121,19 @@ class Guest:
         return exchange
 
     def exchange(self, call: str, given: Mapping[str, Any] | None = None) -> Exchange:
-        """The exchange of one of its calls, through which it is sent messages and requests from now on."""
+        """Add a call whose messages and requests are sent to the client from now on."""
         exchange = Exchange(call, given)
         exchange.may_hold = lambda: len(self.held) < MOST_HELD and self._hold()
         self.exchanges[call] = exchange
         return exchange
 
     async def _collect(self, call: str, same: str) -> Answer:
-        """The answer to a parked call, given once, unless the call goes on waiting."""
+        """Return the answer to a call that waited for approval, once, unless it still waits."""
         del self.parked[same]
         try:
             answer = await self.session.recall(call)
         except BaseException:
-            self.parked[same] = call  # nobody has heard it
+            self.parked[same] = call  # the client did not get the answer
             raise
         self._keep_if_parked(same, answer)
         return answer
@@ -139,7 +145,7 @@ class Guest:
                 self.parked.popitem(last=False)
 
     def end(self, exchange: Exchange) -> None:
-        """Forget an exchange that has its answer, or whose answer nobody wants. A stopped call counts until it has ended."""
+        """Remove an answered or abandoned call. A stopped call still counts until it has ended."""
         task = exchange.task
         if task is None or task.done():
             self._forget(exchange)
@@ -150,9 +156,9 @@ class Guest:
         if self.exchanges.get(exchange.call_id) is exchange:
             del self.exchanges[exchange.call_id]
         if exchange.task is not None and not exchange.task.cancelled():
-            exchange.task.exception()  # whoever followed it has been told; where nobody did, nobody wants to know
+            exchange.task.exception()  # mark it as retrieved: the follower has it, and without a follower it is not needed
 
-    # ── what happens ─────────────────────────────────────────────────────────────────────────────
+    # ── events ───────────────────────────────────────────────────────────────────────────────────
 
     def _happened(self, event: Event) -> None:
         if event.kind in ("progress", "log"):
@@ -163,7 +169,7 @@ class Guest:
         elif event.kind == "resource-updated" and isinstance(uri := event.data.get("uri"), str):
             self.updated(uri)
 
-    # ── the person at it ─────────────────────────────────────────────────────────────────────────
+    # ── the user ─────────────────────────────────────────────────────────────────────────────────
 
     async def approve(self, request: ApprovalRequest) -> ApprovalAnswer:
         exchange = self.exchanges.get(root_of(request.call_id))
@@ -192,7 +198,10 @@ class Guest:
         return answers
 
     def _whose(self, questions: Sequence[Question]) -> tuple[str, Exchange] | None:
-        """The call that asks these questions, since an attendant gets only the questions."""
+        """Return the approval ID and the call of these questions, or None.
+
+        An attendant gets only the questions, without their call.
+        """
         for row in self._desk.pending(self.session.id):
             if row.kind == "question" and row.id not in self._asked and tuple(row.questions) == tuple(questions):
                 exchange = self.exchanges.get(root_of(row.request.call_id))
@@ -201,7 +210,7 @@ class Guest:
         return None
 
     async def _filled(self, exchange: Exchange, key: str, form: Ask) -> Mapping[str, Any] | None:
-        """The form as it was filled in; None when nobody did so in time."""
+        """Ask the client to fill in a form, and return the answer, or None after a timeout or an error."""
         held = exchange.latest is not None and exchange.latest.modern
         try:
             async with asyncio.timeout(self._hold_s if held else self._wait_s):
@@ -209,7 +218,7 @@ class Guest:
         except (TimeoutError, ToolError):
             return None
 
-    # ── the client itself ────────────────────────────────────────────────────────────────────────
+    # ── requests to the client ───────────────────────────────────────────────────────────────────
 
     def offers(self, call_id: str, method: AskMethod, params: Mapping[str, Any]) -> bool:
         exchange = self.exchanges.get(root_of(call_id))
@@ -218,7 +227,8 @@ class Guest:
     async def ask(self, call_id: str, asks: Mapping[str, Ask]) -> Mapping[str, Mapping[str, Any]]:
         exchange = self.exchanges.get(root_of(call_id))
         if exchange is None:
-            raise ToolError("the client that made this call has gone", kind="unavailable")
+            text = "The client that made this call has disconnected. Continue without its answer."
+            raise ToolError(text, kind="unavailable")
         return await exchange.ask({key: _with_origin(ask) for key, ask in asks.items()})
 
     def let_go(self, call_id: str) -> None:
@@ -227,7 +237,7 @@ class Guest:
 
 
 def root_of(call: str) -> str:
-    """The call that a client made, of one that this one makes."""
+    """Return the ID of the client's call that a nested call belongs to."""
     match = _ROOT.fullmatch(call)
     return call if match is None else match.group(1)
 
@@ -238,20 +248,20 @@ def _version(exchange: Exchange) -> str:
 
 
 def _with_origin(ask: Ask) -> Ask:
-    """Whoever is asked by another server than the one they know is told which."""
+    """Return the request with the name of the upstream server that makes it, for the user to see."""
     if not ask.origin:
         return ask
     meta: Any = ask.params.get("_meta")
     kept: dict[str, Any] = dict(meta) if isinstance(meta, dict) else {}  # pyright: ignore[reportUnknownArgumentType]
     params: dict[str, Any] = {**ask.params, "_meta": {**kept, "handrail/origin": ask.origin}}
     if ask.method == FORM and isinstance(message := params.get("message"), str):
-        # Nothing that would hide or reorder who asks; and each further line is its words too.
+        # Hiding and reordering characters are written out, and each further line is marked as the server's text.
         said = spelled_out(message).replace("\n", "\n| ")
         params["message"] = f"{ask.origin} asks: {said}"
     return Ask(ask.method, params, ask.origin)
 
 
 def _fingerprint(tool_id: str, proposed: ProposedCall) -> str:
-    """What makes two calls the same."""
+    """Return a hash of tool and arguments, which is equal for equal calls."""
     whole = orjson.dumps([tool_id, proposed.arguments], option=orjson.OPT_SORT_KEYS, default=str)
     return hashlib.sha256(whole).hexdigest()

@@ -1,7 +1,7 @@
 """The MCP server over streamable HTTP, for many clients at once.
 
-A page in a browser can reach every port of its machine, so the server answers only requests with known names of this server
-and known origins of pages. Requests from other machines need a token.
+A web page can reach every port of its machine. So the server answers only requests with a known host name and a known page
+origin. Requests from other machines need a token.
 
 Source: https://modelcontextprotocol.io/specification/2025-11-25/basic/transports
 """
@@ -72,19 +72,19 @@ if TYPE_CHECKING:
     from handrail.kernel.kernel import Kernel
 
 
-# Resumable HTTP streams: recent events are kept, so that a client whose connection broke continues where it was.
+# Resumable HTTP streams: the server keeps recent events, so that a client can continue after its connection broke.
 
 MOST_EVENTS = 10_000
 MOST_OF_A_STREAM = 1_000
 MOST_BYTES = 32 * 1024 * 1024
 _NO_MESSAGE = 64
-"""Bytes that an event without a message is taken for."""
+"""Bytes that an event without a message counts for."""
 
 
 class Replay(EventStore):
-    """The last events of all streams, within bounds; the oldest are forgotten first.
+    """An event store with the last events of all streams, within bounds. The oldest events are removed first.
 
-    An event's id cannot be guessed: it is all that it takes to have what came after it.
+    Event IDs cannot be guessed, because an ID is enough to get the events after it.
     """
 
     def __init__(self) -> None:
@@ -128,22 +128,23 @@ class Replay(EventStore):
 
 PATH = "/mcp"
 RETRY_MS = 500
-"""How soon a client that was let go comes back."""
+"""Milliseconds after which a client reconnects when the server closed its stream."""
 MOST_SESSIONS = 1_000
 MOST_SESSIONS_OF_ONE = 250
-"""Of one credential, where there are credentials."""
+"""Maximum number of sessions of one credential."""
 GRACE_S = 3
-"""How long open connections have at the end."""
+"""Seconds that open connections have when the server stops."""
 BACKLOG = 1_024
 
 
 @dataclass(frozen=True, slots=True)
 class Listening:
-    """Where clients are awaited, and who may come.
+    """The address of the HTTP server, and the clients that it accepts.
 
-    :param public_url: what they reach the server by; None: the address itself
-    :param tokens: bearer tokens that are taken, with their names
-    :param introspection: how the authorization server is asked what its tokens are good for; None where they are signed
+    :param public_url: the URL by which clients reach the server; None for the address itself
+    :param tokens: accepted bearer tokens with their names
+    :param auth_server: the OAuth authorization server whose access tokens are accepted
+    :param introspection: how to query the authorization server about its tokens; None if they are signed
     """
 
     host: str
@@ -166,13 +167,13 @@ class Listening:
         configured: McpServe | None = None,
         secrets: SecretStore = NO_SECRETS,
     ) -> Listening:
-        """From what an operator wrote.
+        """Return the settings from the operator's options and configuration.
 
         :param address: ``HOST:PORT``, with brackets around an IPv6 address; port 0 for any
-        :param configured: what holds where nothing else is given
-        :param secrets: with those that it names
-        :raises UsageError: for what cannot be, and for an address beyond this machine without tokens
-        :raises StartError: for a token file or a secret that cannot be taken
+        :param configured: the configuration, for values that the options leave out
+        :param secrets: the store with the secrets that the configuration names
+        :raises UsageError: for invalid options, or an address beyond this machine without tokens
+        :raises StartError: for an unusable token file or secret
         """
         own = configured or McpServe()
         auth_server, public_url = auth_server or own.auth_server or None, public_url or own.public_url or None
@@ -185,7 +186,7 @@ class Listening:
         for origin in origins:
             _check_origin(origin)
         if scopes and auth_server is None:
-            raise UsageError("--scope goes with --auth-server")
+            raise UsageError("`--scope` requires `--auth-server`.")
         tokens = read_tokens(token_file) if token_file is not None else {}
         _add_tokens(tokens, own, secrets)
         asked = _introspection(own, auth_server, secrets)
@@ -194,25 +195,28 @@ class Listening:
         return found
 
     def _check(self) -> None:
-        """:raises UsageError: where anyone could come, or no client knows the address"""
+        """Check that the server is protected and has an address that clients know.
+
+        :raises UsageError: if it is not
+        """
         if not self.is_local and not self.tokens and self.auth_server is None:
             raise UsageError(
-                f"{self.host} can be reached from beyond this machine; give --token-file FILE or --auth-server URL, or tokens "
-                "under [mcp.serve] of handrail.toml, or listen at 127.0.0.1"
+                f"{self.host} can be reached from other machines. Pass `--token-file FILE` or `--auth-server URL`, set tokens "
+                "in `[mcp.serve]` of handrail.toml, or listen on 127.0.0.1."
             )
         if self.host in ("0.0.0.0", "::") and self.public_url is None:  # noqa: S104 - it is compared, not bound
-            raise UsageError(f"at {self.host} give --public-url URL: what clients reach this server by")
+            raise UsageError(f"{self.host} is not an address that clients can use. Pass `--public-url URL`.")
 
     @property
     def is_local(self) -> bool:
-        """Whether only this machine reaches it."""
+        """Whether only this machine can reach the server."""
         try:
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
             return self.host == "localhost"
 
     def names(self, port: int) -> tuple[list[str], list[str]]:
-        """The hosts and the origins that requests may name."""
+        """Return the hosts and the origins that requests may name."""
         shown = f"[{self.host}]" if ":" in self.host else self.host
         hosts = ["127.0.0.1", "localhost", "[::1]"] if self.is_local else [shown]
         found = [*hosts, *(f"{host}:{port}" for host in hosts)]
@@ -228,44 +232,52 @@ def _host_and_port(address: str) -> tuple[str, int]:
     host, colon, digits = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not colon or not host or not (digits.isascii() and digits.isdigit()) or int(digits) > 65_535:
-        raise UsageError(f"--http {address!r} is no HOST:PORT, such as 127.0.0.1:8080")
+        raise UsageError(f"Invalid value for `--http`: {address!r}. Expected HOST:PORT, such as 127.0.0.1:8080.")
     return host, int(digits)
 
 
 def _check_public(url: str) -> None:
     if not urlsplit(url).path.rstrip("/"):
-        raise UsageError(f"--public-url is {url!r}; expected an address with a path, such as https://…{PATH}")
+        raise UsageError(
+            f"Invalid value for `--public-url`: {url!r}. Expected a URL with a path, such as https://…{PATH}."
+        )
     check_address(url, "--public-url")
 
 
 def _check_origin(origin: str) -> None:
-    """
-    :raises UsageError: for what is no origin (scheme, host and port alone)
+    """Check that a value is an origin: scheme, host and port only.
+
+    :raises UsageError: if it is not
     """
     parts = urlsplit(origin)
     if parts.scheme not in ("http", "https") or not parts.netloc or f"{parts.scheme}://{parts.netloc}" != origin:
-        raise UsageError(f"--allow-origin {origin!r} is no origin, such as https://app.example.org")
+        expected = "Expected an origin, such as https://app.example.org."
+        raise UsageError(f"Invalid value for `--allow-origin`: {origin!r}. {expected}")
 
 
 def _add_tokens(tokens: dict[str, str], own: McpServe, secrets: SecretStore) -> None:
-    """Add the configured tokens, each with its name, to ``tokens``.
+    """Add the configured tokens with their names to ``tokens``.
 
-    :raises UsageError: for one that is too short, or the same as another
-    :raises StartError: for a secret that has no value
+    :raises UsageError: for a token that is too short, or equal to another
+    :raises StartError: for a secret without a value
     """
     for name, token in own.tokens.items():
         value = _secret(token, secrets, f"[mcp.serve] tokens.{name}")
         if len(value) < MIN_TOKEN or value in tokens:
             raise UsageError(
-                f"[mcp.serve] tokens.{name} is shorter than {MIN_TOKEN} characters, or another's too; give it its own"
+                f"Invalid token `tokens.{name}` in [mcp.serve]. A token needs at least {MIN_TOKEN} characters, and must "
+                "differ from all others."
             )
         tokens[value] = name
 
 
 def _secret(named: SecretValue, secrets: SecretStore, place: str) -> str:
-    """:raises StartError: where its value cannot be had"""
+    """Return the value of a secret.
+
+    :raises StartError: if the secret has no value
+    """
     if (why := secrets.reason_missing(named.secret)) is not None:
-        raise StartError(f"{place} needs a secret that is not known: {why}")
+        raise StartError(f"The secret of `{place}` is not available: {why}")
     return named.prefix + secrets.chosen([named.secret])[named.secret]
 
 
@@ -275,7 +287,7 @@ def _introspection(own: McpServe, auth_server: str | None, secrets: SecretStore)
     place = "[mcp.serve.introspection]"
     if auth_server is None:
         raise UsageError(
-            f"{place} goes with an authorization server; give auth_server under [mcp.serve], or --auth-server"
+            f"{place} requires an authorization server. Set `auth_server` in [mcp.serve], or pass `--auth-server URL`."
         )
     if given.url:
         check_address(given.url, f"{place} url")
@@ -286,10 +298,10 @@ def _introspection(own: McpServe, auth_server: str | None, secrets: SecretStore)
 async def listen(kernel: Kernel, serving: Serving, listening: Listening, told: Callable[[str], object]) -> None:
     """Serve clients until cancelled.
 
-    :param told: told the address once clients can come
-    :raises StartError: when it cannot be listened at
+    :param told: called with the address when the server is ready
+    :raises StartError: if the server cannot listen on the address
     """
-    for name in ("mcp", "uvicorn"):  # every stranger could fill the terminal
+    for name in ("mcp", "uvicorn"):  # otherwise any request could fill the terminal
         logging.getLogger(name).addHandler(logging.NullHandler())
     async with served(kernel, serving, listening) as (address, running):
         told(address)
@@ -300,7 +312,7 @@ async def listen(kernel: Kernel, serving: Serving, listening: Listening, told: C
 async def served(
     kernel: Kernel, serving: Serving, listening: Listening
 ) -> AsyncGenerator[tuple[str, asyncio.Task[None]]]:
-    """Serve clients until the block ends. Gives the address, and what runs."""
+    """Serve clients until the block ends, and yield the address and the server's task."""
     waiting = _bound(listening)
     port = waiting.getsockname()[1]
     host = f"[{listening.host}]" if ":" in listening.host else listening.host
@@ -347,7 +359,7 @@ async def served(
 
 
 async def _ended(running: asyncio.Task[None]) -> None:
-    """Wait for it, whoever else is in a hurry."""
+    """Wait until the task has ended, also if the waiting task is cancelled."""
     while not running.done():
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.wait((running,))
@@ -356,7 +368,7 @@ async def _ended(running: asyncio.Task[None]) -> None:
 
 
 class _Listener(uvicorn.Server):
-    """Leaves signals to whoever runs it."""
+    """A uvicorn server that leaves signals to its caller."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:
@@ -369,9 +381,9 @@ def _bound(listening: Listening) -> socket.socket:
         waiting = socket.create_server(where[:2], family=family, backlog=BACKLOG)  # type: ignore[arg-type]
     except (OSError, OverflowError) as error:
         taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
-        why = "something else listens there" if taken else getattr(error, "strerror", None) or error
+        why = "another program uses it" if taken else getattr(error, "strerror", None) or error
         where = f"{listening.host}:{listening.port}"
-        raise StartError(f"{where} cannot be listened at: {why}; give another HOST:PORT") from None
+        raise StartError(f"Could not listen on {where}: {why}. Pass another HOST:PORT.") from None
     waiting.setblocking(False)
     return waiting
 
@@ -388,7 +400,7 @@ def _app(
     security: TransportSecuritySettings,
     most_of_one: int,
 ) -> Starlette:
-    """:param most_of_one: requests of one credential that are answered at once"""
+    """:param most_of_one: maximum number of concurrent requests of one credential"""
     resource = listening.public_url or address
     endpoint: ASGIApp = RequestsOfOne(Bodies(StreamableHTTPASGIApp(manager), security), most_of_one)
     routes: list[BaseRoute] = []
@@ -430,9 +442,9 @@ def _verifier(listening: Listening, resource: str) -> TokenVerifier | None:
 
 
 class Bodies:
-    """Lets no body pass that is too long, or nested deeper than anything here takes.
+    """An ASGI middleware that rejects bodies that are too long, or nested too deeply.
 
-    Of a request that names another host, or a page of another origin, nothing is read.
+    It reads nothing of a request with an unknown host or an unknown page origin.
     """
 
     def __init__(self, app: ASGIApp, security: TransportSecuritySettings) -> None:
@@ -443,10 +455,10 @@ class Bodies:
         if scope["type"] != "http" or scope["method"] != "POST":
             return await self._app(scope, receive, send)
         if (unknown := await self._named.validate_request(Request(scope))) is not None:
-            unknown.headers["connection"] = "close"  # and what comes after it is not read either
+            unknown.headers["connection"] = "close"  # nothing further is read from this connection
             return await unknown(scope, receive, send)
         declared = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
-        too_long = f"the message is too long; at most {MAX_MESSAGE_BYTES:,} bytes are taken"
+        too_long = f"The message is too long. The limit is {MAX_MESSAGE_BYTES:,} bytes. Pass a path to a file instead."
         if declared.isdigit() and int(declared[:20]) > MAX_MESSAGE_BYTES:
             return await refused(send, 413, too_long, receive)
         pieces: list[bytes] = []
@@ -454,7 +466,7 @@ class Bodies:
         while True:
             message = await receive()
             if message["type"] != "http.request":
-                return None  # it has gone
+                return None  # the client has disconnected
             pieces.append(message.get("body", b""))
             size += len(pieces[-1])
             if size > MAX_MESSAGE_BYTES:
@@ -465,7 +477,7 @@ class Bodies:
         try:
             check_form(body.decode("utf-8", "replace"))
         except ArgumentText as error:
-            return await refused(send, 400, f"the parameters {error}")
+            return await refused(send, 400, f"The parameters {error}")
         again: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
         async def replayed() -> Message:

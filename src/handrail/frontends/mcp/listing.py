@@ -1,4 +1,4 @@
-"""Pages of a listing, and the result of a call as the client gets it."""
+"""Pages of a listing, and the results of calls in MCP's form."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 
 def page_of(key: str, items: Sequence[Any], cursor: str | None) -> dict[str, Any]:
-    """One page of a listing.
+    """Return the page of a listing that a cursor names.
 
-    :raises MCPError: for a cursor that was never given
+    :raises MCPError: for an invalid cursor
     """
     return page_from(key, items, 0 if cursor is None else _place(cursor))
 
@@ -37,13 +37,15 @@ def _place(cursor: str) -> int:
     except (ValueError, binascii.Error, UnicodeError):
         place = 0
     if place <= 0 or place % PAGE:
-        raise MCPError(INVALID_PARAMS, f"{cursor[:50]!r} is no cursor of this list; begin without one")
+        raise MCPError(INVALID_PARAMS, f"Invalid cursor {cursor[:50]!r}. Start again without a cursor.")
     return place
 
 
 async def rendered(kernel: Kernel, visit: Visit, tool_id: str, result: Result) -> dict[str, Any]:
-    """A result as MCP content. What the kernel says of it stands in ``_meta`` alone, but that it was cut: a model that is
-    not told takes the head for the whole."""
+    """Return a result in MCP's form.
+
+    The result metadata are in ``_meta``. A truncated result also gets a note in its content, so that the model sees it.
+    """
     data: object = result.data
     refs = placed(result)
     stored = await visit.outputs.bytes_of(refs) if refs else {}
@@ -69,15 +71,18 @@ async def rendered(kernel: Kernel, visit: Visit, tool_id: str, result: Result) -
 
 
 def _keep_promise(kernel: Kernel, spec: ToolSpec, wire: dict[str, Any]) -> None:
-    """What a tool gives in another form than it promised is an error, with what it gave: clients refuse it otherwise."""
+    """Turn a result that violates the tool's output schema into an error with its content.
+
+    Clients reject such a result otherwise.
+    """
     promise = promise_of(kernel, spec)
     if promise is None:
         return
     given = wire.get("structuredContent")
-    problems = promise.problems(given) if isinstance(given, dict) else ["it is no object"]  # pyright: ignore[reportUnknownArgumentType]
+    problems = promise.problems(given) if isinstance(given, dict) else ["the result is not an object"]  # pyright: ignore[reportUnknownArgumentType]
     if problems:
         wire.pop("structuredContent", None)
-        text = f"{spec.id} ran, and what it gave is not of the form that it promises: {'; '.join(problems)[:1_000]}"
+        text = f"{spec.id} ran, but its result does not match its output schema: {'; '.join(problems)[:1_000]}"
         wire["content"].insert(0, {"type": "text", "text": text})
         wire["isError"] = True
 
@@ -85,14 +90,17 @@ def _keep_promise(kernel: Kernel, spec: ToolSpec, wire: dict[str, Any]) -> None:
 def _what_is_left(result: Result, uri: str | None) -> str:
     about = result.metadata
     size = about.get("output_bytes")
-    text = "[This is the beginning only" + (f" of {size:,} bytes" if isinstance(size, int) else "")
+    text = "[This is only the beginning" + (f" of {size:,} bytes" if isinstance(size, int) else "")
     if uri is not None:
-        return f"{text}. The whole is in {about['output_path']}, for the tool read, and is the resource {uri}]"
-    return f"{text}; the rest was not kept]"
+        return f"{text}. The full output is in {about['output_path']} for the tool read, and in the resource {uri}.]"
+    return f"{text}. The rest was not saved.]"
 
 
 def with_schemas(kernel: Kernel, tool_id: str, result: Result) -> Result:
-    """What a finder found, with the parameters of each tool: a client that lists once has them of nowhere else."""
+    """Return a finder's result with the input schema of each found tool.
+
+    A client that lists tools only once has no other source of them.
+    """
     given: object = result.data
     if tool_id not in FINDERS or not result.ok or not isinstance(given, dict):
         return result
@@ -114,12 +122,12 @@ def with_schemas(kernel: Kernel, tool_id: str, result: Result) -> Result:
 
 
 def unwrapped(arguments: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
-    """The call that goes through the door.
+    """Return the name and the arguments of the call inside a call of the server's own tool.
 
-    :raises MCPError: for what is none
+    :raises MCPError: for invalid arguments
     """
     name, inner = arguments.get("name"), arguments.get("arguments", {})
     if not isinstance(name, str) or not isinstance(inner, Mapping) or not arguments.keys() <= {"name", "arguments"}:
         wanted = json.dumps({"name": "…", "arguments": {}}, ensure_ascii=False)
-        raise MCPError(INVALID_PARAMS, f"{DOOR} takes {wanted} and nothing else")
+        raise MCPError(INVALID_PARAMS, f"Invalid arguments of {DOOR}. Expected {wanted}.")
     return name, cast("Mapping[str, Any]", inner)

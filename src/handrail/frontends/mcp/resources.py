@@ -1,4 +1,4 @@
-"""Resources and prompts for a client: the stored outputs of its calls, those of sources, and skills as prompts."""
+"""Resources and prompts for a client: the stored outputs of its calls, those of tool sources, and skills as prompts."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ if TYPE_CHECKING:
 
 OUTPUT_URI = "handrail://output/"
 MOST_KEPT = 200
-"""Outputs of one client that can be read as resources; the oldest are no longer listed."""
+"""Maximum number of outputs that one client can read as resources. The oldest are removed first."""
 MOST_INLINE = 8 * 1024 * 1024
-"""Bytes of artifacts that stand in one answer; more are links."""
+"""Maximum bytes of artifacts in one answer. Further artifacts are links."""
 MOST_READ = 16 * 1024 * 1024
-"""Bytes of one output that are read as a resource."""
+"""Maximum bytes of one output that is read as a resource."""
 
 
 class TooLong(Exception):
-    """An output is more than a client is given at once."""
+    """An output is longer than the limit for one answer."""
 
 
 class Outputs:
-    """The sidecars and artifacts of one client's session. Nothing else of the workspace can be read through it."""
+    """The output files and artifacts of one client's session, as resources. It gives access to nothing else."""
 
     def __init__(self, kernel: Kernel, guest: Guest) -> None:
         self._guest = guest
@@ -54,20 +54,20 @@ class Outputs:
         own = Path(kernel.state_folder)
         self._folders = own.parent.parent / "output" / own.name
         self._kept: OrderedDict[str, dict[str, Any]] = OrderedDict()
-        """By URI, as they are listed."""
+        """Listing entries by URI, the oldest first."""
         self._files: dict[str, Path] = {}
         self.changes = 0
-        """How often there were others."""
+        """Number of changes of the listing so far."""
 
     @property
     def listed(self) -> list[dict[str, Any]]:
-        """As MCP lists resources, the oldest first."""
+        """The outputs in the form of MCP's resource listing, the oldest first."""
         return list(self._kept.values())
 
     def note(self, tool_id: str, result: Result, refs: Mapping[str, str]) -> str | None:
-        """Keep what a result left in files. Gives the URI of its sidecar, where it has one.
+        """List the files and artifacts of a result, and return the URI of its output file, if it has one.
 
-        :param refs: its artifacts, with their media types
+        :param refs: the artifacts of the result, with their media types
         """
         for ref, media_type in refs.items():
             self._keep(artifact_uri(ref), ref, f"from {tool_id}", media_type)
@@ -89,10 +89,10 @@ class Outputs:
             self._files.pop(gone, None)
 
     async def contents(self, uri: str) -> list[dict[str, Any]] | None:
-        """What MCP gives for one of them; None for what is none of them.
+        """Return the content of a listed output in MCP's form, or None for another URI.
 
-        :raises TooLong: where it is more than is given at once
-        :raises OSError: when it cannot be read
+        :raises TooLong: if the output is over the limit for one answer
+        :raises OSError: if it cannot be read
         """
         if (known := self._kept.get(uri)) is None:
             return None
@@ -103,30 +103,30 @@ class Outputs:
         ref = uri.removeprefix(ARTIFACT_URI)
         found = (await self.bytes_of([ref], MOST_READ)).get(ref)
         if found is None:
-            raise TooLong(f"{ref} is more than {MOST_READ:,} bytes, or is no longer there")
+            raise TooLong(f"The artifact {ref} is larger than {MOST_READ:,} bytes, or no longer exists.")
         return [{"uri": uri, "mimeType": media_type, "blob": base64.b64encode(found).decode()}]
 
     async def whole(self, result: Result) -> object:
-        """The data of a result that was cut, as they stand in its sidecar.
+        """Return the full data of a truncated result, from its output file.
 
-        :raises TooLong: where they are more than is given at once
-        :raises OSError: when they cannot be read, or were never kept as data
+        :raises TooLong: if the data are over the limit for one answer
+        :raises OSError: if they cannot be read, or were not saved as JSON
         """
         named = result.metadata.get("output_path")
         path = Path(named) if isinstance(named, str) else None
         if path is None or path.parent != self._folders / self._guest.session.id:
-            raise OSError("the whole of it was not kept")
+            raise OSError("The full output was not saved.")
         if result.metadata.get("head_is") != "JSON text" or "output_lost" in result.metadata:
-            raise OSError("it was not kept as data")
+            raise OSError("The full output was not saved as JSON.")
         try:
             return orjson.loads(await asyncio.to_thread(_read, path))
         except orjson.JSONDecodeError as error:
-            raise OSError(f"what was kept of it is no data: {error}") from None
+            raise OSError(f"The saved output is not valid JSON: {error}") from None
 
     async def bytes_of(self, refs: Iterable[str], most: int = MOST_INLINE) -> dict[str, bytes]:
-        """Artifacts of this client's results, as many as fit.
+        """Return the content of artifacts, up to ``most`` bytes in all.
 
-        :param refs: as :func:`placed` gives them: nothing here tells whose they are
+        :param refs: from :func:`placed`, because this method does not check to whom they belong
         """
         found: dict[str, bytes] = {}
         for ref in refs:
@@ -141,8 +141,10 @@ class Outputs:
 
 
 def placed(result: Result) -> dict[str, str]:
-    """The artifacts of a result with their media types: those that the kernel put there. What a tool wrote as one may name
-    anybody's."""
+    """Return the artifacts that the kernel put into a result, with their media types.
+
+    References that a tool wrote itself do not count, because they may name artifacts of other clients.
+    """
     made = result.metadata.get("artifacts")
     return {ref: kind for ref, kind in places_in(result.data) if ref in made} if made else {}
 
@@ -152,20 +154,20 @@ def _read(path: Path) -> bytes:
     with os.fdopen(descriptor, "rb") as file:
         about = os.fstat(descriptor)
         if not stat.S_ISREG(about.st_mode):
-            raise OSError("is no file")
+            raise OSError("The path is not a regular file.")
         if about.st_size > MOST_READ:
             raise TooLong(
-                f"it is {about.st_size:,} bytes; at most {MOST_READ:,} are given. Use the tool read with ranges"
+                f"The output has {about.st_size:,} bytes. The limit is {MOST_READ:,}. Use the tool `read` with ranges."
             )
         return file.read(MOST_READ)
 
 
-# The resources and prompts of sources.
+# The resources and prompts of tool sources.
 
 
 @dataclass(frozen=True, slots=True)
 class Offered:
-    """What all sources of one generation have beside tools, as MCP lists it; the operator's own first."""
+    """The resources, templates and prompts of all sources of one generation, in MCP's form. The operator's come first."""
 
     resources: tuple[dict[str, Any], ...]
     templates: tuple[dict[str, Any], ...]
@@ -176,8 +178,11 @@ _offered: weakref.WeakKeyDictionary[Generation, Offered] = weakref.WeakKeyDictio
 
 
 def offered_by(generation: Generation) -> Offered:
-    """Listed once for each generation. What two sources name alike has its source's name before it, and what is not the
-    operator's says whose it is."""
+    """Return the resources, templates and prompts of a generation's sources.
+
+    The listing is made once for each generation. If two sources use one name, the third-party one gets its source's name
+    as a prefix. Third-party entries name their origin.
+    """
     if (known := _offered.get(generation)) is not None:
         return known
     resources: list[dict[str, Any]] = []
@@ -230,12 +235,12 @@ def _more(more: Mapping[str, Any], offering: Offering) -> dict[str, Any]:
 
 
 def _told(members: Mapping[str, Any]) -> dict[str, Any]:
-    """Without what nothing is said of."""
+    """Return the members without empty values."""
     return {key: value for key, value in members.items() if value not in ("", None, [])}
 
 
 def with_bytes(value: Any, stored: Mapping[str, bytes]) -> Any:
-    """Plain data with artifacts as base64 in their places again; those that are not at hand are left out."""
+    """Return JSON data with artifacts as base64 in their places. Missing artifacts become None."""
     if isinstance(value, Mapping):
         members = cast("Mapping[str, Any]", value)
         ref = members.get("artifact")
@@ -247,39 +252,39 @@ def with_bytes(value: Any, stored: Mapping[str, bytes]) -> Any:
     return value
 
 
-# The skills of a client's session as prompts: a person picks one in the client, as a model would call ``skill``.
+# The skills of a client's session as prompts: the user picks one in the client, as a model would call ``skill``.
 #
-# Getting one is a call of that tool, authorised and recorded like any. The tool gives a skill's text once in a session. A
-# client may ask for a prompt again, and in the stateless era several clients share a session, so the text is kept here.
+# To get one is a call of that tool, authorised and recorded like any call. The tool returns a skill's text once in a session.
+# A client may request a prompt again, and stateless clients may share a session, so the text is cached here.
 
 TOOL = "skill"
 APART = "skill:"
-"""Before the name of a skill where a source has a prompt of that name."""
+"""The prefix of a skill's prompt if a source has a prompt of that name."""
 MOST_SKILLS_KEPT = 100
-"""Texts of one client; a skill read before these is read from its file again by a new session only."""
+"""Maximum number of cached skill texts of one client. A removed text is available again in a new session."""
 _TASK = "task"
-_ARGUMENTS = [{"name": _TASK, "description": "What is to be done by it, in your words", "required": False}]
+_ARGUMENTS = [{"name": _TASK, "description": "The task for the skill, in your words", "required": False}]
 _UNTRUSTED = "it comes from the workspace"
 
 
 class SkillPrompts:
-    """See the module. Those of one client."""
+    """The skills of one client's session as MCP prompts."""
 
     def __init__(self, kernel: Kernel, guest: Guest) -> None:
         self._kernel = kernel
         self._guest = guest
         self._given: dict[str, dict[str, Any]] = {}
-        """What the tool gave, by the skill."""
+        """The result data of the skill tool, by skill name."""
 
     def listed(self, taken: Collection[str]) -> list[dict[str, Any]]:
-        """As MCP lists prompts.
+        """Return the skills in the form of MCP's prompt listing.
 
-        :param taken: the names of those that sources offer
+        :param taken: the names of the prompts of sources
         """
         return [_skill_prompt(skill, name) for name, skill in self._named(taken).items()]
 
     def named(self, name: str, taken: Collection[str]) -> Skill | None:
-        """The skill that a prompt's name stands for, or None."""
+        """Return the skill of a prompt name, or None."""
         return self._named(taken).get(name)
 
     def _named(self, taken: Collection[str]) -> dict[str, Skill]:
@@ -289,16 +294,17 @@ class SkillPrompts:
 
     @staticmethod
     def check(arguments: Mapping[str, str]) -> str:
-        """The task that goes with it.
+        """Return the task in the arguments of a skill's prompt.
 
-        :raises MCPError: for what is no argument of such a prompt
+        :raises MCPError: for an unknown argument
         """
         if unknown := arguments.keys() - {_TASK}:
-            raise MCPError(INVALID_PARAMS, f"{sorted(unknown)[0][:80]!r} is no argument of a skill; it takes {_TASK}")
+            text = f"Unknown argument {sorted(unknown)[0][:80]!r}. A skill prompt takes only `{_TASK}`."
+            raise MCPError(INVALID_PARAMS, text)
         return arguments.get(_TASK, "")
 
     def whole(self, result: Result) -> Result:
-        """A result of the tool with the text in it, also where the session was given that before."""
+        """Return a result of the skill tool with the skill's text, also if the session already got it."""
         given: object = result.data
         if not result.ok or not isinstance(given, dict):
             return result
@@ -314,12 +320,12 @@ class SkillPrompts:
 
     @staticmethod
     def messages(skill: Skill, data: Mapping[str, Any], task: str) -> dict[str, Any]:
-        """What the tool gave, as a prompt."""
+        """Return the result data of the skill tool as an MCP prompt."""
         lines = [f"The skill {skill.name}, from {data['from']}.", str(data["content"])]
         if data.get("note"):
             lines.append(f"Note: {data['note']}")
         if files := data.get("files"):
-            lines.append(f"Files beside it: {', '.join(map(str, files))}")
+            lines.append(f"Files of the skill: {', '.join(map(str, files))}")
         said = [_said("\n\n".join(lines)), *([_said(task)] if task else [])]
         return {"description": skill.description, "messages": said, "_meta": _labels(skill)}
 

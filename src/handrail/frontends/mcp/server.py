@@ -52,18 +52,18 @@ if TYPE_CHECKING:
     Context = ServerRequestContext[dict[str, Any]]
 
 
-# JSON-RPC errors for requests that the kernel itself cannot serve: its log is damaged, its disk full.
+# JSON-RPC errors for requests that the kernel itself cannot serve, for example if its log is damaged or its disk is full.
 #
-# The SDK would say "Internal server error". A call is answered with a result, which a model reads; any other
-# request with an error that has the same words.
+# The SDK would send "Internal server error". Here a call gets a result, which a model reads. Any other request gets an
+# error with the same text.
 
 Handler = Callable[[Any, Any], Awaitable[Any]]
 
 
 def told(method: str, answer: Handler) -> Handler:
-    """The same, with what the kernel refuses in its own words.
+    """Wrap a request handler so that errors of the kernel reach the client with their text.
 
-    :param method: of the protocol
+    :param method: the protocol method that ``answer`` handles
     """
 
     async def said(context: Any, params: Any) -> Any:
@@ -73,7 +73,8 @@ def told(method: str, answer: Handler) -> Handler:
             kind: ErrorKind = error.kind if isinstance(error, ToolError) else "unavailable"
             text = str(error)
         except sqlite3.Error as error:
-            kind, text = "unavailable", f"the log cannot be read: {error}. Its operator would run handrail doctor"
+            kind = "unavailable"
+            text = f"The log could not be read: {error}. Ask the user to run `handrail doctor`."
         if method != "tools/call":
             raise MCPError(INTERNAL_ERROR, text, {"handrail/error_kind": kind})
         result = Result.error(kind, text)
@@ -83,7 +84,7 @@ def told(method: str, answer: Handler) -> Handler:
     return said
 
 
-# A stream of changes that includes tasks: the SDK's own stream knows lists and resources only.
+# A stream of change notifications that includes tasks. The SDK's own stream supports only lists and resources.
 #
 # Source: https://modelcontextprotocol.io/seps/2663-tasks-extension
 
@@ -98,10 +99,10 @@ async def listened(
     params: types.SubscriptionsListenRequestParams,
     tasks: Mapping[str, AsyncIterator[Mapping[str, Any]]],
 ) -> types.SubscriptionsListenResult:
-    """Tell of everything that was asked for, until the client goes or the server ends it.
+    """Send the requested notifications until the client disconnects or the server ends the stream.
 
-    :param listen: tells of everything but tasks
-    :param tasks: by its id what there is to tell of each, from now on
+    :param listen: sends all notifications except those of tasks
+    :param tasks: for each task ID, the states that follow
     """
     if not tasks:
         return await listen(context, params)
@@ -122,12 +123,12 @@ async def _tell(context: Context, line: _Acknowledging, states: AsyncIterator[Ma
         async for state in states:
             told: Any = types.Notification[dict[str, Any], str](method=TASK_TOLD, params={**state, "_meta": meta})
             await context.session.send_notification(told, related_request_id=context.request_id)
-    except Exception as error:  # mostly that the client has gone; the stream itself sees to that
-        logger.info("a task is told of no more: %s", type(error).__name__)
+    except Exception as error:  # usually the client has disconnected, which ends the stream itself
+        logger.info("stopped the notifications of a task: %s", type(error).__name__)
 
 
 class _Acknowledging:
-    """A stream on which it is said first which tasks will be told of."""
+    """A session wrapper that adds the accepted task IDs to the acknowledgement of a stream."""
 
     def __init__(self, session: ServerSession, task_ids: Sequence[str]) -> None:
         self.acknowledged = asyncio.Event()
@@ -146,15 +147,15 @@ class _Acknowledging:
 
 
 NO_SUCH_RESOURCE = -32002
-"""What the older era says where the newer one says that parameters are invalid."""
+"""The error code of handshake versions for an unknown resource. The stateless version uses INVALID_PARAMS."""
 _GIVE_UP_S = 30.0
-"""How much longer a state is good than the call that it names is held."""
+"""Seconds for which a state token remains valid after its held call is abandoned."""
 
 
 async def serve_on(kernel: Kernel, serving: Serving, ends: tuple[AsyncIterable[str], LineWriter] | None) -> None:
-    """Serve one client until it hangs up.
+    """Serve one client until it disconnects.
 
-    :param ends: the lines that it sends, and what takes those for it; None for this process's stdin and stdout
+    :param ends: the client's lines, and the writer for its answers; None for stdin and stdout of this process
     """
     house = House(kernel, serving)
     try:
@@ -167,7 +168,7 @@ async def serve_on(kernel: Kernel, serving: Serving, ends: tuple[AsyncIterable[s
 
 
 def options_of(server: Server[dict[str, Any]]) -> InitializationOptions:
-    """What a client of the older era is told when it says hello."""
+    """Return the initialization options for a client of a handshake version."""
     return server.create_initialization_options(_CHANGES)
 
 
@@ -176,7 +177,7 @@ _CHANGES = NotificationOptions(prompts_changed=True, resources_changed=True, too
 
 
 class _Server(Server[dict[str, Any]]):
-    """Says at every door that it tells of changes: over HTTP the SDK asks for no options."""
+    """An MCP server that announces change notifications on every transport, also if the SDK passes no options."""
 
     def create_initialization_options(
         self,
@@ -190,14 +191,14 @@ class _Server(Server[dict[str, Any]]):
 
 
 def build(house: House) -> Server[dict[str, Any]]:
-    """The server, for every client of a house."""
+    """Build the MCP server for all clients of ``house``."""
     faces = Doors(house)
     server = _Server(
         "handrail",
         version=version("handrail"),
         instructions=instructions(house.kernel, house.serving.discovery),
         get_tool_input_schema=faces.input_schema,
-        cache_hints=_HINTS,  # what is listed is each client's own, and may be old at once
+        cache_hints=_HINTS,  # each client has its own listings, and they may change at any time
     )
     server.extensions.update(EXTENSIONS)
     for method, params_type, handler in faces.handlers():
@@ -208,7 +209,7 @@ def build(house: House) -> Server[dict[str, Any]]:
 
 
 class Doors:
-    """What each request of the protocol does."""
+    """The handlers for all requests of the protocol."""
 
     def __init__(self, house: House) -> None:
         self._house = house
@@ -216,7 +217,7 @@ class Doors:
         self._tasks = Tasks(house)
 
     def handlers(self) -> list[tuple[str, type[BaseModel], Any]]:
-        """Method, parameters, and what answers it."""
+        """Return each method with its parameters type and its handler."""
         return [
             ("tools/list", types.PaginatedRequestParams, whole(self.on_list_tools)),
             ("tools/call", types.CallToolRequestParams, whole(self.on_call_tool)),
@@ -236,7 +237,7 @@ class Doors:
     # ── tools ────────────────────────────────────────────────────────────────────────────────────
 
     def input_schema(self, name: str) -> Mapping[str, Any] | None:
-        """What the headers of a call are checked by."""
+        """Return the input schema of a tool, by which the SDK checks the headers of a call."""
         entry = self._kernel.generation.resolve(name)
         return None if entry is None else entry.spec.parameters
 
@@ -253,7 +254,7 @@ class Doors:
         return specs_of(self._kernel, self._house.serving.discovery, visit.guest.session)
 
     def _has_door(self, line: Line) -> bool:
-        """Whether calls may come through a tool of the face's own. A tool of that name comes first."""
+        """Return whether this server offers its own tool for calls. A kernel tool of that name takes precedence."""
         core = self._house.serving.discovery == "core"
         return line.modern and core and self._kernel.generation.resolve(DOOR) is None
 
@@ -271,7 +272,7 @@ class Doors:
             if not isinstance(found, Answer):
                 return found
             result = found.model
-            if found.tool_id == SKILL:  # in the stateless era somebody else may have been given it
+            if found.tool_id == SKILL:  # stateless clients share a session, so another client may have got the text
                 given = visit.skills.whole(result)
                 result = given if line.modern else result
             if line.modern and self._house.serving.discovery == "core":
@@ -291,10 +292,10 @@ class Doors:
         proposed: ProposedCall,
         spec: ToolSpec | None = None,
     ) -> Answer | types.InputRequiredResult | dict[str, Any]:
-        """Make a call, or come back to it; its answer, the task that it became, or what has to be asked first.
+        """Start or resume a call, and return its answer, its task, or the input that it requires.
 
-        :param spec: what is called, where its client may be answered with a task
-        :raises MCPError: where the client would have had to declare what it did not
+        :param spec: the called tool, if the client may get a task as the answer
+        :raises MCPError: if the call needs a capability that the client did not declare
         """
         guest = visit.guest
         given = _responses(line.context)
@@ -346,7 +347,7 @@ class Doors:
             try:
                 own = await visit.outputs.contents(uri)
             except (OSError, TooLong) as error:
-                raise MCPError(types.INTERNAL_ERROR, f"{uri} cannot be read: {error}", {"uri": uri}) from None
+                raise MCPError(types.INTERNAL_ERROR, f"Could not read `{uri}`: {error}", {"uri": uri}) from None
             if own is not None:
                 return {"contents": own}
             line = _line(context, visit)
@@ -354,17 +355,15 @@ class Doors:
             return await self._whole(visit, line, found, {"uri": uri}) if isinstance(found, Answer) else found
 
     async def _whole(self, visit: Visit, line: Line, answer: Answer, about: Mapping[str, Any]) -> dict[str, Any]:
-        """The same with what the kernel says of it beside: whose it is, above all."""
+        """Return the data of an answer with its result metadata, such as its origin."""
         data = await self._data(visit, line, answer, about)
         said = {f"handrail/{key}": value for key, value in answer.model.metadata.items()}
         return {**data, "_meta": said} if said else data
 
     async def _data(self, visit: Visit, line: Line, answer: Answer, about: Mapping[str, Any]) -> dict[str, Any]:
-        """The data of an answer, as MCP writes it.
+        """Return the data of an answer in MCP's form, in full even if the result was truncated.
 
-        What a model would have got cut is given whole, as far as it is not more than anybody is given at once.
-
-        :raises MCPError: for every error, and for data that are longer, since half of them is none
+        :raises MCPError: for every error result, and for data over the read limit
         """
         result = answer.model
         given: object = result.data
@@ -373,7 +372,7 @@ class Doors:
                 given = await visit.outputs.whole(result)
             except (OSError, TooLong) as error:
                 size = result.metadata.get("output_bytes", 0)
-                text = f"it is {size:,} bytes, more than is given at once: {error}"
+                text = f"The output of {size:,} bytes could not be returned in full: {error}"
                 raise MCPError(types.INTERNAL_ERROR, text, dict(about)) from None
             result = for_model(Result("output", given, None, result.metadata))
             given = result.data
@@ -382,7 +381,8 @@ class Doors:
             code = types.INTERNAL_ERROR
             if kind in ("invalid_input", "unknown_tool"):
                 code = types.INVALID_PARAMS if line.modern or "uri" not in about else NO_SUCH_RESOURCE
-            raise MCPError(code, result.error_text or "it gave nothing", {**about, "handrail/error_kind": kind})
+            text = result.error_text or "The call returned no data."
+            raise MCPError(code, text, {**about, "handrail/error_kind": kind})
         data = cast("dict[str, Any]", given)
         refs = placed(result)
         return with_bytes(data, await visit.outputs.bytes_of(refs) if refs else {})
@@ -425,7 +425,7 @@ class Doors:
                     try:
                         await self._subscribe(visit, line, uri)
                     except MCPError:
-                        continue  # it is acknowledged, and never heard of, as the protocol has it
+                        continue  # the protocol acknowledges such a subscription and sends nothing for it
                     subscribed.append(uri)
                 return await listened(visit.listen, context, params, tasks)
             finally:
@@ -477,7 +477,10 @@ class Doors:
 
 
 def whole(answer: Callable[[Context, Any], Awaitable[Any]]) -> Callable[[Context, Any], Awaitable[Any]]:
-    """The newer era's results say that they are whole; what the older one does not know the SDK leaves out."""
+    """Wrap a handler so that its results are marked as complete.
+
+    The SDK leaves the mark out for versions of the protocol that do not have it.
+    """
 
     async def said(context: Context, params: Any) -> Any:
         result = await answer(context, params)
@@ -508,7 +511,7 @@ def _responses(context: Context) -> Mapping[str, Any]:
 
 
 def _lacked(exchange: Exchange, answer: Answer) -> dict[str, Any]:
-    """What the client would have had to declare for this call to go well."""
+    """Return the capabilities that this failed call needs and the client did not declare."""
     text = answer.model.error_text or ""
     found: dict[str, Any] = {}
     for method, needed in exchange.lacked.items():
@@ -522,15 +525,15 @@ def _lacking(lacked: dict[str, Any], answer: Answer) -> MCPError:
     about = types.MissingRequiredClientCapabilityErrorData(required_capabilities=needed)
     return MCPError(
         types.MISSING_REQUIRED_CLIENT_CAPABILITY,
-        f"the client did not declare {' and '.join(lacked)}: {answer.model.error_text}",
+        f"The client did not declare the capability {' and '.join(lacked)}: {answer.model.error_text}",
         about.model_dump(mode="json", by_alias=True, exclude_none=True),
     )
 
 
 def _to_collect(tool_id: str, approval_id: str, result: Result) -> Result:
     text = (
-        f"{tool_id} needs approval {approval_id}; nothing was run yet. Once somebody has answered it (handrail approve "
-        f"{approval_id}), call again with the same arguments to collect"
+        f"{tool_id} requires approval {approval_id} and has not run yet. Ask the user to run `handrail approve "
+        f"{approval_id}`, then repeat the call with the same arguments to get its result."
     )
     return Result(result.type, result.data, text, result.metadata)
 

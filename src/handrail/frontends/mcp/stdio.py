@@ -1,7 +1,7 @@
 """The stdio transport of the MCP server on the event loop, and early answers while the SDK loads.
 
-The SDK's own transport reads stdin in a thread, which nothing can wake: a signal would not end the server before
-its client hangs up. It also accepts lines of any length. Parsing and framing remain the SDK's.
+The SDK's own transport reads stdin in a thread that cannot be interrupted, so a signal would not end the server before its
+client disconnects. It also accepts lines of any length. Parsing and framing remain the SDK's.
 """
 
 from __future__ import annotations
@@ -33,25 +33,27 @@ if TYPE_CHECKING:
 
 
 MAX_MESSAGE_BYTES = 2 * MAX_ARGUMENT_BYTES
-"""Longer messages are dropped while they arrive; a request is answered with an error."""
+"""Maximum bytes of a message. A longer one is discarded while it arrives, and a request is answered with an error."""
 _INVALID_PARAMS = -32602
 MAX_MESSAGE_DEPTH = 150
-"""Deeper messages are not parsed by the SDK, which would leave a request without an answer."""
+"""Maximum nesting depth of a message. The SDK does not parse deeper ones, and would leave a request without an answer."""
 MAX_MESSAGE_VALUES = 2 * MAX_ARGUMENT_VALUES
-"""JSON values in a message. The SDK goes through all of them several times, and nothing else runs meanwhile."""
+"""Maximum number of JSON values in a message. The SDK processes all of them several times, and blocks the event loop."""
 _ENDS_KEPT = 4096
-"""Bytes of each end of an over-long message, where its id is looked for."""
+"""Bytes at each end of a discarded message that are searched for its ID."""
 _ID = rb'"id"\s*:\s*(-?\d{1,18}|"[^"\\\x00-\x1f]{1,200}")'
 _OTHERS = rb'"(?:jsonrpc|method)"\s*:\s*"[^"\\]{1,200}"'
-# Only an id that is certainly in the outermost object: an id inside the params could be that of another request.
+# Match only an ID that is certainly in the outermost object. An ID inside the params could belong to another request.
 _ID_AT_THE_BEGINNING = re.compile(rb"\s*\{\s*(?:" + _OTHERS + rb"\s*,\s*)*" + _ID + rb"\s*[,}]")
 _ID_AT_THE_END = re.compile(rb"[\]}\",]\s*,?\s*" + _ID + rb"\s*(?:,\s*" + _OTHERS + rb"\s*)*\}\s*\Z")
 
 
 @asynccontextmanager
 async def wire() -> AsyncGenerator[tuple[Lines, Output] | None]:
-    """The two ends of a client on stdin and stdout; until the block ends, stdin is empty and stdout goes to stderr. None
-    where the event loop cannot watch them."""
+    """Yield the client's lines and the output to it, on stdin and stdout, or None if the event loop cannot watch them.
+
+    Until the block ends, stdin is empty for other code, and stdout goes to stderr.
+    """
     if sys.platform == "win32" or not (_is_watchable(0) and _is_watchable(1)):
         yield None
         return
@@ -78,7 +80,7 @@ async def wire() -> AsyncGenerator[tuple[Lines, Output] | None]:
     finally:
         for transport in transports:
             transport.close()
-        # The descriptions may be shared with a shell that goes on after us.
+        # A shell that continues after this process may share the open file descriptions.
         os.set_blocking(wire_in, blocking_in)
         os.set_blocking(wire_out, blocking_out)
         os.dup2(wire_in, 0)
@@ -93,23 +95,23 @@ def _is_watchable(descriptor: int) -> bool:
 
 
 def check_form(text: str) -> None:
-    """Refuse a message whose form would hold up all others.
+    """Check the nesting depth and the number of values of a message, before it is parsed.
 
-    :raises ArgumentText: for one that is nested deeper than :data:`MAX_MESSAGE_DEPTH` or holds more values than
-        :data:`MAX_MESSAGE_VALUES`; the text follows "the parameters"
+    :raises ArgumentText: for a message over :data:`MAX_MESSAGE_DEPTH` or :data:`MAX_MESSAGE_VALUES`. Its text continues
+        the subject "The parameters".
     """
     if values_in_text(text, MAX_MESSAGE_VALUES) > MAX_MESSAGE_VALUES:
         raise ArgumentText(
-            f"hold more than {MAX_MESSAGE_VALUES:,} values; send less in one message, or a path to a file"
+            f"contain more than {MAX_MESSAGE_VALUES:,} values. Send less in one message, or a path to a file."
         )
     check_depth(text, MAX_MESSAGE_DEPTH)
 
 
 class Lines:
-    """The lines of a stream as text, none longer than the reader's limit and none deeper than a parser takes.
+    """An iterator over the lines of a stream as text, within limits of length, depth and number of values.
 
-    :param reply: takes the answer to a request that is not passed on
-    :param ended: called when there are no more
+    :param reply: called with the answer to a request that is not passed on
+    :param ended: called at the end of the stream
     """
 
     def __init__(
@@ -140,8 +142,8 @@ class Lines:
             if self._skipped is not None:
                 skipped, self._skipped = self._skipped, None
                 skipped.add(line)
-                limit = f"at most {MAX_MESSAGE_BYTES:,} are taken. Pass a path to a file instead"
-                self._refuse(skipped.head, skipped.tail, f"the message is {skipped.size:,} bytes long; {limit}")
+                limit = f"The limit is {MAX_MESSAGE_BYTES:,}. Pass a path to a file instead."
+                self._refuse(skipped.head, skipped.tail, f"The message is {skipped.size:,} bytes long. {limit}")
             elif (text := self._checked(line)) is not None:
                 return text
 
@@ -150,12 +152,12 @@ class Lines:
         try:
             check_form(text)
         except ArgumentText as error:
-            self._refuse(line[:_ENDS_KEPT], line[-_ENDS_KEPT:], f"the parameters {error}")
+            self._refuse(line[:_ENDS_KEPT], line[-_ENDS_KEPT:], f"The parameters {error}")
             return None
         return text
 
     def _refuse(self, head: bytes, tail: bytes, text: str) -> None:
-        """Answer a request that cannot be read. Without an id to be found there is nobody to answer."""
+        """Answer a request that was not read, if its ID can be found."""
         found = _ID_AT_THE_BEGINNING.match(head) or _ID_AT_THE_END.search(tail)
         if found is not None:
             error = {"code": _INVALID_PARAMS, "message": text}
@@ -165,7 +167,7 @@ class Lines:
 
 
 class _Skipped:
-    """The ends and the length of a message that is dropped while it arrives."""
+    """The ends and the length of a message that is discarded while it arrives."""
 
     def __init__(self, head: bytes) -> None:
         self.head = head
@@ -178,9 +180,9 @@ class _Skipped:
 
 
 class Output:
-    """A pipe that text is written to, at the pace of its reader.
+    """A writer of text to a pipe, at the speed of its reader.
 
-    :param patience_s: how long a reader that says no more may leave it full
+    :param patience_s: seconds that a client which has closed its side may leave the pipe full
     """
 
     def __init__(self, writer: asyncio.StreamWriter, patience_s: float = 5.0) -> None:
@@ -193,8 +195,9 @@ class Output:
         self._writer.write(text.encode(errors="backslashreplace"))
 
     async def flush(self) -> None:
-        """
-        :raises OSError: when nobody reads it any more
+        """Wait until the reader has taken the text.
+
+        :raises OSError: if the client no longer reads
         """
         try:
             async with asyncio.timeout(self._bound) as bound:
@@ -204,10 +207,10 @@ class Output:
                 finally:
                     self._flushing.discard(bound)
         except TimeoutError:
-            raise BrokenPipeError("the client has hung up, and reads no more") from None
+            raise BrokenPipeError("The client has disconnected and no longer reads.") from None
 
     def end_soon(self) -> None:
-        """Whoever reads it says no more: they may have gone and left a pipe that nobody reads."""
+        """Limit the time of writes from now on, because the client closed its side and may no longer read."""
         self._bound = self._patience_s
         for bound in self._flushing:
             bound.reschedule(asyncio.get_running_loop().time() + self._patience_s)
@@ -215,18 +218,18 @@ class Output:
 
 # Early answers to a client on stdin and stdout, before the SDK is loaded.
 #
-# Loading the SDK takes longer than opening a kernel. Meanwhile this code answers the first messages of nearly every client,
-# its hello and its request for the tools, if they have the plainest form. The server then receives all of them again, and its
-# answers are held back. So the server knows the client as if it had answered by itself. If it would have listed other tools,
-# the client is notified that the list has changed.
+# The import of the SDK takes longer than opening a kernel. Meanwhile this code answers the first messages of nearly every
+# client, its handshake and its request for the tools, if they have the simplest form. Then the server receives the same
+# messages, and its answers to them are dropped. So the server knows the client as if it had answered itself. If the server
+# would have listed other tools, the client gets a notification that the list has changed.
 
 OLDER = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
 NEWER = "2026-07-28"
-"""The versions of the protocol whose first requests are answered here."""
+"""The protocol versions whose first requests are answered here: the handshake versions and the stateless one."""
 MOST_EARLY = 8
-"""Messages that are taken here; a client that says more is past its beginning."""
+"""Maximum number of messages that are answered here."""
 PATIENCE_S = 0.5
-"""After a hello with nothing behind it, the server is made ready all the same."""
+"""Seconds after the handshake until the server is loaded, also if no further message comes."""
 _ENVELOPE = "io.modelcontextprotocol/"
 _CAPABILITIES = {"roots", "sampling", "elicitation", "experimental", "extensions", "tasks"}
 _CHANGED = {"jsonrpc": "2.0", "method": "notifications/tools/list_changed"}
@@ -234,7 +237,7 @@ _Json = dict[str, Any]
 
 
 class LineWriter(Protocol):
-    """What takes lines for a client."""
+    """A writer of lines to a client."""
 
     async def write(self, text: str) -> None: ...
 
@@ -242,9 +245,11 @@ class LineWriter(Protocol):
 
 
 async def serve(kernel: Kernel, serving: Serving | None = None, started: Callable[[], object] = lambda: None) -> None:
-    """Serve one client on this process's stdin and stdout until it hangs up. Nothing else may use stdout meanwhile.
+    """Serve one client on stdin and stdout of this process until it disconnects.
 
-    :param started: called when all that is needed is loaded
+    No other code may use stdout meanwhile.
+
+    :param started: called when the server is loaded
     """
     serving = serving or Serving()
     async with wire() as ends:
@@ -261,13 +266,13 @@ async def serve(kernel: Kernel, serving: Serving | None = None, started: Callabl
             try:
                 await server.serve_on(kernel, serving, (reception.resumed(lines), reception.answers()))
             except* ConnectionError:
-                pass  # it has hung up, and reads no more
+                pass  # the client has disconnected
 
 
 class Reception:
-    """See the module.
+    """A responder that answers the first requests of a client while the server is loaded.
 
-    :param output: what takes the answers, each a line
+    :param output: the writer for the answers
     """
 
     def __init__(self, kernel: Kernel, serving: Serving, output: LineWriter) -> None:
@@ -275,15 +280,18 @@ class Reception:
         self._serving = serving
         self._output = output
         self._read: list[str] = []
-        """All that the client has said."""
+        """All lines of the client so far."""
         self._given: dict[object, _Json] = {}
-        """What was answered, by the request's id."""
+        """The answers by request ID."""
         self._hello: _Json | None = None
-        """What the older era's handshake, or each request of the newer one, said of the client."""
+        """The client's description: the handshake, or the ``_meta`` of each stateless request."""
         self._loading: asyncio.Task[Any] | None = None
 
     async def receive(self, lines: AsyncIterator[str]) -> bool:
-        """Answer what can be answered here, up to the first message that cannot; whether the client is still there."""
+        """Answer messages up to the first one that needs the server.
+
+        :return: whether the client is still connected
+        """
         loop = asyncio.get_running_loop()
         timer: asyncio.TimerHandle | None = None
         try:
@@ -302,25 +310,25 @@ class Reception:
                         return True
                     timer = timer or loop.call_later(PATIENCE_S, self._load)
         except ConnectionError:
-            pass  # it has hung up
+            pass  # the client has disconnected
         finally:
             if timer is not None:
                 timer.cancel()
         return False
 
     async def server(self) -> Any:
-        """The module of the server, once it is loaded. The event loop goes on meanwhile."""
+        """Return the module of the server. It is loaded in a thread."""
         return await self._load()
 
     async def resumed(self, lines: AsyncIterable[str]) -> AsyncIterator[str]:
-        """All that the client has said, from the beginning."""
+        """Yield all lines of the client, from the beginning."""
         for line in self._read:
             yield line
         async for line in lines:
             yield line
 
     def answers(self) -> Answers:
-        """What takes the server's answers for the client."""
+        """Return the writer for the server's answers, which drops repeated ones."""
         tells = self._hello is not None and "protocolVersion" in self._hello
         return Answers(self._output, self._given, tells=tells)
 
@@ -334,10 +342,10 @@ class Reception:
         await self._output.write(orjson.dumps(message).decode() + "\n")
         await self._output.flush()
 
-    # ── what is answered ─────────────────────────────────────────────────────────────────────────
+    # ── early answers ────────────────────────────────────────────────────────────────────────────
 
     def _answer(self, message: _Json) -> _Json | None:
-        """The result of a request, as the server would give it; None for what is left to the server."""
+        """Return the result of a request as the server would give it, or None to leave it to the server."""
         method, params = message.get("method"), message.get("params", {})
         if not _is_id(message.get("id")) or message["id"] in self._given or not isinstance(params, dict):
             return None
@@ -383,12 +391,12 @@ class Reception:
 
     @staticmethod
     def _whole(result: _Json, about: Mapping[str, str]) -> _Json:
-        """What every result of the newer era says."""
+        """Return a result with the members that every stateless result has."""
         stamp = {f"{_ENVELOPE}serverInfo": about}
         return {"cacheScope": "private", "resultType": "complete", "ttlMs": 0, **result, "_meta": stamp}
 
     def _is_same(self, envelope: object) -> bool:
-        """Whether a request of the newer era is of a client that is known, or of the first one."""
+        """Return whether a stateless request comes from the known client. The first client becomes the known one."""
         if not isinstance(envelope, dict) or (self._hello is not None and envelope != self._hello):
             return False
         said = cast("_Json", envelope)
@@ -402,10 +410,10 @@ class Reception:
 
 
 class Answers:
-    """Passes on what a server says but its answers to what was answered before it.
+    """A writer that passes on the server's messages, except answers to requests that were answered early.
 
-    :param given: by the request's id, what was answered
-    :param tells: whether the client is told of changes without having asked for it
+    :param given: the early answers by request ID
+    :param tells: whether the client gets change notifications without a subscription
     """
 
     def __init__(self, output: LineWriter, given: Mapping[object, _Json], *, tells: bool) -> None:
@@ -427,7 +435,7 @@ class Answers:
 
 
 def _message(line: str) -> _Json | None:
-    """A JSON-RPC message, as far as it is one."""
+    """Return the line as a JSON-RPC message, or None."""
     with contextlib.suppress(orjson.JSONDecodeError):
         message: object = orjson.loads(line)
         if isinstance(message, dict):
@@ -442,7 +450,7 @@ def _is_id(given: object) -> bool:
 
 
 def _is_client(about: object, capabilities: object) -> bool:
-    """Whether a client says of itself what every version of the protocol takes, in the plainest form."""
+    """Return whether a client describes itself in the simplest form, which all versions accept."""
     if not isinstance(about, dict) or not isinstance(capabilities, dict):
         return False
     texts, can = cast("_Json", about), cast("_Json", capabilities)
@@ -452,7 +460,7 @@ def _is_client(about: object, capabilities: object) -> bool:
 
 
 def _is_plain(value: object) -> bool:
-    """Whether it is an object of such objects, beside whether it tells of changes."""
+    """Return whether a value is an object of such objects, apart from boolean ``listChanged`` members."""
     if not isinstance(value, dict):
         return False
     items = cast("_Json", value).items()

@@ -1,8 +1,8 @@
-"""Calls that continue after their request, as the tasks of MCP's extension of that name.
+"""Calls that continue after their request, as tasks of MCP's task extension.
 
-A task is a job: only the job's row and its records last. Its id is the job's with a seal over it and over its owner, by a key
-of this workspace, so that it cannot be guessed or lent, and any later process can verify it. For a running task the questions
-to its client are kept here.
+A task is a job, and only the job's row and its records are stored. Its ID is the job's ID with a seal over the job and its
+owner, made with a key of this workspace. So no client can guess or share it, and any later process can verify it. This
+module keeps the questions of a running task to its client.
 
 Source: https://modelcontextprotocol.io/seps/2663-tasks-extension
 """
@@ -51,40 +51,40 @@ if TYPE_CHECKING:
     Context = ServerRequestContext[dict[str, Any]]
 
 KEY_FILE = "mcp-tasks.key"
-"""In the workspace's state folder: what task ids are sealed with."""
+"""The file in the workspace's state folder with the key that seals task IDs."""
 _KEY_BYTES = 32
 _SEAL_BYTES = 18
 POLL_MS = (500, 5_000)
-"""How often a client is to look, at first and of a task that has gone on for long."""
+"""Suggested polling interval of a client: minimum, and maximum for a long-running task."""
 MOST_HEARD = 100
-"""Tasks that one stream tells of."""
+"""Maximum number of tasks that one stream reports."""
 TELLING_S = 0.1
-"""How soon after something was told of a task the next is, at least: what changed in between is told as one."""
+"""Minimum interval between two notifications about one task. Changes in between are sent as one."""
 _WAIT_MS = 60_000
 _MS = 1_000_000
 _SURE_MS = Retention().sure_ns // _MS
 
 
 class TaskParams(types.RequestParams):
-    """Of ``tasks/get`` and ``tasks/cancel``."""
+    """The parameters of ``tasks/get`` and ``tasks/cancel``."""
 
     task_id: str = Field(max_length=1_000)
 
 
 class UpdateParams(TaskParams):
-    """Of ``tasks/update``."""
+    """The parameters of ``tasks/update``."""
 
     input_responses: dict[str, Any]
 
 
 @dataclass(slots=True, eq=False)
 class _Followed:
-    """A task that has not ended, as far as its client has to do with it.
+    """The state of a running task that its client can see.
 
-    :param shown: what the client saw last, and since when it is so
-    :param unseen: it was asking when the client was last due, and nobody has looked since
-    :param listeners: streams that tell of it
-    :param news: set, and another put in its place, when a look at it would show something else
+    :param shown: the progress message and the questions as last reported; ``changed_ns`` is the time of their change
+    :param unseen: whether it had a question at the last check, and the client has not requested its state since
+    :param listeners: number of streams that report it
+    :param news: set and then replaced whenever the reported state changes
     """
 
     guest: Guest
@@ -97,24 +97,24 @@ class _Followed:
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
     def is_another(self) -> None:
-        """A look at it would show something else."""
+        """Wake the streams that wait for a change of this task."""
         self.news.set()
         self.news = asyncio.Event()
 
 
 class Tasks:
-    """See the module. Those of one house."""
+    """The tasks of the clients of one server, and the handlers of their requests."""
 
     def __init__(self, house: House) -> None:
         self._house = house
         self._kernel = house.kernel
         self._followed: dict[str, _Followed] = {}
-        """By the job."""
+        """Running tasks by job ID."""
         self._reopening = asyncio.Lock()
         self._key = b""
 
     def handlers(self) -> list[tuple[str, type[BaseModel], Any]]:
-        """Method, parameters, and what answers it."""
+        """Return each method with its parameters type and its handler."""
         return [
             ("tasks/get", TaskParams, self.on_get),
             ("tasks/update", UpdateParams, self.on_update),
@@ -125,19 +125,19 @@ class Tasks:
 
     @staticmethod
     def check(line: Line, spec: ToolSpec, arguments: Mapping[str, Any]) -> None:
-        """
-        :raises MCPError: for a call that would go on in the background and may ask its client there, where that takes no
-            task: it could never be asked
+        """Check that a background call which may ask its client can be answered with a task.
+
+        :raises MCPError: if the client accepts no tasks, because the call could never ask it
         """
         asks = set(CAPABILITY_OF.values()) & set(spec.requires.capabilities)
         argument = spec.background_argument
         beside = spec.mode == "background" or (argument is not None and arguments.get(argument) is True)
         if line.modern and not line.tasks and asks and beside:
-            raise _lacking(f"{spec.id} goes on in the background and asks its client there")
+            raise _lacking(f"The tool {spec.id} runs in the background and asks the client for input")
 
     @contextmanager
     def in_time(self, line: Line, spec: ToolSpec | None, guest: Guest, exchange: Exchange) -> Generator[None]:
-        """While a call is being answered: one that takes long becomes a task, where it may."""
+        """Move the call to the background if it takes long inside this block, so that it becomes a task."""
         if not line.tasks or spec is None or not spec.promotable:
             yield
             return
@@ -150,14 +150,15 @@ class Tasks:
     async def _promote(self, guest: Guest, exchange: Exchange) -> None:
         while True:
             await asyncio.sleep(self._house.serving.task_after_s)
-            with contextlib.suppress(HandrailError):  # it waits for its locks or for somebody, or is about to end
+            with contextlib.suppress(HandrailError):  # it waits for locks or for an approval, or is about to end
                 await guest.session.promote(exchange.call_id)
                 return
 
     async def made_of(self, guest: Guest, exchange: Exchange, answer: Answer) -> dict[str, Any] | None:
-        """The task that a call was answered with, whose exchange is kept from here on; None where it has its result.
+        """Return the new task if the call became a job, or None if the call has its result.
 
-        The job is durable already, and so the task is."""
+        The job is already durable, and so is the task.
+        """
         job_id = answer.model.metadata.get("job")
         if not isinstance(job_id, str) or not answer.model.ok:
             return None
@@ -166,7 +167,7 @@ class Tasks:
         except ToolError:
             return None
         if job.call_id != answer.call_id:
-            return None  # it only looked at one
+            return None  # the call only read the state of another job
         followed = self._follow(job, guest, exchange)
         told = self._told(job, await self._sealed(job_id), followed)
         return {**told, "resultType": "task", "status": "working", "_meta": {"handrail/job": job_id}}
@@ -180,9 +181,9 @@ class Tasks:
         return followed
 
     async def _see_out(self, job_id: str, followed: _Followed, reopened: Visit | None) -> None:
-        """Keep it until it has ended, or nobody is at it any more.
+        """Keep a task until it has ended, or until no process works on it.
 
-        :param reopened: the client that was made up for it alone
+        :param reopened: the client that was opened only for this task
         """
         try:
             while await self._kernel.jobs.wait(job_id, timeout_ms=_WAIT_MS) is None:
@@ -208,14 +209,14 @@ class Tasks:
         followed.timer = loop.call_later(self._house.serving.hold_s, self._look, job_id, followed)
 
     def _look(self, job_id: str, followed: _Followed) -> None:
-        """Its client has not looked for as long as a call is held: what asks it goes without, the second time."""
+        """Abandon the questions of a task if its client has not requested its state since the last check."""
         asks = bool(followed.exchange.asked())
         if asks and followed.unseen:
             followed.exchange.abandon()
         followed.unseen = asks and not followed.listeners
         self._look_later(job_id, followed)
 
-    # ── what a client asks of one ────────────────────────────────────────────────────────────────
+    # ── requests about a task ────────────────────────────────────────────────────────────────────
 
     async def on_get(self, context: Context, params: TaskParams) -> dict[str, Any]:
         async with self._house.visited(context) as visit:
@@ -233,24 +234,24 @@ class Tasks:
         return told
 
     async def heard(self, context: Context, visit: Visit, named: object) -> dict[str, AsyncGenerator[dict[str, Any]]]:
-        """What a stream tells of tasks, by their ids: of those among the named ones that are this client's.
+        """Return the state changes of the named tasks, by task ID. Tasks of other clients are left out.
 
-        :param named: as the client gave it
-        :raises MCPError: where the client takes no tasks, or named them in a way that is none
+        :param named: the client's list of task IDs
+        :raises MCPError: if the client accepts no tasks, or the list is invalid
         """
         if named is None:
             return {}
         line = Line(context)
         if not line.tasks:
-            raise _lacking("tasks are told of to clients that declare them")
+            raise _lacking("Notifications about tasks require the tasks extension")
         given = cast("list[object]", named) if isinstance(named, list) else None
         if given is None or len(given) > MOST_HEARD or not all(isinstance(one, str) for one in given):
-            raise MCPError(types.INVALID_PARAMS, f"taskIds has to be a list of at most {MOST_HEARD} ids")
+            raise MCPError(types.INVALID_PARAMS, f"`taskIds` must be a list of at most {MOST_HEARD} task IDs.")
         ids = dict.fromkeys(cast("list[str]", given))
         return {one: self._news(line, visit, one, job) for one in ids if (job := await self._found(one)) is not None}
 
     async def _news(self, line: Line, visit: Visit, task_id: str, job: Job) -> AsyncGenerator[dict[str, Any]]:
-        """What ``tasks/get`` would say of it, now and each time that this is something else, to its end."""
+        """Yield the state of a task now, and after each change, until it ends."""
         before: object = None
         while True:
             followed = await self._reached(job, line)
@@ -275,7 +276,7 @@ class Tasks:
             try:
                 job = await self._kernel.jobs.get(job.id)
             except HandrailError:
-                return  # it is kept no longer
+                return  # the job is no longer stored
 
     async def on_update(self, context: Context, params: UpdateParams) -> dict[str, Any]:
         async with self._house.visited(context):
@@ -292,28 +293,28 @@ class Tasks:
             return {"resultType": "complete"}
 
     async def _stop(self, job_id: str) -> None:
-        with contextlib.suppress(HandrailError):  # how it ended is seen by whoever looks
+        with contextlib.suppress(HandrailError):  # the client gets the outcome from the state of the task
             await self._kernel.jobs.stop(job_id)
 
     async def _known(self, context: Context, task_id: str) -> tuple[Line, Job]:
-        """The request's line, and the job that is meant.
+        """Return the open request and the job of a task.
 
-        :raises MCPError: where the client takes no tasks, its header names another, or there is none for it
+        :raises MCPError: if the client accepts no tasks, its header names another task, or it has no such task
         """
         line = Line(context)
         if not line.modern:
             raise MCPError(types.METHOD_NOT_FOUND, "Method not found")
         if not line.tasks:
-            raise _lacking("tasks are for clients that declare them")
+            raise _lacking("Tasks require the tasks extension")
         named: Any = getattr(context.request, "headers", None)
         if named is not None and named.get(MCP_NAME_HEADER) != task_id:
             raise MCPError(HEADER_MISMATCH, f"{MCP_NAME_HEADER} header does not match the request body's 'taskId'")
         if (job := await self._found(task_id)) is None:
-            raise MCPError(types.INVALID_PARAMS, "there is no such task here, or it is kept no longer")
+            raise MCPError(types.INVALID_PARAMS, "Task not found: it does not exist, or its result has expired.")
         return line, job
 
     async def _found(self, task_id: str) -> Job | None:
-        """The job that is meant by whoever makes the request that is being answered, if it is theirs."""
+        """Return the job of a task ID, or None if it does not belong to the current client."""
         job_id = task_id.rpartition(".")[0]
         if hmac.compare_digest((await self._sealed(job_id)).encode(), task_id.encode("utf-8", "replace")):
             with contextlib.suppress(ToolError):
@@ -321,18 +322,20 @@ class Tasks:
         return None
 
     async def _sealed(self, job_id: str) -> str:
-        """A job's task id for whoever makes the request that is being answered."""
+        """Return the task ID of a job for the current client."""
         if not self._key:
             path, made = Path(self._kernel.state_folder) / KEY_FILE, secrets.token_bytes(_KEY_BYTES)
-            # Where none can be kept, ids are good for as long as this process.
+            # If the key cannot be stored, the IDs are valid as long as this process runs.
             self._key = self._key or await asyncio.to_thread(decisions.once, path, made) or made
         whose = orjson.dumps([job_id.encode("utf-8", "replace").decode(), principal()])
         seal = hmac.digest(self._key, whose, hashlib.sha256)[:_SEAL_BYTES]
         return f"{job_id}.{base64.urlsafe_b64encode(seal).decode()}"
 
     async def _reached(self, job: Job, line: Line) -> _Followed | None:
-        """The task that its client looks at, open again where it was left by a process that has ended; None where it has
-        ended, or is at work where nothing can be asked."""
+        """Return the running task of a job, and reopen its session if its process has ended.
+
+        Return None if the job has ended, or if it runs in a process that cannot ask its client.
+        """
         if job.ended:
             return None
         async with self._reopening:
@@ -349,7 +352,7 @@ class Tasks:
             self._look_later(job.id, followed)
         return followed
 
-    # ── how one is told of ───────────────────────────────────────────────────────────────────────
+    # ── the form of a task ───────────────────────────────────────────────────────────────────────
 
     @staticmethod
     def _told(job: Job, task_id: str, followed: _Followed | None) -> dict[str, Any]:
@@ -373,11 +376,11 @@ class Tasks:
         }
 
     async def _end_of(self, visit: Visit, job: Job) -> dict[str, Any]:
-        """The members that tell how it ended: what the call would have been answered with."""
+        """Return the members with the outcome of an ended task: the answer that the call would have had."""
         try:
             result = await self._kernel.jobs.wait(job.id, timeout_ms=0)
         except HandrailError as error:
-            raise MCPError(types.INTERNAL_ERROR, f"what it gave cannot be read: {error}") from None
+            raise MCPError(types.INTERNAL_ERROR, f"The result of the task could not be read: {error}") from None
         if result is None:
             return {"status": "working"}
         text = result.error_text or ""
@@ -391,7 +394,7 @@ class Tasks:
 
 
 def lacked_by(result: Result) -> dict[str, Any] | None:
-    """The error of a call that failed because its client did not declare what was asked of it."""
+    """Return the protocol error for a call that failed for an undeclared client capability, or None."""
     text = result.error_text or ""
     needed: dict[str, Any] = {}
     if result.error_kind == "unavailable":
@@ -409,7 +412,8 @@ def _lacking(why: str) -> MCPError:
         required_capabilities=types.ClientCapabilities(extensions={TASKS: {}})
     )
     data = needed.model_dump(mode="json", by_alias=True, exclude_none=True)
-    return MCPError(types.MISSING_REQUIRED_CLIENT_CAPABILITY, f"{why}; the client did not declare {TASKS}", data)
+    text = f"{why}. The client did not declare {TASKS}."
+    return MCPError(types.MISSING_REQUIRED_CLIENT_CAPABILITY, text, data)
 
 
 def _on_the_wire(request: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The tools that a client is listed, in MCP's form, the server's greeting, and the settings for serving clients."""
+"""The listed tools in MCP's form, the server's initial answer, and the settings for serving clients."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 PAGE = 500
-"""Of whatever is listed, so many at once."""
+"""Number of entries on one page of a listing."""
 (DOOR,) = FACE_IDS
 DOOR_TOOL: Mapping[str, Any] = {
     "name": DOOR,
@@ -45,16 +45,16 @@ DOOR_TOOL: Mapping[str, Any] = {
     },
     "annotations": {"readOnlyHint": False, "destructiveHint": True, "idempotentHint": False, "openWorldHint": True},
 }
-"""For clients that do not list again."""
+"""The tool for clients that do not list tools again: it calls a tool that was loaded later."""
 _made: weakref.WeakKeyDictionary[Generation, dict[tuple[_Listing, str], dict[str, Any]]] = weakref.WeakKeyDictionary()
 _guided: weakref.WeakKeyDictionary[Generation, dict[_Listing, Mapping[str, str]]] = weakref.WeakKeyDictionary()
 _promises: weakref.WeakKeyDictionary[Generation, dict[str, Schema | None]] = weakref.WeakKeyDictionary()
 
 
 def specs_of(kernel: Kernel, discovery: Discovery, session: Session | None) -> Sequence[ToolSpec]:
-    """The tools that a client is listed now.
+    """Return the tools that a client's listing has now.
 
-    :param session: None for a client that has none yet
+    :param session: the client's session; None for a client without one
     """
     if discovery == "all":
         return usable([entry.spec for entry in view_of(kernel.generation, CatalogOptions()).ready.values()], None)
@@ -65,9 +65,10 @@ def specs_of(kernel: Kernel, discovery: Discovery, session: Session | None) -> S
 
 
 def as_tool(kernel: Kernel, discovery: Discovery, spec: ToolSpec) -> dict[str, Any]:
-    """Return a tool as MCP lists it: its LLM view, hints for clients and the schema of its output, nothing else of the runtime view.
+    """Return a tool in MCP's form: its LLM view, hints for clients and its output schema.
 
-    The description includes the tool's guidance unless the instructions have it, as those of tools that are loaded later do not.
+    Nothing else of the runtime view is included. The description contains the tool's guidance, unless the instructions
+    already have it.
     """
     made = _made.setdefault(kernel.generation, {})
     key: tuple[_Listing, str] = ((discovery, kernel.agent.core), spec.id)
@@ -91,7 +92,7 @@ def as_tool(kernel: Kernel, discovery: Discovery, spec: ToolSpec) -> dict[str, A
 
 
 def promise_of(kernel: Kernel, spec: ToolSpec) -> Schema | None:
-    """What the structured content of a tool is held to; None where nothing was promised, or nothing that can be."""
+    """Return the output schema of a tool, or None if it has none or an invalid one."""
     if spec.output_schema is None:
         return None
     made = _promises.setdefault(kernel.generation, {})
@@ -104,7 +105,7 @@ def promise_of(kernel: Kernel, spec: ToolSpec) -> Schema | None:
 
 
 def page_from(key: str, items: Sequence[Any], start: int) -> dict[str, Any]:
-    """One page of a listing."""
+    """Return the page of a listing that begins at index ``start``."""
     page: dict[str, Any] = {key: list(items[start : start + PAGE])}
     if start + PAGE < len(items):
         page["nextCursor"] = base64.urlsafe_b64encode(str(start + PAGE).encode()).decode()
@@ -120,7 +121,7 @@ INSTRUCTIONS = (
     "instructions. If a result says that it is only the beginning, the full output is in the file that it names."
 )
 MOST_GUIDANCE = 2_000
-"""Characters of guidance in the instructions. Clients cut long instructions, some after 2,048 characters."""
+"""Maximum characters of guidance in the instructions. Some clients cut instructions after 2,048 characters."""
 CAPABILITIES: Mapping[str, Any] = {
     "completions": {},
     "logging": {},
@@ -128,14 +129,17 @@ CAPABILITIES: Mapping[str, Any] = {
     "resources": {"listChanged": True, "subscribe": True},
     "tools": {"listChanged": True},
 }
-"""As the SDK says them of the server."""
+"""The server's capabilities, as the SDK declares them."""
 EXTENSIONS: Mapping[str, dict[str, Any]] = {"io.modelcontextprotocol/tasks": {}}
-"""What it says beside them in the stateless era; the older one has no word for it."""
+"""The server's protocol extensions, which only the stateless version can declare."""
 
 
 def guidance_of(kernel: Kernel, discovery: Discovery) -> Mapping[str, str]:
-    """Return the guidance that the instructions include, by tool ID: that of the tools that a new client is listed, in the order
-    of the system prompt, up to :data:`MOST_GUIDANCE` characters."""
+    """Return the guidance lines in the instructions, by tool ID.
+
+    They belong to the tools that a new client's listing has, in the order of the system prompt, up to
+    :data:`MOST_GUIDANCE` characters.
+    """
     made = _guided.setdefault(kernel.generation, {})
     key: _Listing = (discovery, kernel.agent.core)
     if key not in made:
@@ -152,7 +156,7 @@ def guidance_of(kernel: Kernel, discovery: Discovery) -> Mapping[str, str]:
 
 
 def instructions(kernel: Kernel, discovery: Discovery) -> str:
-    """Return the rules that apply to every call, the guidance of the listed tools, and the index of the other tools."""
+    """Return the server's instructions: general rules, guidance of the listed tools, and an index of the others."""
     options = kernel.config.settings.catalog.options(kernel.agent.core)
     index = index_of(view_of(kernel.generation, options), options.index_tokens)
     guidance = "\n".join(guidance_of(kernel, discovery).values())
@@ -160,7 +164,7 @@ def instructions(kernel: Kernel, discovery: Discovery) -> str:
 
 
 def greeting(kernel: Kernel, discovery: Discovery) -> dict[str, Any]:
-    """What both eras say in one way or the other."""
+    """Return the server's capabilities, name and instructions for the initial answer."""
     about = {"name": "handrail", "version": version("handrail")}
     return {"capabilities": CAPABILITIES, "serverInfo": about, "instructions": instructions(kernel, discovery)}
 
@@ -169,22 +173,23 @@ def greeting(kernel: Kernel, discovery: Discovery) -> dict[str, Any]:
 
 Discovery = Literal["core", "all"]
 _Listing = tuple[Discovery, tuple[str, ...]]
-"""What decides which tools a new client is listed: the setting, and the core tools of the agent."""
+"""The key of a new client's listing: the discovery setting and the core tools of the agent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """How clients are served.
+    """How the MCP server serves its clients.
 
-    :param discovery: which tools are listed: the core and the ways to the rest, or all
-    :param wait_s: how long an approval or a question may keep a request of the older era open: it is parked then, before
-        the client gives the request up and so the call, which most do after a minute
-    :param hold_s: how long a call of the stateless era is held for its client to come back
-    :param task_after_s: after which a running call of a promotable tool is answered with a task, where its client takes one
-    :param headless: nobody is asked, whatever clients say that they can
-    :param most_guests: sessions of the stateless era at once
-    :param most_held: calls over all clients that wait for these to come back
-    :param idle_s: after which a session of the stateless era is closed that nobody has used
+    :param discovery: the listed tools: the core and the tools that find the others, or all
+    :param wait_s: seconds that an approval or question may keep a request of a handshake version open. Then the call
+        waits for the approval without the request. Most clients end a request after a minute.
+    :param hold_s: seconds for which a call of the stateless version is held until the client's next request
+    :param task_after_s: seconds after which a running call of a promotable tool is answered with a task, if the client
+        accepts one
+    :param headless: never ask the user, also if the client can
+    :param most_guests: maximum number of sessions of the stateless version
+    :param most_held: maximum number of held calls of all clients
+    :param idle_s: seconds after which an unused session of the stateless version is closed
     """
 
     discovery: Discovery = "core"

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     "offered",
     multiple=True,
     metavar="MODEL",
-    help="Another model that the editor may change to. Can be repeated.",
+    help="Further model that the editor can choose. Can be repeated.",
 )
 @asked_for(" for each prompt")
 @common
@@ -45,20 +45,21 @@ def command(
     offered: tuple[str, ...],
     asked: Asked,
 ) -> int:
-    """Serve an editor that speaks the Agent Client Protocol, on stdin and stdout.
+    """Serve an editor over the Agent Client Protocol.
 
-    Each session works in the folder that the editor names; with --workspace in that folder only. What no rule allows is
-    asked through the editor. Put it into the editor's settings as the command `handrail acp --model MODEL`.
+    Each session works in the folder that the editor names. With --workspace, only that folder is allowed. Calls that no rule
+    allows require approval in the editor. Set the command `handrail acp --model MODEL` in the editor's settings. The protocol
+    uses stdin and stdout.
     """
     if not is_installed("acp"):
-        raise click.UsageError("the ACP agent needs the extra 'acp': pip install 'handrail[acp]'")
+        raise click.UsageError("The ACP agent requires the extra 'acp'. Install it: pip install 'handrail[acp]'")
     from handrail.agent.providers import FORMS
     from handrail.frontends.acp.opening import Serving
 
     def chosen(manifest: AgentManifest) -> Model:
         return asked.opened(
             manifest,
-            f"no model: start this agent as handrail acp --model {FORMS}, or set HANDRAIL_MODEL, or the agent's model",
+            f"No model is set. Start handrail acp with --model {FORMS}, or set HANDRAIL_MODEL or the agent's model.",
         )
 
     def models(manifest: AgentManifest) -> tuple[str, ...]:
@@ -68,7 +69,7 @@ def command(
         from handrail.agent.providers import open_model
 
         provider = name.partition(":")[0]
-        same = (asked.model or "").partition(":")[0] == provider  # what is at that address speaks its API only
+        same = (asked.model or "").partition(":")[0] == provider  # the server at that URL has only one provider's API
         return open_model(name, base_url=asked.base_url if same else None, text_calls=asked.text_calls)
 
     def opening(folder: str) -> AbstractAsyncContextManager[Kernel]:
@@ -81,7 +82,7 @@ def command(
     only = str(Path(setting.workspace).resolve()) if given else None
     serving = Serving(opening, kept, chosen, asked.budget, only, setting.headless, models, named)
     if sys.stdin.isatty():
-        note("handrail acp: waiting for an ACP client on stdin; end with Ctrl-C or Ctrl-D")
+        note("handrail acp: waiting for an ACP client on stdin. Press Ctrl-C or Ctrl-D to stop.")
     return drive(lambda _: _serve(serving))
 
 
@@ -100,6 +101,8 @@ async def _serve(serving: Serving) -> int:
 
     async with wire() as ends:
         if ends is None:
-            raise click.UsageError("stdin and stdout are to be pipes or a terminal, as an editor gives them")
+            raise click.UsageError(
+                "Unsupported stdin or stdout. Expected pipes or a terminal, as an editor provides them."
+            )
         await serve(Piped(*ends), serving)
     return OUTPUT

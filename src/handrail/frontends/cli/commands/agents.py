@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 @click.command("agents")
 @configured
 def command(setting: Setting) -> int:
-    """List the agents there are, and every fault of those that cannot be used here.
+    """List and validate agents.
 
-    A faulty agent keeps no other from being used. Tools that a program gives in code are not known to this command.
+    Lists each agent with its role and number of tools, and every fault of an agent that cannot be used here. A faulty agent
+    does not affect other agents. Tools that a program registers in code are not included.
     """
     from handrail.kernel.agents import survey
     from handrail.kernel.sandbox import sandbox_of

@@ -1,4 +1,4 @@
-"""``handrail approve``: the open approval requests of this workspace, answered from any terminal."""
+"""``handrail approve``: the open approval requests of a workspace, answered from any terminal."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ _LOOK_EVERY_S = 0.2
 
 @click.command("approve")
 @click.argument("request_id", metavar="[ID]", required=False, shell_complete=approval_ids)
-@click.option("--once", "choice", flag_value="once", help="This call, with exactly these arguments.")
-@click.option("--session", "choice", flag_value="session", help="And store the shown rule for the session.")
-@click.option("--project", "choice", flag_value="project", help="And store it for every session of this workspace.")
+@click.option("--once", "choice", flag_value="once", help="Allow this call, with exactly these arguments.")
+@click.option("--session", "choice", flag_value="session", help="Allow, and store the shown rule for the session.")
+@click.option("--project", "choice", flag_value="project", help="Allow, and store the rule for all sessions.")
 @click.option(
-    "--session-wider", "choice", flag_value="session-wider", help="And store the shown wider rule for the session."
+    "--session-wider", "choice", flag_value="session-wider", help="Allow, and store the wider rule for the session."
 )
 @click.option(
-    "--project-wider", "choice", flag_value="project-wider", help="And store it for every session of this workspace."
+    "--project-wider", "choice", flag_value="project-wider", help="Allow, and store the wider rule for all sessions."
 )
-@click.option("--reject", "choice", flag_value="reject", help="Not this call.")
-@click.option("--reject-always", "choice", flag_value="reject-always", help="And store the shown deny.")
-@click.option("--stop-session", "choice", flag_value="stop", help="Not this call, and none after it in its session.")
-@click.option("--message", metavar="TEXT", default="", help="With a rejection: what the model is told.")
-@click.option("--arguments", metavar="JSON|-|@FILE", help="Once, with these arguments instead.")
-@click.option("--answer", "answers", multiple=True, metavar="TEXT", help="To a question. Once for each, in order.")
-@click.option("--list", "only_list", is_flag=True, help="List, and ask nothing.")
-@click.option("--wait", is_flag=True, help="Wait until something is asked.")
+@click.option("--reject", "choice", flag_value="reject", help="Reject this call.")
+@click.option("--reject-always", "choice", flag_value="reject-always", help="Reject, and store the shown deny rule.")
+@click.option("--stop-session", "choice", flag_value="stop", help="Reject this call, and stop its session's work.")
+@click.option("--message", metavar="TEXT", default="", help="Message to the model with a rejection. Default: none.")
+@click.option("--arguments", metavar="JSON|-|@FILE", help="New arguments: allow the call once with these.")
+@click.option("--answer", "answers", multiple=True, metavar="TEXT", help="Answer to a question. Repeat it for each.")
+@click.option("--list", "only_list", is_flag=True, help="List the requests without asking.")
+@click.option("--wait", is_flag=True, help="Wait for the next request.")
 @click.option("--rules", "rules_only", is_flag=True, help="List the rules that answers stored for this workspace.")
-@click.option("--forget", metavar="RULE", help="Remove one of them, by its id.")
+@click.option("--forget", metavar="RULE", help="ID of a stored rule to remove.")
 @equipped
 def command(
     setting: Setting,
@@ -62,15 +62,15 @@ def command(
     rules_only: bool,
     forget: str | None,
 ) -> int:
-    """Show what waits for a person, whole, and answer it.
+    """List and answer approval requests.
 
-    Without an ID everything that waits is listed, and on a terminal asked, one after the other. With an ID, that one:
-    answered by the option, or shown and asked. Answering runs nothing: the call goes on where it waits, or when its
-    session is taken up again (handrail call --resume ID, handrail run --resume).
+    Without an ID, lists all open requests. On a terminal, asks you about each of them. With an ID, shows that request, or
+    answers it if you pass an option such as --once. An answer does not run the call. The call continues in the process where
+    it waits, or when its session is resumed (handrail call --resume ID, handrail run --resume).
     """
     given = _given(choice, message, arguments, answers)
     if given and request_id is None:
-        raise click.UsageError("name the request that this answers: handrail approve ID --once")
+        raise click.UsageError("The ID of the request is missing. For example: handrail approve ID --once")
     if forget is not None:
         return drive(lambda _: _forget(setting, forget))
     if rules_only:
@@ -83,18 +83,18 @@ def command(
 
 
 def _given(choice: str | None, message: str, arguments: str | None, answers: Sequence[str]) -> bool:
-    """Whether the options answer a request.
+    """Return whether the options answer a request.
 
-    :raises UsageError: for options that contradict each other
+    :raises UsageError: for options that exclude each other
     """
     if arguments is not None and choice not in (None, "once"):
         raise click.UsageError(
-            "--arguments goes with --once only: a stored rule is about the arguments that were shown"
+            "`--arguments` is allowed only with `--once`, because a stored rule applies to the shown arguments."
         )
     if answers and (choice is not None or arguments is not None):
-        raise click.UsageError("--answer answers a question; it goes with none of the others")
+        raise click.UsageError("`--answer` is for questions and cannot be combined with options for approvals.")
     if message and choice not in ("reject", "reject-always", "stop"):
-        raise click.UsageError("--message goes with --reject, --reject-always or --stop-session")
+        raise click.UsageError("`--message` requires `--reject`, `--reject-always` or `--stop-session`.")
     return choice is not None or arguments is not None or bool(answers)
 
 
@@ -117,7 +117,7 @@ async def _decide(
         try:
             changed = changed_arguments(read_arguments(arguments))
         except ValueError as error:
-            raise click.UsageError(f"--arguments: {error}") from None
+            raise click.UsageError(f"Invalid value for `--arguments`. {error}") from None
     desk = _desk(setting)
     if desk is None:
         return _no_request(request_id)
@@ -136,7 +136,7 @@ async def _decide(
 
 
 def _answer_of(text: str) -> list[str]:
-    """One question's answer: a text, or a JSON list of several."""
+    """Return the answer to one question: a text, or the items of a JSON list."""
     if text.startswith("["):
         try:
             several: Any = json.loads(text)
@@ -161,16 +161,16 @@ def _show_decided(setting: Setting, decided: Approval) -> None:
     stored = rule.get(decided.choice or "")
     out(f"{decided.id}  {decided.choice if decided.kind == 'approval' else decided.state}")
     if stored is not None:
-        out(f"stored the rule  {one_line(stored)}")
+        out(f"stored rule  {one_line(stored)}")
 
 
 async def _go_through(
     setting: Setting, request_id: str | None, interruption: Interruption, *, asks: bool, wait: bool
 ) -> int:
-    """List what waits, or that one request, and ask where somebody is there to answer."""
+    """List the open requests, or one of them, and ask the user about each if ``asks``."""
     waits = wait and request_id is None
     if waits:
-        note("waiting until something is asked")
+        note("Waiting for a request. Press Ctrl-C to stop.")
         await _until_kept(setting)
     with _reading(setting) as (reader, workspace):
         if waits:
@@ -179,7 +179,7 @@ async def _go_through(
         if rows is None:
             return ERROR
         if not rows:
-            note("nothing waits for an answer")
+            note("No request is open.")
         if setting.json:
             out_json([row.to_dict() for row in rows])
             return OUTPUT
@@ -191,7 +191,7 @@ async def _go_through(
 
 
 def _chosen(reader: ApprovalReader | None, request_id: str | None) -> list[Approval] | None:
-    """What is shown; None, with a word on why, where the named request cannot be answered."""
+    """Return the requests to show, or None, with a note, if the named request cannot be answered."""
     if request_id is None:
         return [] if reader is None else reader.pending(time.time_ns())
     row = None if reader is None else reader.get(request_id)
@@ -200,13 +200,14 @@ def _chosen(reader: ApprovalReader | None, request_id: str | None) -> list[Appro
         return None
     if not row.pending or row.request.expires_ns <= time.time_ns():
         state = "expired" if row.pending else row.state
-        note(f"{row.id} is {state}" + (f", with {row.choice!r} at the door {row.decided_by!r}" if row.choice else ""))
+        how = f" ({row.choice!r} by {row.decided_by!r})" if row.choice else ""
+        note(f"Request {row.id} cannot be answered: it is {state}{how}.")
         return None
     return [row]
 
 
 def _no_request(request_id: str) -> int:
-    note(f"there is no request {request_id[:40]!r} in this workspace; handrail approve lists those that wait")
+    note(f"Request {request_id[:40]!r} does not exist in this workspace. `handrail approve` lists the open requests.")
     return ERROR
 
 
@@ -231,9 +232,11 @@ async def _ask(setting: Setting, rows: Sequence[Approval], workspace: str) -> in
 
 
 async def _asked(desk: Answers, terminal: Any, row: Approval) -> Approval | None:
-    """What the person at the terminal makes of it; None when it stays."""
+    """Ask the user at the terminal, and return the answered request, or None if it stays open."""
     if row.kind == "question":
-        note(f"{row.id}  {one_line(row.request.tool_id)} asks, in session {one_line(row.request.session_id)}")
+        note(
+            f"{row.id}  {one_line(row.request.tool_id)} asks a question, in session {one_line(row.request.session_id)}"
+        )
         answers = await terminal.answer(row.request.session_id, row.questions)
         return None if answers is None else await desk.answer(row.id, answers, by=DOOR)
     answer: ApprovalAnswer = await terminal.approve(row.request)
@@ -245,10 +248,10 @@ async def _show(row: Approval, workspace: str) -> None:
 
     request = row.request
     if row.kind == "question":
-        lines = [f"{row.id}  {one_line(request.tool_id)} asks"]
+        lines = [f"{row.id}  {one_line(request.tool_id)} asks a question"]
         for question in row.questions:
             lines += [f"  {line}" for line in question_lines(question)]
-        lines.append("  --answer TEXT answers it" + (", once for each question" if len(row.questions) > 1 else ""))
+        lines.append("  to answer: --answer TEXT" + (", once for each question" if len(row.questions) > 1 else ""))
     else:
         lines = request_lines(request, await preview(request, workspace))
         if request.always is not None:
@@ -267,7 +270,7 @@ async def _show(row: Approval, workspace: str) -> None:
 def _ages(row: Approval) -> str:
     now = time.time_ns()
     asked, left = (now - row.request.created_ns) / 1e9, (row.request.expires_ns - now) / 1e9
-    return f"asked {_lasting(asked)} ago, can be answered for {_lasting(left)}"
+    return f"requested {_lasting(asked)} ago, expires in {_lasting(left)}"
 
 
 def _lasting(seconds: float) -> str:
@@ -284,10 +287,10 @@ def _show_rules(setting: Setting) -> int:
     if setting.json:
         out_json([asdict(rule) for rule in rules])
     elif not rules:
-        note("no answer has stored a rule for this workspace")
+        note("No rules are stored for this workspace.")
     else:
         for rule in rules:
-            out(f"{rule.id}  {one_line(rule.text)}  (answered to {rule.approval_id})")
+            out(f"{rule.id}  {one_line(rule.text)}  (from request {rule.approval_id})")
     return OUTPUT
 
 
@@ -296,19 +299,19 @@ async def _forget(setting: Setting, rule_id: str) -> int:
 
     desk = _desk(setting)
     if desk is None:
-        note(f"there is no stored rule {rule_id[:40]!r}; handrail approve --rules lists them")
+        note(f"Rule {rule_id[:40]!r} does not exist. `handrail approve --rules` lists the stored rules.")
         return ERROR
     try:
         rule = await desk.forget_rule(rule_id)
     except ToolError as error:
         note(f"{error.kind}: {error}")
         return ERROR
-    out_json(asdict(rule)) if setting.json else out(f"forgotten  {one_line(rule.text)}")
+    out_json(asdict(rule)) if setting.json else out(f"removed  {one_line(rule.text)}")
     return OUTPUT
 
 
 async def _until_kept(setting: Setting) -> None:
-    """Return when anything is kept of the workspace that can be read."""
+    """Wait until the workspace has stored state."""
     while True:
         with _reading(setting) as (reader, _):
             if reader is not None:
@@ -317,15 +320,18 @@ async def _until_kept(setting: Setting) -> None:
 
 
 async def _until_asked(reader: ApprovalReader | None, interruption: Interruption) -> None:
-    """Return when something can be answered. SQLite tells other processes of a change only when it is asked."""
+    """Wait until a request is open. SQLite does not notify other processes of changes, so this polls."""
     while reader is not None and not reader.pending(time.time_ns(), limit=1):
         version = reader.version()
-        while reader.version() == version:  # noqa: ASYNC110 - no event reaches over to another process
+        while reader.version() == version:  # noqa: ASYNC110 - an event cannot cross processes
             await asyncio.sleep(_LOOK_EVERY_S)
 
 
 def _desk(setting: Setting) -> Answers | None:
-    """What takes answers: the process that holds the workspace, else its database. None where nothing was ever kept of it."""
+    """Return the service that takes answers, or None if the workspace has no stored state.
+
+    The process that holds the workspace takes them, or else the database.
+    """
     from handrail.kernel.answering import Answers, Place
 
     with _reading(setting) as (reader, _):
@@ -343,7 +349,10 @@ async def _desk_of_a_kernel(setting: Setting) -> AsyncGenerator[ApprovalDesk]:
 
 @contextmanager
 def _reading(setting: Setting) -> Generator[tuple[ApprovalReader | None, str]]:
-    """What is durable, beside whoever holds the workspace; None where nothing was ever kept of it."""
+    """Open the stored requests, also while another process holds the workspace, and yield its path too.
+
+    The reader is None if the workspace has no stored state.
+    """
     from handrail.kernel.answering import reading
     from handrail.store.database.connection import NotMadeYet
     from handrail.store.folders import locate

@@ -15,18 +15,17 @@ from handrail.frontends.cli.show import note, note_block, out, out_json
 
 @click.command("build")
 @click.argument("name", metavar="AGENT", shell_complete=agents)
-@click.option(
-    "--out", "target", metavar="DIR", shell_complete=folders, help="Where to write it. Default: AGENT.bundle here."
-)
+@click.option("--out", "target", metavar="DIR", shell_complete=folders, help="Output folder. Default: AGENT.bundle.")
 @configured
 def command(setting: Setting, name: str, target: str | None) -> int:
-    """Check an agent whole, and freeze it with its tools into a folder that starts anywhere.
+    """Freeze an agent and its tools into a portable folder.
 
-    A tool whose manifest has a build command is built first, from a copy of its folder, in a sandbox without network; what the
-    command writes is shown on stderr.
+    The agent is validated first. A tool whose manifest has a build command is built from a copy of its folder, in a sandbox
+    without network access. The output of the command is shown on stderr.
 
-    The folder is a configuration by itself: start it with --config DIR/handrail.toml. Each file in it stands by its hash;
-    one that was changed, added or taken away afterwards stops the start. Settings name secrets, and never hold their values.
+    The folder is a complete configuration: start it with --config DIR/handrail.toml. The hash of each file is recorded. If a
+    file was changed, added or removed later, the agent does not start. Settings contain the names of secrets, never their
+    values.
     """
     from handrail.contract.errors import StartError
     from handrail.kernel.bundling import build
@@ -39,7 +38,7 @@ def command(setting: Setting, name: str, target: str | None) -> int:
     try:
         made = build(config, name, place, sandbox_of(config), folder, lambda text: note_block(text.rstrip("\n")))
     except OSError as error:
-        raise StartError(f"{folder} cannot be written: {error.strerror or error}") from None
+        raise StartError(f"Could not write {folder}: {error.strerror or error}.") from None
     if setting.json:
         out_json(
             {
@@ -57,6 +56,6 @@ def command(setting: Setting, name: str, target: str | None) -> int:
         return OUTPUT
     out(f"built {made.folder}: {len(made.files)} files, {len(made.tools)} tools of its own, {made.hash}")
     for tool_id, reason in made.withheld.items():
-        note(f"{tool_id} would be withheld on this machine: {reason}")
-    out(f"start it: handrail run TASK --config {made.folder / 'handrail.toml'}")
+        note(f"{tool_id} would be unavailable on this machine: {reason}")
+    out(f"to start it: handrail run TASK --config {made.folder / 'handrail.toml'}")
     return OUTPUT

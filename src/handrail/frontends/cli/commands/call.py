@@ -25,29 +25,29 @@ if TYPE_CHECKING:
 @click.command("call")
 @click.argument("tool", required=False, shell_complete=tool_ids)
 @click.argument("arguments", metavar="JSON|-|@FILE", required=False)
-@click.option("--wait", is_flag=True, help="Without a terminal: wait for an answer from handrail approve.")
+@click.option("--wait", is_flag=True, help="Without a terminal, wait for an answer by handrail approve.")
 @click.option(
     "--resume",
     metavar="ID",
     shell_complete=approval_ids,
-    help="Instead of TOOL: go on with the call that waited under this id.",
+    help="Approval ID of a waiting call to resume, instead of TOOL.",
 )
 @common
 def command(setting: Setting, tool: str | None, arguments: str | None, wait: bool, resume: str | None) -> int:
-    """Carry out one tool call and print its result.
+    """Call a tool and print the result.
 
-    TOOL is an id, an alias or a wire name. The arguments are one JSON object: as text, from stdin (-), or from
+    TOOL is an ID, an alias or a wire name. The arguments are one JSON object: as text, from stdin (-), or from
     a file (@FILE).
 
-    What has to be asked is asked on the terminal. Without one the call is parked: it exits with 4 and prints the id to
-    answer (handrail approve ID) and to go on with (handrail call --resume ID).
+    If the call requires approval, you are asked on the terminal. Without a terminal, the command prints the ID of the approval
+    request and exits with 4. Then run handrail approve ID to answer, and handrail call --resume ID to resume the call.
     """
     if resume is not None:
         if tool is not None:
-            raise click.UsageError("--resume takes the call as it was proposed: give no TOOL with it")
+            raise click.UsageError("`--resume` cannot be combined with TOOL, because it resumes the call as proposed.")
         return drive(lambda interruption: _resume(as_its_caller(setting, resume), resume, interruption, wait=wait))
     if tool is None:
-        raise click.UsageError("name a tool: handrail call TOOL [JSON]; handrail tools lists them")
+        raise click.UsageError("TOOL is missing: handrail call TOOL [JSON]. `handrail tools` lists the tools.")
     text = read_arguments("{}" if arguments is None else arguments)
     return drive(lambda interruption: _call(setting, tool, text, interruption, wait=wait))
 
@@ -72,19 +72,19 @@ async def _call(setting: Setting, tool: str, arguments: bytes, interruption: Int
         await _leave(session, result)
     code = _shown_result(setting, result)
     if result.error_kind == "denied" and person is None and not setting.json:
-        note("handrail explain, with the same arguments, says what would change that")
+        note("Run handrail explain with the same arguments to see which rule would allow the call.")
     return code
 
 
 async def _show_manual(session: Session, tool: str) -> None:
-    """A tool that models may call only once they have read its manual: a person is shown it beside the result."""
+    """Print the documentation of a tool that requires reading it before the first call."""
     manual = await session.call("info", {"tool": tool})
     if manual.ok:
-        note(f"{tool}, before it is called: {manual.data.get('documentation', '')}")
+        note(f"Documentation of {tool}: {manual.data.get('documentation', '')}")
 
 
 async def _resume(setting: Setting, approval_id: str, interruption: Interruption, *, wait: bool) -> int:
-    """Take up a call that was parked: approved, it runs now; still waiting, it is asked again or stays parked."""
+    """Resume a call that waits for approval. If it is approved, it runs; otherwise the user is asked again."""
     from handrail.contract.errors import ToolError
 
     async with opened(setting) as kernel:
@@ -107,15 +107,15 @@ async def _resume(setting: Setting, approval_id: str, interruption: Interruption
 
 
 async def _through(kernel: Kernel, job_id: str, answered: Result, interruption: Interruption) -> Result:
-    """A job ends with the process that holds the workspace: where that is this one it is waited for. Else it goes on there.
+    """Wait for a job if this process holds the workspace, because the job ends with it.
 
-    Interrupted, it is stopped.
+    Otherwise the job continues in the other process. An interruption stops the job.
     """
     from handrail.kernel.held import HeldKernel
 
     if not isinstance(kernel, HeldKernel):
         return answered
-    note(f"{job_id} runs in this process, which waits for it; handrail jobs read {job_id} shows what it writes")
+    note(f"{job_id} runs in this process, which waits for it. To see its output: handrail jobs read {job_id}")
     interruption.stop = kernel.rooms.arbiter.jobs.stop_all
     while (result := await kernel.jobs.wait(job_id, timeout_ms=60_000)) is None:
         pass
@@ -124,7 +124,7 @@ async def _through(kernel: Kernel, job_id: str, answered: Result, interruption: 
 
 
 async def _leave(session: Session, result: Result) -> None:
-    """Close the session of one call, unless something of it is still needed: its output, or a person's answer."""
+    """Close the session of one call, or suspend it if its output, job or approval is still needed."""
     if {"output_path", "parked", "job"} & result.metadata.keys():
         await session.suspend()
     else:
@@ -137,14 +137,14 @@ def _shown_result(setting: Setting, result: Result) -> int:
         out_json(result.to_dict())
     elif parked is not None:
         out(str(parked))
-        note(f"waits for a person: handrail approve {parked}, then handrail call --resume {parked}")
+        note(f"The call waits for approval. Run handrail approve {parked}, then handrail call --resume {parked}.")
     else:
         shown_result(result)
     return exit_code(result)
 
 
 def exit_code(result: Result) -> int:
-    """0 for an output, 3 for a denial, 4 for a call that waits for a person, 1 for any other error."""
+    """Return the exit code: 0 for an output, 3 for a denial, 4 for a call that waits for approval, 1 otherwise."""
     if result.ok:
         return OUTPUT
     if "parked" in result.metadata:
@@ -153,9 +153,11 @@ def exit_code(result: Result) -> int:
 
 
 def read_arguments(text: str) -> bytes:
-    """The JSON text itself, what stdin holds for ``-``, or what a file holds for ``@FILE``.
+    """Return the JSON text: the argument itself, stdin for ``-``, or the content of a file for ``@FILE``.
 
-    One byte more than a call may carry is read at most, so that the call is refused with the reason.
+    At most one byte over the limit of a call is read, so that the call itself reports the limit.
+
+    :raises UsageError: if the file cannot be read
     """
     from handrail.contract.text.json import MAX_ARGUMENT_BYTES
 
@@ -167,12 +169,13 @@ def read_arguments(text: str) -> bytes:
                 return file.read(MAX_ARGUMENT_BYTES + 1)
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
-            raise click.UsageError(f"{text[1:]!r} cannot be read: {reason}; give a file of JSON after the @") from None
+            why = f"Could not read {text[1:]!r}: {reason}. Expected a JSON file after the @."
+            raise click.UsageError(why) from None
     return os.fsencode(text)
 
 
 def _shown(event: Event) -> None:
-    """What a person should see while a call goes on."""
+    """Print the progress, log and lock events of a running call."""
     if event.kind == "progress":
         fraction = event.data.get("fraction")
         share = f" {fraction:.0%}" if isinstance(fraction, float) else ""
@@ -182,4 +185,4 @@ def _shown(event: Event) -> None:
         text = said if isinstance(said, str) else json.dumps(said)
         note(one_line(f"{event.tool_id} {event.data.get('level', '')}: {text}"))
     elif event.kind == "waiting":
-        note(f"{one_line(event.tool_id)} waits for locks")
+        note(f"{one_line(event.tool_id)}: waiting for locks")

@@ -1,4 +1,4 @@
-"""``handrail completion``: a script that lets a shell complete Handrail's words with Tab."""
+"""``handrail completion``: the script that lets a shell complete Handrail's commands and arguments with Tab."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from handrail.frontends.cli.app import OUTPUT, handrail
 from handrail.frontends.cli.show import out_payload
 
 VARIABLE = "_HANDRAIL_COMPLETE"
-"""By which click's scripts ask the program; the name is click's rule."""
+"""The variable by which click's scripts request completions. Click derives its name from the program's."""
 
 
 @click.command("completion")
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def command(shell: str) -> int:
-    """Print the completion of a shell: commands, options, tools, sessions, calls.
+    """Print the completion script of a shell.
+
+    It completes commands, options, tools, sessions and calls.
 
     \b
     bash:  eval "$(handrail completion bash)"        in ~/.bashrc, bash 4.4 or newer
@@ -25,7 +27,7 @@ def command(shell: str) -> int:
 
     found = get_completion_class(shell)
     assert found is not None
-    # Its own source() would look for the shell first, and remark on it; the text is the same wherever it is printed.
+    # source() would first check the installed shell and may print a warning. The text is the same on every machine.
     completion = found(handrail, {}, "handrail", VARIABLE)
     out_payload(completion.source_template % completion.source_vars())
     return OUTPUT

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 
 @click.command("config")
-@click.option("--schema", is_flag=True, help="Print the JSON schema of handrail.toml instead.")
+@click.option("--schema", is_flag=True, help="Print the JSON schema of handrail.toml.")
 @configured
 def command(setting: Setting, schema: bool) -> int:
-    """Show each setting and where it comes from.
+    """Show each setting and its origin.
 
-    Reads the defaults, both handrail.toml, the HANDRAIL_* variables and the flags as a command that starts a kernel
-    would, and starts nothing. Exits with 5 when one of them is faulty, with every fault.
+    Reads the defaults, both handrail.toml files, the HANDRAIL_* variables and the options, as a command with a kernel would.
+    It starts nothing. If the configuration is faulty, it prints every fault and exits with 5.
     """
     if schema:
         from handrail.config.template import schema as described
@@ -40,21 +40,21 @@ def command(setting: Setting, schema: bool) -> int:
 
 
 def note_holder(setting: Setting) -> None:
-    """Say so where a process runs that has read the configuration before."""
+    """Print a note if a running process still uses an earlier configuration."""
     from handrail.contract.errors import StartError
     from handrail.store.folders import locate
     from handrail.store.lease import holder_of
 
-    with suppress(StartError):  # handrail doctor tells what is wrong there
+    with suppress(StartError):  # handrail doctor reports the problem
         if (holder := holder_of(locate(setting.workspace, setting.state, allow_home=setting.allow_home))) is not None:
-            note(f"{holder} holds this workspace, and goes on with the settings it began with")
+            note(f"{holder} holds this workspace, and still uses the settings from its start.")
 
 
 def read(setting: Setting) -> Configuration:
-    """The configuration that these options give.
+    """Load the configuration that the options describe.
 
-    :raises LoadError: with every fault, rules that are none too
-    :raises StartError: when the workspace or the state folder is unfit
+    :raises LoadError: with every fault, including invalid rules
+    :raises StartError: if the workspace or the state folder is unusable
     """
     from handrail.config import load
     from handrail.contract.errors import Fault, LoadError
@@ -78,7 +78,7 @@ def read(setting: Setting) -> Configuration:
 
 
 def shown(value: object) -> str:
-    """A value as JSON on one line."""
+    """Return a value as JSON on one line."""
     return json_text(value)
 
 
@@ -88,13 +88,13 @@ def _show(config: Configuration) -> None:
     out_of_force = [value for value in config.values if value.not_in_force]
     if out_of_force:
         out()
-        out("not in force")
+        out("without effect")
         for line in columns(
             (*row, value.not_in_force) for row, value in zip(_rows(out_of_force), out_of_force, strict=True)
         ):
             out(f"  {line}")
     note("")
-    note(f"configuration: {config.file or f'none (looked in {config.folder})'}")
+    note(f"configuration: {config.file or f'none (searched in {config.folder})'}")
     if config.workspace is not None:
         state = "trusted" if config.workspace.trusted else "not trusted"
         note(f"workspace: {one_line(str(config.workspace.path))} ({state})")

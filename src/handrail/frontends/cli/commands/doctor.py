@@ -22,20 +22,20 @@ OUTCOMES = {"held": MARKS["ok"], "not tried": MARKS["warning"], "open": MARKS["p
 
 
 @click.command("doctor")
-@click.option("--agent", "of_agent", metavar="NAME", shell_complete=agents, help="Show an agent's capability set.")
-@click.option("--self-check", is_flag=True, help="Put the sandbox to the test, from inside.")
+@click.option("--agent", "of_agent", metavar="NAME", shell_complete=agents, help="Agent whose capability set is shown.")
+@click.option("--self-check", is_flag=True, help="Test the sandbox from inside.")
 @configured
 def command(setting: Setting, of_agent: str | None, self_check: bool) -> int:
-    """Say what this machine can enforce, how the state is, and what to do about the rest.
+    """Check the sandbox, configuration and state.
 
-    Only looks, so it works beside a running Handrail and where nothing can start. Exits with 5 when Handrail could
-    not start here, or could not confine what it runs.
+    Shows what this machine can enforce, and the remedy for each problem. It changes nothing, so it works while Handrail runs,
+    and also if Handrail cannot start. Exits with 5 if Handrail could not start here, or could not confine programs.
 
-    With --agent it shows what that agent has instead, and what each of its tools adds to it. With --self-check it runs
-    the suite that every sandbox provider has to pass, and exits with 5 when something that has to be held is open.
+    With --agent, shows the capabilities of that agent, and what each of its tools adds. With --self-check, runs the test
+    suite that every sandbox provider must pass, and exits with 5 if the sandbox does not enforce something required.
     """
     if of_agent is not None and self_check:
-        raise click.UsageError("--agent and --self-check ask for two different things; give one of them")
+        raise click.UsageError("`--agent` and `--self-check` exclude each other. Pass only one of them.")
     if of_agent is not None:
         return _of_agent(setting, of_agent)
     if self_check:
@@ -49,7 +49,7 @@ def command(setting: Setting, of_agent: str | None, self_check: bool) -> int:
         out_json([check.to_dict() for check in checks])
     else:
         _shown(checks)
-    # A single tool that is withheld stops nothing else.
+    # An unavailable tool does not affect anything else.
     problems = [check for check in checks if check.state == "problem" and not check.name.startswith("tool ")]
     return CANNOT_START if problems else OUTPUT
 
@@ -80,17 +80,17 @@ def _of_agent(setting: Setting, agent: str) -> int:
 
 
 def _shown_set(found: AgentSet) -> None:
-    out(f"agent {found.agent} has")
+    out(f"capabilities of agent {found.agent}")
     for line in found.whole or ("nothing",):
         out(f"  {line}{'  (its manifest)' if line in found.own else ''}")
     if found.ceiling is not None:
-        out("of which nothing beyond this machine's ceiling")
+        out("limited by this machine's ceiling")
         for line in found.ceiling or ("nothing",):
             out(f"  {line}")
-    out("its tools, each call of which has what its own tool requires and no more")
+    out("tools (each call has only what its tool requires)")
     for tool in found.tools:
-        withheld = f", withheld: {tool.withheld}" if tool.withheld else ""
-        out(one_line(f"  {tool.id}, held by {tool.confined_by}{withheld}"))
+        withheld = f", unavailable: {tool.withheld}" if tool.withheld else ""
+        out(one_line(f"  {tool.id}, sandbox: {tool.confined_by}{withheld}"))
         for line in tool.has:
             out(f"    {'adds' if line in tool.adds else 'has '}  {line}")
 

@@ -1,4 +1,4 @@
-"""``handrail explain``: how a call would be decided here, and the changes that would reverse it. Nothing runs."""
+"""``handrail explain``: how a call would be decided, and the changes that would reverse the decision. Nothing runs."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from handrail.frontends.cli.show import note, out_block, out_json
 @click.argument("arguments", metavar="[JSON|-|@FILE]", required=False)
 @common
 def command(setting: Setting, tool: str, arguments: str | None) -> int:
-    """Say how a call would be decided, and by which rule; or what became of one that was made.
+    """Explain how a call is decided, or what became of it.
 
-    With a TOOL, takes what `handrail call` takes, runs nothing and records nothing. With a CALL_ID, which `handrail
-    log` shows, or the id under which a call waits for a person, tells from the log which tools it was made with, what
-    decided it, which locks it waited for and how it ended; works beside a running Handrail. Exits with 0 whatever the
-    decision is.
+    With a TOOL, takes the same arguments as `handrail call`, and shows the decision with its rule. It runs and records
+    nothing. With a CALL_ID from `handrail log`, or the ID of an approval request, shows from the log which tools the call was
+    made with, what decided it, which locks it waited for, and how it ended. That works while Handrail runs. Exits with 0 for
+    every decision.
     """
     if tool.startswith("apr_") and arguments is None and (row := asked_as(setting, tool)) is not None:
         tool = row.request.call_id
     if "/" in tool:
         if arguments is not None:
-            raise click.UsageError(f"{tool[:80]!r} is the id of a call, which had its arguments: leave them out")
+            raise click.UsageError(f"{tool[:80]!r} is a call ID, which takes no arguments. Leave out the arguments.")
         return _told(setting, tool)
     text = read_arguments(arguments if arguments is not None else "{}")
     return drive(lambda interruption: _explain(setting, tool, text, interruption))
 
 
 def _told(setting: Setting, call_id: str) -> int:
-    """The account of a call that was made, from the log alone."""
+    """Print what became of a call, from the log."""
     from handrail.record.account import account_of
     from handrail.record.reading import LogReader
     from handrail.store.folders import locate
@@ -48,7 +48,7 @@ def _told(setting: Setting, call_id: str) -> int:
             if account is None:
                 say_what_is_missing("explain", folders, reader)
     if account is None:
-        note(f"there is no call {call_id[:80]!r} in this workspace's log; handrail log shows those there are")
+        note(f"Call {call_id[:80]!r} is not in this workspace's log. `handrail log` lists the calls.")
         return ERROR
     if setting.json:
         out_json(account.to_dict())

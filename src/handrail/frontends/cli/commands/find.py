@@ -18,22 +18,22 @@ if TYPE_CHECKING:
 
 @click.command("find")
 @click.argument("query")
-@click.option("--limit", type=click.IntRange(1, 100), default=10, show_default=True, help="Tools to list at most.")
-@click.option("--words", is_flag=True, help="Go by words only, which needs no model to be loaded.")
+@click.option("--limit", type=click.IntRange(1, 100), default=10, show_default=True, help="Maximum number of tools.")
+@click.option("--words", is_flag=True, help="Compare keywords only, without an embedding model.")
 @click.option(
     "--wait",
     type=Amount("seconds"),
     metavar="SECONDS",
-    help="How long to wait until it can compare meanings. Default: as long as loading usually takes, at most 20 seconds. A large "
-    "catalogue is read once, about 100 tools a second.",
+    help="Maximum wait for the embedding model, in seconds. Default: the usual loading time, at most 20. The first search "
+    "of a large catalog takes about 1 second per 100 tools.",
 )
 @equipped
 def command(setting: Setting, query: str, limit: int, words: bool, wait: float | None) -> int:
-    """Find the tools that serve a need, said in plain words, in English.
+    """Search tools by description.
 
-    Each is listed with how sure it is that it serves the need (0 to 1, as measured), how it stands beside the first, and
-    what speaks for it. It says so where nothing fits, and exits with 1. It looks where find_tools looks for a model, and
-    brings nothing into anybody's view.
+    QUERY describes the capability in English. Each match is listed with its confidence (0 to 1), its relevance compared with
+    the first match, and the reason. If no tool matches, the command says so and exits with 1. It searches the same tools as
+    find_tools, and loads none of them for a model.
     """
     return drive(lambda interruption: _find(setting, query, limit, words, wait, interruption))
 
@@ -54,9 +54,9 @@ async def _find(
         return code
     if found.nothing_fits:
         strange = f"; {found.unread}" if found.unread else ""
-        note(f"nothing fits, by {found.means}{strange}" + ("; the nearest there are:" if found.hits else ""))
+        note(f"No tool matches, by {found.means}{strange}." + (" The nearest tools:" if found.hits else ""))
     else:
-        note(f"by {found.means}")
+        note(f"Search by {found.means}:")
     _show(found.hits)
     return code
 

@@ -1,4 +1,4 @@
-"""``handrail init``: a commented ``handrail.toml`` to begin with."""
+"""``handrail init``: a new commented ``handrail.toml``."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from handrail.frontends.cli.show import note, out, out_json
 
 
 @click.command("init")
-@click.option("--global", "everywhere", is_flag=True, help="The configuration of this user instead of the workspace's.")
+@click.option("--global", "everywhere", is_flag=True, help="Write your own configuration, not the workspace's.")
 @configured
 def command(setting: Setting, everywhere: bool) -> int:
-    """Write a commented handrail.toml into the workspace, or the one of this user.
+    """Write a commented handrail.toml.
 
-    It says what every setting means and changes nothing until you edit it. A file that is there already is never
-    written over.
+    The file explains every setting, and has no effect until you edit it. It is written into the workspace, or with --global
+    into your configuration folder. An existing file is never overwritten.
     """
     from handrail.config import FILE_NAME, default_folder
     from handrail.config.template import template
@@ -37,9 +37,9 @@ def command(setting: Setting, everywhere: bool) -> int:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         written = _written(path, template(kind).encode())
     except OSError as error:
-        raise StartError(f"{path} cannot be written: {error.strerror or error}") from None
+        raise StartError(f"Could not write {path}: {error.strerror or error}.") from None
     if not written:
-        note(f"handrail init: {path} is there already; nothing was written. handrail config shows what it says")
+        note(f"handrail init: {path} already exists, and was not changed. `handrail config` shows its settings.")
         return ERROR
     if setting.json:
         out_json({"written": str(path)})
@@ -49,7 +49,7 @@ def command(setting: Setting, everywhere: bool) -> int:
 
 
 def _written(path: Path, content: bytes) -> bool:
-    """Whether the file could be made; False where the name is taken, by whatever it is."""
+    """Create the file, and return False if the name already exists."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), 0o644)
     except FileExistsError:

@@ -1,4 +1,4 @@
-"""``handrail jobs``: the background jobs of a workspace, from any terminal, and running calls to move there."""
+"""``handrail jobs``: the background jobs of a workspace, from any terminal, and calls to move to the background."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _PIECE = 256 * 1024
 @click.command("jobs")
 @click.argument("action", required=False, default="list", type=click.Choice(ACTIONS), metavar=f"[{'|'.join(ACTIONS)}]")
 @click.argument("job_id", required=False, metavar="[ID]")
-@click.option("--session", "session_id", metavar="ID", help="list: those of one session.")
-@click.option("--running", is_flag=True, help="list: those that have not ended.")
-@click.option("--lines", type=click.IntRange(min=1), metavar="N", help="read: the last N lines.")
-@click.option("--follow", is_flag=True, help="read: go on until it has ended.")
-@click.option("--timeout", type=Amount("seconds"), metavar="SECONDS", help="wait: no longer than that.")
+@click.option("--session", "session_id", metavar="ID", help="list: session of the jobs. Default: all.")
+@click.option("--running", is_flag=True, help="list: show only running jobs.")
+@click.option("--lines", type=click.IntRange(min=1), metavar="N", help="read: number of last lines. Default: all.")
+@click.option("--follow", is_flag=True, help="read: continue until the job ends.")
+@click.option("--timeout", type=Amount("seconds"), metavar="SECONDS", help="wait: maximum seconds. Default: no limit.")
 @equipped
 def command(
     setting: Setting,
@@ -40,27 +40,27 @@ def command(
     follow: bool,
     timeout: float | None,
 ) -> int:
-    """List the jobs of this workspace, the oldest first; read what one has written, wait for its result, or stop it.
+    """List, read, wait for or stop background jobs.
 
-    promote CALL has a call that somebody waits for go on in the background, as a job; without a CALL it lists those that can.
-
-    It works beside a running Handrail, which is asked. wait ends with the job's own exit code, and never stops it.
+    list shows the jobs, the oldest first. read prints the output of a job. wait prints its result, exits with the job's exit
+    code, and never stops the job. promote CALL moves a running call to the background; without CALL, it lists the calls that
+    can be moved. The command works while Handrail runs.
     """
     given = {"--lines": lines, "--follow": follow or None, "--timeout": timeout, "--session": session_id}
     goes_with = {"--lines": "read", "--follow": "read", "--timeout": "wait", "--session": "list"}
     for option, belongs in goes_with.items():
         if given[option] is not None and action != belongs:
-            raise click.UsageError(f"{option} goes with handrail jobs {belongs}")
+            raise click.UsageError(f"`{option}` is an option of `handrail jobs {belongs}`, not of `{action}`.")
     if running and action != "list":
-        raise click.UsageError("--running goes with handrail jobs list")
+        raise click.UsageError(f"`--running` is an option of `handrail jobs list`, not of `{action}`.")
     if action == "list":
         if job_id is not None:
-            raise click.UsageError("list takes no job; handrail jobs read ID shows what one has written")
+            raise click.UsageError("`list` takes no ID. To see the output of a job: handrail jobs read ID")
         return drive(lambda _: _list(setting, session_id, running=running))
     if action == "promote":
         return drive(lambda _: _promote(setting, job_id))
     if job_id is None:
-        raise click.UsageError(f"name a job: handrail jobs {action} ID; handrail jobs lists those there are")
+        raise click.UsageError(f"The job ID is missing: handrail jobs {action} ID. `handrail jobs` lists the jobs.")
     return drive(lambda _: _about_one(setting, action, job_id, lines, timeout, follow=follow))
 
 
@@ -75,10 +75,10 @@ async def _list(setting: Setting, session_id: str | None, *, running: bool) -> i
         for job in found:
             out_json(asdict(job))
     elif found:
-        for line in columns([("JOB", "STATE", "OUTPUT", "ABOUT"), *(_row(job) for job in found)]):
+        for line in columns([("JOB", "STATE", "OUTPUT", "DESCRIPTION"), *(_row(job) for job in found)]):
             out(line)
     else:
-        note("no jobs; a call runs in the background where its tool says so, as bash with background: true")
+        note("No jobs. A call runs as a job if its tool supports it, for example bash with background: true.")
     return OUTPUT
 
 
@@ -98,10 +98,10 @@ async def _promote(setting: Setting, call_id: str | None) -> int:
                     out_json(asdict(call))
             elif found:
                 rows = [(call.call_id, call.tool_id, f"{call.elapsed_ms / 1000:.0f} s", call.about) for call in found]
-                for line in columns([("CALL", "TOOL", "SINCE", "ABOUT"), *rows]):
+                for line in columns([("CALL", "TOOL", "RUNNING", "DESCRIPTION"), *rows]):
                     out(line)
             else:
-                note("no call is running that can go on in the background; bash and task can")
+                note("No running call can be moved to the background. Tools such as bash and task support it.")
             return OUTPUT
         try:
             job = await kernel.jobs.promote(call_id)
@@ -166,10 +166,10 @@ async def _wait(setting: Setting, jobs: Jobs, job_id: str, timeout: float | None
         if (result := await jobs.wait(job_id, timeout_ms=asked_ms)) is not None:
             break
         if (job := await jobs.get(job_id)).rests:
-            note(f"{job_id} goes on when its session is opened again: handrail run --resume {job.session_id}")
+            note(f"{job_id} continues when its session is resumed: handrail run --resume {job.session_id}")
             return ERROR
         if left_ms is not None and (left_ms := left_ms - asked_ms) <= 0:
-            note(f"{job_id} has not ended: it is {job.state}, and goes on")
+            note(f"{job_id} has not ended within the timeout. It is {job.state}, and continues.")
             return ERROR
     if setting.json:
         out_json(result.to_dict())
@@ -186,5 +186,5 @@ async def _stop(setting: Setting, jobs: Jobs, job_id: str) -> int:
     else:
         out(f"{job.id}: {job.state}")
         if before.ended:
-            note("it had ended before")
+            note(f"{job.id} had already ended.")
     return OUTPUT if job.ended else ERROR

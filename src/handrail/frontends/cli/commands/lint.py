@@ -1,4 +1,4 @@
-"""``handrail lint``: a check of one tool, a folder of tools, or all configured ones, for their author."""
+"""``handrail lint``: a check of one tool, a folder of tools, or all configured tools, for their authors."""
 
 from __future__ import annotations
 
@@ -24,16 +24,17 @@ if TYPE_CHECKING:
 
 @click.command("lint")
 @click.argument("paths", nargs=-1, metavar="[PATH]...", shell_complete=files)
-@click.option("--strict", is_flag=True, help="Fail for warnings too.")
+@click.option("--strict", is_flag=True, help="Fail on warnings too.")
 @configured
 def command(setting: Setting, paths: tuple[str, ...], strict: bool) -> int:
-    """Check tools for their author: manifests, modules, folders of these, or Python files with tools in them.
+    """Check tools, agents and rules for problems.
 
-    An error keeps a tool from being loaded. A warning is what works and will be regretted: a description that no model can
-    choose by, a side effect or a lock left to the strict default, a parameter that nothing reads. Without a PATH every
-    configured tool folder and agent is checked, and all rules: those that can never match, or that keep a start back.
+    PATH is a manifest, a module, a folder of these, or a Python file with tools. Without a PATH, all configured tool folders,
+    agents and rules are checked. An error prevents a tool from loading or an agent from starting, such as a rule that can
+    never match. A warning is a likely mistake: an unclear description, a side effect or lock left to the strict default, an
+    unused parameter.
 
-    A Python file whose tools are made by @tool or as classes is imported, and so run, if it is named; nothing else is.
+    A named Python file with @tool functions or tool classes is imported, which runs its code. No other code runs.
     """
     from handrail.authoring.linting import lint
     from handrail.kernel.sandbox import sandbox_of
@@ -56,9 +57,10 @@ def command(setting: Setting, paths: tuple[str, ...], strict: bool) -> int:
             out(f"{finding.severity}: {one_line(str(finding))}")
         counted = f"{len(tools)} tool{'' if len(tools) == 1 else 's'}"
         note(
-            f"{counted}: {errors} to mend, {len(findings) - errors} to think about"
+            f"{counted}: {errors} error{'' if errors == 1 else 's'}, "
+            f"{len(findings) - errors} warning{'' if len(findings) - errors == 1 else 's'}"
             if findings
-            else f"{counted}: nothing to say"
+            else f"{counted}: no problems"
         )
     return ERROR if errors or (strict and findings) else OUTPUT
 
@@ -66,19 +68,19 @@ def command(setting: Setting, paths: tuple[str, ...], strict: bool) -> int:
 def _beyond_tools(
     setting: Setting, config: Configuration, sandbox: Sandbox, found: Sequence[Finding]
 ) -> Iterator[Finding]:
-    """What is said of the agents, the rules and the configuration, and is not ``found`` already."""
+    """Yield the findings about agents, rules and configuration that are not in ``found`` already."""
     from handrail.authoring.linting import Finding
 
     known = {(finding.source, finding.where, finding.text) for finding in found}
     agents = _surveyed(setting, config, sandbox)
-    for fault in dict.fromkeys(_of_agents(config, agents)):  # of a rule each agent would tell
+    for fault in dict.fromkeys(_of_agents(config, agents)):  # several agents report the same rule
         if (fault.source, fault.where, fault.problem) not in known:
             yield Finding("error", fault.source, fault.where, fault.problem)
     yield from dict.fromkeys(_not_set_up(config, agents))
 
 
 def _folders(config: Configuration) -> Iterator[Path]:
-    """The configured tool folders that have anything in them."""
+    """Yield the configured tool folders that contain tools."""
     from handrail.registry.agents import find_agents
 
     seen: set[Path] = set()
@@ -90,7 +92,7 @@ def _folders(config: Configuration) -> Iterator[Path]:
 
 
 def _surveyed(setting: Setting, config: Configuration, sandbox: Sandbox) -> list[Surveyed]:
-    """Every agent there is, with its tools."""
+    """Return every agent with its tools, validated."""
     from handrail.kernel.agents import survey
     from handrail.store.folders import locate
 
@@ -98,7 +100,7 @@ def _surveyed(setting: Setting, config: Configuration, sandbox: Sandbox) -> list
 
 
 def _of_agents(config: Configuration, agents: Iterable[Surveyed]) -> Iterator[Fault]:
-    """What keeps each agent from being used: its own faults, and those of the configuration's rules beside its tools."""
+    """Yield the faults of each agent, and the faults of the configured rules for its tools."""
     from handrail.kernel.doctor.kernel import faults_of_rules
 
     for agent in agents:
@@ -107,8 +109,7 @@ def _of_agents(config: Configuration, agents: Iterable[Surveyed]) -> Iterator[Fa
 
 
 def _not_set_up(config: Configuration, agents: Sequence[Surveyed]) -> Iterator[Finding]:
-    """The tools that need configuration, with what to add, locked ids that nothing answers, and settings of tools that no
-    agent has."""
+    """Yield findings about tools that need configuration, unanswered locked IDs, and settings of unknown tools."""
     from handrail.authoring.linting import Finding
     from handrail.contract.schema.locked_shapes import LOCKED_SHAPES
 
@@ -117,11 +118,11 @@ def _not_set_up(config: Configuration, agents: Sequence[Surveyed]) -> Iterator[F
         for entry in () if agent.generation is None else agent.generation.entries.values():
             known.add(entry.id)
             if entry.withheld is not None and (entry.status == "available" or entry.id in LOCKED_SHAPES):
-                yield Finding("warning", entry.source, "", f"{entry.id} is withheld: {entry.withheld}", entry.id)
+                yield Finding("warning", entry.source, "", f"{entry.id} is unavailable: {entry.withheld}", entry.id)
     if all(agent.generation is not None for agent in agents):
         for layer in config.tool_settings:
             for tool in layer.tools.keys() - known:
-                yield Finding("warning", layer.source, layer.fault(tool, "").where, f"there is no tool {tool!r}")
+                yield Finding("warning", layer.source, layer.fault(tool, "").where, f"Tool {tool!r} does not exist.")
 
 
 def _whole(finding: Finding) -> dict[str, str]:

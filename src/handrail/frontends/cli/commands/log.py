@@ -1,4 +1,4 @@
-"""``handrail log``: the events in a workspace, a verification of their record, and its purge."""
+"""``handrail log``: the log of a workspace, its verification, and its purge."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 _HASH = re.compile(r"[0-9a-f]{64}")
 _OF_A_TOPIC = 60
-"""Characters of a topic that a line of a call shows."""
+"""Maximum characters of a topic in the line of a call."""
 _NO_CALLS = ("provided", "instructions-read", "compacted")
-"""Kinds of records that stand among the calls: what was done for a model otherwise."""
+"""Kinds of records that are listed among the calls, although they are not calls."""
 
 
 @click.command("log")
@@ -39,14 +39,14 @@ _NO_CALLS = ("provided", "instructions-read", "compacted")
     type=click.Choice(["verify", "acknowledge", "purge"]),
     metavar="[verify|acknowledge|purge]",
 )
-@click.option("--head", metavar="HASH", help="verify: this record must still be there.")
-@click.option("--before", metavar="DAYS|DATE", help="purge: what is older than so many days, or than a date.")
-@click.option("--dry-run", is_flag=True, help="purge: only show what would go.")
+@click.option("--head", metavar="HASH", help="verify: head of an earlier verification. Default: none.")
+@click.option("--before", metavar="DAYS|DATE", help="purge: maximum age in days, or a date.")
+@click.option("--dry-run", is_flag=True, help="purge: only show what would be removed.")
 @click.option("--yes", is_flag=True, help="purge, acknowledge: do not ask.")
-@click.option("--call", metavar="ID", shell_complete=call_ids, help="Every record of one call, whole.")
-@click.option("--session", metavar="ID", shell_complete=session_ids, help="One session only.")
-@click.option("--records", is_flag=True, help="Every record, instead of one line per call.")
-@click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="The newest so many.")
+@click.option("--call", metavar="ID", shell_complete=call_ids, help="Call whose records are shown in full.")
+@click.option("--session", metavar="ID", shell_complete=session_ids, help="Session to show or purge. Default: all.")
+@click.option("--records", is_flag=True, help="Show every record instead of one line per call.")
+@click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Maximum number of entries.")
 @located
 def command(
     setting: Setting,
@@ -60,29 +60,31 @@ def command(
     records: bool,
     limit: int,
 ) -> int:
-    """Show what happened in this workspace, verify the record of it, or purge it of what is old.
+    """Show, verify or purge the log of a workspace.
 
-    Showing and verifying work beside a running Handrail. Note the head that verify prints: with --head it tells later whether
-    anything up to there was cut off or rewritten. Exits with 1 when the log is not intact. On a terminal a line
-    per call is cut at its edge; --call shows one whole. What a model's provider carried out itself stands among the calls,
-    and so do the project's instruction files that were read above the workspace.
+    Without an action, shows one line per call, the newest last. On a terminal, long lines are cut; --call shows a call in
+    full. The list also contains provider tool uses, and instruction files that were read from folders above the workspace.
+    Showing and verifying work while Handrail runs.
 
-    verify also tells where the database was replaced by an older copy: how far the log was written is kept apart from it.
-    Handrail does not start with such a log. acknowledge goes on with it, and records how many records are missing.
+    verify checks that the log is intact, prints its head, and exits with 1 if it is not intact. Keep the head: with --head, a
+    later verification detects whether earlier records were removed or changed. verify also detects a database that was
+    replaced by an older copy. Handrail does not start with such a log. acknowledge accepts it, and records how many records
+    are missing.
 
-    purge removes what was recorded, for good, with the sessions that are older as a whole and the files that
-    nothing else refers to: --before 30, --session ID. The log still verifies afterwards, and says how many records
-    were redacted.
+    purge permanently removes the content of old records, sessions that are entirely older, and files that are no longer
+    referenced: --before 30, --session ID. Afterwards the log still verifies, and shows how many records were redacted.
     """
     from handrail.record.reading import LogReader
     from handrail.store.folders import locate
 
     if action != "purge" and (before is not None or dry_run or (yes and action != "acknowledge")):
-        raise click.UsageError("--before, --dry-run and --yes belong to purge: handrail log purge --before DAYS|DATE")
+        raise click.UsageError(
+            "`--before`, `--dry-run` and `--yes` require `purge`: handrail log purge --before DAYS|DATE"
+        )
     _check_head(action, head)
     if action == "purge":
         if call is not None or records:
-            raise click.UsageError("purge goes by --before and --session; --call and --records only show")
+            raise click.UsageError("`purge` accepts `--before` and `--session`, but not `--call` or `--records`.")
         return purge(setting, before, session, dry_run=dry_run, yes=yes)
     if action == "acknowledge":
         return acknowledge(setting, yes=yes)
@@ -98,10 +100,10 @@ def command(
 
 def _check_head(action: str | None, head: str | None) -> None:
     if action != "verify" and head is not None:
-        raise click.UsageError("--head belongs to verify: handrail log verify --head HASH")
+        raise click.UsageError("`--head` requires `verify`: handrail log verify --head HASH")
     if head is not None and not _HASH.fullmatch(head):
         raise click.UsageError(
-            f"--head {head!r} is no head; expected the 64 hexadecimal digits that log verify printed"
+            f"Invalid value for `--head`: {head!r}. Expected the 64 hexadecimal digits from `handrail log verify`."
         )
 
 
@@ -132,27 +134,27 @@ def _show_log(
             _show_calls(setting, rows, beside)
     except DatabaseError as error:
         raise StartError(
-            f"the log {folders.database} is damaged: {error}. handrail log verify says where; keep a copy for inspection"
+            f"The log {folders.database} is damaged: {error}. Keep a copy, and run `handrail log verify` to find the damage."
         ) from None
     return OUTPUT
 
 
 def _without_one(setting: Setting, folders: Folders, action: str | None, head: str | None) -> int:
-    """No log is none that was cut, unless somebody has noted a head of it."""
+    """Report a missing log. It is an error only if records are known to have been written."""
     from handrail.record.chain import GENESIS
     from handrail.record.verification import Verification
     from handrail.store.database.journal import written
 
-    what = f"nothing is recorded yet for the workspace {folders.workspace} in the state folder {folders.state}"
+    what = f"The state folder {folders.state} has no records of the workspace {folders.workspace}."
     noted = head is not None and head != GENESIS.hex()
     known = written(folders)
     gone = noted or known is not None
-    why = f"no record has the hash {head}" if noted or known is None else f"record {known[0]} was written"
+    why = f"no record has the hash {head}" if noted or known is None else f"record {known[0]} is missing"
     if action == "verify" and setting.json:
-        problem = f"{why}: {what}" if gone else None
+        problem = f"{why}. {what}" if gone else None
         out_json(asdict(Verification(not gone, 0, GENESIS.hex(), problem=problem)))
     elif gone:
-        note(f"handrail log: not intact: {why}: {what}")
+        note(f"handrail log: not intact: {why}. {what}")
     else:
         note(what)
     return ERROR if gone else OUTPUT
@@ -174,14 +176,17 @@ def _verify(setting: Setting, reader: LogReader, folders: Folders, head: str | N
 
 
 def _show_calls(setting: Setting, rows: list[CallRow], beside: list[LoggedRecord]) -> None:
-    """:param beside: what is no call"""
+    """Print the calls, and the other records among them.
+
+    :param beside: records that are not calls
+    """
     whole = sorted([(row.first, row) for row in rows] + [(one.sequence, one) for one in beside], key=lambda one: one[0])
     if setting.json:
         for _, row in whole:
             out_json(_as_data(row), lines=True)
         return
     if not whole:
-        note("no calls are recorded")
+        note("No calls are recorded.")
     out_rows(_line(row) for _, row in whole)
 
 
@@ -195,7 +200,7 @@ def _line(row: CallRow | LoggedRecord) -> tuple[str, ...]:
         files = ", ".join(map(_read_above, body.get("files") or ())) if row.body is not None else "redacted"
         return _time(row.at_ns), row.session_id, "instructions", row.kind, files
     if row.kind == "compacted":
-        told = f"{body.get('messages')} messages left out, {body.get('kept')} kept"
+        told = f"{body.get('messages')} messages removed, {body.get('kept')} kept"
         return _time(row.at_ns), row.session_id, "conversation", row.kind, told if row.body is not None else "redacted"
     how = "failed" if body.get("failed") else "done"
     about = (
@@ -206,7 +211,7 @@ def _line(row: CallRow | LoggedRecord) -> tuple[str, ...]:
 
 
 def _read_above(file: dict[str, Any]) -> str:
-    how = f"sha256 {str(file.get('sha256'))[:12]}" if "sha256" in file else f"left out: {file.get('left_out')}"
+    how = f"sha256 {str(file.get('sha256'))[:12]}" if "sha256" in file else f"skipped: {file.get('left_out')}"
     return f"{file.get('path')} ({how})"
 
 
@@ -242,7 +247,7 @@ def _show_records(setting: Setting, records: list[LoggedRecord], *, whole: bool)
             out_json(asdict(record), lines=True)
         return
     if not records:
-        note("there are no such records; handrail log lists the calls there are")
+        note("No records match. `handrail log` lists the calls.")
     for record in records:
         body = "redacted" if record.body is None else json.dumps(record.body, ensure_ascii=False, default=str)
         shown = body if whole or len(body) <= 120 else body[:119] + "…"
@@ -251,21 +256,21 @@ def _show_records(setting: Setting, records: list[LoggedRecord], *, whole: bool)
 
 
 def _time(at_ns: int) -> str:
-    """With its offset from UTC where a program may read it, without where a line is short."""
+    """Return local time: short on a terminal, otherwise with milliseconds and the offset from UTC."""
     local = datetime.fromtimestamp(at_ns / 1e9).astimezone()
     if sys.stdout.isatty():
         return local.strftime("%Y-%m-%d %H:%M:%S")
     return local.isoformat(sep=" ", timespec="milliseconds")
 
 
-# ``handrail log purge``: permanent removal of recorded data, after a person has seen it and agreed.
+# ``handrail log purge``: permanent removal of recorded data, after the user has seen it and agreed.
 
 
 def purge(setting: Setting, before: str | None, session: str | None, *, dry_run: bool, yes: bool) -> int:
-    """Carry the command out. Gives its exit code.
+    """Run ``handrail log purge``, and return its exit code.
 
-    :raises UsageError: for a moment that is none, nothing chosen, or nobody to ask and no ``--yes``
-    :raises StartError: when another process holds the workspace, or the log cannot be written
+    :raises UsageError: for an invalid time or an empty selection, and without a terminal or ``--yes``
+    :raises StartError: if another process holds the workspace, or the log cannot be written
     """
     from handrail.record.log import noted
     from handrail.record.reading import LogReader
@@ -283,7 +288,7 @@ def purge(setting: Setting, before: str | None, session: str | None, *, dry_run:
         return _nothing(setting)
     if missing:
         note(
-            f"{len(missing)} records are noted and not in the log yet: they are written first, and then chosen as the others"
+            f"{len(missing)} records are not in the log yet. They are written first, and then selected like the others."
         )
     if dry_run:
         out_json({"dry_run": True, **_counted(found)}) if setting.json else _show(found, selection)
@@ -291,7 +296,7 @@ def purge(setting: Setting, before: str | None, session: str | None, *, dry_run:
     check_alone(folders, "a purge")
     if not setting.json or not yes:
         _show(found, selection)
-    agreed(yes, "Remove that for good?")
+    agreed(yes, "Remove this permanently?")
     done, verified = asyncio.run(_purge(setting, folders, selection))
     _show_purged(setting, done, verified)
     return OUTPUT if verified.ok and not done.problems else ERROR
@@ -302,7 +307,9 @@ def _selection(before: str | None, session: str | None) -> Selection:
     from handrail.store.folders import check_session_id
 
     if before is None and session is None:
-        raise click.UsageError("say what is to go: --before 30 (days), --before 2026-01-31, or --session ID")
+        raise click.UsageError(
+            "The selection is missing. Pass `--before 30` (days), `--before 2026-01-31` or `--session ID`."
+        )
     if session is not None:
         check_session_id(session)
     return Selection(None if before is None else moment(before, datetime.now().astimezone()), session)
@@ -312,48 +319,54 @@ def _show_purged(setting: Setting, done: Purged, verified: Verification) -> None
     if setting.json:
         out_json({"dry_run": False, **asdict(done), "verification": asdict(verified)})
         return
-    out(f"removed {done.records:,} bodies, {done.sessions:,} sessions, {done.files:,} files and folders")
+    out(
+        f"removed the content of {done.records:,} records, {done.sessions:,} sessions, {done.files:,} files and folders"
+    )
     for problem in done.problems:
         note(f"handrail log purge: {problem}")
     out(str(verified)) if verified.ok else note(f"handrail log purge: {verified}")
 
 
 def check_alone(folders: Folders, what: str) -> None:
-    """:param what: needs the workspace to itself
-    :raises StartError: when another process holds the workspace, with what to do"""
+    """Check that no other process holds the workspace.
+
+    :param what: the action that needs exclusive access
+    :raises StartError: if another process holds the workspace
+    """
     from handrail.contract.errors import StartError
     from handrail.store.lease import holder_of
 
     holder = holder_of(folders)
     if holder is not None and holder.state == "alive":
-        how = "end that process" if holder.pid is None else f"end that process (kill {holder.pid})"
+        how = "End that process" if holder.pid is None else f"End that process (kill {holder.pid})"
         raise StartError(
-            f"the workspace {folders.workspace} is in use by {holder}; {what} needs it to itself: {how} and those that "
-            "joined it, then do this again (--dry-run looks without that)"
+            f"The workspace {folders.workspace} is in use by {holder}, and {what} requires exclusive access. {how} and the "
+            "processes that are connected to it, then run the command again. `--dry-run` works without exclusive access."
         )
 
 
 def agreed(yes: bool, question: str, done: str = "removed") -> None:
-    """Return when a person agrees or has agreed with ``--yes``.
+    """Ask the user to confirm, unless ``yes`` is set.
 
-    :raises UsageError: when nobody can be asked
-    :raises Abort: when they do not agree
+    :raises UsageError: without a terminal
+    :raises Abort: if the user does not agree
     """
     if yes:
         return
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise click.UsageError(
-            f"nothing was {done}: nobody can be asked here. Pass --yes to agree"
-            + (", or --dry-run to look" if done == "removed" else "")
+            f"Nothing was {done}, because there is no terminal to ask for confirmation. Pass `--yes` to agree"
+            + (", or `--dry-run` to see the selection." if done == "removed" else ".")
         )
     if not confirm(question, err=True):
         raise click.Abort
 
 
 def moment(text: str, now: datetime) -> int:
-    """``30`` or ``30d`` as so many days ago, or a date or time in ISO form; wall-clock nanoseconds.
+    """Parse a time: ``30`` or ``30d`` for days ago, or a date or time in ISO form.
 
-    :raises UsageError: for what is neither, or lies in the future
+    :return: wall-clock nanoseconds
+    :raises UsageError: for an invalid time, or one in the future
     """
     days = text.removesuffix("d")
     try:
@@ -365,10 +378,13 @@ def moment(text: str, now: datetime) -> int:
         nanoseconds = int(then.timestamp()) * 1_000_000_000 + then.microsecond * 1000
     except (ValueError, OverflowError, OSError):
         raise click.UsageError(
-            f"--before {text[:80]!r} is no moment; expected days (30), a date (2026-01-31) or a time (2026-01-31T18:00)"
+            f"Invalid value for `--before`: {text[:80]!r}. Expected days (30), a date (2026-01-31) or a time "
+            "(2026-01-31T18:00)."
         ) from None
     if then > now:
-        raise click.UsageError(f"--before {text!r} lies in the future; --before 0 stands for everything until now")
+        raise click.UsageError(
+            f"Invalid value for `--before`: {text!r} is in the future. `--before 0` selects everything until now."
+        )
     return nanoseconds
 
 
@@ -401,7 +417,7 @@ def _nothing(setting: Setting) -> int:
     if setting.json:
         out_json({"dry_run": False, "records": 0, "sessions": 0, "files": 0})
     else:
-        note("there is nothing to remove")
+        note("Nothing to remove.")
     return OUTPUT
 
 
@@ -411,14 +427,14 @@ def _show(found: Survey, selection: Selection) -> None:
     if found.oldest_ns is not None and found.newest_ns is not None:
         begin, end = (datetime.fromtimestamp(at / 1e9).astimezone() for at in (found.oldest_ns, found.newest_ns))
         span = f", from {begin:%Y-%m-%d %H:%M} to {end:%Y-%m-%d %H:%M}"
-    out(f"  bodies    {found.records:,} records of {found.calls:,} calls, {amount(found.bytes)}{span}")
-    out(f"  sessions  {len(found.sessions):,}, with what their tools remember")
+    out(f"  records   {found.records:,}, of {found.calls:,} calls, {amount(found.bytes)}{span}")
+    out(f"  sessions  {len(found.sessions):,}, with the state of their tools")
     for session in found.sessions[:20]:
         out(f"            {session}")
     if len(found.sessions) > 20:
         out(f"            and {len(found.sessions) - 20:,} more")
     left_over = found.left_over
-    out(f"  files     {len(left_over.paths):,} that nothing else refers to, {amount(left_over.bytes)}")
+    out(f"  files     {len(left_over.paths):,} that are no longer referenced, {amount(left_over.bytes)}")
 
 
 def _counted(found: Survey) -> dict[str, object]:
@@ -434,14 +450,14 @@ def _counted(found: Survey) -> dict[str, object]:
     }
 
 
-# ``handrail log acknowledge``: continue with a log that ends earlier than it was written, if a person agrees.
+# ``handrail log acknowledge``: continue with a log that misses its last records, if the user agrees.
 
 
 def acknowledge(setting: Setting, *, yes: bool) -> int:
-    """Carry the command out. Gives its exit code.
+    """Run ``handrail log acknowledge``, and return its exit code.
 
-    :raises UsageError: when nobody can be asked and there is no ``--yes``
-    :raises StartError: when another process holds the workspace, or the log cannot be written
+    :raises UsageError: without a terminal or ``--yes``
+    :raises StartError: if another process holds the workspace, or the log cannot be written
     """
     from handrail.contract.errors import StartError
     from handrail.record.log import CommitLog
@@ -451,7 +467,7 @@ def acknowledge(setting: Setting, *, yes: bool) -> int:
     from handrail.store.opening import Store
 
     folders = locate(setting.workspace, setting.state, allow_home=setting.allow_home)
-    check_alone(folders, "this")
+    check_alone(folders, "acknowledging its log")
     store = Store.open(setting.workspace, setting.state, face="log acknowledge", allow_home=setting.allow_home)
     try:
         log = CommitLog(store.database, acknowledged=True)
@@ -459,14 +475,14 @@ def acknowledge(setting: Setting, *, yes: bool) -> int:
         try:
             known = written(folders)
             missing = reader.missing(known)
-        except StartError as error:  # the file that tells it is damaged
+        except StartError as error:  # the file with the last written record is damaged
             known, missing = None, str(error)
         if missing is None:
-            note("the log holds all that is known to have been written; there is nothing to acknowledge")
+            note("The log contains all records that are known to have been written. Nothing to acknowledge.")
             return OUTPUT
         if not setting.json:
             out(f"the log {folders.database}: {missing}")
-        agreed(yes, "Go on with it?", "acknowledged")
+        agreed(yes, "Continue with this log?", "acknowledged")
         count = max(0, (0 if known is None else known[0]) - reader.head().sequence)
         asyncio.run(_acknowledged(log, store, count, missing))
     finally:
@@ -475,13 +491,13 @@ def acknowledge(setting: Setting, *, yes: bool) -> int:
         out_json({"acknowledged": missing, "records": count})
     else:
         out(
-            f"acknowledged; the log says that {count:,} records are missing, and handrail log verify counts them as lost"
+            f"acknowledged: the log records that {count:,} records are missing. `handrail log verify` counts them as lost."
         )
     return OUTPUT
 
 
 async def _acknowledged(log: object, store: object, count: int, missing: str) -> None:
-    """Record it, and begin with what the log holds then."""
+    """Record the acknowledgement, and set the known end of the log to its current head."""
     from handrail.record.log import CommitLog, Record
     from handrail.store.database.journal import HeadFile
     from handrail.store.opening import Store

@@ -1,4 +1,4 @@
-"""``handrail mcp``: the tools for MCP clients, on stdin and stdout or over HTTP, and sign-in at upstream servers."""
+"""``handrail mcp``: the MCP server, on stdin and stdout or over HTTP, and the sign-in at upstream servers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from handrail.frontends.mcp.tools import Serving
 
 
-# ``handrail mcp login``: one sign-in at a server that asks for it.
+# ``handrail mcp login``: the sign-in at a server that requires it.
 
 _OF_DESKTOPS = (
     "DISPLAY",
@@ -41,7 +41,7 @@ _OF_DESKTOPS = (
 
 
 def launch(address: str) -> None:
-    """Show an address in the person's browser, where this machine has a program for that."""
+    """Open an address in the user's browser, if this machine has a program for that."""
     try:
         program = find_program("open" if sys.platform == "darwin" else "xdg-open")
         subprocess.Popen(
@@ -54,18 +54,18 @@ def launch(address: str) -> None:
             start_new_session=True,
         )
     except (ProgramRefused, OSError):
-        pass  # the address is shown as well
+        pass  # the address is also printed
 
 
 @click.command("login")
 @click.argument("name")
-@click.option("--forget", is_flag=True, help="Forget what it was signed in with.")
+@click.option("--forget", is_flag=True, help="Sign out: remove the stored credentials.")
 @configured
 def login_command(setting: Setting, name: str, forget: bool) -> int:
-    """Sign in at an MCP server that asks for it.
+    """Sign in at an MCP server that requires it.
 
-    The address to visit is shown; once you have agreed there, the server is connected without you from then on. What it was
-    signed in with is kept in the state folder, which only you can read, and shown nowhere.
+    The command prints an address to visit. After you agree there, Handrail connects to the server without you. The credentials
+    are stored in the state folder, which only you can read, and are never shown.
     """
     from handrail.kernel.servers import sign_in, sign_out
     from handrail.store.folders import locate
@@ -79,10 +79,10 @@ def login_command(setting: Setting, name: str, forget: bool) -> int:
         )
         return OUTPUT
     if setting.headless:
-        raise click.UsageError("somebody has to sign in with a browser; leave --headless out")
+        raise click.UsageError("Sign-in requires a user with a browser. Leave out `--headless`.")
 
     def show(address: str) -> None:
-        note("handrail mcp login: visit this address")
+        note("handrail mcp login: visit this address:")
         note(address)
         launch(address)
 
@@ -90,7 +90,7 @@ def login_command(setting: Setting, name: str, forget: bool) -> int:
     if setting.json:
         out_json({"name": name, "tools": tools})
     else:
-        out(f"{name} is signed in; it has {tools} tools. Look at them with: handrail sources review {name}")
+        out(f"{name} is signed in and has {tools} tools. To review them: handrail sources review {name}")
     return OUTPUT
 
 
@@ -101,7 +101,7 @@ def login_command(setting: Setting, name: str, forget: bool) -> int:
     type=click.Choice(("core", "all")),
     default="core",
     show_default=True,
-    help="Which tools are listed: the core and the ways to the rest, or all.",
+    help="Listed tools: the core tools and those that find others, or all.",
 )
 @click.option(
     "--wait",
@@ -110,25 +110,31 @@ def login_command(setting: Setting, name: str, forget: bool) -> int:
     default=50.0,
     show_default=True,
     metavar="SECONDS",
-    help="How long a request stays open for its user's answer: an approval is parked then, and collected by the same call again. Most clients give a request up after a minute.",
+    help="Maximum time that a request stays open for the user's answer. Afterwards the client gets the answer if it repeats "
+    "the call. Most clients end a request after a minute.",
 )
-@click.option("--http", "address", metavar="HOST:PORT", help="Serve over streamable HTTP, at http://HOST:PORT/mcp.")
+@click.option(
+    "--http",
+    "address",
+    metavar="HOST:PORT",
+    help="Address to serve over HTTP, at http://HOST:PORT/mcp. Default: stdio.",
+)
 @click.option(
     "--token-file",
     metavar="FILE",
     shell_complete=files,
-    help="Bearer tokens that are taken, one on a line, each with a name before it or alone. Nobody else may read the file.",
+    help="File with accepted bearer tokens: TOKEN or NAME TOKEN per line. Other users must not be able to read it.",
 )
 @click.option(
-    "--auth-server", metavar="URL", help="The OAuth authorization server whose access tokens for this one are taken."
+    "--auth-server", metavar="URL", help="OAuth authorization server whose access tokens are accepted. Default: none."
 )
 @click.option(
-    "--public-url", metavar="URL", help="What clients reach this server by, such as https://tools.example.org/mcp."
+    "--public-url", metavar="URL", help="URL of this server for clients, such as https://tools.example.org/mcp."
 )
+@click.option("--scope", "scopes", multiple=True, metavar="SCOPE", help="Required scope of a token. Can be repeated.")
 @click.option(
-    "--scope", "scopes", multiple=True, metavar="SCOPE", help="A scope that a token must have. Can be repeated."
+    "--allow-origin", "origins", multiple=True, metavar="ORIGIN", help="Allowed origin of web pages. Can be repeated."
 )
-@click.option("--allow-origin", "origins", multiple=True, metavar="ORIGIN", help="A web page's origin that may come.")
 @click.pass_context
 def command(
     context: click.Context,
@@ -142,30 +148,33 @@ def command(
     scopes: tuple[str, ...],
     origins: tuple[str, ...],
 ) -> int:
-    """Serve the tools to MCP clients, on stdin and stdout or over HTTP.
+    """Serve tools to MCP clients, and manage MCP servers.
 
-    What no rule allows is asked through the client where that can put a form to its user, and denied elsewhere, or
-    everywhere with `--headless`. Put it into a client's configuration as the command `handrail mcp --workspace DIR`.
+    Without a command, serves on stdin and stdout, or with --http over HTTP. Calls that no rule allows require approval: the
+    client shows a form to its user. If it does not support forms, or with `--headless`, such calls are denied. Set the command
+    `handrail mcp --workspace DIR` in the client's configuration.
 
-    Over HTTP, an address beyond this machine takes --token-file or --auth-server, or tokens under [mcp.serve] of
+    Over HTTP, an address that other machines can reach requires --token-file, --auth-server, or tokens in [mcp.serve] of
     handrail.toml.
     """
     if (further := context.invoked_subcommand) is not None:
         given = [name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
         if given:
-            raise click.UsageError(f"options go behind the command here: handrail mcp {further} …")
+            raise click.UsageError(f"Options must follow the command: handrail mcp {further} …")
         return OUTPUT
     if not is_installed("mcp"):
-        raise click.UsageError("the MCP server needs the extra 'mcp': pip install 'handrail[mcp]'")
+        raise click.UsageError("The MCP server requires the extra 'mcp'. Install it: pip install 'handrail[mcp]'")
     if address is None and (token_file or auth_server or public_url or scopes or origins):
-        raise click.UsageError("--token-file, --auth-server, --public-url, --scope and --allow-origin are for --http")
+        raise click.UsageError(
+            "`--token-file`, `--auth-server`, `--public-url`, `--scope` and `--allow-origin` require `--http`."
+        )
     with collecting_later() as started:
         from handrail.frontends.mcp.tools import Serving
 
         serving = Serving(discovery=discovery, wait_s=wait_s, headless=setting.headless)
         if address is None:
             if sys.stdin.isatty():
-                note("handrail mcp: waiting for an MCP client on stdin; end with Ctrl-C or Ctrl-D")
+                note("handrail mcp: waiting for an MCP client on stdin. Press Ctrl-C or Ctrl-D to stop.")
             return drive(lambda _: _serve(setting, serving, started))
         given = _Given(address, token_file, auth_server, public_url, scopes, origins)
         return drive(lambda _: _listen(setting, serving, given, started))
@@ -173,8 +182,10 @@ def command(
 
 @contextmanager
 def collecting_later() -> Generator[Callable[[], None]]:
-    """Have no garbage looked for until what is given is called: each look would pass again over all that is loaded and
-    listed at the start, which stays."""
+    """Disable garbage collection until the yielded function is called.
+
+    Each collection would check all objects that are loaded at the start, and those stay.
+    """
     enabled = gc.isenabled()
 
     def started() -> None:
@@ -200,7 +211,7 @@ async def _serve(setting: Setting, serving: Serving, started: Callable[[], None]
 
 
 class _Given(NamedTuple):
-    """What the options say of who may come over HTTP."""
+    """The options for HTTP."""
 
     address: str
     token_file: str | None

@@ -22,24 +22,24 @@ if TYPE_CHECKING:
 
 
 _SECRETS = "secrets"
-"""The folder beside the configuration with a file for each secret of an imported server."""
+"""The folder next to the configuration, with a file for each secret of an imported server."""
 
 
 @click.command("import")
 @click.argument("file", required=False, type=click.Path(path_type=Path), shell_complete=files)
-@click.option("--name", "names", multiple=True, metavar="NAME", help="Only this server of the file. Can be repeated.")
-@click.option("--yes", is_flag=True, help="Do not ask: write them, and install what has to be installed.")
-@click.option("--no-install", is_flag=True, help="Write them only; install them later with: handrail mcp install NAME")
+@click.option("--name", "names", multiple=True, metavar="NAME", help="Server to import. Can be repeated. Default: all.")
+@click.option("--yes", is_flag=True, help="Import and install without asking.")
+@click.option("--no-install", is_flag=True, help="Do not install; see handrail mcp install NAME.")
 @configured
 def import_command(setting: Setting, file: Path | None, names: tuple[str, ...], yes: bool, no_install: bool) -> int:
-    """Take over the MCP servers of another program.
+    """Import the MCP servers of another program.
 
-    FILE is what Claude Desktop, Claude Code, Cursor, VS Code, Windsurf or Gemini keeps its servers in; without it, the
-    files that are found are named. The servers are shown, and written into your handrail.toml when you agree. Values that
-    look like secrets go into files of their own beside it, which only you can read.
+    FILE is the configuration of Claude Desktop, Claude Code, Cursor, VS Code, Windsurf or Gemini. Without FILE, lists the
+    files that were found. The command shows the servers, and writes them into your handrail.toml after you agree. Values that
+    look like secrets are stored in separate files next to it, which only you can read.
 
-    A server that npx, uvx or the like would fetch is installed at once, when you agree to that too, and is started from
-    there from then on, without the network. It reaches no host and no file before its table says so.
+    If a server would be downloaded by npx, uvx or a similar program, you can install it now. From then on it starts from
+    there, without network access. A server has access only to the hosts and files in its configuration.
     """
     from handrail.authoring.importing import known_places, servers_of
     from handrail.store.folders import locate
@@ -66,25 +66,25 @@ def import_command(setting: Setting, file: Path | None, names: tuple[str, ...], 
 
 
 def _named(file: Path, found: Iterable[Imported], names: tuple[str, ...]) -> list[Imported]:
-    """Those of these names.
+    """Return the servers with these names.
 
-    :raises UsageError: for a name that the file does not have
+    :raises UsageError: for an unknown name
     """
     named = [one for one in found if one.name in names]
     if unknown := set(names) - {one.name for one in named}:
-        raise click.UsageError(f"{file} has no server {min(unknown)!r}")
+        raise click.UsageError(f"Server {min(unknown)!r} is not in {file}.")
     return named
 
 
 def _nothing_written(setting: Setting, found: Iterable[Imported]) -> int:
     if setting.json:
         out_json(_import_report(found, [], {}))
-    note("handrail mcp import: nothing was written")
+    note("handrail mcp import: No server was imported.")
     return ERROR
 
 
 def _mark_known(setting: Setting, found: Iterable[Imported]) -> None:
-    """Note as a problem where there is a server of a name already."""
+    """Set the problem of each server whose name is already in use."""
     from handrail.authoring.importing import meet
 
     seen = {definition.name for definition in _definitions(setting)} | read(setting).settings.mcp.servers.keys()
@@ -92,12 +92,12 @@ def _mark_known(setting: Setting, found: Iterable[Imported]) -> None:
         if one.problem:
             continue
         if meeting := next((name for name in seen if meet(name, one.name)), None):
-            one.problem = f"there is a server of that name already, or of one that meets it: {meeting}; rename one"
+            one.problem = f"its name is already in use, or too similar to one in use: {meeting}. Rename one of them"
         seen.add(one.name)
 
 
 def _install(setting: Setting, names: Collection[str], yes: bool) -> dict[str, str]:
-    """Offer to install the servers of these names. Gives what was installed, by the server's name."""
+    """Offer to install the servers with these names, and return the installed packages by server name."""
     installed: dict[str, str] = {}
     for definition in _definitions(setting):
         if definition.name in names and (text := _offered(setting, definition, yes)) is not None:
@@ -125,23 +125,23 @@ def _name_files(setting: Setting, found: list[tuple[str, Path]]) -> int:
         out(f"{row['program']}: handrail mcp import {one_line(str(row['file']))}")
         out(f"  {one_line(', '.join(map(str, row['servers'])))}")  # pyright: ignore[reportArgumentType]
     if not rows:
-        out("no other program's MCP servers were found; name the file: handrail mcp import FILE")
+        out("No MCP servers of other programs were found. Pass a file: handrail mcp import FILE")
     return OUTPUT
 
 
 def _show_imports(found: Iterable[Imported]) -> None:
     for one in found:
         if one.problem:
-            out(f"{one_line(one.name)}: left out: {one_line(one.problem)}")
+            out(f"{one_line(one.name)}: not imported: {one_line(one.problem)}")
             continue
         how = one.table.get("url") or " ".join((one.table["command"], *one.table.get("args", ())))
         out(f"{one_line(one.name)}: {one_line(str(how))}")
         if one.secrets:
-            out(f"  kept apart, as secrets: {one_line(', '.join(one.secrets))}")
+            out(f"  secrets: {one_line(', '.join(one.secrets))}")
         if one.variables:
-            out(f"  from variables that you set: {one_line(', '.join(dict.fromkeys(one.variables.values())))}")
+            out(f"  required environment variables: {one_line(', '.join(dict.fromkeys(one.variables.values())))}")
         for left in one.left:
-            out(f"  not taken over: {one_line(left)}")
+            out(f"  not imported: {one_line(left)}")
 
 
 def _import_report(found: Iterable[Imported], written: list[str], installed: dict[str, str]) -> dict[str, object]:
@@ -162,9 +162,9 @@ def _import_report(found: Iterable[Imported], written: list[str], installed: dic
 
 
 def _write(setting: Setting, servers: list[Imported]) -> Path:
-    """Add the tables to the operator's configuration; the values of secrets lie beside it, each in a file of its own.
+    """Add the servers to the operator's configuration, with each secret in a separate file next to it.
 
-    :raises UsageError: when the whole would not be a sound configuration; nothing was written then
+    :raises UsageError: if the configuration would be invalid; then nothing is written
     """
     import tomllib
 
@@ -182,7 +182,7 @@ def _write(setting: Setting, servers: list[Imported]) -> Path:
         text.encode("utf-8")
         Settings.model_validate(tomllib.loads(text))
     except (ValueError, OSError) as error:
-        raise UsageError(f"with these servers {path} would not be sound, and nothing was written: {error}") from None
+        raise UsageError(f"Nothing was written, because {path} would be invalid with these servers: {error}") from None
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if places:
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -190,7 +190,7 @@ def _write(setting: Setting, servers: list[Imported]) -> Path:
     try:
         for name, value in ((name, value) for one in servers for name, value in one.secrets.items()):
             if places[name].is_symlink() or decisions.once(places[name], content := value.encode()) != content:
-                raise UsageError(f"{places[name]} is there already, and nothing was written; import once more")
+                raise UsageError(f"Nothing was written, because {places[name]} already exists. Run the import again.")
             made.append(places[name])
         decisions.write_private(path.resolve(), text.lstrip("\n").encode())
     except BaseException:
@@ -207,8 +207,9 @@ def _configuration(setting: Setting) -> Path:
 
 
 def _secrets_taken(setting: Setting) -> set[str]:
-    """Return the names that stand for a secret, or stood for one, or are asked for: the file of a server that was removed
-    may still be there, and a name that has no value yet would get that of the imported server.
+    """Return the names of secrets that are defined, referenced, or still have a file.
+
+    A new secret must not take such a name: it would replace or provide the value of another one.
     """
     folder = _configuration(setting).parent / _SECRETS
     kept = {path.name for path in folder.iterdir()} if folder.is_dir() else set[str]()
@@ -217,7 +218,7 @@ def _secrets_taken(setting: Setting) -> set[str]:
 
 
 def _named_in(value: object) -> Iterator[str]:
-    """Yield the names that ``{ secret = "NAME" }`` asks for anywhere in a configuration."""
+    """Yield the names in all ``{ secret = "NAME" }`` references of a configuration."""
     if isinstance(value, Mapping):
         table = cast("Mapping[str, object]", value)
         if isinstance(name := table.get("secret"), str):
@@ -231,23 +232,23 @@ def _named_in(value: object) -> Iterator[str]:
 
 @click.command("install")
 @click.argument("name")
-@click.option("--yes", is_flag=True, help="Do not ask; you know what is fetched.")
+@click.option("--yes", is_flag=True, help="Install without asking.")
 @click.option(
-    "--with", "further", multiple=True, metavar="PACKAGE", help="Install this beside it, as 'mcp<2'. Can be repeated."
+    "--with", "further", multiple=True, metavar="PACKAGE", help="Further package, such as 'mcp<2'. Can be repeated."
 )
-@click.option("--scripts", is_flag=True, help="npm: let packages run programs of their own while they are installed.")
+@click.option("--scripts", is_flag=True, help="npm: allow packages to run install scripts.")
 @configured
 def install_command(setting: Setting, name: str, yes: bool, further: tuple[str, ...], scripts: bool) -> int:
-    """Install an MCP server that npx, uvx or the like would fetch at every start.
+    """Install an MCP server that npx or uvx would download.
 
-    It goes into a folder of its own in the state folder, with the versions that are current now or that its command names,
-    and what each file is to be is written down. From then on it is started from there; a file that is not as it was
-    installed keeps it from starting. Install it again for another version.
+    The server is installed into the state folder, with the current versions or those in its command, and the hash of each
+    file is recorded. From then on it starts from there. If a file has changed, the server does not start. To change the
+    version, install it again.
     """
     definition = _definition(setting, name)
     package = _package(definition)
     if package is None:
-        note(f"handrail mcp install: {name} fetches nothing when it is started; there is nothing to install")
+        note(f"handrail mcp install: {name} downloads nothing at its start. Nothing to install.")
         return ERROR
     package = _with(package, further)
     _agreed(setting, yes, f"Install {package} for {name}? Its code will run here, in a sandbox.")
@@ -256,7 +257,7 @@ def install_command(setting: Setting, name: str, yes: bool, further: tuple[str, 
         out_json({"name": name, "package": done.package.name, "version": done.version, "versions": dict(done.versions)})
     else:
         out(
-            f"installed {done.package.name} {done.version} for {name}, {done.files:,} files; it is started from there now"
+            f"installed {done.package.name} {done.version} for {name} ({done.files:,} files). It starts from there now."
         )
     return OUTPUT
 
@@ -264,14 +265,14 @@ def install_command(setting: Setting, name: str, yes: bool, further: tuple[str, 
 @click.command("list")
 @configured
 def list_command(setting: Setting) -> int:
-    """List the MCP servers that are configured, and what each waits for."""
+    """List the configured MCP servers and their state."""
     rows = [_row(setting, definition) for definition in _definitions(setting)]
     if setting.json:
         out_json(rows)
         return OUTPUT
     out_rows((str(row["name"]), str(row["where"]), str(row["state"])) for row in rows)
     if not rows:
-        out("no MCP server is configured; handrail mcp import takes those of other programs over")
+        out("No MCP servers are configured. To import those of other programs: handrail mcp import")
     return OUTPUT
 
 
@@ -290,7 +291,7 @@ def _row(setting: Setting, definition: ServerDefinition) -> dict[str, object]:
         return row | {"state": f"cannot be installed: {problem}"}
     if package is not None:
         if (found := recorded(definition, folders.state)) is None:
-            return row | {"state": f"to be installed: handrail mcp install {definition.name}"}
+            return row | {"state": f"not installed: handrail mcp install {definition.name}"}
         row |= {"package": found[0], "version": found[1]}
     if definition.missing:
         return row | {"state": definition.missing}
@@ -298,14 +299,14 @@ def _row(setting: Setting, definition: ServerDefinition) -> dict[str, object]:
     if fault := source.fault():
         return row | {"state": fault}
     if source.listing is None:
-        return row | {"state": f"never connected; connect it and see its tools: handrail sources review {source.name}"}
+        return row | {"state": f"never connected. To connect and see its tools: handrail sources review {source.name}"}
     loaded = source.load()
     tools, pins = [found.tool.spec for found in loaded.tools], StoredPins(folders.state)
     state = f"{len(tools)} tool{'' if len(tools) == 1 else 's'}"
     if waiting := len(reviews(source.name, tools, pins)):
-        state += f", {waiting} to be reviewed: handrail sources review {source.name}"
+        state += f", {waiting} to review: handrail sources review {source.name}"
     if loaded.faults:
-        state += f"; {len(loaded.faults)} of what it lists cannot be used"
+        state += f"; {len(loaded.faults)} invalid"
     return row | {"tools": len(tools), "waiting": waiting, "state": state}
 
 
@@ -323,8 +324,8 @@ def _definition(setting: Setting, name: str) -> ServerDefinition:
     known = {definition.name: definition for definition in _definitions(setting)}
     if name not in known:
         close = nearest(name, known, 1)
-        hint = f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(known) or 'none'}"
-        raise click.UsageError(f"no MCP server {name!r} is configured; {hint}")
+        hint = f"Did you mean {close[0]!r}?" if close else f"The configured servers are: {', '.join(known) or 'none'}."
+        raise click.UsageError(f"MCP server {name!r} is not configured. {hint}")
     return known[name]
 
 
@@ -338,7 +339,7 @@ def _with(package: Package, further: tuple[str, ...]) -> Package:
     from dataclasses import replace
 
     if unfit := [one for one in further if one.startswith("-") or not one.strip()]:
-        raise click.UsageError(f"{unfit[0]!r} is no package")
+        raise click.UsageError(f"Invalid value for `--with`: {unfit[0]!r}. Expected a package, such as 'mcp<2'.")
     return replace(package, further=(*package.further, *further))
 
 
@@ -352,29 +353,32 @@ def _installed(setting: Setting, definition: ServerDefinition, package: Package,
 
 
 def _offered(setting: Setting, definition: ServerDefinition, yes: bool) -> str | None:
-    """Install one imported server where it has to be and a person agrees; what was installed, None for nothing."""
+    """Install one imported server if it requires it and the user agrees, and return its package, or None."""
     from handrail.contract.errors import UsageError
 
     try:
         if (package := _package(definition)) is None:
             return None
         if not yes and not confirm(f"Install {package} for {definition.name}?", err=True):
-            note(f"later: handrail mcp install {definition.name}")
+            note(f"To install it later: handrail mcp install {definition.name}")
             return None
         done = _installed(setting, definition, package, scripts=False)
     except UsageError as problem:
-        note(f"handrail mcp import: {definition.name} is configured and not installed: {problem}")
+        note(f"handrail mcp import: {definition.name} is configured but not installed: {problem}")
         return None
     note(f"handrail mcp import: installed {done.package.name} {done.version} for {definition.name}")
     return f"{done.package.name} {done.version}"
 
 
 def _agreed(setting: Setting, yes: bool, question: str) -> None:
-    """:raises UsageError: where nobody can be asked; ends the command where the person says no"""
+    """Ask the user to confirm, unless ``yes`` is set. If the user does not agree, end the command.
+
+    :raises UsageError: without a terminal
+    """
     if yes:
         return
     if setting.headless or setting.json or not sys.stdin.isatty():
-        raise click.UsageError("a person agrees to this; say --yes if you are that person")
+        raise click.UsageError("Confirmation is required, and there is no terminal to ask. Pass `--yes` to agree.")
     if not confirm(question):
-        note("nothing was done")
+        note("Nothing was done.")
         raise SystemExit(ERROR)

@@ -1,4 +1,4 @@
-"""``handrail modes``: the modes, which say how much is done without approval, each with its rules."""
+"""``handrail modes``: the modes, which define how much runs without approval, each with its rules."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from handrail.frontends.cli.show import out, out_json
 @click.command("modes")
 @configured
 def command(setting: Setting) -> int:
-    """List the modes, with their rules. The one marked is that of the configuration.
+    """List the permission modes and their rules.
 
-    A mode is chosen by `--mode`, `HANDRAIL_MODE`, an agent's manifest or `mode` in handrail.toml. Its rules are of a
-    scope of their own, and `handrail explain` names them like any other. Starts nothing.
+    The configured mode is marked. Set a mode with `--mode`, `HANDRAIL_MODE`, an agent's manifest or `mode` in handrail.toml.
+    The rules of a mode have a separate scope, and `handrail explain` names them like other rules. The command starts nothing.
     """
     from handrail.frontends.cli.commands.config import read
     from handrail.policy.rules.rules import MEANINGS, MODES, TEXTS, in_brief

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 SESSION_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 MOST_SHOWN = 160
-"""Characters of a call's arguments or result in the live view. Approvals show everything; so does the log."""
+"""Maximum characters of a call's arguments or result in the live view. Approvals and the log show everything."""
 
 
 @click.command("run")
@@ -36,13 +36,15 @@ MOST_SHOWN = 160
     flag_value="",
     metavar="[ID]",
     shell_complete=resumable_ids,
-    help="Go on with a session; without ID the last one that nobody has open.",
+    help="Session to resume. Without ID: the last one that is not open.",
 )
-@click.option("--fork", metavar="ID", shell_complete=forkable_ids, help="Begin with what was said in that session.")
+@click.option(
+    "--fork", metavar="ID", shell_complete=forkable_ids, help="Session whose messages a new session starts with."
+)
 @click.option(
     "--compact",
     is_flag=True,
-    help="With --resume or --fork: first leave older messages out; without TASK nothing else.",
+    help="With --resume or --fork: first compact older messages. Without TASK, stop after that.",
 )
 @asked_for("")
 @common
@@ -54,21 +56,22 @@ def command(
     compact: bool,
     asked: Asked,
 ) -> int:
-    """Give TASK to a model and let it work through the tools.
+    """Run a task with a model.
 
-    Its answer goes to stdout, what it does to stderr. Exits with 0 only when it ended with an answer, and with 4 when
-    calls wait for a person: answer them (handrail approve), then go on with handrail run --resume. What is said is
-    kept, also when the run is killed; without TASK a session goes on from where it stopped.
+    The model works on TASK through the tools. Its text is printed on stdout, its calls on stderr. Exits with 0 only if the
+    run ends with an answer, and with 4 if calls wait for approval: answer them with handrail approve, then continue with
+    handrail run --resume. Messages are saved, also if the run is killed. Without TASK, a resumed session continues where it
+    stopped.
     """
     if resume is not None and fork is not None:
-        raise click.UsageError("--resume goes on with a session, --fork begins another; give one of them")
+        raise click.UsageError("`--resume` and `--fork` exclude each other. Pass only one of them.")
     if resume and task is None and not SESSION_ID.fullmatch(resume):
-        task, resume = resume, ""  # handrail run --resume "a task": no id has blanks in it
+        task, resume = resume, ""  # handrail run --resume "a task": an ID contains no blanks
     if resume is None and fork is None:
         if task is None:
-            raise click.UsageError("give a TASK, or go on with a session by --resume")
+            raise click.UsageError("TASK is missing. Pass a task, or resume a session with `--resume`.")
         if compact:
-            raise click.UsageError("--compact needs a session: handrail run --resume ID --compact")
+            raise click.UsageError("`--compact` requires a session: handrail run --resume ID --compact")
     if resume is not None:
         resume = to_resume(setting, resume).id
     if before := resume or fork:
@@ -80,12 +83,12 @@ def command(
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """What a run begins with.
+    """The start of a run.
 
-    :param task: None to go on from where a session stopped
-    :param resume: the session to go on with; None for a new one
-    :param fork: the session whose messages a new one begins with
-    :param compact: older messages are left out first; without a task that is all
+    :param task: the task; None to continue where a session stopped
+    :param resume: the session to resume; None for a new one
+    :param fork: the session whose messages a new session starts with
+    :param compact: compact older messages first; without a task, stop after that
     """
 
     task: str | None
@@ -95,7 +98,10 @@ class Begin:
 
 
 async def _session(setting: Setting, kernel: Kernel, begin: Begin) -> Session:
-    """:raises UsageError: when there is no such session"""
+    """Open the session of a run.
+
+    :raises UsageError: if the session does not exist
+    """
     session_id = begin.resume if begin.fork is None else await kernel.fork(begin.fork)
     return await kernel.session(session_id, attendant=attendant(setting))
 
@@ -115,9 +121,9 @@ async def _run(
         manifest = kernel.agent
         model = asked.opened(
             manifest,
-            f"name a model: --model {FORMS} (or HANDRAIL_MODEL, or the agent's model)",
+            f"No model is set. Pass --model {FORMS}, or set HANDRAIL_MODEL or the agent's model.",
         )
-        at_the_end.push_async_callback(model.aclose)  # its sub-agents work until the kernel ends
+        at_the_end.push_async_callback(model.aclose)  # sub-agents use the model until the kernel ends
         session = await _session(setting, kernel, begin)
         view = JsonView() if setting.json else LiveView(asked.again)
         view.opened(session.id)
@@ -148,7 +154,7 @@ async def _run(
 
 
 class JsonView:
-    """One JSON object per line on stdout."""
+    """A view that prints one JSON object per line on stdout."""
 
     def opened(self, session_id: str) -> None:
         out_json({"event": "session", "id": session_id}, lines=True)
@@ -168,11 +174,11 @@ _WHOLE_EVENTS = {
     "BudgetSpent": "budget",
     "ReplyCut": "cut",
 }
-"""Events that JSON shows with all their fields, and the name of each there."""
+"""Events whose JSON has all their fields, with their names in JSON."""
 
 
 def described(event: LoopEvent) -> dict[str, Any] | None:
-    """An event as JSON-able data; ``event`` names its kind."""
+    """Return an event as JSON data, with its kind in ``event``."""
     from dataclasses import asdict
 
     from handrail.agent import events as kinds
@@ -201,9 +207,9 @@ def described(event: LoopEvent) -> dict[str, Any] | None:
 
 
 class LiveView:
-    """For a person: the model's text as it comes, one line per call, one per result.
+    """A view for the user: the model's text as it arrives, one line per call, and one per result.
 
-    :param again: the options with which it was begun and has to be gone on with
+    :param again: the model options for the command that resumes the session
     """
 
     def __init__(self, again: str) -> None:
@@ -235,7 +241,7 @@ class LiveView:
                     self._line("• ", f"{notice.kind} {notice.source}", shortened(notice.text), "blue")
             case kinds.AgentIdle():
                 self._end_text()
-                note("waiting for what still runs (Ctrl-C ends it)")
+                note("Waiting for background work. Press Ctrl-C to stop.")
             case kinds.RunFinished(outcome):
                 self._finished(outcome)
             case _:
@@ -250,7 +256,7 @@ class LiveView:
 
     def _used(self, event: NativeUsed) -> None:
         asked = shortened(_text_of(dict(event.arguments))) if event.arguments else ""
-        kept = (event.problem and f"not kept: {event.problem}") or ", ".join(event.artifacts)
+        kept = (event.problem and f"not saved: {event.problem}") or ", ".join(event.artifacts)
         mark, colour = ("✗ ", "red") if event.failed or event.problem else ("✓ ", "green")
         self._line(mark, event.name, f"by the provider  {asked}  {kept}", colour)
 
@@ -261,7 +267,7 @@ class LiveView:
             if outcome.parked:
                 only = f" {outcome.parked[0]}" if len(outcome.parked) == 1 else ""
                 note(f"to answer: handrail approve{only}")
-            note(f"to go on: handrail run --resume {self._session_id}{self._again}")
+            note(f"to resume: handrail run --resume {self._session_id}{self._again}")
         about = "about " if outcome.tokens_estimated else ""
         tokens = f"{about}{outcome.input_tokens + outcome.output_tokens:,} tokens"
         note(f"{outcome.turns} turns, {outcome.calls} calls, {tokens}, {outcome.seconds:.1f} s")
@@ -280,16 +286,16 @@ class LiveView:
 
 
 def _caution(event: NativeWithheld | ReplyCut | Delayed | Compacted) -> tuple[str, str]:
-    """What is to be noted, and more about it."""
+    """Return the subject and the text of a warning."""
     from handrail.agent import events as kinds
 
     match event:
         case kinds.NativeWithheld(tool_id, reason):
-            return tool_id, f"not offered to this model: {reason}"
+            return tool_id, f"unavailable for this model: {reason}"
         case kinds.ReplyCut(reason, again):
-            return "the reply broke off", f"{reason}{'; asked again' if again else ''}"
+            return "the reply was cut off", f"{reason}{'; retrying' if again else ''}"
         case kinds.Delayed(attempt, attempts, delay_s, reason):
-            return "no reply yet", f"{reason}; asked again in {delay_s:.0f} s ({attempt} of {attempts})"
+            return "no reply yet", f"{reason}; retrying in {delay_s:.0f} s ({attempt} of {attempts})"
         case kinds.Compacted():
             return "the conversation was compacted" if event.asked else "the conversation is long", str(event)
 
@@ -301,6 +307,6 @@ def _text_of(value: Any) -> str:
 
 
 def shortened(text: str, most: int = MOST_SHOWN) -> str:
-    """One line of at most ``most`` characters; what is left out is counted."""
+    """Return text as one line of at most ``most`` characters, with the number of left-out ones."""
     line = text.replace("\n", "\\n")
     return line if len(line) <= most else f"{line[:most]}… ({len(line) - most:,} more)"

@@ -26,23 +26,23 @@ _UNITS = ((_DAY_NS, "d"), (3_600 * 10**9, "h"), (60 * 10**9, "min"), (10**9, "s"
 @click.command("sessions")
 @click.argument("action", required=False, type=click.Choice(["show", "fork", "close"]), metavar="[show|fork|close]")
 @click.argument("ids", nargs=-1, metavar="[ID]...", shell_complete=session_ids)
-@click.option("--older", type=Amount("days"), metavar="DAYS", help="close: every one unused for so long.")
-@click.option("--all", "closed", is_flag=True, help="List those that are closed for good, too.")
-@click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="The latest so many.")
+@click.option("--older", type=Amount("days"), metavar="DAYS", help="close: sessions unused for more than DAYS days.")
+@click.option("--all", "closed", is_flag=True, help="List closed sessions too.")
+@click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Maximum number of sessions.")
 @equipped
 def command(
     setting: Setting, action: str | None, ids: tuple[str, ...], older: float | None, closed: bool, limit: int
 ) -> int:
-    """List the sessions of this workspace, the latest first; show, fork or close some.
+    """List, show, fork or close sessions.
 
-    A suspended one goes on with: handrail run --resume ID. fork begins another with what was said in one, and
-    prints its id. close removes messages and folders for good; the log of the calls stays. Listing and showing
-    work beside a running Handrail.
+    Lists the sessions of this workspace, the latest first. To continue a suspended session: handrail run --resume ID. fork
+    creates a session with the messages of another, and prints its ID. close removes messages and folders permanently; the
+    log of the calls stays. Listing and showing work while Handrail runs.
     """
     if older is not None and action != "close":
-        raise click.UsageError("--older belongs to close: handrail sessions close --older DAYS")
+        raise click.UsageError("`--older` requires `close`: handrail sessions close --older DAYS")
     if action == "close" and not ids and older is None:
-        raise click.UsageError("name the sessions to close, or give --older DAYS")
+        raise click.UsageError("The sessions to close are missing. Pass their IDs, or `--older DAYS`.")
     named = _one(action, ids) if action in ("show", "fork") else ""
     from handrail.store.database.connection import NotMadeYet
 
@@ -50,9 +50,7 @@ def command(
         if action is None:
             with reading(setting) as (reader, _):
                 none = (
-                    "no sessions are kept"
-                    if closed
-                    else "no session is open or can go on; --all lists closed ones, too"
+                    "No sessions." if closed else "No session is open or can be resumed. `--all` lists closed ones too."
                 )
                 _list(setting, reader.all(limit=limit, closed=closed), none)
         elif action == "show":
@@ -64,7 +62,7 @@ def command(
     except NotMadeYet:
         if ids:
             raise click.UsageError(
-                f"there is no session {ids[0][:80]!r}: nothing was run in this workspace yet"
+                f"Session {ids[0][:80]!r} does not exist. This workspace has no sessions yet."
             ) from None
         _list(setting, [])
     return OUTPUT
@@ -72,11 +70,11 @@ def command(
 
 def _one(action: str, ids: Sequence[str]) -> str:
     if len(ids) != 1:
-        raise click.UsageError(f"name one session: handrail sessions {action} ID")
+        raise click.UsageError(f"Expected exactly one session: handrail sessions {action} ID")
     return ids[0]
 
 
-def _list(setting: Setting, found: Sequence[SessionFacts], none: str = "no sessions are kept") -> None:
+def _list(setting: Setting, found: Sequence[SessionFacts], none: str = "No sessions.") -> None:
     if setting.json:
         for facts in found:
             out_json(asdict(facts), lines=True)
@@ -84,7 +82,7 @@ def _list(setting: Setting, found: Sequence[SessionFacts], none: str = "no sessi
     if not found:
         note(none)
         return
-    rows = [("SESSION", "STATE", "USED", "FACE", "AGENT", "MESSAGES", "CALLS", "ABOUT")]
+    rows = [("SESSION", "STATE", "LAST USED", "FRONTEND", "AGENT", "MESSAGES", "CALLS", "DESCRIPTION")]
     rows += [
         (
             facts.id,
@@ -106,14 +104,14 @@ def _about(facts: SessionFacts) -> str:
     if facts.under:
         told.insert(0, f"[sub-agent of {facts.under}]")
     if facts.parked:
-        told.insert(0, f"[waits for {', '.join(facts.parked)}]")
+        told.insert(0, f"[waits for approval: {', '.join(facts.parked)}]")
     if facts.decided:
-        told.insert(0, f"[decided: {', '.join(facts.decided)}]")
+        told.insert(0, f"[answered: {', '.join(facts.decided)}]")
     return " ".join(told).strip()
 
 
 def age(at_ns: int) -> str:
-    """How long ago, in its largest unit."""
+    """Return the time since ``at_ns`` in its largest unit."""
     passed = max(0, time.time_ns() - at_ns)
     for size, unit in _UNITS:
         if passed >= size:
@@ -141,7 +139,7 @@ def _show(setting: Setting, session_id: str) -> None:
 
 
 def _said(kept: Sequence[Mapping[str, Any]]) -> Generator[str]:
-    """The conversation as a person reads it. What calls were answered with stands whole in the log."""
+    """Yield the conversation as readable lines. Results are shortened; the log has them in full."""
     from handrail.agent.conversation import restored
     from handrail.agent.model import AssistantMessage, CallPart, ResultsMessage, TextPart, UserMessage
     from handrail.frontends.cli.commands.run import shortened
@@ -161,7 +159,7 @@ def _said(kept: Sequence[Mapping[str, Any]]) -> Generator[str]:
                 for result in results:
                     yield f"{'✗' if result.is_error else '✓'} {one_line(shortened(result.text))}"
     if found.open is not None:
-        yield f"({len(found.open.missing)} without an answer yet)"
+        yield f"({len(found.open.missing)} calls without a result yet)"
 
 
 async def _fork(setting: Setting, parent: str) -> int:

@@ -1,4 +1,4 @@
-"""``handrail skills``: the skills that a session's model would find here, with author and faults."""
+"""``handrail skills``: the skills that a session's model finds in this workspace, with origin and faults."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 @click.argument("name", required=False)
 @configured
 def command(setting: Setting, name: str | None) -> int:
-    """List the skills there are for this workspace, the nearest first, or print the text of one.
+    """List skills, or print the text of one.
 
-    They are looked for in .agents/skills and .claude/skills of the workspace and of the folders above it, up to the top
-    of its repository; in skills/ of the configuration; and among those that ship. Of several with one name the nearest
-    counts. A skill grants nothing: what it says is text for the model.
+    Handrail searches for skills in .agents/skills and .claude/skills of the workspace and of its parent folders, up to the
+    root of its repository, then in skills/ of the configuration, then among the built-in ones. Of several skills with one
+    name, the nearest applies, and the nearest are listed first. A skill grants no permissions. It is text for the model.
     """
     from handrail.session.skills import find_skills
     from handrail.store.folders import locate
@@ -60,12 +60,12 @@ def _print(setting: Setting, name: str, found: list[FoundSkill]) -> int:
     usable = {one.skill.name: one for one in found if one.skill.usable}
     if name not in usable:
         near = nearest(name, usable, 1)
-        hint = f"did you mean {near[0]}?" if near else "handrail skills lists those there are"
-        raise click.UsageError(f"there is no skill {name[:80]!r}; {hint}")
+        hint = f"Did you mean {near[0]}?" if near else "`handrail skills` lists the skills."
+        raise click.UsageError(f"Skill {name[:80]!r} does not exist. {hint}")
     try:
         body, _, files = read_skill(usable[name])
     except ValueError as error:
-        raise click.UsageError(f"the skill {name} cannot be read: its SKILL.md {error}") from None
+        raise click.UsageError(f"Could not read skill {name}: its SKILL.md {error}") from None
     if setting.json:
         whole = {**asdict(usable[name].skill), "body": body, "files": list(files)}
         out_json(whole, lines=True)

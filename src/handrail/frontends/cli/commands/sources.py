@@ -1,4 +1,4 @@
-"""``handrail sources``: third-party sources of tools, and a person's approval of their definitions."""
+"""``handrail sources``: third-party sources of tools, and the user's approval of their definitions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from handrail.contract.generation import Entry, Generation
     from handrail.registry.pins import Review, StoredPins
 
-_NOTHING = "nothing of {} waits to be approved"
+_NOTHING = "No tool of {} requires approval."
 
 
 @click.command("sources")
@@ -31,25 +31,26 @@ _NOTHING = "nothing of {} waits to be approved"
     "--hash",
     "known",
     metavar="HASH",
-    help="approve: ask nobody; what waits is as it was when review printed this hash.",
+    help="approve: hash that review printed, to approve without asking.",
 )
 @configured
 def command(setting: Setting, action: str | None, source: str | None, tools: tuple[str, ...], known: str | None) -> int:
-    """List the sources of tools that are not your own; look at what they say, and approve it.
+    """Review and approve third-party tools.
 
-    What a foreign tool says of itself are words of somebody else that a model acts on. Its tools are off until you have
-    approved them as they stand, and off again when one changes, until you have looked at the difference.
+    The definition of a third-party tool is text that a model acts on. So such a tool is disabled until you approve its
+    definition, and again when the definition changes.
 
-    review shows what nobody has approved: new tools whole, changed ones as a difference, and a hash of all that it showed.
-    approve shows it and asks; with that hash it asks nobody, and approves nothing if anything is otherwise by now. forget takes
-    approvals back. Each is for all tools of a SOURCE or those named; what a running kernel has changes with its next generation.
+    Without an action, lists the sources. review shows new definitions in full, changed ones as a diff, and a hash of
+    everything shown. approve shows the same and asks you. With --hash, it does not ask, and approves only if nothing has
+    changed since the review. forget revokes approvals. Each action applies to all tools of a SOURCE, or to the named ones.
+    A running kernel applies it in its next generation.
     """
     if known is not None and action != "approve":
-        raise click.UsageError("--hash belongs to approve")
+        raise click.UsageError("`--hash` requires `approve`: handrail sources approve SOURCE --hash HASH")
     if action is None:
         return _list(setting)
     if source is None:
-        raise click.UsageError(f"name a source: handrail sources {action} SOURCE; handrail sources lists them")
+        raise click.UsageError(f"SOURCE is missing: handrail sources {action} SOURCE. `handrail sources` lists them.")
     if action == "review":
         return _review(setting, source, tools)
     return _approve(setting, source, tools, known) if action == "approve" else _forget(setting, source, tools)
@@ -65,7 +66,7 @@ def _list(setting: Setting) -> int:
     for fault in generation.quarantined:
         out(_told(fault))
     if not rows and not generation.quarantined:
-        out("every tool here is your own; packages add sources by the entry point group handrail.sources")
+        out("No third-party sources. Packages can add them by the entry point group handrail.sources.")
     return OUTPUT
 
 
@@ -77,7 +78,7 @@ def _review(setting: Setting, source: str, tools: tuple[str, ...]) -> int:
         out_json(_reviewed(source, waiting))
         return OUTPUT
     _show(waiting)
-    note(f"to approve exactly these: {_by_hash(source, tools, waiting)}" if waiting else _NOTHING.format(source))
+    note(f"to approve these: {_by_hash(source, tools, waiting)}" if waiting else _NOTHING.format(source))
     return OUTPUT
 
 
@@ -95,17 +96,17 @@ def _approve(setting: Setting, source: str, tools: tuple[str, ...], known: str |
     if known is None:
         if setting.headless or setting.json or not sys.stdin.isatty():
             raise click.UsageError(
-                "a person approves these: look at them with review, and give the --hash that it prints"
+                f"Approval requires a terminal, or a hash. Run handrail sources review {source}, and pass its `--hash`."
             )
         if not confirm(f"Approve {one_line(', '.join(waiting))} of {source} as shown?"):
-            note("nothing was approved")
+            note("No tool was approved.")
             return ERROR
     elif known.strip().lower() != hash_of(source, waiting):
         if setting.json:
             out_json(_reviewed(source, waiting))
         note(
-            f"nothing was approved: what waits now is not what had the hash {spelled_out(known[:80])}. Look at it as it is "
-            f"shown here, then: {_by_hash(source, tools, waiting)}"
+            f"No tool was approved, because the definitions do not match the hash {spelled_out(known[:80])}. Review the "
+            f"definitions shown here, then run: {_by_hash(source, tools, waiting)}"
         )
         return ERROR
     pins.approve(source, [one.now for one in waiting.values()])
@@ -117,7 +118,7 @@ def _approve(setting: Setting, source: str, tools: tuple[str, ...], known: str |
 
 
 def _by_hash(source: str, tools: Sequence[str], waiting: Mapping[str, Review]) -> str:
-    """How what was shown is approved."""
+    """Return the command that approves the shown definitions."""
     from handrail.registry.pins import hash_of
 
     return " ".join(("handrail sources approve", source, *tools, "--hash", hash_of(source, waiting)))
@@ -143,15 +144,16 @@ def _forget(setting: Setting, source: str, tools: tuple[str, ...]) -> int:
         out_json({"source": source, "forgotten": count})
     elif not count:
         note(
-            f"nothing was taken back: of {spelled_out(', '.join(tools) or source)} nothing is approved; see handrail sources"
+            f"No approval was revoked, because no tool of {spelled_out(', '.join(tools) or source)} is approved. "
+            "`handrail sources` lists the sources."
         )
     else:
-        out(f"{count} of {source} {'is' if count == 1 else 'are'} not approved any more")
+        out(f"revoked the approval of {count} tool{'' if count == 1 else 's'} of {source}")
     return OUTPUT if count else ERROR
 
 
 def _looked(setting: Setting) -> tuple[Generation, StoredPins]:
-    """All tools there are, none of which runs, and what has been approved."""
+    """Load all tools, without running any, and the stored approvals."""
     from handrail.authoring.linting import nothing_runs
     from handrail.contract.agent import AgentManifest, CheckedAgent
     from handrail.kernel.agents import as_configured, sources_of
@@ -169,7 +171,7 @@ def _looked(setting: Setting) -> tuple[Generation, StoredPins]:
 
 
 def _connect_unknown(setting: Setting, source: str) -> None:
-    """Ask an MCP server that nobody was ever connected to what it has."""
+    """Connect to an MCP server once, if it has never been connected, to list its tools."""
     import asyncio
 
     from handrail.kernel.agents import as_configured
@@ -182,12 +184,15 @@ def _connect_unknown(setting: Setting, source: str) -> None:
     folders = locate(setting.workspace, setting.state, allow_home=setting.allow_home)
     for server in servers_in(config, as_configured(config)):
         if server.name == source and listed(folders.state, source, server.hash) is None:
-            note(f"handrail sources: connecting to {source}, to see what it has")
+            note(f"handrail sources: connecting to {source} to list its tools")
             asyncio.run(look_at(config, folders, source))
 
 
 def _waiting(setting: Setting, source: str, tools: Sequence[str]) -> tuple[dict[str, Review], StoredPins, list[Fault]]:
-    """What of a source waits for a person, and what of it could not be taken: of those tools, or of all."""
+    """Return the tools of a source that require approval, the stored approvals, and the source's faults.
+
+    :param tools: the tool IDs to include; empty for all
+    """
     from handrail.registry.pins import reviews
 
     _connect_unknown(setting, source)
@@ -209,13 +214,13 @@ def _unknown(source: str, known: Collection[str]) -> click.UsageError:
     from handrail.contract.tool.names import nearest
 
     close = nearest(source, known, 1)
-    hint = f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(known) or 'none'}"
-    return click.UsageError(f"there is no foreign source {source!r}; {hint}")
+    hint = f"Did you mean {close[0]!r}?" if close else f"The third-party sources are: {', '.join(known) or 'none'}."
+    return click.UsageError(f"Third-party source {source!r} does not exist. {hint}")
 
 
 def _check_has(source: str, tools: Sequence[str], ids: Collection[str]) -> None:
     if unknown := [tool_id for tool_id in tools if tool_id not in ids]:
-        raise click.UsageError(f"{source} has no tool {unknown[0]!r}; it has: {', '.join(ids) or 'none'}")
+        raise click.UsageError(f"{source} has no tool {unknown[0]!r}. Its tools are: {', '.join(ids) or 'none'}.")
 
 
 def _by_source(generation: Generation) -> dict[str, dict[str, Entry]]:
@@ -243,7 +248,7 @@ def _show(waiting: Mapping[str, Review]) -> None:
 
 
 def _told(fault: Fault) -> str:
-    return f"quarantined: {one_line(str(fault))}"  # ids are its author's words
+    return f"quarantined: {one_line(str(fault))}"  # IDs are untrusted text
 
 
 def _fault(fault: Fault) -> dict[str, str]:

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 @click.command("state")
 @click.argument("action", required=False, type=click.Choice(["remove"]), metavar="[remove]")
 @click.argument("keys", nargs=-1, metavar="[KEY]...", shell_complete=state_keys)
-@click.option("--all", "everything", is_flag=True, help="remove: of every workspace.")
-@click.option("--orphans", is_flag=True, help="remove: of workspaces that are not there any more.")
-@click.option("--dry-run", is_flag=True, help="remove: only show what would go.")
+@click.option("--all", "everything", is_flag=True, help="remove: the state of all workspaces.")
+@click.option("--orphans", is_flag=True, help="remove: the state of workspaces that no longer exist.")
+@click.option("--dry-run", is_flag=True, help="remove: only show what would be removed.")
 @click.option("--yes", is_flag=True, help="remove: do not ask.")
 @located
 def command(
@@ -38,21 +38,23 @@ def command(
     dry_run: bool,
     yes: bool,
 ) -> int:
-    """List what is kept for which workspace, or remove it.
+    """List or remove the stored state of workspaces.
 
-    remove takes away everything of this workspace (log, sessions, outputs), of those whose KEYs the list shows, of
-    --orphans, or of --all. It shows what and how large, asks, and refuses what a running Handrail holds.
+    remove deletes the state (log, sessions, outputs) of this workspace, or of the workspaces with the listed KEYs, or of
+    --orphans or --all. It shows the state with its size, and asks for confirmation. State in use cannot be removed.
     """
     from handrail.store.folders import state_root
     from handrail.store.inventory import inventory
 
     if action is None:
         if everything or orphans or dry_run or yes:
-            raise click.UsageError("--all, --orphans, --dry-run and --yes belong to remove: handrail state remove")
+            raise click.UsageError(
+                "`--all`, `--orphans`, `--dry-run` and `--yes` require `remove`: handrail state remove"
+            )
         _listed(setting, inventory(state_root(setting.state)))
         return OUTPUT
     if bool(keys) + everything + orphans > 1:
-        raise click.UsageError("name KEYs, or --orphans, or --all: only one of them")
+        raise click.UsageError("KEYs, `--orphans` and `--all` exclude each other. Pass only one of them.")
     kept = inventory(state_root(setting.state))
     if everything:
         chosen = kept
@@ -64,9 +66,9 @@ def command(
 
 
 def _named(setting: Setting, kept: Sequence[Kept], keys: tuple[str, ...]) -> list[Kept]:
-    """What is kept under these keys, or of this workspace where there are none.
+    """Return the state with these keys, or that of this workspace if there are no keys.
 
-    :raises UsageError: for a key of nothing
+    :raises UsageError: for an unknown key
     """
     from handrail.store.folders import locate
 
@@ -75,7 +77,7 @@ def _named(setting: Setting, kept: Sequence[Kept], keys: tuple[str, ...]) -> lis
     unknown = set(keys) - {one.key for one in chosen}
     if unknown:
         raise click.UsageError(
-            f"nothing is kept under {', '.join(map(repr, sorted(unknown)))}; handrail state lists the keys"
+            f"Unknown keys: {', '.join(map(repr, sorted(unknown)))}. `handrail state` lists the keys."
         )
     return chosen
 
@@ -89,7 +91,7 @@ def _remove(setting: Setting, chosen: list[Kept], *, dry_run: bool, yes: bool) -
         if setting.json:
             out_json({"dry_run": dry_run, "removed": [], "problems": []})
         else:
-            note("there is nothing to remove")
+            note("Nothing to remove.")
         return OUTPUT
     if not setting.json:
         _listed(setting, chosen)
@@ -97,7 +99,7 @@ def _remove(setting: Setting, chosen: list[Kept], *, dry_run: bool, yes: bool) -
         if setting.json:
             out_json({"dry_run": True, "removed": [_plain(one) for one in chosen], "problems": []})
         return OUTPUT
-    agreed(yes, f"Remove that for good ({amount(sum(one.bytes for one in chosen))})?")
+    agreed(yes, f"Remove this permanently ({amount(sum(one.bytes for one in chosen))})?")
     problems = sweep(root)
     removed = [one for one in chosen if _is_removed(root, one, problems)]
     _show_removed(setting, chosen, removed, problems)
@@ -114,7 +116,10 @@ def _show_removed(setting: Setting, chosen: Sequence[Kept], removed: Sequence[Ke
 
 
 def _is_removed(root: Path, one: Kept, problems: list[str]) -> bool:
-    """Remove what is kept of one workspace. Return whether all of it is gone; what is not is put to the problems."""
+    """Remove the state of one workspace, and return whether all of it was removed.
+
+    :param problems: the list to which failures are added
+    """
     from handrail.contract.errors import StartError
     from handrail.store.inventory import remove
 
@@ -131,7 +136,7 @@ def _listed(setting: Setting, kept: Sequence[Kept]) -> None:
         out_json([_plain(one) for one in kept])
         return
     if not kept:
-        note("nothing is kept yet")
+        note("No state is stored yet.")
     rows = [(one.key, amount(one.bytes), _used(one), _about(one)) for one in kept]
     out_rows(rows)
 
@@ -140,10 +145,10 @@ def _about(one: Kept) -> str:
     from handrail.store.inventory import USER_DATA
 
     if one.key == USER_DATA:
-        return "what tools keep for you, in whatever workspace"
-    where = "a workspace that is not known any more" if one.workspace is None else str(one.workspace)
+        return "data that tools store for you, in all workspaces"
+    where = "an unknown workspace" if one.workspace is None else str(one.workspace)
     if one.gone:
-        where += "  (not there any more)"
+        where += "  (no longer exists)"
     return where if one.holder is None else f"{where}  (in use by {one.holder})"
 
 

@@ -1,4 +1,4 @@
-"""``handrail tools``: the available tools, the withheld ones with the reason, and their token costs."""
+"""``handrail tools``: the tools, the reason why some are unavailable, and their token costs."""
 
 from __future__ import annotations
 
@@ -19,16 +19,19 @@ if TYPE_CHECKING:
 
 
 @click.command("tools")
-@click.option("--cost", is_flag=True, help="What the tools take of a model's context, in tokens, the dearest first.")
-@click.option("--category", metavar="NAME", help="Only those of a category, as browse_tools names it, or core.")
+@click.option("--cost", is_flag=True, help="Show how many tokens of a model's context the tools take.")
+@click.option("--category", metavar="NAME", help="Category to list, as browse_tools names it, or core. Default: all.")
 @equipped
 def command(setting: Setting, cost: bool, category: str | None) -> int:
-    """List the tools there are with their status; on stderr, the mode in which sessions begin.
+    """List tools and why some are unavailable.
 
-    A status is system (ready), connected (ready, after somebody configured or approved it), available (it needs
-    configuration), disabled, offline, error or quarantined (a person has to review it). Where a tool is not ready, the reason follows. Each tool has its
-    category, and how it stands when a model's turn begins: core, in view, or to be loaded. With --json, both views of each: what a model sees, and what the kernel acts on. With --cost, about how many tokens
-    each tool, each category and each source takes, and how many of them are in view at the start of a turn.
+    A status is system (ready), connected (ready after configuration or approval), available (requires configuration),
+    disabled, offline, error or quarantined (requires review). For a tool that is not ready, the reason follows. Each tool has a
+    category. The next column shows whether it is loaded when a model's turn begins: core, in view (loaded), or to be loaded.
+    The mode of new sessions is printed on stderr.
+
+    With --json, prints both views of each tool: the model's view and the kernel's. With --cost, prints the approximate
+    number of tokens of each tool, category and source, and how many are loaded at the start of a turn.
     """
     return drive(lambda interruption: _costs(setting) if cost else _tools(setting, category, interruption))
 
@@ -64,7 +67,7 @@ async def _tools(setting: Setting, category: str | None, interruption: Interrupt
         tools = [_whole(entry, view, statuses[entry.id]) for entry in entries]
         out_json({"generation": number, "mode": mode, "tools": tools, "others": [one._asdict() for one in others]})
         return OUTPUT
-    note(f"handrail: in the mode {mode}: {MEANINGS[mode]}")
+    note(f"handrail: mode {mode}: {MEANINGS[mode]}")
     _show_tools(entries, view, statuses)
     if category is None:
         _show_others(others)
@@ -79,7 +82,7 @@ def _show_others(others: Iterable[ToolStatus]) -> None:
 
 
 def _statuses(entries: Iterable[Entry], told: Sequence[ToolStatus]) -> dict[str, ToolStatus]:
-    """The status of each tool, by its id."""
+    """Return the status of each tool by its ID."""
     statuses = {entry.id: _status(entry) for entry in entries}
     return statuses | {one.tool: one for one in reversed(told) if one.tool in statuses}  # of two, the tool's own
 
@@ -105,17 +108,20 @@ def _status(entry: Entry) -> ToolStatus:
 
 def _about(entry: Entry, status: ToolStatus) -> str:
     if entry.withheld is not None:
-        return f"withheld: {entry.withheld}"
+        return f"unavailable: {entry.withheld}"
     return status.reason or entry.spec.description.strip().split("\n")[0]
 
 
 def _of_category(name: str, entries: list[Entry], view: View) -> list[Entry]:
-    """:raises UsageError: naming the categories there are"""
+    """Return the tools of a category.
+
+    :raises UsageError: for an unknown category
+    """
     from handrail.contract.errors import UsageError
 
     there = sorted({*(view.category_of(entry) for entry in entries), *view.empty})
     if name not in there:
-        raise UsageError(f"there is no category {name!r}; there are {', '.join(there)}")
+        raise UsageError(f"Category {name!r} does not exist. The categories are: {', '.join(there)}.")
     return [entry for entry in entries if view.category_of(entry) == name]
 
 
@@ -137,7 +143,7 @@ def _whole(entry: Entry, view: View, status: ToolStatus) -> dict[str, object]:
 
 
 def _in_force(entry: Entry) -> dict[str, object]:
-    """The runtime view with the limits in force, and for each setting the value in force and the tool's default."""
+    """Return the runtime view with the effective limits, and for each setting its value and the tool's default."""
     spec, declared = entry.spec, entry.declared or entry.spec
     view = spec.runtime_view()
     for key, setting in declared.config.items():
@@ -149,23 +155,23 @@ def _in_force(entry: Entry) -> dict[str, object]:
 # ``handrail tools --cost``: the tools' share of a model's context, the most expensive first.
 
 _BAR = 20
-"""Characters of a bar that stands for the whole."""
+"""Characters of a bar for 100 percent."""
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
 def show_costs(costs: Costs) -> None:
-    """Print them for a person."""
+    """Print the token costs as tables."""
     rate = f" ({_percent(costs.in_view, costs.whole)})" if costs.whole else ""
     out(
-        f"about {costs.in_view:,} tokens in view at the start of a turn, of {costs.whole:,} with every tool in view{rate}"
+        f"about {costs.in_view:,} tokens loaded at the start of a turn, of {costs.whole:,} with every tool loaded{rate}"
     )
-    out(f"  {len(costs.shown)} of {len(costs.tools)} tools, and an index of the others of {costs.index:,} tokens")
-    out(f"  in the form that {costs.dialect} is given, who of all providers is given the most")
-    for title, shares in (("category", costs.categories), ("source", costs.sources)):
+    out(f"  {len(costs.shown)} of {len(costs.tools)} tools, and an index of the others with {costs.index:,} tokens")
+    out(f"  in the form for {costs.dialect}, the longest of all providers")
+    for title, shares in (("CATEGORY", costs.categories), ("SOURCE", costs.sources)):
         out()
-        _print((title, "tools", "in view", "tokens", "share"), (_share(one, costs.whole) for one in shares))
+        _print((title, "TOOLS", "LOADED", "TOKENS", "SHARE"), (_share(one, costs.whole) for one in shares))
     out()
-    _print(("tool", "category", "at the start", "tokens", "share"), (_tool(one, costs.whole) for one in costs.tools))
+    _print(("TOOL", "CATEGORY", "AT START", "TOKENS", "SHARE"), (_tool(one, costs.whole) for one in costs.tools))
 
 
 def _share(one: Share, whole: int) -> tuple[str, ...]:
@@ -187,7 +193,7 @@ def _bar(part: int, whole: int) -> str:
 
 
 def _print(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> None:
-    """Columns; what is a number in every row stands to the right."""
+    """Print columns. A column with only numbers is aligned to the right."""
     table = [tuple(one_line(cell, MOST_NAME) for cell in row) for row in rows]
     numeric = [all(row[at].replace(",", "").isdigit() for row in table) for at in range(len(head))]
     widths = [max(len(row[at]) for row in (head, *table)) for at in range(len(head))]

@@ -1,4 +1,4 @@
-"""``handrail trust``: a person reviews a workspace's own configuration and decides whether all of it counts."""
+"""``handrail trust``: the user reviews a workspace's own configuration, and decides whether all of it applies."""
 
 from __future__ import annotations
 
@@ -30,22 +30,21 @@ if TYPE_CHECKING:
     "--hash",
     "known",
     metavar="SHA256",
-    help="Ask nobody: trust the file if its content has this hash, as this command prints it.",
+    help="Hash that this command printed, to trust the file without asking.",
 )
-@click.option("--revoke", is_flag=True, help="Trust the workspace's file no longer.")
-@click.option("--list", "listed", is_flag=True, help="List what is trusted, in all workspaces.")
+@click.option("--revoke", is_flag=True, help="Revoke the trust in the workspace's file.")
+@click.option("--list", "listed", is_flag=True, help="List the trusted files of all workspaces.")
 @configured
 def command(setting: Setting, known: str | None, revoke: bool, listed: bool) -> int:
-    """Look at the workspace's handrail.toml and decide whether all of it counts.
+    """Review and trust the workspace's handrail.toml.
 
-    Rules that deny or ask count whoever wrote them. Rules that allow, and every other setting, count once you have
-    trusted exactly this content; any change of it ends that. What is decided here counts for the kernels that start
-    from now on.
+    Rules that deny or ask always apply. Rules that allow, and all other settings, apply only if you trust exactly this
+    content. Any change of the file ends the trust. Your decision applies to kernels that start from now on.
     """
     from handrail.store.folders import locate
 
     if sum((known is not None, revoke, listed)) > 1:
-        raise click.UsageError("--hash, --revoke and --list exclude each other")
+        raise click.UsageError("`--hash`, `--revoke` and `--list` exclude each other. Pass only one of them.")
     folders = locate(setting.workspace, setting.state, allow_home=setting.allow_home)
     if listed:
         return _list(setting, folders.state)
@@ -54,7 +53,7 @@ def command(setting: Setting, known: str | None, revoke: bool, listed: bool) -> 
     config = read(setting)
     file = config.workspace
     if file is None:
-        note(f"handrail trust: there is no handrail.toml in {folders.workspace}; handrail init writes one")
+        note(f"handrail trust: {folders.workspace} has no handrail.toml. To write one: handrail init")
         return ERROR
     if known is not None:
         return _by_hash(setting, file, known)
@@ -63,25 +62,25 @@ def command(setting: Setting, known: str | None, revoke: bool, listed: bool) -> 
 
 def _by_hash(setting: Setting, file: WorkspaceFile, known: str) -> int:
     if known.strip().lower() != file.sha256:
-        note(f"handrail trust: {file.path} has the hash {file.sha256}, not the one that was given; nothing is trusted")
+        note(f"handrail trust: Not trusted, because {file.path} has another hash: {file.sha256}")
         return ERROR
     return _granted(setting, file)
 
 
 def _asked(setting: Setting, config: Configuration, file: WorkspaceFile) -> int:
-    """Show the file, whole, and what trusting it would change; then ask whoever is at the terminal."""
+    """Show the full file, and the changes if it is trusted, then ask the user at the terminal."""
     if not file.trusted and not config.held_back:
-        note(f"{file.path} only denies and asks, which counts without being trusted; there is nothing to decide")
+        note(f"{file.path} has only rules that deny or ask. They apply without trust. Nothing to decide.")
         return OUTPUT
     if setting.json:
         out_json(_decision(file, config))
     else:
         _show(config, file)
     if file.trusted:
-        note("This content is trusted. handrail trust --revoke ends that.")
+        note("This content is trusted. To revoke the trust: handrail trust --revoke")
         return OUTPUT
     if setting.json or not (sys.stdin.isatty() and sys.stderr.isatty()):
-        note(f"Not trusted: nobody is asked here. After reading it: handrail trust --hash {file.sha256}")
+        note(f"Not trusted: there is no terminal to ask. After your review: handrail trust --hash {file.sha256}")
         return ERROR
     if not _yes("Trust exactly this content?"):
         note("Not trusted.")
@@ -93,12 +92,12 @@ def _show(config: Configuration, file: WorkspaceFile) -> None:
     text = file.content.decode("utf-8-sig").removesuffix("\n")
     out(one_line(str(file.path)))
     for line in text.replace("\r\n", "\n").split("\n"):
-        for number, part in enumerate(_pieces(spelled_out(line))):  # set off, so that none can look like one of ours
+        for number, part in enumerate(_pieces(spelled_out(line))):  # marked, so that no line looks like Handrail's
             out(f"  {'┆' if number else '│'} {part}")
     out(f"sha256 {file.sha256}")
     if held := config.held_back:
         out()
-        out("Trusted, it would")
+        out("If trusted, these settings apply:")
         for value in held:
             if value.key == "rules":
                 out(f"  {one_line(str(value.value))}")
@@ -109,7 +108,7 @@ def _show(config: Configuration, file: WorkspaceFile) -> None:
 
 
 def _granted(setting: Setting, file: WorkspaceFile) -> int:
-    """What is trusted is the content that was read and shown, whatever stands in the file by now."""
+    """Trust the content that was read and shown, also if the file has changed since."""
     from handrail.store import decisions
     from handrail.store.folders import prepare
 
@@ -130,7 +129,7 @@ def _revoke(setting: Setting, folders: Folders) -> int:
     if setting.json:
         out_json({"revoked": was})
     else:
-        out(f"{'no longer trusted' if was else 'nothing was trusted'} in {one_line(str(folders.workspace))}")
+        out(f"{'revoked the trust' if was else 'no file was trusted'} in {one_line(str(folders.workspace))}")
     if was:
         note_holder(setting)
     return OUTPUT
@@ -154,7 +153,7 @@ def _list(setting: Setting, state: Path) -> int:
     for line in columns(rows):
         out(line)
     if not rows:
-        note("nothing is trusted")
+        note("No file is trusted.")
     return OUTPUT
 
 
@@ -169,7 +168,7 @@ def _decision(file: WorkspaceFile, config: Configuration) -> dict[str, object]:
 
 
 def _pieces(line: str) -> Iterator[str]:
-    """A line in pieces that fit the terminal, which would begin a new row with the rest as if it were another line."""
+    """Yield a line in pieces that fit the terminal, so that a wrapped rest does not look like another line."""
     width = max(20, shutil.get_terminal_size().columns - 5)
     piece, used = "", 0
     for character in line.expandtabs(4):
@@ -182,8 +181,8 @@ def _pieces(line: str) -> Iterator[str]:
 
 
 def _yes(question: str) -> bool:
-    """A person's answer. What was typed before the question was there is thrown away; the end of input is a no."""
-    with suppress(Exception):  # no terminal of this kind
+    """Ask the user, and return the answer. Earlier input is discarded, and the end of input means no."""
+    with suppress(Exception):  # not a POSIX terminal
         import termios
 
         termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)
