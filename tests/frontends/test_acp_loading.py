@@ -72,7 +72,7 @@ async def test_a_message_that_cannot_be_told_is_an_error_and_the_session_is_let_
             with pytest.raises(RequestError, match=r"depth.*session/resume"):
                 await client.load_session(cwd=str(desk.workspace), session_id=session_id)
             assert state(desk, session_id) == "suspended"
-        with pytest.raises(RequestError, match="not open here"):
+        with pytest.raises(RequestError, match="is not open"):
             await ask(client, session_id)
         await client.resume_session(cwd=str(desk.workspace), session_id=session_id)
         assert (await ask(client, session_id)).stop_reason == "end_turn"
@@ -109,7 +109,7 @@ async def test_a_client_that_is_told_no_more_while_it_asks_on_leaves_no_session_
             tell(telling, words)
 
         monkeypatch.setattr(Telling, "asked", gone)
-        with pytest.raises(RequestError, match="before all of it was told"):
+        with pytest.raises(RequestError, match="before the conversation was sent"):
             await client.load_session(cwd=str(desk.workspace), session_id=session_id)
         assert state(desk, session_id) == "suspended"
 
@@ -132,7 +132,7 @@ async def test_a_session_that_is_closed_while_it_is_loaded_is_no_longer_loaded(
         await reading.wait()
         await client.close_session(session_id=session_id)
         go_on.set()
-        with pytest.raises(RequestError, match="before all of it was told"):
+        with pytest.raises(RequestError, match="before the conversation was sent"):
             await loading
         assert state(desk, session_id) == "suspended"
 

@@ -43,7 +43,7 @@ def block(text: str) -> str:
         ({"exit_code": -9, "signal": 99}, ["ended by signal 99"]),
         (
             {"exit_code": 1, "output": "x", "limit": "too much memory", "dropped_bytes": 5000, "notes": ["[a](b)"]},
-            [block("x"), "exit code 1", "too much memory", "5,000 bytes of the output are not kept", block("[a](b)")],
+            [block("x"), "exit code 1", "too much memory", "5,000 bytes of the output were not saved.", block("[a](b)")],
         ),
         ({"exit_code": 0}, ["exit code 0"]),
         ({"head": "begins", "exit_code": 0}, [block("begins")]),
@@ -83,7 +83,7 @@ def test_of_a_call_that_failed_the_reason_comes_first() -> None:
     failed = Result.error("timeout", "it took too long", {"output": ""})
     assert words(content_of(failed, "/ws")[0]) == ["it took too long"]
     cut = Result.output({"head": "x", "exit_code": 0}, truncated=True, output_path="/out/1.txt")
-    assert words(content_of(cut, "/ws")[0]) == [block("x"), "it is cut; the whole is in /out/1.txt"]
+    assert words(content_of(cut, "/ws")[0]) == [block("x"), "The output is truncated. It is complete in /out/1.txt."]
 
 
 @pytest.mark.skipif(not tiers.probe().confines, reason="bash is withheld on this machine")

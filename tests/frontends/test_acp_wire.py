@@ -105,7 +105,7 @@ async def test_what_nobody_needs_is_dropped_and_no_argument_comes_in_by_meta() -
         '{"method": "session/cancel", "params": {"sessionId": "a", "_meta": {"session_id": "b"}}}',
     )
     error, cancel = await lines.taken()
-    assert error["error"] == {"code": -32603, "message": "the client gave an error without words"}
+    assert error["error"] == {"code": -32603, "message": "The client returned an error without a message."}
     assert cancel["params"] == {"sessionId": "a"} and lines.said == []
 
 

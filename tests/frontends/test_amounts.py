@@ -22,7 +22,7 @@ def test_what_is_no_amount_of_time_is_a_usage_error_in_words(
     name, *arguments = command.split()
     ended = here(name, *arguments, value)
     assert ended.code == 2, ended.err
-    assert f"{value!r} was given; expected a number of {unit}, {expected}" in " ".join(ended.err.split())
+    assert f"{value!r}. Expected a number of {unit}, {expected}." in " ".join(ended.err.split())
     assert arguments[-1] in ended.err
 
 

@@ -83,8 +83,8 @@ def test_what_waits_is_listed_whole_with_control_characters_visible(here: Here) 
             {"path": "note.txt", "operations": [{"op": "append", "content": "third line"}]},
             ["+third line"],
         ),
-        ("edit", {"path": "note.txt", "old": "nowhere", "new": "x"}, ["this would fail: old is not in note.txt"]),
-        ("write", {"path": "../../out.txt", "content": "x"}, ["this would fail"]),
+        ("edit", {"path": "note.txt", "old": "nowhere", "new": "x"}, ["this call would fail: old is not in note.txt"]),
+        ("write", {"path": "../../out.txt", "content": "x"}, ["this call would fail"]),
     ],
 )
 def test_an_edit_is_shown_as_a_diff_of_the_file_as_it_is_now(
@@ -113,7 +113,7 @@ def test_a_rejection_reaches_the_model_with_its_word(here: Here, handrail: Progr
 @pytest.mark.proves("P-07", "P-08")
 def test_a_rule_for_the_project_is_listed_and_can_be_forgotten(here: Here) -> None:
     answered = here("approve", parked(here), "--project")
-    assert "stored the rule  allow write new.txt" in answered.out
+    assert "stored rule  allow write new.txt" in answered.out
     assert here("call", "write", WRITE).code == 0
     (rule,) = json.loads(here("approve", "--rules", "--json").out)
     assert rule["text"] == "allow write new.txt" and rule["id"] in here("approve", "--rules").out
@@ -152,16 +152,16 @@ def test_questions_are_answered_one_by_one(here: Here) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (["--once"], 2, "name the request"),
-        (["apr_x", "--message", "no"], 2, "--message goes with"),
-        (["apr_x", "--session", "--arguments", "{}"], 2, "--arguments goes with --once"),
-        (["apr_x", "--once", "--answer", "x"], 2, "--answer answers a question"),
-        (["apr_nothing"], 1, "there is no request"),
-        (["apr_\udc80\x1b[2J"], 1, "there is no request"),
-        (["apr_nothing", "--once"], 1, "there is no request"),
-        ([], 0, "nothing waits"),
-        (["--rules"], 0, "no answer has stored a rule"),
-        (["--forget", "rul_nothing"], 1, "there is no stored rule"),
+        (["--once"], 2, "ID of the request is missing"),
+        (["apr_x", "--message", "no"], 2, "`--message` requires"),
+        (["apr_x", "--session", "--arguments", "{}"], 2, "allowed only with `--once`"),
+        (["apr_x", "--once", "--answer", "x"], 2, "`--answer` is for questions"),
+        (["apr_nothing"], 1, "does not exist in this workspace"),
+        (["apr_\udc80\x1b[2J"], 1, "does not exist in this workspace"),
+        (["apr_nothing", "--once"], 1, "does not exist in this workspace"),
+        ([], 0, "No request is open"),
+        (["--rules"], 0, "No rules are stored"),
+        (["--forget", "rul_nothing"], 1, "does not exist"),
     ],
 )
 def test_what_cannot_be_is_told_in_a_line(here: Here, arguments: Sequence[str], code: int, said: str) -> None:
@@ -177,7 +177,7 @@ def test_at_a_terminal_everything_that_waits_is_asked_one_after_the_other(
     terminal = on_a_terminal(*handrail.command("approve"))
     for approval, keys in zip(ids, ("o", "later", "r no"), strict=True):
         seen = terminal.wait_for("> ")
-        assert f"{approval}  write asks to run" in seen
+        assert f"{approval}  write requires approval" in seen
         terminal.type(f"{keys}\n")
     assert terminal.end() == 0
     assert [row["id"] for row in listed(here)] == [ids[1]]
@@ -224,7 +224,7 @@ def test_wait_returns_with_the_next_request(here: Here, handrail: Program, state
     command = handrail.command("approve", "--wait", "--json")
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as waiting:
         assert waiting.stdout is not None and waiting.stderr is not None
-        assert b"waiting until something is asked" in waiting.stderr.readline()
+        assert b"Waiting for a request" in waiting.stderr.readline()
         approval = parked(here)
         assert [row["id"] for row in json.loads(waiting.stdout.read())] == [approval]
         assert waiting.wait(60) == 0
@@ -287,7 +287,7 @@ def test_who_is_asked_at_a_terminal_when_the_holder_is_killed_is_asked_anew_and_
         terminal.wait_for("\n> ")
         os.kill(holder.pid, signal.SIGKILL)
         holder.wait()
-        terminal.wait_for("is no longer asked here")
+        terminal.wait_for("no longer needs an answer here")
         terminal.wait_for("\n> ")
         terminal.type("o\n")
         assert terminal.end() == 0, terminal.shown
@@ -326,7 +326,7 @@ def test_answering_is_one_connection_where_a_process_holds_the_workspace(here: H
         try:
             assert holder.stdout is not None and holder.stdout.readline() == b"HOLDS\n"
             said, loaded = loaded_for(handrail, approval, "--project")
-            assert "stored the rule  allow write new.txt" in said
+            assert "stored rule  allow write new.txt" in said
             rooms = {name.partition(".")[0] for name in loaded}
             assert not rooms & {"agent", "arbiter", "catalog", "config", "policy", "registry", "runtime", "sandbox"}
             assert len(loaded) < 80
@@ -337,7 +337,7 @@ def test_answering_is_one_connection_where_a_process_holds_the_workspace(here: H
             (rule,) = json.loads(here("approve", "--rules", "--json").out)
             assert here("approve", "--forget", rule["id"]).code == 0
             gone = here("approve", "--forget", rule["id"])
-            assert gone.code == 1 and "there is no stored rule" in gone.err
+            assert gone.code == 1 and "does not exist" in gone.err
             fixed = here("approve", approval, "--once", "--set", "limits.lock_wait_ms=1")
             assert fixed.code == 2 and "cannot be set here" in fixed.err
         finally:
@@ -375,6 +375,6 @@ def test_what_a_person_says_is_kept_without_secrets(
 
 def test_a_request_says_how_long_it_can_be_answered_and_a_question_how(here: Here) -> None:
     shown = here("approve", parked(here)).out
-    assert "asked a moment ago, can be answered for 7 days" in shown and "--answer" not in shown
+    assert "requested a moment ago, expires in 7 days" in shown and "--answer" not in shown
     question = json.dumps({"questions": [{"question": "Which?", "header": "Colour"}]})
-    assert "  --answer TEXT answers it\n" in here("approve", parked(here, question, "question")).out
+    assert "  to answer: --answer TEXT\n" in here("approve", parked(here, question, "question")).out

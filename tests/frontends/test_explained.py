@@ -61,8 +61,8 @@ def test_explaining_a_call_changes_nothing_and_works_beside_a_holder(here: Here,
 
 def test_what_is_no_call_here_is_told_in_a_line(here: Here) -> None:
     done = here("explain", "ses_none/1.0")
-    assert done.code == 1 and "there is no call 'ses_none/1.0'" in done.err
+    assert done.code == 1 and "Call 'ses_none/1.0' is not in this workspace's log" in done.err
     assert here("call", "read", '{"path": "note.txt"}').code == 0
     assert here("explain", "ses_none/1.0").code == 1
     done = here("explain", last_call(here), "{}")
-    assert done.code == 2 and "leave them out" in done.err
+    assert done.code == 2 and "Leave out the arguments" in done.err

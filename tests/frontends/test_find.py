@@ -14,7 +14,7 @@ def test_a_need_is_answered_with_tools_and_what_speaks_for_each(here: Here) -> N
     assert shown.code == 0
     lines = shown.out.splitlines()
     assert len(lines) <= 3 and lines[0].startswith("git.blame ")
-    assert "description: " in lines[0] and shown.err.startswith("by words only")
+    assert "description: " in lines[0] and shown.err.startswith("Search by words only")
 
 
 @pytest.mark.proves("D-05")
@@ -28,7 +28,7 @@ def test_in_json_each_hit_has_its_score_its_confidence_and_its_reason(here: Here
 
 def test_where_nothing_fits_it_says_so_and_exits_with_1(here: Here) -> None:
     shown = here("find", "zymurgy quokka", "--words")
-    assert shown.code == 1 and "nothing fits" in shown.err
+    assert shown.code == 1 and "No tool matches" in shown.err
 
 
 @pytest.mark.parametrize("query", ["показать историю коммитов", "コミット履歴を表示"])

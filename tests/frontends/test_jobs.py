@@ -35,7 +35,7 @@ async def test_a_second_process_asks_the_holder(handrail: Program, tmp_path: Pat
         read = await asyncio.to_thread(handrail, "jobs", "read", job_id, "--lines", "1")
         assert (read.code, read.out) == (0, "and waits\n")
         waited = await asyncio.to_thread(handrail, "jobs", "wait", job_id, "--timeout", "0")
-        assert waited.code == 1 and "goes on" in waited.err
+        assert waited.code == 1 and "continues" in waited.err
         stopped = await asyncio.to_thread(handrail, "jobs", "stop", job_id)
         assert (stopped.code, stopped.out) == (0, f"{job_id}: cancelled\n")
 
@@ -87,7 +87,7 @@ def test_a_call_in_the_background_is_waited_for_by_the_process_that_runs_it(here
     (job,) = (json.loads(line) for line in here("jobs", "--json").out.splitlines())
     assert job["state"] == "done" and here("jobs", "read", job["id"]).out == "hi\n"
     again = here("jobs", "stop", job["id"])
-    assert again.code == 0 and "had ended before" in again.err
+    assert again.code == 0 and "had already ended" in again.err
     assert "exit_code: 0" in here("jobs", "wait", job["id"]).out
 
 
@@ -96,5 +96,5 @@ def test_what_cannot_be_asked_is_refused_with_words(here: Here) -> None:
     assert here("jobs", "wait", "x", "--follow").code == 2
     unknown = here("jobs", "read", "bash_0")
     assert unknown.code == 1 and "no job" in unknown.err
-    assert "no jobs" in here("jobs").err
-    assert "no call is running" in here("jobs", "promote").err
+    assert "No jobs." in here("jobs").err
+    assert "No running call" in here("jobs", "promote").err

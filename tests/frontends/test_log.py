@@ -33,7 +33,7 @@ def test_what_was_no_call_is_shown_among_the_calls(here: Here, handrail: Program
     assert "ses_x" in line and "native.web_search" in line and "provided" in line
     assert r'done by anthropic:m: {"query": "two\nlines"}' in line
     assert "ses_x" in above and "instructions-read" in above
-    assert above.endswith("/above/AGENTS.md (sha256 abababababab), /above/CLAUDE.md (left out: a rule)")
+    assert above.endswith("/above/AGENTS.md (sha256 abababababab), /above/CLAUDE.md (skipped: a rule)")
     rows = [json.loads(row) for row in here("log", "--json").out.splitlines()]
     assert [row["state"] for row in rows] == ["output", "provided", "instructions-read", "output"]
     assert rows[1]["artifacts"] == ["sha256:1"] and rows[1]["call_id"] == ""

@@ -126,7 +126,7 @@ async def test_an_approval_that_outlasts_its_request_is_collected_by_the_same_ca
     async with serving(tmp_path) as (kernel, _, client), client(era, person) as one:
         parked = await one.call_tool("launch", {"what": "later"})
         waiting = about(parked, "parked")
-        assert parked.is_error and f"needs approval {waiting}" in said(parked) and "call again" in said(parked)
+        assert parked.is_error and f"requires approval {waiting}" in said(parked) and "repeat the call" in said(parked)
         await kernel.approvals.decide(waiting, ApprovalAnswer("once"), by="test")
         assert said(await one.call_tool("launch", {"what": "later"})) == "launched later" and ran == ["later"]
         person.says.append(types.ElicitResult(action="decline"))
@@ -168,7 +168,7 @@ async def test_a_cut_output_says_so_and_is_a_resource_whole(tmp_path: Path, era:
         result = await one.call_tool("flood", {})
         head, note, link = result.content
         assert isinstance(head, types.TextContent) and head.text.startswith("line\nline\n")
-        assert isinstance(note, types.TextContent) and "beginning only" in note.text
+        assert isinstance(note, types.TextContent) and "only the beginning" in note.text
         assert isinstance(link, types.ResourceLink) and about(result, "truncated") is True
         assert [str(listed.uri) for listed in (await one.list_resources()).resources] == [str(link.uri)]
         (whole,) = (await one.read_resource(str(link.uri))).contents

@@ -143,7 +143,7 @@ async def test_a_resource_longer_than_a_model_is_given_at_once_is_read_whole(tmp
         assert cut.metadata["truncated"] and len(str(cut.data)) < 100_000, "a model has it in a file"
         assert Path(cut.metadata["output_path"]).stat().st_size > len(shelf.text)
         shelf.text = "x" * (16 * 1024 * 1024)
-        with pytest.raises(MCPError, match="more than is given at once"):
+        with pytest.raises(MCPError, match="could not be returned in full"):
             await one.read_resource("test://note")
 
 

@@ -59,7 +59,7 @@ def test_servers_are_imported_when_a_person_agrees_and_their_secrets_lie_apart(
     assert states["clock"] == "to be installed: handrail mcp install clock"
 
     assert run(["mcp", "import", str(file), "--no-install", "--yes", *place]) == 1
-    assert "there is a server of that name already" in capfd.readouterr().out
+    assert "its name is already in use" in capfd.readouterr().out
 
 
 def test_no_import_gives_a_server_the_secret_of_another(
@@ -93,7 +93,7 @@ def test_no_import_gives_a_server_the_secret_of_another(
         == 0
     )
     shown = capfd.readouterr().out
-    assert "Git: left out: there is a server of that name already" in shown and "a_c: left out" in shown
+    assert "Git: not imported: its name is already in use" in shown and "a_c: not imported" in shown
     expected = {
         "git": {"TOKEN": "of git"},
         "a": {"KEY": "of a", "B_KEY": "of a too"},

@@ -35,7 +35,7 @@ def test_a_purge_shows_what_goes_and_removes_it_when_told_to(used: Here, handrai
     assert not [path for path in handrail.state.rglob("*") if path.is_file() and b"first line" in path.read_bytes()]
     verified = json.loads(used("log", "verify", "--json").out)
     assert verified["ok"] and verified["redacted"] > 3
-    assert "nothing to remove" in used("log", "purge", "--before", "0", "--yes").err
+    assert "Nothing to remove" in used("log", "purge", "--before", "0", "--yes").err
 
 
 def test_nothing_goes_where_nobody_agreed(used: Here, handrail: Program, on_a_terminal: Terminals) -> None:
@@ -43,7 +43,7 @@ def test_nothing_goes_where_nobody_agreed(used: Here, handrail: Program, on_a_te
     done = handrail("log", "purge", "--before", "0")
     assert done.code == 2 and "nothing was removed" in done.err and "--yes" in done.err
     terminal = on_a_terminal(*handrail.command("log", "purge", "--before", "0"))
-    terminal.wait_for("Remove that for good?")
+    terminal.wait_for("Remove this permanently?")
     terminal.type("n\n")
     assert terminal.end() == 130
     assert used("log", "--json", "--records").out == before
@@ -51,7 +51,7 @@ def test_nothing_goes_where_nobody_agreed(used: Here, handrail: Program, on_a_te
 
 def test_a_person_at_a_terminal_agrees(used: Here, handrail: Program, on_a_terminal: Terminals) -> None:
     terminal = on_a_terminal(*handrail.command("log", "purge", "--before", "0"))
-    terminal.wait_for("Remove that for good?")
+    terminal.wait_for("Remove this permanently?")
     terminal.type("y\n")
     terminal.wait_for("intact: ")
     assert terminal.end() == 0
@@ -83,22 +83,22 @@ def test_a_purge_is_refused_while_another_process_holds_the_workspace(used: Here
 
 
 def test_a_workspace_without_a_log_has_nothing_to_purge(here: Here, handrail: Program) -> None:
-    assert "nothing to remove" in here("log", "purge", "--before", "30", "--yes").err
+    assert "Nothing to remove" in here("log", "purge", "--before", "30", "--yes").err
     assert not locate(handrail.workspace, handrail.state).database.exists()
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("purge",), "--before 30 (days)"),
-        (("purge", "--before", "yesterday"), "is no moment"),
-        (("purge", "--before", "-3"), "is no moment"),
-        (("purge", "--before", "99999999999"), "is no moment"),
+        (("purge",), "`--before 30` (days)"),
+        (("purge", "--before", "yesterday"), "Invalid value for `--before`"),
+        (("purge", "--before", "-3"), "Invalid value for `--before`"),
+        (("purge", "--before", "99999999999"), "Invalid value for `--before`"),
         (("purge", "--before", "2999-01-01"), "in the future"),
         (("purge", "--session", "../x"), "no session id"),
-        (("purge", "--before", "1", "--call", "x"), "--call and --records only show"),
-        (("--before", "1"), "belong to purge"),
-        (("verify", "--yes"), "belong to purge"),
+        (("purge", "--before", "1", "--call", "x"), "not `--call` or `--records`"),
+        (("--before", "1"), "require `purge`"),
+        (("verify", "--yes"), "require `purge`"),
     ],
 )
 def test_what_cannot_be_purged_is_told_in_a_line(here: Here, arguments: tuple[str, ...], said: str) -> None:

@@ -82,7 +82,7 @@ def test_a_person_at_the_terminal_decides_what_the_model_may(
     handrail: Program, script: str, on_a_terminal: Terminals
 ) -> None:
     terminal = on_a_terminal(*handrail.command("run", "look", "--model", script))
-    terminal.wait_for("write asks to run")
+    terminal.wait_for("write requires approval")
     terminal.wait_for("> ")
     terminal.type("o\n")
     assert terminal.end() == 0 and "two lines" in terminal.shown
@@ -124,8 +124,8 @@ def test_a_run_that_waits_names_a_command_that_answers(
 
 def test_a_run_that_stopped_names_the_command_that_goes_on_with_the_same_model(here: Here, script: str) -> None:
     stopped = here("run", "look", "--model", script, "--max-turns", "1", "--headless")
-    (line,) = [line for line in stopped.err.splitlines() if line.startswith("to go on: handrail ")]
-    done = here(*shlex.split(line)[4:], "--headless")
+    (line,) = [line for line in stopped.err.splitlines() if line.startswith("to resume: handrail ")]
+    done = here(*shlex.split(line)[3:], "--headless")
     assert done.code == 0 and "two lines" in done.out
 
 
@@ -149,4 +149,4 @@ def test_run_compacts_a_session_and_says_how_much_it_left_out_and_kept(here: Her
     again = here("run", "--resume", session, "--compact", "--model", model)
     assert again.code == 0 and "Nothing to compact: 2 messages" in again.err
     row = next(line for line in here("log", "--session", session).out.splitlines() if "compacted" in line)
-    assert row.endswith("9 messages left out, 1 kept")
+    assert row.endswith("9 messages removed, 1 kept")

@@ -81,12 +81,12 @@ def test_a_fork_is_another_session_and_closing_is_for_good(here: Here, tmp_path:
     assert {facts["id"]: facts["state"] for facts in listed(here, "--all")}[talked] == "closed"
     assert {facts["id"] for facts in listed(here)} == by_id.keys() - {talked, forked}
     done = here("run", "go on", "--resume", talked, "--model", go_on)
-    assert done.code == 2 and "closed for good" in done.err
+    assert done.code == 2 and "is closed" in done.err
     assert here("sessions", "close", "--older", "0").code == 0
     assert {facts["state"] for facts in listed(here, "--all")} == {"closed"}
     assert "--all" in here("sessions").err
     done = here("run", "go on", "--resume", "--model", go_on)
-    assert done.code == 2 and "no session to go on with" in done.err
+    assert done.code == 2 and "No session can be resumed" in done.err
 
 
 @pytest.mark.parametrize(
@@ -94,9 +94,9 @@ def test_a_fork_is_another_session_and_closing_is_for_good(here: Here, tmp_path:
     [
         (("run", "--model", "script:x"), "TASK"),
         (("run", "t", "--resume", "ses_1", "--fork", "ses_1", "--model", "script:x"), "one of them"),
-        (("sessions", "show"), "name one session"),
+        (("sessions", "show"), "Expected exactly one session"),
         (("sessions", "close"), "--older"),
-        (("sessions", "show", "x", "--older", "3"), "belongs to close"),
+        (("sessions", "show", "x", "--older", "3"), "requires `close`"),
         (("sessions", "forget", "x"), "forget"),
     ],
 )
@@ -109,7 +109,7 @@ def test_a_session_that_is_not_there_is_told_with_the_nearest(here: Here, tmp_pa
     wrong = talked[:-1] + ("0" if talked[-1] != "0" else "1")
     for command in (("sessions", "show", wrong), ("sessions", "close", wrong)):
         done = here(*command)
-        assert done.code == 2 and f"did you mean {talked}?" in done.err
+        assert done.code == 2 and f"Did you mean {talked}?" in done.err
     done = here("run", "x", "--resume", wrong, "--model", script(tmp_path, "on.toml", GO_ON))
     assert done.code == 2 and talked in done.err
 
@@ -287,9 +287,9 @@ def test_a_call_that_nobody_could_be_asked_about_runs_once_when_its_session_goes
 
 
 def test_a_workspace_that_nothing_was_run_in_has_no_sessions(here: Here) -> None:
-    assert here("sessions").err == "no sessions are kept\n"
+    assert here("sessions").err == "No sessions.\n"
     assert (here("sessions", "--json").code, here("sessions", "--json").out) == (0, "")
     for action in ("show", "close"):
         done = here("sessions", action, "ses_1")
-        assert done.code == 2 and "there is no session 'ses_1'" in done.err
+        assert done.code == 2 and "Session 'ses_1' does not exist" in done.err
     assert here("sessions", "close", "--older", "1").code == 0

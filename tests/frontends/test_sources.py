@@ -77,7 +77,7 @@ def test_a_foreign_tool_is_reviewed_approved_called_and_reviewed_again_when_it_c
     shown = here("sources", "review", "weather")
     assert "+The weather in a city." in shown.out and "it is new" in shown.out
     alone = here("sources", "approve", "weather")
-    assert alone.code == 2 and "--hash that it prints" in alone.err
+    assert alone.code == 2 and "pass its `--hash`" in alone.err
     approved = here(*approving(shown.err))
     assert approved.code == 0 and "approved 1 of weather: weather_now" in approved.out
 
@@ -116,28 +116,28 @@ def test_a_source_of_which_all_is_quarantined_is_reviewed_with_the_faults(here: 
         told = here("sources", *words)
         assert told.code == 0, told
         assert "weather_now: llm.description: holds \u27e6U+202E\u27e7" in told.out + told.err
-        assert "nothing of weather waits to be approved" in told.out + told.err
+        assert "No tool of weather requires approval." in told.out + told.err
     [fault] = json.loads(here("sources", "--json").out)["faults"]
     assert fault["tool"] == "weather_now"
     wrong = here("sources", "review", "weather", "rain")
-    assert wrong.code == 2 and "it has: weather_now" in wrong.err
+    assert wrong.code == 2 and "Its tools are: weather_now" in wrong.err
     wrong = here("sources", "review", "wether")
-    assert wrong.code == 2 and "did you mean 'weather'" in wrong.err
+    assert wrong.code == 2 and "Did you mean 'weather'" in wrong.err
 
 
 @pytest.mark.proves("R-12")
 def test_an_approval_can_be_taken_back_and_what_is_not_there_is_named(here: Here, says: Path) -> None:
     approve(here, "weather_now")
-    assert here("sources", "approve", "weather").out.strip() == "nothing of weather waits to be approved"
-    assert here("sources", "forget", "weather").out.strip() == "1 of weather is not approved any more"
+    assert here("sources", "approve", "weather").out.strip() == "No tool of weather requires approval."
+    assert here("sources", "forget", "weather").out.strip() == "revoked the approval of 1 tool of weather"
     assert here(*CALL).code == 1
     for words in (("weather",), ("wether",), ("weather", "rain")):
         wrong = here("sources", "forget", *words)
-        assert wrong.code == 1 and f"of {words[-1]} nothing is approved" in wrong.err and not wrong.out
+        assert wrong.code == 1 and f"no tool of {words[-1]} is approved" in wrong.err and not wrong.out
     wrong = here("sources", "review", "wether")
-    assert wrong.code == 2 and "did you mean 'weather'" in wrong.err
+    assert wrong.code == 2 and "Did you mean 'weather'" in wrong.err
     wrong = here("sources", "review", "weather", "rain")
-    assert wrong.code == 2 and "it has: weather_now" in wrong.err
+    assert wrong.code == 2 and "Its tools are: weather_now" in wrong.err
 
 
 @pytest.mark.proves("R-11")
@@ -161,7 +161,7 @@ def test_only_what_was_reviewed_is_approved_by_its_hash(
     refused = here(*words, known)
     assert (
         refused.code == 1
-        and "nothing was approved" in refused.err
+        and "No tool was approved" in refused.err
         and "+The weather in a city. First send" in refused.out
     )
     assert here(*CALL).code == 1
@@ -170,7 +170,7 @@ def test_only_what_was_reviewed_is_approved_by_its_hash(
     for wrong in (known[:8], "", approving(refused.err)[-1][:31]):
         assert here(*words, wrong).code == 1
     assert here(*approving(refused.err)).code == 0 and "sunny" in here(*CALL).out
-    assert here(*words, known).out.strip() == "nothing of weather waits to be approved"
+    assert here(*words, known).out.strip() == "No tool of weather requires approval."
     assert here("sources", "approve", "weather", "--json").code == 0
     for misplaced in (("sources", "--hash", known), ("sources", "forget", "weather", "--hash", known)):
         assert here(*misplaced).code == 2

@@ -30,8 +30,8 @@ def test_what_is_kept_is_listed_with_its_size_and_last_use(used: Here, handrail:
 
 
 def test_nothing_kept_yet_is_no_failure(here: Here, handrail: Program) -> None:
-    assert "nothing is kept yet" in here("state").err and not handrail.state.exists()
-    assert "nothing to remove" in here("state", "remove", "--yes").err
+    assert "No state is stored yet" in here("state").err and not handrail.state.exists()
+    assert "Nothing to remove" in here("state", "remove", "--yes").err
 
 
 def test_this_workspaces_state_is_removed_when_agreed(used: Here, handrail: Program, on_a_terminal: Terminals) -> None:
@@ -39,7 +39,7 @@ def test_this_workspaces_state_is_removed_when_agreed(used: Here, handrail: Prog
     refused = handrail("state", "remove")
     assert refused.code == 2 and "--yes" in refused.err and listed(used)
     terminal = on_a_terminal(*handrail.command("state", "remove"))
-    terminal.wait_for("Remove that for good")
+    terminal.wait_for("Remove this permanently")
     terminal.type("y\n")
     assert terminal.end() == 0 and listed(used) == []
     assert used("call", "read", '{"path": "note.txt"}').code == 0
@@ -51,7 +51,7 @@ def test_orphans_are_those_whose_workspace_is_not_there_any_more(used: Here, han
     assert gone("call", "glob", '{"pattern": "*"}').code == 0
     assert json.loads(used("state", "remove", "--orphans", "--yes", "--json").out)["removed"] == []
     gone.workspace.rmdir()
-    assert "not there any more" in used("state").out
+    assert "no longer exists" in used("state").out
     done = json.loads(used("state", "remove", "--orphans", "--yes", "--json").out)
     assert [one["workspace"] for one in done["removed"]] == [str(gone.workspace)]
     assert [one["workspace"] for one in listed(used)] == [str(handrail.workspace)]
@@ -82,10 +82,10 @@ def test_all_removes_what_is_free_and_says_what_is_held(used: Here, handrail: Pr
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--yes",), "belong to remove"),
+        (("--yes",), "require `remove`"),
         (("remove", "--all", "--orphans"), "only one of them"),
         (("remove", "abc", "--all"), "only one of them"),
-        (("remove", "../..", "--yes"), "nothing is kept under"),
+        (("remove", "../..", "--yes"), "Unknown keys"),
         (("rewrite",), "'remove'"),
     ],
 )
@@ -102,7 +102,7 @@ def test_doctor_and_state_list_it_and_it_can_be_removed(here: Here, handrail: Pr
     place.mkdir(mode=0o700)
     (place / "a").write_text("12345")
     line = next(line for line in here("state").out.splitlines() if line.startswith("user-data"))
-    assert "5 bytes" in line and "what tools keep for you" in line
+    assert "5 bytes" in line and "data that tools store for you" in line
     assert "{user-data}" in here("doctor").out
     assert here("state", "remove", "user-data", "--yes").code == 0
     assert not place.exists() and here("log").out

@@ -332,7 +332,7 @@ def test_a_person_acknowledges_it_and_the_log_says_so(here: Here, handrail: Prog
     folders = locate(handrail.workspace, handrail.state)
     assert here(*read).code == 0
     copied(folders, tmp_path / "copy")
-    assert here("log", "acknowledge", "--yes").err.strip().endswith("nothing to acknowledge")
+    assert here("log", "acknowledge", "--yes").err.strip().endswith("Nothing to acknowledge.")
     assert here(*read).code == 0
     put_back(folders, tmp_path / "copy")
     assert here("log", "verify").code == 1 and here(*read).code == 5

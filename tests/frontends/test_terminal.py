@@ -103,7 +103,7 @@ def test_where_no_safe_rule_exists_only_once_or_reject_are_offered(asking: Askin
     terminal = asking(request(always=None, command="make $(cat targets)"))
     assert "for this session" not in terminal.wait_for("> ")
     terminal.type("s\n")
-    terminal.wait_for("type o, c and JSON, r")
+    terminal.wait_for("Type o, c and JSON, r")
     terminal.wait_for("> ")
     terminal.type("o\n")
     assert answers(terminal) == [{"choice": "once", "message": ""}]
@@ -117,11 +117,11 @@ def test_the_wider_rule_is_shown_and_has_keys_of_its_own_where_there_is_one(
     wider = request(command="git status")
     wider["approve"]["wider"] = "allow bash git status *"
     terminal = asking(wider, request(command="git push"))
-    assert "the same for more like it: stores the rule  allow bash git status *" in terminal.wait_for("> ")
+    assert "the same with a wider rule: stores the rule  allow bash git status *" in terminal.wait_for("> ")
     terminal.type(f"{typed}\n")
-    assert "more like it" not in terminal.wait_for("> ")
+    assert "wider rule" not in terminal.wait_for("> ")
     terminal.type(f"{typed}\n")
-    terminal.wait_for("type o, s, p, c and JSON, r, never, stop or later")
+    terminal.wait_for("Type o, s, p, c and JSON, r, never, stop or later")
     terminal.wait_for("> ")
     terminal.type("o\n")
     assert answers(terminal) == [{"choice": choice, "message": ""}, {"choice": "once", "message": ""}]
@@ -151,7 +151,7 @@ def test_every_answer_has_a_key_and_what_it_stores_is_shown_before(
 ) -> None:
     terminal = asking(request(command="git status"))
     seen = terminal.wait_for("> ")
-    assert "every session from now on: stores the rule  allow bash git status" in seen
+    assert "in every session: stores the rule  allow bash git status" in seen
     assert "stores the rule  deny bash git status" in seen
     terminal.type(f"{typed}\n")
     assert answers(terminal) == [{"choice": choice, "message": message}]
@@ -161,7 +161,7 @@ def test_other_arguments_are_given_as_json_and_what_is_none_is_asked_again(askin
     terminal = asking(request(command="rm -rf build"))
     terminal.wait_for("> ")
     terminal.type("c [1]\n")
-    terminal.wait_for("these are no arguments")
+    terminal.wait_for("Invalid arguments")
     terminal.wait_for("> ")
     terminal.type('c {"command": "rm -r build"}\n')
     assert answers(terminal) == [{"choice": "once", "message": "", "arguments": {"command": "rm -r build"}}]
@@ -180,7 +180,7 @@ def test_an_edit_is_shown_as_a_diff_of_the_file_as_it_is_now(asking: Asking, tmp
 def test_an_edit_that_would_fail_now_is_said_to(asking: Asking, tmp_path: Path) -> None:
     (tmp_path / "note.txt").write_text("one\n")
     terminal = asking(request("edit", path="note.txt", old="two", new="2"))
-    assert "this would fail: old is not in note.txt" in terminal.wait_for("> ")
+    assert "this call would fail: old is not in note.txt" in terminal.wait_for("> ")
     terminal.type("r\n")
     answers(terminal)
 
@@ -190,7 +190,7 @@ def test_other_text_is_no_answer_and_the_prompt_comes_again(asking: Asking, type
     terminal = asking(request(command="git push"))
     terminal.wait_for("> ")
     terminal.type(f"{typed}\n")
-    terminal.wait_for("type o, s, p")
+    terminal.wait_for("Type o, s, p")
     terminal.wait_for("> ")
     terminal.type("r\n")
     assert answers(terminal) == [{"choice": "reject", "message": ""}]
@@ -200,17 +200,17 @@ def test_the_end_of_input_rejects(asking: Asking) -> None:
     terminal = asking(request(command="git push"))
     terminal.wait_for("> ")
     terminal.type("\x04")
-    terminal.wait_for("rejected")
+    terminal.wait_for("Rejected")
     (answer,) = answers(terminal)
     assert isinstance(answer, dict) and answer["choice"] == "reject"
 
 
 def test_keys_typed_before_the_prompt_approve_nothing(asking: Asking, tmp_path: Path) -> None:
     terminal = asking(request("first", command="one"), request("second", command="two"))
-    terminal.wait_for("first asks to run")
+    terminal.wait_for("first requires approval")
     terminal.wait_for("> ")
     terminal.type("o\no\n")  # the second key was typed before the second call was shown
-    terminal.wait_for("second asks to run")
+    terminal.wait_for("second requires approval")
     terminal.wait_for("> ")
     terminal.type("r\n")
     assert [answer["choice"] for answer in answers(terminal)] == ["once", "reject"]
@@ -220,13 +220,13 @@ def test_prompts_come_one_at_a_time_and_answers_go_to_their_own_call(asking: Ask
     terminal = asking(*[request(f"tool{number}", command=str(number)) for number in range(3)])
     for number, key in enumerate("ors"):
         before = terminal.wait_for("> ")
-        assert before.count("asks to run") == 1 and f"tool{number} asks" in before
+        assert before.count("requires approval") == 1 and f"tool{number} requires approval" in before
         terminal.type(f"{key}\n")
     assert [answer["choice"] for answer in answers(terminal)] == ["once", "reject", "session"]
 
 
 def test_nothing_in_an_argument_can_act_on_the_terminal_or_look_like_the_prompt(asking: Asking) -> None:
-    hostile = "harmless\x1b[2J\x1b[1;1H\rsafe\u202egnp\n\nread asks to run  (allowed)\n> "
+    hostile = "harmless\x1b[2J\x1b[1;1H\rsafe\u202egnp\n\nread requires approval  (allowed)\n> "
     terminal = asking(request("write", path="a\x1b]0;title\x07", content=hostile))
     terminal.wait_for("r  reject")
     terminal.wait_for("> ")
@@ -234,7 +234,7 @@ def test_nothing_in_an_argument_can_act_on_the_terminal_or_look_like_the_prompt(
     answers(terminal)
     assert "\x1b[2J" not in terminal.shown and "\u202e" not in terminal.shown and "\x07" not in terminal.shown
     assert "\\e[2J" in terminal.shown and "\\u{202e}" in terminal.shown
-    assert "\nread asks" not in terminal.shown and "  │ read asks to run" in terminal.shown
+    assert "\nread requires" not in terminal.shown and "  │ read requires approval" in terminal.shown
 
 
 @pytest.mark.parametrize(
@@ -260,7 +260,7 @@ def test_a_number_without_an_option_is_asked_again(asking: Asking) -> None:
     terminal = asking({"questions": [question("Which?", "red", "green")]})
     terminal.wait_for("> ")
     terminal.type("3\n")
-    terminal.wait_for("1 to 2")
+    terminal.wait_for("from 1 to 2")
     terminal.wait_for("> ")
     terminal.type("1\n")
     assert answers(terminal) == [[["red"]]]
@@ -287,7 +287,7 @@ def test_a_question_nobody_answers_is_unavailable(asking: Asking) -> None:
     terminal = asking({"questions": [question("Which?", "red")]})
     terminal.wait_for("> ")
     terminal.type("\x04")
-    terminal.wait_for("not answered")
+    terminal.wait_for("Not answered")
     (answer,) = answers(terminal)
     assert isinstance(answer, list) and answer[0] == "unavailable"
 
@@ -324,9 +324,9 @@ def test_the_files_that_a_call_runs_are_shown_at_each_door_with_what_a_stored_ru
         "c1", "s1", "bash", {"command": "x"}, "h", "d", "why", "allow bash x", files=dict(sorted(files.items()))
     )
     shown = "\n".join(request_lines(asked))
-    assert "a\\nfake: prompt  (large: known by its size and times, not by its content)" in shown
+    assert "a\\nfake: prompt  (large: checked by size and times, not by content)" in shown
     assert "d/18.sh" in shown and "d/19.sh" not in shown and "and 6 more" in shown
-    assert "a stored rule is about the command" in shown
+    assert "a stored rule applies to the command" in shown
     assert "d/18.sh" in repr(approval_form(asked, None, "2025-11-25").params)
     without = ApprovalRequest("c1", "s1", "bash", {"command": "x"}, "h", "d", "why", "allow bash x")
     assert "files" not in "\n".join(request_lines(without))

@@ -102,7 +102,7 @@ ANTHROPIC_HISTORIES: list[tuple[list[list[dict[str, Any]]], str | None]] = [
     ([[said("hm")], [result("a")]], "unexpected tool_use_id 'a'"),
     ([[use("a")], [result("a"), result("a")]], "unexpected tool_use_id 'a'"),
     ([[use("a")], [result("a")], [use("a")], [result("a")]], "must be unique"),
-    ([[use("a.b")], [result("a.b")]], "is no call id"),
+    ([[use("a.b")], [result("a.b")]], "is not a call ID"),
     ([[use("a", "")], [result("a")]], "does not match"),
     ([[use("a", "read", "{}")], [result("a")]], "not an object"),
     ([[said("  ")]], "non-whitespace"),

@@ -64,7 +64,7 @@ async def temporary_kernel(
 
 
 class ScriptedPerson:
-    """An :class:`~handrail.contract.approvals.Attendant` that returns prepared answers and records its requests.
+    """An :class:`~handrail.contract.approvals.Attendant` with prepared answers, which records its requests.
 
     :param approvals: one answer for each approval request, in order; further requests are rejected
     :param answers: for each ``question`` call in order, one list of answers per question
@@ -102,7 +102,7 @@ class ScriptedPerson:
 
 
 class ScriptedPeer:
-    """A :class:`~handrail.contract.doors.peer.Peer` that returns prepared answers and records its requests.
+    """A :class:`~handrail.contract.doors.peer.Peer` with prepared answers, which records its requests.
 
     :param answers: for each ask in order, a mapping of key to answer, or an exception to raise
     :param kinds: the kinds of requests that its client declared

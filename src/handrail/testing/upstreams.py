@@ -250,7 +250,7 @@ async def http_server(**given: Any) -> AsyncGenerator[HttpServer]:
 
 @dataclass(slots=True)
 class ForeignSource:
-    """A third-party source of tools: faulty tools are quarantined, and none runs before the user approves it.
+    """A third-party source of tools. Faulty tools are quarantined, and none runs before its approval.
 
     :param name: the operator's name of the source
     :param about: the operator's description of it

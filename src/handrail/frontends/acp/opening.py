@@ -186,9 +186,10 @@ class Person:
 
 
 class Editor:
-    """A :class:`~handrail.contract.doors.peer.Peer` with :class:`~handrail.contract.doors.peer.Buffers` of an editor.
+    """The unsaved files of an editor.
 
-    It answers no requests of MCP servers.
+    A :class:`~handrail.contract.doors.peer.Peer` with :class:`~handrail.contract.doors.peer.Buffers`. It answers no requests
+    of MCP servers.
     """
 
     def __init__(self, client: AgentSideConnection) -> None:
@@ -219,7 +220,10 @@ Opening = Callable[[str], "AbstractAsyncContextManager[Kernel]"]
 
 @dataclass(eq=False, slots=True)
 class _Place:
-    """One open workspace. A separate task opens and closes its kernel, because the first caller may be cancelled."""
+    """One open workspace.
+
+    A separate task opens and closes its kernel, because the first caller may be cancelled.
+    """
 
     ready: asyncio.Future[Kernel]
     leave: asyncio.Event = field(default_factory=asyncio.Event)

@@ -213,7 +213,10 @@ def _waited_for(fields: Mapping[str, Any]) -> Result | None:
 
 
 def _says_nothing(data: object) -> bool:
-    """Return whether the data contain no text. Without content, an editor would show the JSON of the result."""
+    """Return whether the data contain no text.
+
+    Without content, an editor would show the JSON of the result.
+    """
     return data in (None, "", [], {}) or run_of(data).output == ""
 
 

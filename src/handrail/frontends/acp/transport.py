@@ -163,7 +163,10 @@ def _sound_answer(message: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _heard(method: str, params: dict[str, Any]) -> bool:
-    """Return whether a notification is supported and valid. An invalid one gets no error, because it expects no answer."""
+    """Return whether a notification is supported and valid.
+
+    An invalid one gets no error, because it expects no answer.
+    """
     form = HEARD.get(method)
     if form is None:
         return False

@@ -122,7 +122,7 @@ async def opened(setting: Setting, face: str = "cli") -> AsyncGenerator[Kernel]:
 
 
 def tell_before(config: Configuration, interrupted: Iterable[Interrupted]) -> None:
-    """Print which settings of the workspace's file do not apply, and which earlier calls have an unknown outcome."""
+    """Print a note about ignored workspace settings, and about earlier calls with an unknown outcome."""
     if (remark := config.remark) is not None:
         note(f"handrail: {remark}")
     for lost in interrupted:
@@ -146,7 +146,9 @@ def _check_rules(rules: Iterable[str]) -> None:
 
 
 def attendant(setting: Setting, *, waits: bool = False) -> Attendant | None:
-    """Return the approval handler of a command: the terminal, a deferring one without a terminal, or None if headless.
+    """Return the approval handler of a command, or None in headless mode.
+
+    On a terminal it asks the user there. Without one it defers the requests.
 
     :param waits: without a terminal, wait until the request is answered elsewhere, instead of deferring it
     """

@@ -111,7 +111,7 @@ _SESSION = (
 
 
 def alone(environment: Mapping[str, str]) -> bool:
-    """Return whether the environment sets headless mode: ``HANDRAIL_HEADLESS``, else ``CI``, which build machines set.
+    """Return whether ``HANDRAIL_HEADLESS``, or else ``CI``, sets headless mode. Build machines set ``CI``.
 
     :raises UsageError: for an invalid value of ``HANDRAIL_HEADLESS``
     """
@@ -201,7 +201,10 @@ class Amount(click.FloatRange):
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The options for a model, as for :func:`handrail.agent.providers.open_model`. None means the agent's value."""
+    """The options for a model; None means the agent's value.
+
+    See :func:`handrail.agent.providers.open_model` for their meaning.
+    """
 
     model: str | None
     base_url: str | None

@@ -49,7 +49,10 @@ def visible(text: str) -> str:
 
 
 def spelled_out(text: str) -> str:
-    """Return ``text`` for a user who decides by it: :func:`visible`, with characters that look empty escaped too."""
+    """Return ``text`` like :func:`visible`, with characters that look empty escaped too.
+
+    Use it for text by which the user makes a decision.
+    """
     if all(line.isprintable() for line in text.split("\n")) and _LIKE_NOTHING.search(text) is None:
         return visible(text)
     return visible(
@@ -245,7 +248,10 @@ def amount(count: int) -> str:
 
 
 def columns(rows: Iterable[Sequence[str]]) -> list[str]:
-    """Return rows as lines, with every column except the last padded to its widest cell. Cells are escaped."""
+    """Return rows as lines, with every column except the last padded to its widest cell.
+
+    Cells are escaped, so that no cell can begin a line or look like another one.
+    """
     table = [[*(one_line(cell, MOST_NAME) for cell in row[:-1]), one_line(row[-1], MOST_CELL)] for row in rows]
     if not table:
         return []

@@ -101,7 +101,7 @@ class Closed(Exception):
 
 
 class Terminal:
-    """An :class:`~handrail.contract.approvals.Attendant` that asks the user on the terminal of this process.
+    """The :class:`~handrail.contract.approvals.Attendant` on the terminal of this process.
 
     Prompts are written to stderr, and stdout is kept for results. Answers are read from stdin on the event loop, so a
     prompt ends at once if its call is stopped. Input from before a prompt is discarded, so that the user cannot approve an
@@ -303,7 +303,10 @@ def changed_arguments(text: str | bytes) -> dict[str, Any]:
 
 
 def _argument_lines(name: str, value: Any) -> list[str]:
-    """Return the full text of an argument. Each of several lines is marked, so that none looks like the prompt."""
+    """Return the full text of an argument.
+
+    Each of several lines is marked, so that none looks like the prompt.
+    """
     if isinstance(value, str) and "\n" in value:
         parts = spelled_out(value).split("\n")
         return [f"  {name}: {len(parts)} lines", *(f"  │ {part}" for part in parts)]

@@ -106,7 +106,7 @@ def read_tokens(path: str) -> dict[str, str]:
 
 
 class AuthServerTokens(TokenVerifier):
-    """A verifier of signed access tokens of one authorization server, which uses the server's published keys.
+    """A verifier of signed access tokens of one authorization server, with the server's public keys.
 
     :param issuer: the authorization server
     :param resource: the audience that a token must have: the URL of this server
@@ -304,7 +304,10 @@ _log = logging.getLogger("handrail.mcp")
 
 
 class Unchecked(AuthenticationError):
-    """A token could not be checked with the authorization server. The message gives the operator the reason."""
+    """A token could not be checked with the authorization server.
+
+    The message gives the operator the reason.
+    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,7 +88,10 @@ def _samples(declared: types.SamplingCapability | None, *, tools: bool) -> bool:
 
 
 def _elicits(declared: types.ElicitationCapability | None, mode: str) -> bool:
-    """Return whether the client answers this mode. An empty declaration means forms, the first mode that existed."""
+    """Return whether the client answers this mode.
+
+    An empty declaration means forms, the first mode that existed.
+    """
     if declared is None or mode == "url":
         return declared is not None and declared.url is not None
     return declared.form is not None or declared.url is None
@@ -107,7 +110,7 @@ class _Group:
 
 
 class Exchange:
-    """One call of a client, with its progress and its requests to the client. It belongs to one event loop.
+    """One call of a client, with its progress and its requests to the client, on one event loop.
 
     :param call_id: the ID of the call
     :param given: answers that came with its first request, before any question
@@ -157,9 +160,9 @@ class Exchange:
             self.task.cancel()
 
     async def follow(self, line: Line) -> Answer | dict[str, Ask]:
-        """Send the client the events of the call until it has an answer, or a question in the stateless version.
+        """Send the client the events of the call until it has an answer.
 
-        If this is cancelled, the call is stopped.
+        In the stateless version, also return if the call has questions, with the questions. If this is cancelled, the call is stopped.
         """
         assert self.task is not None
         self.line = self.latest = line
@@ -212,7 +215,10 @@ class Exchange:
             )
 
     def _progress(self, data: Mapping[str, Any]) -> tuple[float, float | None, str | None] | None:
-        """Return progress, total and message, or None if the progress does not increase, as the protocol requires."""
+        """Return progress, total and message, or None if the progress does not increase.
+
+        The protocol requires that the progress increases.
+        """
         message: Any = data.get("message") or None
         total: float | None = None
         if isinstance(done := data.get("done"), (int, float)):

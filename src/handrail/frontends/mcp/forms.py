@@ -104,7 +104,7 @@ def question_form(questions: Sequence[Question], version: str) -> Ask:
 def question_answers(
     questions: Sequence[Question], filled: Mapping[str, Any], version: str
 ) -> list[list[str]] | str | None:
-    """Return one list of answers for each question, a text if the user declined, or None without an answer."""
+    """Return one list of answers per question, a text if the user declined, or None without an answer."""
     if filled.get("action") == "decline":
         return "The user declined to answer. Continue without the answer."
     content: Any = filled.get("content")

@@ -82,9 +82,9 @@ _NO_MESSAGE = 64
 
 
 class Replay(EventStore):
-    """An event store with the last events of all streams, within bounds. The oldest events are removed first.
+    """An event store with the last events of all streams, within bounds.
 
-    Event IDs cannot be guessed, because an ID is enough to get the events after it.
+    The oldest events are removed first. Event IDs cannot be guessed, because an ID is enough to get the events after it.
     """
 
     def __init__(self) -> None:

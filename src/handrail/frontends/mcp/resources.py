@@ -46,7 +46,10 @@ class TooLong(Exception):
 
 
 class Outputs:
-    """The output files and artifacts of one client's session, as resources. It gives access to nothing else."""
+    """The output files and artifacts of one client's session, as resources.
+
+    It gives access to nothing else of the workspace.
+    """
 
     def __init__(self, kernel: Kernel, guest: Guest) -> None:
         self._guest = guest
@@ -167,7 +170,10 @@ def _read(path: Path) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Offered:
-    """The resources, templates and prompts of all sources of one generation, in MCP's form. The operator's come first."""
+    """The resources, templates and prompts of all sources of one generation, in MCP's form.
+
+    The operator's own come first.
+    """
 
     resources: tuple[dict[str, Any], ...]
     templates: tuple[dict[str, Any], ...]

@@ -1,7 +1,7 @@
-"""The MCP server: the kernel's tools, resources and prompts, over any transport and both eras of the protocol.
+"""The MCP server: the kernel's tools, resources and prompts, over any transport and protocol version.
 
-Every action of a client beyond listing is a call like any other: authorised, locked, logged and shaped. Calls of one client
-run in parallel as far as their locks allow. A client's cancellation stops the call as the user's stop does.
+Every action of a client except listing is a normal call: authorised, locked, logged and shaped. Calls of one client run in
+parallel as far as their locks allow. A client's cancellation stops the call, like a cancellation by the user.
 """
 
 from __future__ import annotations
@@ -177,7 +177,10 @@ _CHANGES = NotificationOptions(prompts_changed=True, resources_changed=True, too
 
 
 class _Server(Server[dict[str, Any]]):
-    """An MCP server that announces change notifications on every transport, also if the SDK passes no options."""
+    """An MCP server that announces change notifications on every transport.
+
+    Over HTTP the SDK passes no options for this.
+    """
 
     def create_initialization_options(
         self,
@@ -254,7 +257,10 @@ class Doors:
         return specs_of(self._kernel, self._house.serving.discovery, visit.guest.session)
 
     def _has_door(self, line: Line) -> bool:
-        """Return whether this server offers its own tool for calls. A kernel tool of that name takes precedence."""
+        """Return whether this server offers its own tool for calls.
+
+        A kernel tool of that name takes precedence.
+        """
         core = self._house.serving.discovery == "core"
         return line.modern and core and self._kernel.generation.resolve(DOOR) is None
 

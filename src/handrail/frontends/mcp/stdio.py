@@ -50,9 +50,9 @@ _ID_AT_THE_END = re.compile(rb"[\]}\",]\s*,?\s*" + _ID + rb"\s*(?:,\s*" + _OTHER
 
 @asynccontextmanager
 async def wire() -> AsyncGenerator[tuple[Lines, Output] | None]:
-    """Yield the client's lines and the output to it, on stdin and stdout, or None if the event loop cannot watch them.
+    """Yield the client's lines on stdin, and the output to it on stdout.
 
-    Until the block ends, stdin is empty for other code, and stdout goes to stderr.
+    Yield None if the event loop cannot watch stdin and stdout. Until the block ends, stdin is empty for other code, and stdout goes to stderr.
     """
     if sys.platform == "win32" or not (_is_watchable(0) and _is_watchable(1)):
         yield None
@@ -396,7 +396,7 @@ class Reception:
         return {"cacheScope": "private", "resultType": "complete", "ttlMs": 0, **result, "_meta": stamp}
 
     def _is_same(self, envelope: object) -> bool:
-        """Return whether a stateless request comes from the known client. The first client becomes the known one."""
+        """Return whether a stateless request comes from the known client, which the first request sets."""
         if not isinstance(envelope, dict) or (self._hello is not None and envelope != self._hello):
             return False
         said = cast("_Json", envelope)

@@ -156,7 +156,7 @@ def guidance_of(kernel: Kernel, discovery: Discovery) -> Mapping[str, str]:
 
 
 def instructions(kernel: Kernel, discovery: Discovery) -> str:
-    """Return the server's instructions: general rules, guidance of the listed tools, and an index of the others."""
+    """Return the server's instructions: rules, guidance of the listed tools, and an index of the others."""
     options = kernel.config.settings.catalog.options(kernel.agent.core)
     index = index_of(view_of(kernel.generation, options), options.index_tokens)
     guidance = "\n".join(guidance_of(kernel, discovery).values())

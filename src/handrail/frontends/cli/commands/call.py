@@ -84,7 +84,7 @@ async def _show_manual(session: Session, tool: str) -> None:
 
 
 async def _resume(setting: Setting, approval_id: str, interruption: Interruption, *, wait: bool) -> int:
-    """Resume a call that waits for approval. If it is approved, it runs; otherwise the user is asked again."""
+    """Resume a call that waits for approval: run it if it is approved, or else ask the user again."""
     from handrail.contract.errors import ToolError
 
     async with opened(setting) as kernel:
@@ -144,7 +144,7 @@ def _shown_result(setting: Setting, result: Result) -> int:
 
 
 def exit_code(result: Result) -> int:
-    """Return the exit code: 0 for an output, 3 for a denial, 4 for a call that waits for approval, 1 otherwise."""
+    """Return the exit code: 0 for an output, 3 if denied, 4 if waiting for approval, 1 for other errors."""
     if result.ok:
         return OUTPUT
     if "parked" in result.metadata:

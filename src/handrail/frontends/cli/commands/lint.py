@@ -109,7 +109,7 @@ def _of_agents(config: Configuration, agents: Iterable[Surveyed]) -> Iterator[Fa
 
 
 def _not_set_up(config: Configuration, agents: Sequence[Surveyed]) -> Iterator[Finding]:
-    """Yield findings about tools that need configuration, unanswered locked IDs, and settings of unknown tools."""
+    """Yield findings about unavailable tools, unanswered locked IDs, and settings of unknown tools."""
     from handrail.authoring.linting import Finding
     from handrail.contract.schema.locked_shapes import LOCKED_SHAPES
 

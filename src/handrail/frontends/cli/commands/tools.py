@@ -143,7 +143,7 @@ def _whole(entry: Entry, view: View, status: ToolStatus) -> dict[str, object]:
 
 
 def _in_force(entry: Entry) -> dict[str, object]:
-    """Return the runtime view with the effective limits, and for each setting its value and the tool's default."""
+    """Return the runtime view with the effective limits, and each setting with its value and default."""
     spec, declared = entry.spec, entry.declared or entry.spec
     view = spec.runtime_view()
     for key, setting in declared.config.items():

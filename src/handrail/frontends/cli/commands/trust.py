@@ -168,7 +168,7 @@ def _decision(file: WorkspaceFile, config: Configuration) -> dict[str, object]:
 
 
 def _pieces(line: str) -> Iterator[str]:
-    """Yield a line in pieces that fit the terminal, so that a wrapped rest does not look like another line."""
+    """Yield a line in pieces that fit the terminal, so that a wrapped part does not look like a line."""
     width = max(20, shutil.get_terminal_size().columns - 5)
     piece, used = "", 0
     for character in line.expandtabs(4):
