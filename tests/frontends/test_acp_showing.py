@@ -43,7 +43,13 @@ def block(text: str) -> str:
         ({"exit_code": -9, "signal": 99}, ["ended by signal 99"]),
         (
             {"exit_code": 1, "output": "x", "limit": "too much memory", "dropped_bytes": 5000, "notes": ["[a](b)"]},
-            [block("x"), "exit code 1", "too much memory", "5,000 bytes of the output were not saved.", block("[a](b)")],
+            [
+                block("x"),
+                "exit code 1",
+                "too much memory",
+                "5,000 bytes of the output were not saved.",
+                block("[a](b)"),
+            ],
         ),
         ({"exit_code": 0}, ["exit code 0"]),
         ({"head": "begins", "exit_code": 0}, [block("begins")]),

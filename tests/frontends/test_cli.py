@@ -360,7 +360,7 @@ def test_log_shows_one_line_per_call_and_every_record_of_one(here: Here) -> None
     assert (read["tool"], read["state"]) == ("read", "output")
     assert (write["tool"], write["state"], write["error_kind"]) == ("write", "refused", "denied")
     shown = here("log").out.splitlines()
-    assert len(shown) == 2 and "read" in shown[0] and "denied" in shown[1]
+    assert len(shown) == 3 and shown[0].startswith("TIME ") and "read" in shown[1] and "denied" in shown[2]
     kinds = [json.loads(line)["kind"] for line in here("log", "--call", write["call_id"], "--json").out.splitlines()]
     assert kinds[0] == "proposed" and kinds[-1] == "refused"
 
@@ -369,7 +369,7 @@ def test_log_on_a_terminal_keeps_each_call_on_one_line(handrail: Program, on_a_t
     handrail("call", "write", '{"path": "new.txt", "content": "x"}', "--headless")
     terminal = on_a_terminal(*handrail.command("log"), environment={"COLUMNS": "80"})
     assert terminal.end() == 0
-    (line,) = terminal.shown.splitlines()
+    _, line = terminal.shown.splitlines()
     assert len(line) == 80 and "denied: " in line and line.endswith("…")
 
 

@@ -53,9 +53,9 @@ def test_tools_says_of_each_its_category_and_whether_it_is_in_view(here: Here) -
     listed = {tool["id"]: tool for tool in json.loads(here("tools", "--json").out)["tools"]}
     assert (listed["read"]["category"], listed["read"]["view"]) == ("core", "core")
     assert (listed["git.push"]["category"], listed["git.push"]["view"]) == ("git", "to be loaded")
-    git = here("tools", "--category", "git").out.splitlines()
+    title, *git = here("tools", "--category", "git").out.splitlines()
     assert len(git) == sum(tool["category"] == "git" for tool in listed.values()) > 10
-    assert all(line.startswith("git.") and " git " in line for line in git)
+    assert title.startswith("TOOL ") and all(line.startswith("git.") and " git " in line for line in git)
     wrong = here("tools", "--category", "gti")
     assert wrong.code == 2 and "core, files, git" in wrong.err
     empty = here("tools", "--category", "project")

@@ -28,7 +28,7 @@ def test_what_was_no_call_is_shown_among_the_calls(here: Here, handrail: Program
         store.database.close()
         store.lease.release()
     assert here("call", "read", '{"path": "note.txt"}').code == 0
-    before, line, above, after = here("log").out.splitlines()
+    _, before, line, above, after = here("log").out.splitlines()
     assert "read" in before and "read" in after
     assert "ses_x" in line and "native.web_search" in line and "provided" in line
     assert r'done by anthropic:m: {"query": "two\nlines"}' in line
@@ -37,6 +37,6 @@ def test_what_was_no_call_is_shown_among_the_calls(here: Here, handrail: Program
     rows = [json.loads(row) for row in here("log", "--json").out.splitlines()]
     assert [row["state"] for row in rows] == ["output", "provided", "instructions-read", "output"]
     assert rows[1]["artifacts"] == ["sha256:1"] and rows[1]["call_id"] == ""
-    only, above = here("log", "--session", "ses_x").out.splitlines()
+    _, only, above = here("log", "--session", "ses_x").out.splitlines()
     assert "provided" in only and "instructions-read" in above
     assert "provided" not in here("log", "--limit", "1").out, "older than the calls that are shown"

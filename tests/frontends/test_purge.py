@@ -41,7 +41,7 @@ def test_a_purge_shows_what_goes_and_removes_it_when_told_to(used: Here, handrai
 def test_nothing_goes_where_nobody_agreed(used: Here, handrail: Program, on_a_terminal: Terminals) -> None:
     before = used("log", "--json", "--records").out
     done = handrail("log", "purge", "--before", "0")
-    assert done.code == 2 and "nothing was removed" in done.err and "--yes" in done.err
+    assert done.code == 2 and "Nothing was removed" in done.err and "--yes" in done.err
     terminal = on_a_terminal(*handrail.command("log", "purge", "--before", "0"))
     terminal.wait_for("Remove this permanently?")
     terminal.type("n\n")

@@ -200,6 +200,4 @@ def test_an_address_where_something_else_listens_is_told_in_a_line(here: Here) -
         place = f"127.0.0.1:{taken.getsockname()[1]}"
         done = here("mcp", "--http", place)
     assert done.code == 5
-    assert (
-        done.err == f"handrail: {place} cannot be listened at: something else listens there; give another HOST:PORT\n"
-    )
+    assert done.err == f"handrail: Could not listen on {place}: another program uses it. Pass another HOST:PORT.\n"

@@ -16,12 +16,12 @@ def test_tools_cost_says_what_each_tool_category_and_source_takes_the_dearest_fi
     assert {"core", "git", "files"} < {share["name"] for share in told["categories"]}
     assert [share["name"] for share in told["sources"]] == ["built-in"] and told["estimated"] is True
     lines = here("tools", "--cost").out.splitlines()
-    assert f"about {told['in_view']:,} tokens in view" in lines[0] and f"{told['whole']:,} with every tool" in lines[0]
-    assert f"the form that {told['dialect']} is given" in lines[2]
+    assert f"about {told['in_view']:,} tokens loaded" in lines[0] and f"{told['whole']:,} with every tool" in lines[0]
+    assert f"the form for {told['dialect']}" in lines[2]
     dearest = told["tools"][0]
     row = next(line.split() for line in lines if line.startswith(f"{dearest['id']} "))
     assert f"{dearest['tokens']:,}" in row and f"{100 * dearest['tokens'] / told['whole']:.1f}" in row
-    assert any(line.startswith("category") for line in lines) and any(line.startswith("source") for line in lines)
+    assert any(line.startswith("CATEGORY") for line in lines) and any(line.startswith("SOURCE") for line in lines)
 
 
 @pytest.mark.proves("D-10")

@@ -83,7 +83,8 @@ def shown(value: object) -> str:
 
 
 def _show(config: Configuration) -> None:
-    for line in columns(_rows(value for value in config.values if not value.not_in_force)):
+    in_force = _rows(value for value in config.values if not value.not_in_force)
+    for line in columns([("KEY", "VALUE", "ORIGIN"), *in_force]):
         out(line)
     out_of_force = [value for value in config.values if value.not_in_force]
     if out_of_force:

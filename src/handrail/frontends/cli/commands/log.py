@@ -187,7 +187,8 @@ def _show_calls(setting: Setting, rows: list[CallRow], beside: list[LoggedRecord
         return
     if not whole:
         note("No calls are recorded.")
-    out_rows(_line(row) for _, row in whole)
+        return
+    out_rows([("TIME", "CALL", "TOOL", "STATE", "RESULT"), *(_line(row) for _, row in whole)])
 
 
 def _line(row: CallRow | LoggedRecord) -> tuple[str, ...]:

@@ -137,8 +137,9 @@ def _listed(setting: Setting, kept: Sequence[Kept]) -> None:
         return
     if not kept:
         note("No state is stored yet.")
+        return
     rows = [(one.key, amount(one.bytes), _used(one), _about(one)) for one in kept]
-    out_rows(rows)
+    out_rows([("KEY", "SIZE", "LAST USED", "WORKSPACE"), *rows])
 
 
 def _about(one: Kept) -> str:

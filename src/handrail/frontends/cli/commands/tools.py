@@ -88,13 +88,18 @@ def _statuses(entries: Iterable[Entry], told: Sequence[ToolStatus]) -> dict[str,
 
 
 def _show_tools(entries: Sequence[Entry], view: View, statuses: Mapping[str, ToolStatus]) -> None:
-    lines = columns(
+    head = ("TOOL", "STATUS", "CATEGORY", "LOADING", "EFFECT", "SOURCE", "DESCRIPTION")
+    rows = [
         (
             *(entry.spec.id, statuses[entry.id].status, view.category_of(entry), view.standing(entry)),
             *(entry.spec.side_effect, entry.source, _about(entry, statuses[entry.id])),
         )
         for entry in entries
-    )
+    ]
+    if not rows:
+        return
+    title, *lines = columns([head, *rows])
+    out_styled((title, "bold"), cut=True)
     for entry, line in zip(entries, lines, strict=True):
         name, style = len(one_line(entry.spec.id, MOST_NAME)), "dim" * (entry.withheld is not None)
         out_styled((line[:name], f"bold {style}"), (line[name:], style), cut=not statuses[entry.id].reason)
