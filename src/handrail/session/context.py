@@ -41,14 +41,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Brought:
-    """What a process brings for the sessions that it opens itself; nobody else's see any of it.
+    """The settings, tools, rules and secrets that a process registers for the sessions that it opens.
 
-    Its secrets are redacted everywhere.
+    Sessions of other processes see none of them. The secrets are redacted everywhere.
     """
 
     face: str = "library"
     agent: str | None = None
-    """None: the configured one."""
+    """The agent's id; None for the configured one."""
     tools: tuple[Tool, ...] = ()
     rules: tuple[str | RuleEntry, ...] = ()
     secrets: Mapping[str, str] | None = field(default=None, repr=False)
@@ -56,15 +56,15 @@ class Brought:
     offerings: tuple[Offering, ...] = ()
     settings: tuple[str, ...] = ()
     mode: Mode | None = None
-    """None: the agent's, or the configured one."""
+    """None for the mode of the agent or of the configuration."""
     tool_config: ToolConfig = field(default_factory=dict[str, Mapping[str, str]])
 
     tool_settings: Mapping[str, ToolSettings] = field(default_factory=dict[str, ToolSettings])
-    """What its flags set for tools."""
+    """Settings of tools from command-line flags."""
     catalog: CatalogSettings | None = None
-    """What its flags set for models' views; None for that of the process that holds the workspace."""
+    """Catalog settings from command-line flags; None for those of the process that holds the workspace."""
     configured_mode: Mode | None = None
-    """The mode that its files name; None for that of the process that holds the workspace."""
+    """The mode in the process's configuration files; None for that of the process that holds the workspace."""
 
 
 class Shelf:
@@ -78,11 +78,12 @@ class Shelf:
         numbers: Callable[[], int],
         publish: Callable[[Mapping[str, Any]], None],
     ) -> None:
-        """
-        :param sources: those of the current generation
-        :param layer: what the agent has, with the tools of these generations
-        :param numbers: gives the number of the next generation, whichever shelf it is for
-        :param publish: puts on record what is told of a new generation
+        """Create the generations of an agent.
+
+        :param sources: the sources of the current generation
+        :param layer: returns the agent's capabilities, given the tools of these generations
+        :param numbers: returns the number of the next generation of any agent
+        :param publish: records a change of the tools
         """
         self.sources = sources
         self.succession = succession
@@ -91,43 +92,44 @@ class Shelf:
         self._publish = publish
         self._chronicle = Chronicle()
         self.is_on_record = False
-        """Whether a session has worked with it, so that its generations are recorded."""
+        """Whether a session has used these generations, so that they are recorded."""
         self.authorities: list[Authority] = []
-        """The authorities that judge by what the agent's tools require."""
+        """The authorities that use the capabilities of the agent's tools."""
         self._reloading = asyncio.Lock()
         self._changed: list[Source] = []
         self._next: asyncio.Task[Difference] | None = None
-        """The task that looks through changed sources, once it is its turn."""
+        """The task that waits to look through the changed sources."""
         self.options: set[CatalogOptions] = set()
-        """The ways in which its tools are arranged for models."""
+        """The catalog options of the contexts that use these generations."""
         self.watchers: list[Callable[[Generation], None]] = []
         """Called with each new generation."""
 
     def begin(self) -> None:
-        """Record its generations from now on, because a session works with it. Only looking at tools leaves no record."""
+        """Record the generations from now on, because a session uses them."""
         if not self.is_on_record:
             self.is_on_record = True
             self._publish(self._chronicle.told(self.succession.current))
 
     async def reload(self, given: Iterable[Tool] | None = None) -> Difference:
-        """Look through the sources again, in a thread, and publish what they have as the next generation, in one step.
-        Calls go on meanwhile.
+        """Load all sources again, in a thread, and publish the result as the next generation.
 
-        :param given: instead of the tools given in code before; None leaves those as they are
+        Calls continue meanwhile.
+
+        :param given: replaces the tools that the program registered; None keeps them
         :raises LoadError: with every fault; the current generation stays
-        :raises UsageError: when the kernel was closed meanwhile
+        :raises UsageError: if the kernel was closed meanwhile
         """
         tools = None if given is None else tuple(given)
-        async with self._reloading:  # one after the other, so that the numbers rise
+        async with self._reloading:  # one at a time, so that the numbers increase
             sources = self.sources if tools is None else replace(self.sources, given=tools)
             return await self._load(sources)
 
     async def refresh(self, changed: Iterable[Source]) -> Difference:
-        """The same of single sources, which are not the operator's own; all others stay as they were found last.
+        """Load single sources again, which are not the operator's own; all others keep their last result.
 
-        What changes while others are looked through waits, and is then looked through together.
+        Changes during a refresh are collected and loaded together afterwards.
 
-        :return: what became of all tools, also of those for which somebody else waited too
+        :return: the difference of all tools, including those that other callers asked for
         """
         self._changed.extend(source for source in changed if not any(source is one for one in self._changed))
         if self._next is None:
@@ -149,12 +151,12 @@ class Shelf:
     ) -> tuple[Generation, Layer]:
         generation = sources.load(number, only)
         for options in tuple(self.options):
-            view_of(generation, options)  # here, so that the first turn with it does not keep others waiting
+            view_of(generation, options)  # computed in this thread, so that the first turn does not block the event loop
         return generation, self._layer((generation, *living))
 
     def _follow(self, sources: ToolSources, generation: Generation, layer: Layer) -> Difference:
         if self.succession.closed:
-            raise UsageError("the kernel was closed while its tools were looked through; open it anew")
+            raise UsageError("The kernel was closed while its tools were loaded. Open a new kernel.")
         difference = self.succession.publish(generation)
         self.sources = sources
         for authority in self.authorities:
@@ -167,13 +169,13 @@ class Shelf:
 
 
 class Context:
-    """One agent in one process's sessions.
+    """One agent in the sessions of one process.
 
-    :ivar further: the agent's roots beside the workspace
-    :ivar rules: those that every session of it starts with
-    :ivar secrets: what its sessions' tools may be given
-    :ivar catalog: how its sessions' models see the tools
-    :ivar shared: whether other contexts see the same generations, so that they do not end with this one
+    :ivar further: the agent's additional root folders
+    :ivar rules: the rules with which every session starts
+    :ivar secrets: the secrets that its tools may use
+    :ivar catalog: the catalog options of its sessions
+    :ivar shared: whether other contexts use the same generations, so that closing this context leaves them open
     """
 
     def __init__(
@@ -199,7 +201,7 @@ class Context:
         shelf.authorities.append(authority)
         shelf.options.add(self.catalog)
         self.watchers: list[Callable[[Generation], None]] = []
-        """Told of each new generation that its sessions work with."""
+        """Called with each new generation that its sessions use."""
         shelf.watchers.append(self._published)
 
     @property
@@ -209,11 +211,11 @@ class Context:
 
     @property
     def generation(self) -> Generation:
-        """The tools there are now. A turn keeps those there were when it began."""
+        """The current tools. A turn keeps the tools with which it started."""
         return self.shelf.succession.current
 
     def part(self, own: Context) -> None:
-        """Go on, in sessions that are open as well, with the tools of ``own``, which nobody else has or will have."""
+        """Replace the generations by those of ``own``, also in open sessions. No other context uses them."""
         before = self.shelf
         before.authorities.remove(self.authority)
         before.watchers.remove(self._published)
@@ -231,44 +233,45 @@ class Context:
             told(generation)
 
     async def aclose(self) -> None:
-        """Nobody opens sessions of it any more."""
+        """Release the generations. No sessions may be opened with the context afterwards."""
         self.shelf.authorities.remove(self.authority)
         self.shelf.watchers.remove(self._published)
         if not self.shared:
             await self.shelf.succession.aclose()
 
 
-# Parent and child sessions: the limits that a parent sets for the sessions of its sub-agents, and the answers that these
-# get from the parent's user.
+# Parent and child sessions: the limits that a parent sets for its sub-agents, and the answers of the parent's user.
 
 T = TypeVar("T")
 
-NOT_NOW = "nobody is there now, and a sub-agent's call cannot wait for them"
+NOT_NOW = (
+    "No user is available now, and a sub-agent's call cannot wait for one. Continue without it and say what you left out."
+)
 
 
 def secrets_for(child: SecretStore, under: Under) -> SecretStore:
-    """The secrets of a child: those that its parent has and passes on."""
+    """Return the secrets of a child session: those that its parent has and delegates."""
     parent = under.parent
     names = parent.lane.around.secrets.names & set(parent.family.manifest.delegable.secrets)
-    return child.only(names, f"the agent {parent.family.manifest.id} does not pass it on to its sub-agents")
+    return child.only(names, f"the agent {parent.family.manifest.id} does not delegate it to its sub-agents")
 
 
 def attendant_for(under: Under) -> Attendant | None:
-    """The people of the parent, where it passes them on."""
+    """Return the approval handler of a child session, or None if its parent does not delegate it."""
     if under.parent.lane.attendant is None or not under.parent.family.manifest.delegable.presence:
         return None
     return _AskedFromBelow(under)
 
 
 def named_hosts_of(under: Under) -> str | None:
-    """The nearest agent above a child that passes on hosts by their names alone; None where none does."""
+    """Return the id of the nearest parent agent that delegates hosts by name only, or None."""
     parent = under.parent.family.manifest
     hosts = parent.delegable.net.hosts
     return under.parent.lane.named_hosts_of if hosts is None or "*" in hosts else parent.id
 
 
 def origin_of(agent: str, under: Under) -> str:
-    """Who asks, for the people of the session at the top."""
+    """Describe the sub-agent that asks, for the user of the session at the top."""
     is_top = under.parent.family.under is None
     of = f"session {under.parent.id}" if is_top else under.parent.lane.origin
     about = f" ({' '.join(under.delegation.description.split())[:80]})" if under.delegation.description.strip() else ""
@@ -277,9 +280,12 @@ def origin_of(agent: str, under: Under) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _AskedFromBelow:
-    """The people of the session at the top of the tree, asked by one below. Its calls are not parked: nobody would take them up
-    again. Those that are made in the background wait where they are while that session is suspended or its people put them
-    off. Every other door can answer them meanwhile, and whoever opens the session again is asked."""
+    """An approval handler of a sub-agent that asks the user of the session at the top of the tree.
+
+    The sub-agent's calls are not suspended, because they could not be resumed. A call in the background waits while the
+    top session is suspended or its user defers the answer. Other approval frontends can answer meanwhile, and the user is
+    asked again when the top session is opened again.
+    """
 
     under: Under
 
@@ -297,14 +303,14 @@ class _AskedFromBelow:
         return answers
 
     async def _answered(self, ask: Callable[[Attendant], Awaitable[T | None]]) -> T | None:
-        """What they answer; None where nobody is there now, and none is waited for."""
+        """Return the user's answer, or None if no user is available and the call does not wait."""
         waits = False
         while True:
             top = self.under.top
             people = None if top.closed else top.people
             if people is not None and (answer := await _unless_left(ask(people), top)) is not None:
                 return answer
-            alone = people is None and not top.closed and not waits  # it was headless when this was asked
+            alone = people is None and not top.closed and not waits  # the session was headless when the call asked
             if alone or not self.under.in_background:
                 return None
             waits = True
@@ -312,7 +318,7 @@ class _AskedFromBelow:
 
 
 async def _unless_left(asking: Awaitable[T | None], session: HeldSession) -> T | None:
-    """What is answered, unless the session whose people are asked ends before: a yes that comes too late is none."""
+    """Return the answer, or None if the session whose user is asked ends first."""
     asked = asyncio.ensure_future(asking)
     left = asyncio.ensure_future(session.family.left.wait())
     try:
@@ -321,14 +327,14 @@ async def _unless_left(asking: Awaitable[T | None], session: HeldSession) -> T |
     finally:
         left.cancel()
         if not asked.cancel() and not asked.cancelled():
-            asked.exception()  # looked at
+            asked.exception()  # retrieved, so that asyncio does not report it
 
 
 # The opening of a session, for every caller.
 
 
 class SessionOptions(TypedDict, total=False):
-    """What a program says of a session that it opens. The kernel's ``session`` says what each means."""
+    """The options of a session that a program opens. :meth:`Kernel.session` describes each."""
 
     agent: str | None
     headless: bool
@@ -341,23 +347,24 @@ class SessionOptions(TypedDict, total=False):
 
 
 def checked(options: SessionOptions) -> SessionOptions:
-    """The options of a program, with its rules as they are now.
+    """Return the options with their rules as texts.
 
-    :raises TypeError: for a name that is none of theirs
-    :raises UsageError: when nobody can be asked in a session that is not headless, and for what is no rule's form
+    :raises TypeError: if an option does not exist
+    :raises UsageError: if a session that is not headless has no approval handler, or a rule has no valid form
     """
     if unknown := sorted(options.keys() - SessionOptions.__annotations__.keys()):
         raise TypeError(f"session() got an unexpected keyword argument {unknown[0]!r}")
     if options.get("attendant") is None and not options.get("headless", True):
-        raise UsageError("a session that is not headless needs an attendant=… who can be asked")
+        raise UsageError("The session is not headless and has no approval handler. Pass `attendant` or `headless=True`.")
     return {**options, "rules": rule_texts(options.get("rules", ()))}
 
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """
-    :param context_of: that of another agent, with what the process brought that opens it
-    :param options: the session's own; a sub-agent's session uses its parent's attendant, if they are passed on
+    """The parameters of one session that is about to be opened.
+
+    :param context_of: returns the context of another agent, with the registrations of the process that opens it
+    :param options: the session's options; a sub-agent's session uses its parent's approval handler, if that is delegated
     :param under: the parent and its call, for a sub-agent's session
     """
 
@@ -369,11 +376,11 @@ class Opening:
 
     @property
     def people(self) -> Attendant | None:
-        """The person who can be asked."""
+        """The approval handler of the session."""
         return self.options.get("attendant") if self.under is None else attendant_for(self.under)
 
     def row(self, session_id: str, now_ns: int) -> SessionRow:
-        """The row by which it is stored."""
+        """Return the row by which the session is stored."""
         row = SessionRow(
             session_id,
             now_ns,

@@ -14,13 +14,13 @@ from handrail.contract.generation import Generation
 from handrail.contract.session import Session
 
 PASSING = frozenset({"progress", "log"})
-"""Kinds of which a program may say without end, and that a reader can do without."""
+"""Event kinds that a program may send without limit, and that a reader can miss."""
 _MAX_PROGRESS_WAITING = 10_000
 _MAX_EVENTS_WAITING = 20_000
 
 
 class EventQueue:
-    """What one reader of events has still to read, within bounds."""
+    """A bounded queue of the events that one reader has still to read."""
 
     def __init__(self) -> None:
         self._waiting: asyncio.Queue[Event | None] = asyncio.Queue()
@@ -44,9 +44,10 @@ class EventQueue:
 
 
 async def events_of(session: Session, readers: list[EventQueue]) -> AsyncIterator[Event]:
-    """See :meth:`handrail.contract.session.Session.events`.
+    """Iterate over the events of ``session``, through a queue with bounds.
 
-    :param readers: where the session finds the queues that it ends
+    :param readers: the list in which the session finds the queues to end
+    :raises UsageError: if the reader fell too far behind, after the events up to that point
     """
     if session.closed:
         return
@@ -60,8 +61,8 @@ async def events_of(session: Session, readers: list[EventQueue]) -> AsyncIterato
             yield event
         if queue.overrun:
             raise UsageError(
-                f"this reader of the events of session {session.id} fell {_MAX_EVENTS_WAITING:,} behind; read faster, "
-                "or use watch() and keep only what you need"
+                f"The reader of the events of session {session.id} fell {_MAX_EVENTS_WAITING:,} events behind. "
+                "Read faster, or use watch() and keep only what you need."
             )
     finally:
         stop()
@@ -74,7 +75,10 @@ Watchers = list[Callable[[Generation], None]]
 
 
 class News:
-    """Of one session. What changes in one go is told once, and after everybody else has heard of it."""
+    """A sender of the change events of one session.
+
+    Changes in one step of the event loop give one event, sent after all other listeners have seen them.
+    """
 
     def __init__(self, lane: Lane) -> None:
         self._lane = lane
@@ -82,16 +86,16 @@ class News:
         self._looking: set[asyncio.Task[None]] = set()
         self._watchers: list[Watchers] = []
         self.when_brought: Callable[[tuple[str, ...]], None] | None = None
-        """Told at once how the active set has changed, by its steps."""
+        """Called at once with the steps by which the active set has changed."""
         lane.catalog.changed = self._brought
 
     def follow(self, watchers: Watchers) -> None:
-        """Hear of each new generation of the session's tools."""
+        """Watch the new generations of the session's tools."""
         watchers.append(self._published)
         self._watchers.append(watchers)
 
     def view_changed(self) -> None:
-        """Another interaction has begun."""
+        """Send an event, because another interaction has started."""
         self._soon({})
 
     def end(self) -> None:

@@ -31,11 +31,11 @@ from handrail.store.tables.sessions import SessionRow
 _DATA_URL = re.compile(r"data:([A-Za-z0-9!#$&^_.+-]{1,100}/[A-Za-z0-9!#$&^_.+-]{1,100})(?:;[^,;]{0,100})*;base64,")
 _MAX_DEPTH = 64
 File = tuple[bytes, str]
-"""Its content, and its media type."""
+"""The content of a file, and its media type."""
 
 
 def split(content: Any) -> tuple[Any, list[File]]:
-    """``content`` with ``{"file": n, "media_type", "bytes"}`` in the place of its n-th file, and the files."""
+    """Replace each file in ``content`` by ``{"file": n, "media_type", "bytes"}``, and return the files."""
     files: list[File] = []
     return _walk(content, files, 0), files
 
@@ -46,7 +46,7 @@ def _walk(value: Any, files: list[File], depth: int) -> Any:
         taken = None if found is None else _taken(value[found.end() :], found[1], files)
         return value if taken is None else taken
     if depth >= _MAX_DEPTH:
-        return "(nested too deeply to be kept)" if isinstance(value, (dict, list)) else value
+        return "(nested too deeply to be stored)" if isinstance(value, (dict, list)) else value
     if isinstance(value, Mapping):
         inner = cast("Mapping[str, Any]", value)
         data, media_type = inner.get("data"), inner.get("media_type")
@@ -73,10 +73,12 @@ def _taken(text: str, media_type: str, files: list[File]) -> dict[str, Any] | No
 
 
 class SessionHistory:
-    """Implements :class:`~handrail.contract.doors.memory.History` for one session.
+    """The stored messages of one session, without registered secrets.
 
-    :param lane: its calls, which stand behind what was said before them; None where it is not open
-    :param clock: wall-clock time in nanoseconds
+    Implements :class:`~handrail.contract.doors.memory.History`.
+
+    :param lane: the session's calls, which start after the messages before them are stored; None if it is not open
+    :param clock: returns wall-clock time in nanoseconds
     """
 
     def __init__(
@@ -121,7 +123,7 @@ class SessionHistory:
             await skills.forget_given()
 
     async def provided(self, about: Mapping[str, Any], content: Any) -> Sequence[str]:
-        plain, files = split(content)  # before what would cut a file's text into pieces
+        plain, files = split(content)  # before redaction, which would change a file's base64 text
         plain, redact = self._redactor.value(plain), self._redactor.binary
         whole = json.dumps(plain, ensure_ascii=False).encode("utf-8", "surrogatepass")
         stored = [(whole, "application/json"), *((redact(data), media_type) for data, media_type in files)]
@@ -140,7 +142,7 @@ class SessionHistory:
         plain: dict[str, Any] = self._redactor.value(dict(data))
         parts: object = data.get("parts")
         if isinstance(parts, list):
-            # What its provider signed would no longer be what was signed: such a block goes as a whole.
+            # A redacted block would not match its provider's signature, so the whole block is left out.
             both = zip(cast("list[Any]", parts), cast("list[Any]", plain["parts"]), strict=True)
             kept = [now for was, now in both if now is was or "kept" not in was]
             plain = {**plain, "parts": kept}
@@ -148,14 +150,14 @@ class SessionHistory:
 
 
 MAX_TOPIC = 500
-"""Characters of a topic: each call's record has it."""
+"""The longest topic, in characters. The record of each call contains it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lasting:
-    """The sessions of one workspace, as they are kept. For the process that holds it.
+    """The stored sessions of one workspace, in the process that holds it.
 
-    :param redactor: what must not be kept
+    :param redactor: removes registered secrets from everything that is stored
     """
 
     store: Store
@@ -163,34 +165,34 @@ class Lasting:
     log: CommitLog
 
     def row(self, opened: SessionRow) -> SessionRow:
-        """How a session is kept when it is opened: what is known of it from before stays, unless it is said anew. A topic is
-        kept without secrets, and no longer than ``MAX_TOPIC``.
+        """Return the row by which a session is stored when it is opened.
 
-        :raises UsageError: when it is another agent's
+        Stored values stay unless the opened row replaces them. The topic is redacted and cut to ``MAX_TOPIC``.
+
+        :raises UsageError: if the session belongs to a sub-agent or to another agent
         """
         if opened.topic is not None:
             opened = replace(opened, topic=self.redactor.head(opened.topic, MAX_TOPIC))
         known = self.store.sessions.get(opened.id)
         if known is None or known.closed_ns is not None:
             return opened
-        if known.under is not None:  # begun by a person, it would be bounded by no parent any more
+        if known.under is not None:  # opened directly, it would lose the limits of its parent
             raise UsageError(
-                f"session {opened.id} is a sub-agent's, begun by the call {known.under_call}, and does not go on by itself; "
-                "fork it, and go on with the fork"
+                f"Session {opened.id} belongs to a sub-agent of call {known.under_call} and cannot be opened directly. "
+                "Fork it and continue with the fork."
             )
         if known.agent != opened.agent:
             raise UsageError(
-                f"session {opened.id} is one of the agent {known.agent!r}, not of {opened.agent!r}; open it with that agent, "
-                "or begin another session"
+                f"Session {opened.id} belongs to agent {known.agent!r}, not to {opened.agent!r}. "
+                f"Open it with agent {known.agent!r}, or open another session."
             )
         topic = known.topic if opened.topic is None else opened.topic
         return replace(opened, topic=topic, details={**known.details, **opened.details})
 
     def rules(self, session_id: str) -> list[Rule]:
-        """What a person answered "for this session".
+        """Return the rules from the user's answers "for this session".
 
-        :raises LogUnavailable: when the database cannot be read, or for a text that is no rule and may have been one
-            that denies
+        :raises LogUnavailable: if the database cannot be read, or an unreadable rule may be one that denies
         """
         found: list[Rule] = []
         for text in self.store.rules.of(session_id):
@@ -199,34 +201,35 @@ class Lasting:
             except ValueError as error:
                 if not text.startswith("allow "):
                     raise LogUnavailable(
-                        f"session {session_id} has a stored rule that cannot be read: {error}"
+                        f"A stored rule of session {session_id} cannot be read: {error}. Open another session."
                     ) from None
         return found
 
     def seen(self, session_id: str) -> SeenFiles:
-        """What it has read of files: kept from here on, too.
+        """Return the files that the session has read. Further reads are stored too.
 
-        :raises LogUnavailable: when the database cannot be read
+        :raises LogUnavailable: if the database cannot be read
         """
         hashes, redact = self.store.seen, self.redactor.text
 
         def keep(path: str, sha256: str | None) -> None:
-            if redact(path) == path:  # a path with a secret in it is not kept: that file has to be read again
+            if redact(path) == path:  # a path that contains a secret is not stored, so the file has to be read again
                 hashes.note(session_id, path, sha256)
 
         return SeenFiles(known=hashes.of(session_id), keep=keep)
 
     def history(self, session_id: str, lane: Lane | None = None) -> SessionHistory:
-        """Where what is said in it is kept.
+        """Return the stored conversation of a session.
 
-        :param lane: its calls, where it is open
+        :param lane: the session's calls, if it is open
         """
         artifacts = Artifacts(self.store.folders.artifacts)
         return SessionHistory(session_id, self.store.messages, self.redactor, self.log, artifacts, lane=lane)
 
     def last_turn(self, session_id: str, recorded: int) -> int:
-        """The highest turn that a call of it is known by: in the log, or in the last reply that was kept. A reply is
-        durable before its calls are, and no later call may take one of their ids.
+        """Return the highest turn of the session's calls, in the log or in the last stored replies.
+
+        A reply is durable before its calls are, and no later call may take one of their ids.
 
         :param recorded: the highest turn in the log
         """
@@ -239,44 +242,44 @@ class Lasting:
         return recorded
 
     async def suspend(self, session_id: str) -> None:
-        """Nobody has it open any more.
+        """Record that no process has the session open.
 
-        :raises LogUnavailable: when that cannot be made durable; it is so all the same when this process ends
+        :raises LogUnavailable: if this cannot be made durable; the session is suspended anyway when this process ends
         """
         await self.store.sessions.suspend(session_id, time.time_ns())
 
     def existing(self, session_id: str) -> SessionRow:
-        """A session that is not closed.
+        """Return the row of a session that is not closed.
 
-        :raises UsageError: when there is none of that id, or it is closed
+        :raises UsageError: if the session does not exist or is closed
         """
         row = self.store.sessions.get(session_id)
         if row is None:
-            raise UsageError(f"there is no session {session_id[:80]!r}; handrail sessions lists those there are")
+            raise UsageError(f"Session {session_id[:80]!r} does not exist. List the sessions with `handrail sessions`.")
         if row.closed_ns is not None:
-            raise UsageError(f"session {session_id} was closed for good: nothing that was said in it is kept")
+            raise UsageError(f"Session {session_id} is closed, and its conversation is deleted. Open another session.")
         return row
 
     async def fork(self, parent_id: str, forked_id: str, *, face: str) -> Mapping[str, Any]:
-        """Keep a copy of a session under another id: what was said, with the outputs that were too long to be shown whole,
-        what its tools keep, what it has read of files. No grant, no answered rule and no scratch folder is copied. Gives
-        its details.
+        """Store a copy of a session under another id, and return its details.
 
-        :param forked_id: that of a fork of this session which nobody has opened yet is left as it is
-        :raises UsageError: see :meth:`existing`, and for an id that is in use
-        :raises LogUnavailable: when it cannot be made durable
+        The copy has the conversation, the stored outputs, the values of tools and the files that were read. Grants, answered
+        rules and scratch folders are not copied. A fork that exists already and was never opened is left unchanged.
+
+        :raises UsageError: if the session does not exist or is closed, or ``forked_id`` is in use
+        :raises LogUnavailable: if the copy cannot be made durable
         """
         parent = self.existing(parent_id)
         if (there := self.store.sessions.get(forked_id)) is not None:
             if there.details.get("parent") == parent_id and there.holder is there.closed_ns is None:
                 return there.details
-            raise UsageError(f"session {forked_id[:80]!r} is there already; a fork is another session")
+            raise UsageError(f"Session {forked_id[:80]!r} exists already. Choose another id for the fork.")
         now = time.time_ns()
         details = {**parent.details, "parent": parent_id}
         forked = replace(
             parent, id=forked_id, opened_ns=now, used_ns=now, face=face, details=details, under=None, under_call=None
         )
-        await self.store.database.writer.flush()  # what was said in it up to here is copied, not what is on its way
+        await self.store.database.writer.flush()  # copies everything up to here, including queued writes
         folders = self.store.folders
         try:
             await asyncio.to_thread(folders.fork_output, parent_id, forked_id)

@@ -23,23 +23,26 @@ from handrail.store.tables.sessions import SessionRow, session_rows
 
 MOST_MESSAGES = 20_000
 MOST_CALLS = 5_000
-"""Of the calls that stand in no message: those that a program made, or an agent of an earlier time."""
+"""The most calls that are searched without being in a message: those of programs, or of earlier agents."""
 MOST_BYTES = 64 * 1024 * 1024
 MOST_TERMS = 20
 EXCERPT = 400
 _BEFORE = 120
-"""Characters of an excerpt that stand before what was found."""
+"""The number of characters in an excerpt before the match."""
 _MAX_DEPTH = 32
 _TERM = re.compile(r'"([^"]+)"|(\S+)')
 _AROUND = ".,;:!?()[]{}<>'\"`*"
 _PROVIDED = "it comes from a tool of the model's provider"
 _WITHHELD = "(its output is kept from the model)"
 OWN = "search_memory"
-"""Its calls are no part of what it finds."""
+"""The search tool. Its calls are left out of the results."""
 
 
 class SessionTranscript:
-    """Implements :class:`~handrail.contract.doors.memory.Transcript` by reading what is kept, each time, within bounds."""
+    """A search in the stored conversation and calls of a session, within bounds.
+
+    Implements :class:`~handrail.contract.doors.memory.Transcript`. Every call reads the database again.
+    """
 
     def __init__(self, session_id: str, database: Database) -> None:
         self._session_id = session_id
@@ -48,8 +51,9 @@ class SessionTranscript:
     async def search(self, query: str, *, limit: int = 10, kinds: Sequence[PassageKind] = ()) -> Recalled:
         terms = terms_of(query)
         if not terms:
-            raise ToolError(f"{query[:80]!r} has no word to look for", kind="invalid_input")
-        await self._database.writer.flush()  # what came last is on record
+            text = f"`query` contains no word to search for: {query[:80]!r}. Pass one or more words."
+            raise ToolError(text, kind="invalid_input")
+        await self._database.writer.flush()  # so that the latest records are read too
         return await asyncio.to_thread(self._search, terms, limit, frozenset(kinds))
 
     async def passage(self, id: str, *, start: int = 0, most: int = 16_000) -> Passage:
@@ -77,13 +81,13 @@ class SessionTranscript:
         there, _ = self._all()
         found = next((one for one in there if one.id == id), None)
         if found is None:
-            text = f"nothing in this session has the id {id[:80]!r}; a search gives ids"
+            text = f"Passage {id[:80]!r} does not exist in this session. Use an `id` from a search result."
             raise ToolError(text, kind="invalid_input")
         end = start + most
         return replace(found, text=found.text[start:end], next=end if end < len(found.text) else None)
 
     def _all(self) -> tuple[list[Passage], bool]:
-        """In the order of time; and whether older ones are left out."""
+        """Return the passages in the order of time, and whether older passages are left out."""
         with LogReader.at(self._database.path) as reader, readable(reader.connection):
             kept, older = latest_messages(reader.connection, self._session_id, most=MOST_MESSAGES, max_bytes=MOST_BYTES)
             said = list(_of_messages(kept))
@@ -93,14 +97,16 @@ class SessionTranscript:
 
 
 def terms_of(query: str) -> list[str]:
-    """What a query looks for: its phrases and words, each once, in lower case."""
+    """Return the phrases and words of a query, each once, in lower case."""
     terms = (phrase or word.strip(_AROUND) for phrase, word in _TERM.findall(query))
     return list(dict.fromkeys(term.casefold() for term in terms if term.strip()))[:MOST_TERMS]
 
 
 def best_of(passages: Sequence[Passage], terms: Sequence[str]) -> list[Passage]:
-    """Those that hold any of ``terms``: the more of them, the rarer they are, and the shorter it is, the further in front;
-    of equals the latest."""
+    """Return the passages that contain any of ``terms``, the best first.
+
+    A passage ranks higher if it contains more terms and rarer terms, and if it is shorter. Of equal ones the latest is first.
+    """
     counted: list[tuple[Passage, list[int]]] = []
     length = 0
     for one in passages:
@@ -122,7 +128,7 @@ def best_of(passages: Sequence[Passage], terms: Sequence[str]) -> list[Passage]:
 
 
 def excerpt(text: str, terms: Sequence[str]) -> str:
-    """The part of ``text`` around the first of ``terms`` that it holds."""
+    """Return the part of ``text`` around the first of ``terms`` in it."""
     if len(text) <= EXCERPT:
         return text
     places = (re.search(re.escape(term), text, re.IGNORECASE) for term in terms)
@@ -134,7 +140,7 @@ def excerpt(text: str, terms: Sequence[str]) -> str:
 
 @dataclass(slots=True)
 class _Call:
-    """One of a message's, until its answer is read."""
+    """A call of a message, until its answer is read."""
 
     id: str
     at_ns: int
@@ -170,7 +176,7 @@ def _of_messages(kept: Sequence[Said]) -> Iterator[Passage]:
 
 
 def _of_log(reader: LogReader, session_id: str, known: set[str]) -> tuple[list[Passage], bool]:
-    """The calls of a session that stand in no message, the latest; and whether there are older ones."""
+    """Return the latest calls of a session that are in no message, and whether older ones exist."""
     found: list[Passage] = []
     size = 0
     for proposal in reader.records(session=session_id, kind="proposed", newest_first=True):
@@ -192,9 +198,9 @@ def _of_log(reader: LogReader, session_id: str, known: set[str]) -> tuple[list[P
 
 
 def _source_of(reader: LogReader, session_id: str, ref: str) -> str | None:
-    """The foreign origin of a session's artifact; None for the operator and the user.
+    """Return the third-party origin of a session's artifact, or None for the operator and the user.
 
-    :raises ToolError: where the session has no such artifact, or the model may not see it
+    :raises ToolError: if the session has no such artifact, or the model may not see it
     """
     known = hidden = False
     source: str | None = None
@@ -202,7 +208,7 @@ def _source_of(reader: LogReader, session_id: str, ref: str) -> str | None:
         body = outcome.body or {}
         metadata = _members(_members(body.get("result")).get("metadata"))
         placed: object = metadata.get("artifacts")
-        if metadata.get("artifact") == ref:  # the whole of an output that a prompt shows nothing of
+        if metadata.get("artifact") == ref:  # the full output of a tool that hides it from the model
             hidden = True
         elif isinstance(placed, list) and ref in placed:
             if "withheld" in body or any(_kept_from_model(reader, one) is not False for one in _above(outcome.call_id)):
@@ -218,15 +224,15 @@ def _source_of(reader: LogReader, session_id: str, ref: str) -> str | None:
     if not known:
         if hidden:
             raise ToolError(
-                f"{ref} is the output of a tool that keeps it from the model. Ask the user for it.", kind="denied"
+                f"Artifact {ref} is hidden from the model by its tool. Ask the user for the content.", kind="denied"
             )
-        text = f"{ref} is not an artifact of this session. Use a reference from a result of your own calls."
+        text = f"Artifact {ref} does not exist in this session. Use a reference from a result of your own calls."
         raise ToolError(text, kind="invalid_input")
     return source
 
 
 def _outcomes_with(reader: LogReader, session_id: str, ref: str) -> Iterator[LoggedRecord]:
-    """The outcomes of a session's calls that name an artifact, and of those before it was forked."""
+    """Yield the outcomes that name an artifact, including those of the parent before the fork."""
     until = None
     passed: set[str] = set()
     while session_id not in passed:
@@ -245,13 +251,16 @@ def _members(value: object) -> Mapping[str, Any]:
 
 
 def _kept_from_model(reader: LogReader, call_id: str) -> bool | None:
-    """Whether what a call gave is not for the model, as it was recorded; None where it has not ended."""
+    """Return whether the log hides a call's result from the model; None if the call has not ended."""
     outcome = reader.outcome_of(call_id)
     return None if outcome is None else outcome.body is None or "withheld" in outcome.body
 
 
 def _above(call_id: str) -> Iterator[str]:
-    """The calls whose tools made this one: its outermost first (``session/turn.index``, a number more for each below it)."""
+    """Return the ids of the calls that led to this call, the outermost first.
+
+    A call id is ``session/turn.index``, with a further number for each level.
+    """
     session, _, numbers = call_id.rpartition("/")
     parts = numbers.split(".")
     return (f"{session}/{'.'.join(parts[:many])}" for many in range(2, len(parts)))
@@ -264,7 +273,7 @@ def _shown(call: _Call) -> Passage:
 
 
 def _as_told(result: object) -> tuple[object, str | None]:
-    """What a call gave, and where that comes from, where that is not the operator or the user."""
+    """Return the data of a result, and its third-party origin if it has one."""
     if not isinstance(result, Mapping):
         return result, None
     told = cast("Mapping[str, Any]", result)
@@ -277,7 +286,7 @@ def _as_told(result: object) -> tuple[object, str | None]:
 
 
 def _lines(value: object, depth: int) -> Iterator[str]:
-    """A JSON value as text to read and to search: without quotes and escapes."""
+    """Yield a JSON value as lines of text, without quotes and escapes."""
     if depth > _MAX_DEPTH:
         yield "…"
     elif isinstance(value, Mapping):
@@ -314,8 +323,8 @@ def _objects(value: object) -> list[dict[str, Any]]:
 
 SessionState = Literal[
     "open",  # a process has it open now
-    "suspended",  # nobody has it open; it can go on
-    "closed",  # for good: its messages and folders are gone, the log of its calls stays
+    "suspended",  # no process has it open; it can be resumed
+    "closed",  # its messages and folders are removed; the log of its calls stays
 ]
 _MAX_TASK = 200
 _RESUMABLE = (
@@ -325,16 +334,17 @@ _RESUMABLE = (
 
 @dataclass(frozen=True, slots=True)
 class SessionFacts:
-    """How a session stands. Times are wall-clock nanoseconds.
+    """The stored state of a session. Times are wall-clock nanoseconds.
 
-    :param used_ns: when it was last opened, suspended, or something was said in it
-    :param task: the beginning of the first thing that was asked in it, on one line; None where nothing was
-    :param parent: the session it was forked from
-    :param under: the session that a sub-agent's belongs to, and ``under_call`` the call of it that began this one
-    :param messages: how many are kept
-    :param calls: how many were proposed, by the log
-    :param parked: ids of requests to a person that nobody has answered
-    :param decided: ids of those that were answered, and whose calls go on when the session does
+    :param used_ns: when it was last opened or suspended, or got a message
+    :param task: the beginning of its first user message, on one line; None if it has none
+    :param parent: the session from which it was forked
+    :param under: the parent session of a sub-agent's session
+    :param under_call: the call of the parent session that started it
+    :param messages: the number of stored messages
+    :param calls: the number of proposed calls in the log
+    :param parked: the ids of approval requests that are not answered
+    :param decided: the ids of answered approval requests whose calls run when the session is resumed
     """
 
     id: str
@@ -357,10 +367,10 @@ class SessionFacts:
 
 
 class SessionReader:
-    """Reads sessions through one connection.
+    """A reader of stored sessions through one connection.
 
-    :param holder: the fencing token of the process that holds the workspace now; None where none does
-    :raises sqlite3.Error: by every method, where the database cannot be read
+    :param holder: the fencing token of the process that holds the workspace now; None if none does
+    :raises sqlite3.Error: by every method, if the database cannot be read
     """
 
     def __init__(self, connection: sqlite3.Connection, holder: int | None) -> None:
@@ -368,16 +378,16 @@ class SessionReader:
         self._holder = holder
 
     def all(self, *, limit: int = 1000, closed: bool = True) -> list[SessionFacts]:
-        """The most recently used first.
+        """Return the sessions, the most recently used first.
 
-        :param closed: those that are closed for good too
+        :param closed: whether to include closed sessions
         """
         which = "" if closed else "WHERE closed_ns IS NULL "
         rows = session_rows(self._connection, f"{which}ORDER BY used_ns DESC, id DESC LIMIT ?", (limit,))
         return [self._facts(row) for row in rows]
 
     def resumable(self, *, limit: int = 1000) -> list[SessionFacts]:
-        """Those in which something was said and that people can go on with, the most recently used first."""
+        """Return the sessions with messages that a user can resume, the most recently used first."""
         rows = session_rows(self._connection, f"{_RESUMABLE} ORDER BY used_ns DESC, id DESC LIMIT ?", (limit,))
         return [self._facts(row) for row in rows]
 
@@ -386,13 +396,13 @@ class SessionReader:
         return self._facts(rows[0]) if rows else None
 
     def latest(self) -> SessionFacts | None:
-        """The most recently used session in which something was said and that nobody has open."""
+        """Return the most recently used session with messages that no process has open."""
         where = f"{_RESUMABLE} AND (holder IS NULL OR holder IS NOT ?) ORDER BY used_ns DESC, id DESC LIMIT 1"
         rows = session_rows(self._connection, where, (-1 if self._holder is None else self._holder,))
         return self._facts(rows[0]) if rows else None
 
     def messages(self, session_id: str) -> list[Mapping[str, Any]]:
-        """What was said, as :mod:`handrail.agent.conversation` writes it."""
+        """Return the stored messages in the format of :mod:`handrail.agent.conversation`."""
         return [data for _, data in messages_of(self._connection, session_id)]
 
     def _facts(self, row: SessionRow) -> SessionFacts:
@@ -425,7 +435,7 @@ class SessionReader:
         return cast("int", self._connection.execute(sql, (session_id,)).fetchone()[0])
 
     def _task(self, session_id: str) -> str | None:
-        """Whose first message it is does not matter: a history begins with its user."""
+        """Return the beginning of the first message. A forked history begins with its parent's user."""
         for _, data in messages_of(self._connection, session_id, limit=1):
             text = data.get("text")
             if isinstance(text, str):

@@ -30,8 +30,10 @@ _MAX_UP = 32
 
 
 def upwards(workspace: Path) -> Iterator[Path]:
-    """The workspace, and the folders above it up to the top of its repository. Those above it have to be the user's own:
-    in a folder that others may write, somebody else's words would be found."""
+    """Yield the workspace and the folders above it, up to the top of its repository.
+
+    Stops at a folder that other users may write, because its files are not the user's.
+    """
     top = next((f for f in (workspace, *workspace.parents[:_MAX_UP]) if os.path.lexists(f / ".git")), workspace)
     folder = workspace
     while True:
@@ -47,21 +49,22 @@ def upwards(workspace: Path) -> Iterator[Path]:
 
 
 MAX_BYTES = 128 * 1024
-"""Of one file; more of it would have no room among what is shown."""
+"""The bytes that are read of one file. The model is shown less than that."""
 _ANYWHERE = CapabilitySet((Layer("the operator", fs_read=("/**",)),))
-"""What its roots bound is the session's own reading. Here the rules alone speak."""
+"""Capabilities that allow all paths: only the rules decide, because the session reads the files, not a tool."""
 
 
 class Above(NamedTuple):
-    """One of them.
+    """An instruction file above the workspace.
 
-    :param text: what stands in it; None where a rule keeps it from being read
+    :param text: its text; None if a rule denies reading it
     """
 
     path: Path
     text: str | None
 
     def for_the_record(self) -> dict[str, Any]:
+        """Return the members of the log record about the file."""
         if self.text is None:
             return {"path": str(self.path), "left_out": "a rule"}
         digest = hashlib.sha256(self.text.encode("utf-8", "backslashreplace")).hexdigest()
@@ -69,10 +72,12 @@ class Above(NamedTuple):
 
 
 def files_above(workspace: Path, permitted: Callable[[str], bool], redact: Callable[[str], str]) -> list[Above]:
-    """Those there are, the farthest first. Nothing where there is no repository.
+    """Return the instruction files above the workspace, the farthest first.
+
+    The list is empty if the workspace is in no repository.
 
     :param workspace: canonical
-    :param redact: takes the secrets out of a text
+    :param redact: removes secrets from a text
     """
     found: list[Above] = []
     for folder in reversed(list(upwards(workspace))[1:]):
@@ -86,7 +91,7 @@ def files_above(workspace: Path, permitted: Callable[[str], bool], redact: Calla
 
 
 def permitting(reader: ToolSpec, rules: RuleBook) -> Callable[[str], bool]:
-    """Whether the rules let ``reader`` read the file at a path, with nobody there to be asked."""
+    """Return a function that says whether ``reader`` may read a path without asking the user."""
     prepared = Prepared(reader, rules, _ANYWHERE)
 
     def permitted(path: str) -> bool:
@@ -98,13 +103,13 @@ def permitting(reader: ToolSpec, rules: RuleBook) -> Callable[[str], bool]:
 
 
 def _content(path: Path) -> bytes | None:
-    """The beginning of a regular file; None for anything else.
+    """Return the beginning of a regular file, or None for anything else.
 
-    :raises OSError: when it cannot be read
+    :raises OSError: if it cannot be read
     """
     file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        if not stat.S_ISREG(os.fstat(file).st_mode):  # looked at first: a folder becomes no file object
+        if not stat.S_ISREG(os.fstat(file).st_mode):  # checked first, because os.fdopen raises for a folder
             return None
         with os.fdopen(file, "rb", closefd=False) as opened:
             return opened.read(MAX_BYTES)

@@ -44,37 +44,43 @@ from handrail.session.turn import HeldTurn
 # Rules added to an open session: parsed, and rejected if they can match nothing.
 
 GIVEN = "session"
-"""The source of the rules that a program gives a session, when it opens it and later."""
+"""The source of the rules that the program gives a session."""
 
 
 def rules_of(texts: Iterable[str]) -> list[Rule]:
-    """Rules of the session scope.
+    """Parse rules of the session scope.
 
-    :raises ValueError: for a text that is no rule
+    :raises ValueError: if a text is not a rule
     """
     return [parse_rule(text, scope="session", source=GIVEN) for text in texts]
 
 
 def check_reach(rules: Iterable[Rule], tools: Generation) -> None:
-    """:raises ValueError: for a rule that can match no call of these tools"""
+    """Check that each rule can match a call of these tools.
+
+    :raises ValueError: if a rule can match no call
+    """
     known, specs = {*tools.entries, *tools.beyond}, specs_of(tools.entries)
     for rule in rules:
         parse_rule(rule.text, scope="session", known=known)
         check_loaded(rule, (), (), specs)
 
 
-CLOSED = "is closed; open another with kernel.session()"
-SUSPENDED = "is suspended; open it again by its id"
-ENDED = "has ended with its kernel, which is closed; open a kernel anew"
-"""Why a session that is not open any more refuses calls; follows its name."""
+CLOSED = "is closed. Open another session with kernel.session()."
+SUSPENDED = "is suspended. Open it again with its id."
+ENDED = "has ended because its kernel is closed. Open a new kernel."
+"""Texts of why a closed session refuses calls. Each follows the session's id."""
 _MOST_SKIPPED = 1_000
-"""How many turns may still begin although a later one has begun."""
+"""The number of skipped turns that may still start after a later turn has started."""
 
-ABORTED = "was aborted by its parent, whose session has ended"
+ABORTED = "was aborted by its parent, whose session has ended."
 
 
 class HeldSession:
-    """Implements :class:`~handrail.contract.session.Session`. Safe to use from any task of the kernel's event loop."""
+    """A session in the process that runs its calls.
+
+    Implements :class:`~handrail.contract.session.Session`. Use it from tasks of the kernel's event loop.
+    """
 
     def __init__(
         self,
@@ -86,36 +92,37 @@ class HeldSession:
         family: Family,
         history: History,
     ) -> None:
-        """
+        """Create the session of a lane.
+
         :param turns: the number of its last turn
-        :param family: the sessions of sub-agents above and below it
-        :param history: where its conversation is stored
+        :param family: its place in the tree of sub-agent sessions
+        :param history: its stored conversation
         """
         self._arbiter = arbiter
         self._lane = lane
         self._generation = lane.current
         self._catalog = lane.catalog
         self.news = News(lane)
-        """Sends events that belong to no call to its watchers."""
+        """Sends events that belong to no call to the session's watchers."""
         self._people = lane.attendant
-        """The person who can be asked, unless the interaction is headless."""
+        """The approval handler, unless the interaction is headless."""
         self._on_close = on_close
         self._on_suspend = on_suspend
         self._turns = turns
         self._earlier = TakingUp(arbiter, lane, lane.current)
         self._skipped: dict[int, None] = {}
-        """The turns that have a number and have not begun."""
+        """The turns that have a number and have not started."""
         self.id = lane.session_id
         self._keys: dict[str, _KeyInUse] = {}
         self._readers: list[EventQueue] = []
         self.closed = False
         self._rests = False
-        """Whether it was suspended, so that its jobs go on, with the sub-agents that work for them."""
+        """Whether the session was suspended. Its jobs continue, with the sub-agents that work for them."""
         self.history: History | None = history
         self.notices: Notices | None = lane.notices
-        """The notices for its agent."""
+        """The notifications for its agent."""
         self.successor: Session | None = None
-        """The same session with the next holder of the workspace; set once this process was replaced and has joined it."""
+        """The same session in the process that now holds the workspace. It is set once this process is connected to that one."""
         self.family = family
 
     @property
@@ -125,41 +132,41 @@ class HeldSession:
 
     @property
     def generation(self) -> Generation:
-        """The tools that its next turn gets."""
+        """The tools that the next turn gets."""
         return self._generation()
 
     @property
     def people(self) -> Attendant | None:
-        """Whoever can be asked in those of its interactions that are not headless."""
+        """The approval handler of the interactions that are not headless."""
         return self._people
 
     @property
     def headless(self) -> bool:
-        """See :attr:`handrail.contract.session.Session.headless`."""
+        """Whether the current interaction has no user to ask."""
         if (successor := self.successor) is not None:
             return successor.headless
         return self._lane.attendant is None
 
     @property
     def workdir(self) -> str:
-        """See :attr:`handrail.contract.session.Session.workdir`."""
+        """The canonical folder of the workspace."""
         return self._lane.around.workdir
 
     @property
     def rules(self) -> RuleBook:
-        """The rules in force now, including what was answered "for this session"."""
+        """The rules in force now, including the user's answers "for this session"."""
         return self._lane.rules
 
     @property
     def given_rules(self) -> tuple[str, ...]:
-        """The rules that its program gave it, which are not stored with it."""
+        """The rules that the program gave the session. They are not stored."""
         return tuple(rule.text for rule in self._lane.rules if rule.scope == "session" and rule.source == GIVEN)
 
     def add_rules(self, *texts: str) -> None:
-        """See :meth:`handrail.contract.session.Session.add_rules`.
+        """Add rules of the session scope. They apply at once.
 
-        :raises ValueError: for a text that is no rule, before any is added; and, after the others are added, for rules that
-            can match no call of any tool
+        :raises ValueError: if a text is not a rule (no rule is added), or if a rule can match no call of any tool (all rules
+            are added)
         """
         if (successor := self.successor) is not None:
             successor.add_rules(*texts)
@@ -169,7 +176,10 @@ class HeldSession:
         check_reach(found, self._generation())
 
     def set_mode(self, mode: str) -> None:
-        """See :meth:`handrail.contract.session.Session.set_mode`."""
+        """Switch to another mode. It applies at once.
+
+        :raises UsageError: if the mode does not exist
+        """
         if (successor := self.successor) is not None:
             successor.set_mode(mode)
             return
@@ -178,7 +188,10 @@ class HeldSession:
             self._lane.rule_by(in_mode(self._lane.rules, wanted))
 
     async def call(self, tool: str, arguments: Mapping[str, Any] | str, *, key: str | None = None) -> Result:
-        """See :meth:`handrail.contract.session.Session.call`."""
+        """Propose one call and wait for its result.
+
+        :param key: an idempotency key; see :meth:`handrail.contract.session.Session.call`
+        """
         if (successor := self.successor) is not None:
             return await successor.call(tool, arguments, key=key)
         if self._lane.closed is not None:
@@ -191,15 +204,16 @@ class HeldSession:
         return (await self._arbiter.carry_out(call)).result
 
     async def call_all(self, calls: Iterable[Proposal]) -> list[Result]:
-        """See :meth:`handrail.contract.session.Session.call_all`."""
+        """Propose calls as one reply and return one result each, in order."""
         if (successor := self.successor) is not None:
             return await successor.call_all(calls)
         return [answer.result for answer in await self.turn().call_all(calls)]
 
     async def begin(self, text: str = "", number: int | None = None, *, headless: bool = False) -> None:
-        """See :meth:`handrail.contract.session.Session.begin`.
+        """Start an interaction with the user's message ``text``.
 
-        :param number: of the interaction, when another process counts them; a number that has begun changes nothing
+        :param number: the number of the interaction, if another process counts them; the current number starts nothing
+        :param headless: whether the interaction has no user to ask
         """
         if (successor := self.successor) is not None:
             await successor.begin(text, headless=headless)
@@ -214,7 +228,7 @@ class HeldSession:
 
     @property
     def view(self) -> Sequence[ToolSpec]:
-        """See :attr:`handrail.contract.session.Session.view`."""
+        """The tools that the model of the next turn sees."""
         if (successor := self.successor) is not None:
             return successor.view
         generation = self._generation()
@@ -223,12 +237,12 @@ class HeldSession:
 
     @property
     def catalog(self) -> Interaction:
-        """What its model has in view."""
+        """The tools that are loaded for its model."""
         return self._catalog
 
     @property
     def native(self) -> Sequence[NativeOffer]:
-        """See :attr:`handrail.contract.session.Session.native`."""
+        """The tools that the model's provider may run itself."""
         if (successor := self.successor) is not None:
             return successor.turn().native
         return [
@@ -237,28 +251,29 @@ class HeldSession:
         ]
 
     def turn(self) -> Turn:
-        """See :meth:`handrail.contract.session.Session.turn`."""
+        """Start the next turn with the current tools."""
         if (successor := self.successor) is not None:
             return successor.turn()
         return self.turn_at(self._turns + 1, self._generation())
 
     def turn_at(self, number: int, generation: Generation) -> HeldTurn:
-        """A turn with a number given by another process, on the generation that it saw there. Turns may begin in another
-        order than their numbers.
+        """Start a turn with a number from another process, on the generation that this process saw.
 
-        :raises UsageError: for the number of a turn that has begun
+        Turns may start in another order than their numbers.
+
+        :raises UsageError: if the turn of this number has started already
         """
         self._count(number)
         return HeldTurn(self._arbiter, self._lane, generation, number, self._catalog)
 
     def call_of_turn(self, number: int, generation: Generation, proposed: ProposedCall) -> Coroutine[Any, Any, Answer]:
-        """Carry out the only call of a turn; see :meth:`turn_at`."""
+        """Run the only call of a turn; see :meth:`turn_at`."""
         self._count(number)
         self._catalog.turn(generation)
         return self._arbiter.carry_out(self._arbiter.call(f"{self.id}/{number}.0", proposed, self._lane, generation))
 
     def _count(self, number: int) -> None:
-        """Begin the turn of this number; see :meth:`turn_at`."""
+        """Mark the turn of this number as started; see :meth:`turn_at`."""
         self._check_open()
         if number == self._turns + 1:
             self._turns = number
@@ -270,7 +285,9 @@ class HeldSession:
         elif number in self._skipped:
             del self._skipped[number]
         else:
-            raise UsageError(f"turn {number} of session {self.id} has been; the last one was {self._turns}")
+            raise UsageError(
+                f"Turn {number} of session {self.id} has started already. The last turn was {self._turns}. Use a higher number."
+            )
 
     @property
     def lane(self) -> Lane:
@@ -278,28 +295,37 @@ class HeldSession:
         return self._lane
 
     async def recall(self, call_id: str) -> Answer:
-        """See :meth:`handrail.contract.session.Session.recall`."""
+        """Return the answer to an earlier call, or resume the call if it awaits approval.
+
+        :raises LogUnavailable: if the log cannot be read
+        """
         if (successor := self.successor) is not None:
             return await successor.recall(call_id)
         self._check_open()
         return (await self._earlier.answers((call_id,)))[0]
 
     async def recall_all(self, call_ids: Sequence[str]) -> list[Answer]:
-        """See :meth:`handrail.contract.session.Session.recall_all`."""
+        """Return the answers to several earlier calls, in order; see :meth:`recall`.
+
+        :raises LogUnavailable: if the log cannot be read
+        """
         if (successor := self.successor) is not None:
             return await successor.recall_all(call_ids)
         self._check_open()
         return await self._earlier.answers(call_ids)
 
     async def parked(self) -> list[str]:
-        """The ids of the calls that :meth:`resume_parked` would resume.
+        """Return the ids of the calls that :meth:`resume_parked` would resume.
 
-        :raises LogUnavailable: when the log cannot be read
+        :raises LogUnavailable: if the log cannot be read
         """
         return [call.id for call in await self._earlier.waiting()]
 
     async def resume_parked(self) -> list[Answer]:
-        """See :meth:`handrail.contract.session.Session.resume_parked`."""
+        """Resume all calls that await approval, as one reply, and return their answers.
+
+        :raises LogUnavailable: if the log cannot be read
+        """
         if (successor := self.successor) is not None:
             return await successor.resume_parked()
         self._check_open()
@@ -307,23 +333,27 @@ class HeldSession:
 
     @property
     def jobs(self) -> Jobs:
-        """See :attr:`handrail.contract.session.Session.jobs`."""
+        """The background jobs of the session."""
         if (successor := self.successor) is not None:
             return successor.jobs
         return JobView(self._arbiter.jobs, self.id)
 
     async def promote(self, call_id: str) -> Job:
-        """See :meth:`handrail.contract.session.Session.promote`."""
+        """Move a running call to the background and return its job.
+
+        See :meth:`handrail.contract.session.Session.promote` for the errors.
+        """
         if (successor := self.successor) is not None:
             return await successor.promote(call_id)
         return await self._arbiter.jobs.promote(self._lane, call_id)
 
     async def follow(self, open_again: Callable[..., Awaitable[Session]]) -> None:
-        """Go on as the same session of the process that has taken the workspace over: with its own rules, in its mode, and
-        with no person to ask where none can be asked now.
+        """Continue as the same session of the process that now holds the workspace.
 
-        :param open_again: opens it there, given ``rules=`` and ``mode=``
-        :raises HandrailError: when it cannot be opened as it is; then it does not go on
+        The session keeps its rules and its mode. It stays headless if it is headless now.
+
+        :param open_again: opens the session there, given ``rules=`` and ``mode=``
+        :raises HandrailError: if the session cannot be opened there; then it does not continue
         """
         rules, mode = self.given_rules, self._lane.rules.mode
         successor = await open_again(rules=rules, mode=mode)
@@ -333,7 +363,7 @@ class HeldSession:
             successor.set_mode(now)
         for text in self.given_rules:
             if text not in rules:
-                with contextlib.suppress(ValueError):  # it holds there as well, though it can match no call
+                with contextlib.suppress(ValueError):  # the rule is added there too, even if it can match no call
                     successor.add_rules(text)
         for listener in self._lane.listeners:
             successor.watch(listener)
@@ -343,7 +373,10 @@ class HeldSession:
         self.successor = successor
 
     def cancel(self, reason: StopReason = "user") -> int:
-        """See :meth:`handrail.contract.session.Session.cancel`. Gives how many calls of its own it stopped."""
+        """Stop every call in flight, and those of its sub-agents.
+
+        :return: the number of the session's own calls that it stopped
+        """
         if self.successor is not None:
             self.successor.cancel(reason)
         self.family.cancel()
@@ -354,7 +387,7 @@ class HeldSession:
         return len(running)
 
     def watch(self, listener: Callable[[Event], None]) -> Callable[[], None]:
-        """See :meth:`handrail.contract.session.Session.watch`."""
+        """Call ``listener`` with each event, and return a function that ends this."""
         if (successor := self.successor) is not None:
             return successor.watch(listener)
         listeners = self._lane.listeners
@@ -367,11 +400,11 @@ class HeldSession:
         return stop
 
     def events(self) -> AsyncIterator[Event]:
-        """See :meth:`handrail.contract.session.Session.events`."""
+        """Iterate over the events from now on until the session is closed."""
         return events_of(self, self._readers)
 
     async def close(self) -> None:
-        """See :meth:`handrail.contract.session.Session.close`."""
+        """Close the session for good and remove its output and scratch folders."""
         if (successor := self.successor) is not None:
             await successor.close()
             return
@@ -381,20 +414,23 @@ class HeldSession:
 
     @property
     def agents(self) -> Sequence[AgentType]:
-        """See :attr:`handrail.contract.session.Session.agents`."""
+        """The agents to which the session's agent may delegate."""
         if (successor := self.successor) is not None:
             return successor.agents
         return self._lane.agent_types()
 
     @property
     def skills(self) -> Sequence[Skill]:
-        """See :attr:`handrail.contract.session.Session.skills`."""
+        """The skills that its model can load."""
         if (successor := self.successor) is not None:
             return successor.skills
         return self._lane.skills.index
 
     async def instructions_above(self) -> Sequence[tuple[str, str]]:
-        """See :meth:`handrail.contract.session.Session.instructions_above`."""
+        """Return the project's instruction files above the workspace, the farthest first.
+
+        :raises LogUnavailable: if the log accepts no records
+        """
         if (successor := self.successor) is not None:
             return await successor.instructions_above()
         reader = self._generation().resolve("read")
@@ -411,14 +447,19 @@ class HeldSession:
         return [(os.path.relpath(one.path, workdir), one.text) for one in found if one.text is not None]
 
     def delegate_to(self, delegates: Delegates | None) -> None:
-        """See :meth:`handrail.contract.session.Session.delegate_to`."""
+        """Set the runner of sub-agents; with None the session's calls cannot delegate."""
         if (successor := self.successor) is not None:
             successor.delegate_to(delegates)
             return
         self._lane.delegates = delegates
 
     async def child(self, call_id: str, delegation: Delegation) -> Child:
-        """See :meth:`handrail.contract.session.Session.child`."""
+        """Open a session for the sub-agent that a call of this session starts.
+
+        :param call_id: the id of a call in flight
+        :raises ToolError: if the agent may not be started
+        :raises UsageError: if the call is not in flight
+        """
         if (successor := self.successor) is not None:
             return await successor.child(call_id, delegation)
         call = self._lane.delegating.get(call_id)
@@ -427,13 +468,13 @@ class HeldSession:
         return await self.family.child(self, call_id, delegation)
 
     async def settled(self) -> None:
-        """Return when no call is in flight."""
+        """Wait until no call is in flight."""
         await self._lane.answered()
 
     async def suspend(self, why: str = SUSPENDED, reason: StopReason = "user") -> None:
-        """See :meth:`handrail.contract.session.Session.suspend`.
+        """Stop and answer the calls in flight, and keep the session so that it can be opened again.
 
-        :param why: what later calls are refused with
+        :param why: why the session refuses later calls; follows the session's id
         :param reason: why the calls in flight are stopped
         """
         if (successor := self.successor) is not None:
@@ -449,33 +490,35 @@ class HeldSession:
 
     async def _suspend(self, why: str, reason: StopReason) -> None:
         for call in self._lane.in_flight:
-            if call.people.asked and self.family.under is None:  # it waits for a person, which outlasts this: parked
+            if call.people.asked and self.family.under is None:  # the call awaits approval, and its request outlasts the suspension
                 call.execution.stop("shutdown")
-        self._rests = self.family.under is None  # with a sub-agent's session nobody goes on
+        self._rests = self.family.under is None  # nothing continues for a sub-agent's session
         await self.end(reason, why)
         await self._on_suspend(self)
 
     def hand_on(self) -> None:
-        """Stop the calls in flight that have not begun to run."""
+        """Stop the calls in flight that have not started to run."""
         for call in self._lane.in_flight:
             if not call.begun:
                 call.execution.stop("shutdown")
 
     async def end(self, reason: StopReason, why: str) -> None:
-        """Take no more calls, stop those in flight and wait until each has its answer. Its folders stay.
+        """Accept no more calls, stop those in flight, and wait until each has its answer.
 
-        :param why: what a later call is told, as ``is closed``
+        The session's folders stay.
+
+        :param why: why the session refuses later calls, such as ``is closed.``; follows the session's id
         """
         if self.family.under is not None and reason == "shutdown":
-            reason = "parent"  # what it asks of people does not outlast it: nobody takes its calls up again
+            reason = "parent"  # its approval requests end with it: its calls are never resumed
         self.closed = True
-        self._lane.closed = f"session {self.id} {why}"
+        self._lane.closed = f"Session {self.id} {why}"
         self.news.end()
         self.cancel(reason)
         await self.family.end(but_jobs=self._rests)
         if self._lane.subscribed is not None:
             await self._lane.subscribed.aclose()
-        # Work in the event loop that never heeds its cancellation must not keep everybody else from ending.
+        # A task that ignores its cancellation must not keep the session from ending.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(1 + 3 * self._arbiter.limits.grace_ms / 1000):
                 await self._lane.answered()
@@ -485,7 +528,7 @@ class HeldSession:
 
     async def _keyed(self, proposed: ProposedCall, key: str) -> Result:
         if not key or len(key) > 200 or not key.isprintable() or "/" in key:
-            raise UsageError(f"{key[:50]!r} is not a key: 1 to 200 printable characters without '/'")
+            raise UsageError(f"`key` is invalid: {key[:50]!r}. Use 1 to 200 printable characters without '/'.")
         in_use = self._keys.setdefault(key, _KeyInUse())
         in_use.users += 1
         try:
@@ -506,8 +549,10 @@ class HeldSession:
 
 
 async def _through(ending: Coroutine[Any, Any, None]) -> None:
-    """Await it to its end, which comes soon, also when this task is cancelled meanwhile: a session that is half closed can
-    neither be used nor closed nor opened again."""
+    """Run a coroutine to its end, even if this task is cancelled meanwhile.
+
+    A session that is half closed can neither be used nor closed nor opened again.
+    """
     task = asyncio.get_running_loop().create_task(ending)
     owed: asyncio.CancelledError | None = None
     while not task.done():
@@ -522,14 +567,14 @@ async def _through(ending: Coroutine[Any, Any, None]) -> None:
 
 @dataclass(slots=True)
 class _KeyInUse:
-    """Lets the calls with one key through one by one."""
+    """A lock that lets the calls with one idempotency key run one by one."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     users: int = 0
 
 
 def new_session_id() -> str:
-    """Sorts by time, and cannot be guessed."""
+    """Return an id that sorts by time and cannot be guessed."""
     return f"ses_{time.time_ns() // 1_000_000:012x}{randomness.token_hex(5)}"
 
 
@@ -539,9 +584,9 @@ Opens = Callable[["HeldSession", Call, Delegation], Awaitable[Child]]
 
 @dataclass(eq=False, slots=True)
 class Under:
-    """Where a child session comes from.
+    """The parent session, call and delegation that created a sub-agent's session.
 
-    :ivar parent: another one once that, suspended meanwhile, is opened again
+    :ivar parent: replaced if the parent is suspended and opened again
     """
 
     parent: HeldSession
@@ -556,7 +601,7 @@ class Under:
 
     @property
     def in_background(self) -> bool:
-        """Whether nobody waits for the work: it is done for a job."""
+        """Whether the sub-agent works for a background job, so that no call waits for it."""
         above = self.parent.family.under
         return self.call.of_a_job or (above is not None and above.in_background)
 
@@ -565,9 +610,9 @@ class Under:
 class Family:
     """A session's place in the tree of sub-agents: its parent and its children.
 
-    :param manifest: of its agent
-    :param opens: opens the sessions of sub-agents; None when there can be none
-    :param under: the parent and its call; None for a session that a person or a program opened
+    :param manifest: the manifest of its agent
+    :param opens: opens the sessions of sub-agents; None if the session can have none
+    :param under: the parent and its call; None for a session that a user or a program opened
     """
 
     manifest: AgentManifest
@@ -576,58 +621,64 @@ class Family:
     children: list[HeldSession] = field(default_factory=list["HeldSession"])
     """The open sessions of its sub-agents."""
     left: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when it is not open any more."""
+    """Set when the session ends."""
     taken_up: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when it was suspended, with sub-agents at work in the background, and is opened again."""
+    """Set when the session is opened again after a suspension during which sub-agents worked in the background."""
 
     @property
     def line(self) -> tuple[AgentManifest, ...]:
-        """The manifests of its agent and of those above, up to the top."""
+        """The manifests of its agent and of all parent agents, the nearest first."""
         return (self.manifest, *above(self.under))
 
     def check_depth(self) -> None:
-        """:raises ToolError: ``limit``, where there is no further level below it"""
+        """Check that the session may have sub-agents of a further level.
+
+        :raises ToolError: ``limit``, if it may not
+        """
         if len(self.line) > MAX_DEPTH:
             raise ToolError(
-                f"there are {MAX_DEPTH} agents above this one already, and no further level is allowed; do the work yourself",
+                f"Sub-agents may be nested at most {MAX_DEPTH} levels deep, and this agent is at that level. Do the work yourself.",
                 kind="limit",
             )
 
     def top(self, session_id: str) -> str:
-        """The id of the session at the top of the tree.
+        """Return the id of the session at the top of the tree.
 
-        :param session_id: of the one that this place belongs to
+        :param session_id: the id of the session at this place
         """
         return session_id if self.under is None else self.under.top.id
 
     async def child(self, of: HeldSession, call_id: str, delegation: Delegation, opens: Opens | None = None) -> Child:
-        """See :meth:`handrail.contract.session.Session.child`.
+        """Open the session of a sub-agent for a call of session ``of``.
 
-        :param opens: instead of its own
+        :param opens: replaces the opener of this place
+        :raises ToolError: if the session can have no sub-agents, or the opener refuses
+        :raises UsageError: if the call does not delegate now
         """
         opens = opens or self.opens
         call = of.lane.delegating.get(call_id)
         if call is None:
             raise UsageError(
-                f"call {call_id[:80]!r} of session {of.id} hands no work over now, so it begins no sub-agent"
+                f"Call {call_id[:80]!r} of session {of.id} does not delegate now. "
+                "Pass the id of a call in flight that starts a sub-agent."
             )
         if opens is None:
-            raise ToolError("sub-agents cannot be begun from this session", kind="unavailable")
+            raise ToolError("Sub-agents are not available in this session. Do the work yourself.", kind="unavailable")
         child = await opens(of, call, delegation)
         note_handed(call, Handed(delegation.agent, child.session.id))
-        if call.watched:  # whoever watches the call sees what is done for it
+        if call.watched:  # watchers of the call see the progress of the sub-agent
             child.session.watch(partial(_tell, call, delegation.agent))
         return child
 
     def cancel(self) -> None:
-        """Stop what runs in the sessions below, except in those that work for a job."""
+        """Stop the calls of the child sessions, except of those that work for a job."""
         for child in self._below(but_jobs=True):
             child.cancel("parent")
 
     async def end(self, *, but_jobs: bool = False) -> None:
-        """End the sessions below, because this one ends.
+        """End the child sessions because this session ends.
 
-        :param but_jobs: those that work for a job go on
+        :param but_jobs: whether the sessions that work for a job continue
         """
         self.left.set()
         await asyncio.gather(*(child.suspend(ABORTED, "parent") for child in self._below(but_jobs)))
@@ -637,8 +688,9 @@ class Family:
         return [child for child, under in unders if not (but_jobs and under is not None and under.call.of_a_job)]
 
     def take_over(self, session: HeldSession, before: HeldSession) -> None:
-        """The sub-agents that went on in the background while ``before`` was suspended are ``session``'s, which it is opened as
-        again and whose place this is: they are bound by its rules, see its editor and ask its people.
+        """Move the child sessions of ``before``, which was suspended, to ``session``, which replaces it.
+
+        The sub-agents then follow the rules of ``session``, and use its editor and its approval handler.
         """
         for child in tuple(before.family.children):
             child.family.leave(child)
@@ -656,13 +708,13 @@ class Family:
             child.family._seen_by_editor()
 
     def enter(self, session: HeldSession) -> None:
-        """Enter ``session``, which is open now, among its parent's children."""
+        """Add ``session``, which is open now, to its parent's children."""
         if self.under is not None:
             self.under.parent.family.children.append(session)
             self.under.parent.lane.below.append(session.lane)
 
     def leave(self, session: HeldSession) -> None:
-        """Take ``session``, which is no longer open, from its parent's children."""
+        """Remove ``session``, which is no longer open, from its parent's children."""
         if self.under is not None and session in self.under.parent.family.children:
             self.under.parent.family.children.remove(session)
             below = self.under.parent.lane.below
@@ -670,12 +722,15 @@ class Family:
 
 
 def above(under: Under | None) -> tuple[AgentManifest, ...]:
-    """The manifests of the agents above a session that comes from there, the nearest first."""
+    """Return the manifests of the agents above a session, the nearest first."""
     return () if under is None else under.parent.family.line
 
 
 def editor_of(under: Under) -> Peer | None:
-    """The parent's client, where it is an editor: what its user has not saved a sub-agent does not write over either."""
+    """Return the parent's client if it is an editor.
+
+    A sub-agent does not overwrite unsaved changes of the editor's user either.
+    """
     peer = under.parent.lane.around.peer
     return peer if isinstance(peer, Buffers) else None
 

@@ -29,7 +29,7 @@ SHIPPED = Path(__file__).parent / "shipped_skills"
 FILE = "SKILL.md"
 MAX_BYTES = 256 * 1024
 MAX_SKILLS = 200
-"""Of one folder; further ones are not looked at."""
+"""The most skills of one folder. Further ones are ignored."""
 MAX_DESCRIPTION = 1_024
 MAX_FILES = 50
 _IN_WORKSPACE = ((".agents", "skills"), (".claude", "skills"))
@@ -44,7 +44,6 @@ class Layer:
     """A folder of skills.
 
     :param base: canonical; the folders below it are opened one by one
-    :param own: nobody but the operator can write in it
     """
 
     layer: SkillLayer
@@ -58,7 +57,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class FoundSkill:
-    """A skill, where it lies, and the hash of its file."""
+    """A skill with its folder and the hash of its file."""
 
     skill: Skill
     at: Layer
@@ -67,14 +66,17 @@ class FoundSkill:
 
 
 def layers(workspace: Path, config: Path) -> list[Layer]:
-    """Where skills are looked for, the nearest first: the workspace and, up to the top of its repository, the folders above
-    it; the operator's configuration; what ships."""
+    """Return the folders that are searched for skills, the nearest first.
+
+    They are in the workspace, in the folders above it up to the top of its repository, in the operator's configuration and
+    in the package.
+    """
     found = [Layer("workspace", folder, below) for folder in upwards(workspace) for below in _IN_WORKSPACE]
     return [*found, Layer("user", config, ("skills",)), Layer("shipped", SHIPPED)]
 
 
 def find_skills(workspace: Path, config: Path) -> list[FoundSkill]:
-    """Every skill there is, also those that cannot be read or that a nearer one hides."""
+    """Return all skills, including those that are invalid or hidden by a nearer skill."""
     nearer: dict[str, str] = {}
     found: list[FoundSkill] = []
     for layer in layers(workspace, config):
@@ -87,9 +89,9 @@ def find_skills(workspace: Path, config: Path) -> list[FoundSkill]:
 
 
 def read_skill(found: FoundSkill) -> tuple[str, str, tuple[str, ...]]:
-    """Its instructions as they are now, the hash of its file, and the other files in its folder.
+    """Return the instructions of a skill, the hash of its file, and the other files in its folder.
 
-    :raises ValueError: saying why it cannot be read
+    :raises ValueError: if it cannot be read; the text says why
     """
     content = _content(found.at, found.folder)
     _, body, _ = _parsed(content)
@@ -115,21 +117,21 @@ def _of_layer(layer: Layer) -> Iterator[FoundSkill]:
         if found is None:
             continue
         if (count := count + 1) > MAX_SKILLS:
-            problem = f"there are more than {MAX_SKILLS} skills in {layer.folder}; the further ones are not looked at"
+            problem = f"{layer.folder} contains more than {MAX_SKILLS} skills. The further ones are ignored."
             yield FoundSkill(_faulty(layer, name, problem), layer, name)
             return
         yield found
 
 
 def _looked_at(layer: Layer, name: str) -> FoundSkill | None:
-    """None for what is no folder."""
+    """Return the skill in a folder, or None if the name is not a folder."""
     try:
         if not stat.S_ISDIR((layer.folder / name).lstat().st_mode) and not (layer.folder / name).is_symlink():
             return None
     except (OSError, ValueError):
         return None
     if not _NAME.match(name):
-        problem = f"{name[:80]!r} is no name of a skill: at most 64 small letters, digits and '-'"
+        problem = f"The name is invalid: {name[:80]!r}. Use at most 64 lower-case letters, digits and '-'."
         return FoundSkill(_faulty(layer, name, problem), layer, name)
     try:
         content = _content(layer, name)
@@ -137,7 +139,7 @@ def _looked_at(layer: Layer, name: str) -> FoundSkill | None:
     except ValueError as error:
         return FoundSkill(_faulty(layer, name, str(error)), layer, name)
     if (given := front.get("name", name)) != name:
-        problem = f"its front matter names it {given[:80]!r}, and its folder {name!r}; give both the same name"
+        problem = f"The front matter has the name {given[:80]!r}, but the folder is {name!r}. Use the same name for both."
         return FoundSkill(_faulty(layer, name, problem), layer, name)
     place = str(layer.folder / name / FILE)
     skill = Skill(name, front["description"], layer.layer, place, notes)
@@ -150,9 +152,9 @@ def _faulty(layer: Layer, name: str, problem: str) -> Skill:
 
 
 def _folder(layer: Layer, *below: str) -> int:
-    """A descriptor of a folder in a layer; no part below its base is a link.
+    """Open a folder below a skill folder and return its descriptor. No part below the base may be a link.
 
-    :raises OSError: when there is none
+    :raises OSError: if it does not exist
     """
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
     folder = os.open(layer.base, flags)
@@ -166,7 +168,10 @@ def _folder(layer: Layer, *below: str) -> int:
 
 
 def _content(layer: Layer, name: str) -> bytes:
-    """:raises ValueError: for what is no regular file, or too large"""
+    """Read the SKILL.md file of a skill.
+
+    :raises ValueError: if it is not a regular file, or is too large
+    """
     try:
         if layer.layer == "user" and (problem := loose(layer.folder) or loose(layer.folder / name)):
             raise ValueError(problem)
@@ -176,48 +181,50 @@ def _content(layer: Layer, name: str) -> bytes:
         finally:
             os.close(folder)
     except FileNotFoundError:
-        raise ValueError(f"has no {FILE}") from None
+        raise ValueError(f"{FILE} is missing. Create the file or remove the folder.") from None
     except OSError as error:
         linked = (layer.folder / name).is_symlink() or (layer.folder / name / FILE).is_symlink()
-        why = "is a link; put the file itself here" if linked else f"cannot be read: {error.strerror or error}"
-        raise ValueError(why) from None
+        text = f"{FILE} or its folder is a link. Replace it by the file itself."
+        raise ValueError(text if linked else f"{FILE} cannot be read: {error.strerror or error}.") from None
     try:
-        if not stat.S_ISREG(os.fstat(file).st_mode):  # looked at first: a folder becomes no file object
-            raise ValueError("is no regular file")
+        if not stat.S_ISREG(os.fstat(file).st_mode):  # checked first, because os.fdopen raises for a folder
+            raise ValueError(f"{FILE} is not a regular file.")
         with os.fdopen(file, "rb", closefd=False) as opened:
             content = opened.read(MAX_BYTES + 1)
     except OSError as error:
-        raise ValueError(f"cannot be read: {error.strerror or error}") from None
+        raise ValueError(f"{FILE} cannot be read: {error.strerror or error}.") from None
     finally:
         os.close(file)
     if len(content) > MAX_BYTES:
-        raise ValueError(f"is larger than {MAX_BYTES // 1024} KiB; put the rest into files beside it")
+        raise ValueError(f"{FILE} is larger than {MAX_BYTES // 1024} KiB. Move the rest into other files of the folder.")
     return content
 
 
 def _parsed(content: bytes) -> tuple[dict[str, str], str, tuple[str, ...]]:
-    """Front matter, body, and what of the former has no effect.
+    """Return the front matter, the body, and notes on fields without effect.
 
-    Of YAML only what front matter of skills is made of is read: texts, in quotes or not, on one line or as a block.
+    Only the part of YAML that skills use is read: texts, with or without quotes, on one line or as a block.
 
-    :raises ValueError: saying what is wrong
+    :raises ValueError: if the file is invalid; the text says why
     """
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ValueError(f"is not UTF-8 text: the byte at {error.start}") from None
+        raise ValueError(f"{FILE} is not UTF-8 text: the byte at {error.start} is invalid.") from None
     lines = text.replace("\r\n", "\n").split("\n")
     if lines[0].rstrip() != "---":
-        raise ValueError("has no front matter; it begins with a line ---, then name: and description:, then a line ---")
+        raise ValueError(
+            f"{FILE} has no front matter. Begin it with a line ---, then name: and description:, then a line ---."
+        )
     end = next((n for n, line in enumerate(lines[1:], 1) if line.rstrip() in ("---", "...")), None)
     if end is None:
-        raise ValueError("its front matter has no end; write a line --- after it")
+        raise ValueError("The front matter has no end. Write a line --- after it.")
     front = _front(lines[1:end])
     description = " ".join(front.get("description", "").split())
     if not description:
-        raise ValueError("its front matter has no description; say in one or two sentences when to use it")
+        raise ValueError("The front matter has no `description`. Say in one or two sentences when to use the skill.")
     if len(description) > MAX_DESCRIPTION:
-        raise ValueError(f"its description has {len(description):,} characters; at most {MAX_DESCRIPTION:,} are read")
+        raise ValueError(f"`description` has {len(description):,} characters. The maximum is {MAX_DESCRIPTION:,}.")
     front["description"] = neutralised(description)
     notes = [
         f"{key} has no effect: a skill grants nothing"
@@ -237,11 +244,11 @@ def _front(lines: list[str]) -> dict[str, str]:
         matched = _KEY.match(line.rstrip())
         if matched is None:
             if line.strip() and not line.startswith((" ", "\t", "#", "-")):
-                raise ValueError(f"its front matter has the line {line[:60]!r}; expected KEY: TEXT")
+                raise ValueError(f"A line of the front matter is invalid: {line[:60]!r}. Expected KEY: TEXT.")
             continue
         key, value = matched[1], (matched[2] or "").strip()
         if key in found:
-            raise ValueError(f"its front matter says {key} twice")
+            raise ValueError(f"The front matter contains `{key}` twice. Remove one.")
         inner: list[str] = []
         while at < len(lines) and (not lines[at].strip() or lines[at].startswith((" ", "\t"))):
             inner.append(lines[at].strip())
@@ -258,12 +265,12 @@ def _unquoted(key: str, value: str) -> str:
     if len(value) > 1 and value[0] == value[-1] == '"':
         return value[1:-1].replace('\\"', '"').replace("\\\\", "\\")
     if key in ("name", "description") and value[:1] in ("&", "*", "!", "{", "[", "%", "@", "`", '"', "'"):
-        raise ValueError(f"the {key} in its front matter is no plain text; put it between quotes")
+        raise ValueError(f"`{key}` in the front matter is not plain text. Put it between quotes.")
     return value.split(" #")[0].rstrip()
 
 
 def _beside(layer: Layer, name: str) -> Iterator[str]:
-    """Files in a skill's folder and in those in it, as paths from there, the first so many."""
+    """Yield up to ``MAX_FILES`` files in a skill's folder and its subfolders, as relative paths."""
     top = layer.folder / name
     count = 0
     for folder in (top, *sorted(f for f in _entries(top) if f.is_dir() and not f.is_symlink())):
@@ -283,15 +290,17 @@ def _entries(folder: Path) -> list[Path]:
 
 
 _KEPT = ("skill", "given")
-"""The tool and the key by which a session keeps which of them were given."""
+"""The tool and the key under which a session stores the names of loaded skills."""
 _MOST_NAMED = 30
 
 
 class SessionSkills:
-    """Implements :class:`~handrail.contract.doors.memory.Skills`.
+    """The skills of one session.
+
+    Implements :class:`~handrail.contract.doors.memory.Skills`.
 
     :param config: the operator's configuration folder
-    :param values: where the session keeps which were given
+    :param values: stores the names of loaded skills
     """
 
     def __init__(self, session_id: str, workspace: str, config: Path, values: Values) -> None:
@@ -323,17 +332,17 @@ class SessionSkills:
         try:
             body, sha256, files = read_skill(found)
         except ValueError as error:
-            text = f"the skill {name!r} cannot be read any more: its SKILL.md {error}"
+            text = f"Skill {name!r} can no longer be read: {error} Ask the user to repair it, or continue without it."
             raise ToolError(text, kind="unavailable") from None
         await self._values.put(self._session_id, *_KEPT, [*given, name])
         return SkillText(found.skill, body, self._readable(found, files), changed=sha256 != found.sha256)
 
     async def forget_given(self) -> None:
-        """What was given is not in the conversation any more, as after it was compacted: each is given once again."""
+        """Let each skill be loaded again, because the conversation no longer contains it."""
         await self._values.put(self._session_id, *_KEPT, None)
 
     def _readable(self, found: FoundSkill, files: Sequence[str]) -> tuple[str, ...]:
-        """Those files that the session's tools can read: the ones in the workspace, as they are called there."""
+        """Return the skill's files that the session's tools can read, relative to the workspace."""
         folder = found.at.folder / found.folder
         if found.skill.layer != "workspace" or not folder.is_relative_to(self._workspace):
             return ()
@@ -342,6 +351,6 @@ class SessionSkills:
     def _unknown(self, name: str) -> str:
         names = list(self._usable)
         close = nearest(name, names, 2)
-        hint = f"; did you mean {' or '.join(map(repr, close))}?" if close else "."
+        hint = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
         more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-        return f"there is no skill {name[:80]!r}{hint} There are: {', '.join(names[:_MOST_NAMED]) or 'none'}{more}"
+        return f"Skill {name[:80]!r} does not exist.{hint} Skills: {', '.join(names[:_MOST_NAMED]) or 'none'}{more}."

@@ -24,41 +24,44 @@ from handrail.record.log import CommitLog
 # The result of a call whose answer was lost, read from the log. Nothing runs again.
 
 _INTERRUPTED = (
-    "Handrail ended while this call was running, and nobody knows how far it came; it is not run again. "
-    "Look at what it did before you do anything like it"
+    "Handrail stopped while this call was running. The outcome is unknown, and the call is not run again. "
+    "Check its effects before you repeat it."
 )
-_NOT_BEGUN = "Handrail ended before this call began, so it had no effect; call again if that is still wanted"
+_NOT_BEGUN = "Handrail stopped before this call started, so it had no effect. Call again if you still need it."
 _NO_RECORD = (
-    "Handrail ended before anything about this call was on record: as far as is known it did not run. "
-    "Look before you call again"
+    "Handrail stopped before it recorded anything about this call. The call probably did not run. "
+    "Check that before you call again."
 )
-_REMOVED = "what this call gave has been removed from the log, or is damaged there; call again if it is still needed"
+_REMOVED = "The result of this call is no longer in the log, or is damaged there. Call again if you still need it."
 _ANOTHERS = (
-    "this call was proposed in the session that this one was forked from, and has no answer there yet; here it is not run. "
-    "Call again if that is wanted"
+    "This call belongs to the session that this session was forked from, and has no answer there yet. "
+    "It is not run here. Call again if you need it."
 )
-_TOOL_GONE = "this call has ended, but its tool is not there any more, and so nobody can tell what may be shown of it"
+_TOOL_GONE = (
+    "This call has ended, but its tool is no longer available, so its result cannot be shown. "
+    "Use another tool, or ask the user to make the tool available again."
+)
 
 
 async def recalled(
     log: CommitLog, shaper: Shaper, generation: Generation, session_id: str, call_id: str, tree: Tree | None = None
 ) -> Answer:
-    """The answer to a call by what is on record.
+    """Return the answer to an earlier call from the log. Nothing runs again.
 
-    :param session_id: whose history it is part of
-    :param generation: has the tool, which says what its model may see of a result
-    :param tree: knows whom it handed work to
-    :raises LogUnavailable: when the log cannot tell
+    :param session_id: the session in whose history the call is
+    :param generation: the tools; the call's tool decides what the model may see of the result
+    :param tree: knows the sub-agents that the call started
+    :raises LogUnavailable: if the log cannot be read
     """
     proposal = await log.proposal_of(call_id)
-    # A job is what its proposer was answered, whatever has become of it since.
+    # If the call moved to the background, its answer was the job, even if the job has ended since.
     outcome = await log.detachment_of(call_id) or await log.outcome_of(call_id)
     tool = (proposal.tool if proposal is not None else None) or ""
     if outcome is None and proposal is not None and proposal.session_id != session_id:
         result = Result.error("cancelled", _ANOTHERS, recorded=True)
     elif outcome is None:
-        # A call with side effects does not begin before its intent is durable, so what is only proposed had none. Where
-        # nothing at all is on record, records may also have been purged.
+        # A call with side effects does not start before its intent is durable, so a call that is only proposed had none.
+        # If nothing is on record, the records may also have been purged.
         result = _ended(_NO_RECORD) if proposal is None else Result.error("cancelled", _NOT_BEGUN, recorded=True)
     elif outcome.kind == "interrupted":
         result = naming(_ended(_INTERRUPTED), () if tree is None else tree.begun_by(session_id, call_id))
@@ -66,7 +69,7 @@ async def recalled(
         result = Result.error("unavailable", _REMOVED, recorded=True)
     else:
         found = recorded.with_metadata(recorded=True)
-        if outcome.kind in ("refused", "detached"):  # its text is the kernel's own
+        if outcome.kind in ("refused", "detached"):  # the text comes from the kernel, not from a tool
             return Answer(call_id, tool, found, found)
         entry = generation.resolve(tool)
         if entry is not None:
@@ -79,18 +82,20 @@ def _ended(text: str) -> Result:
     return Result.error("interrupted", text, recorded=True)
 
 
-# Parked calls, which wait for a person across a restart: resumed under their own ids after the answer.
+# Suspended calls, which await approval across a restart. After the answer they are resumed under their own ids.
 
-_NOT_WHOLE = "its arguments held a registered secret, which is never stored, so it cannot be taken up; propose it again"
+_NOT_WHOLE = (
+    "The call cannot be resumed: its arguments contained a registered secret, which is never stored. Propose it again."
+)
 
 
 async def parked_calls(
     arbiter: Arbiter, lane: Lane, generation: Generation, call_ids: Collection[str] | None = None
 ) -> list[Call]:
-    """The calls of a session that have no outcome and nobody carries, in the order in which they were asked about.
+    """Return the calls of a session that await approval, in the order of their requests.
 
-    :param call_ids: these only
-    :raises LogUnavailable: when the log cannot tell
+    :param call_ids: considers only these calls
+    :raises LogUnavailable: if the log cannot be read
     """
     approvals = arbiter.approvals
     await approvals.sweep()
@@ -103,7 +108,7 @@ async def parked_calls(
     for asked in rows.values():
         if await arbiter.log.outcome_of(asked[0].request.call_id) is None:
             calls.append(_resumed(arbiter, lane, generation, asked))
-        else:  # its process ended between its answer and this note
+        else:  # the process ended between the call's answer and this step
             for row in asked:
                 approvals.let_go(row)
     return calls
@@ -119,9 +124,9 @@ def _resumed(arbiter: Arbiter, lane: Lane, generation: Generation, rows: list[Ap
 
 
 def project_rules(approvals: Approvals) -> list[Rule]:
-    """The rules that people's answers stored for this workspace, in the project's scope.
+    """Return the rules of the project scope that users' answers stored for this workspace.
 
-    :raises LogUnavailable: when they cannot be read, or one of them is no rule and may have been one that denies
+    :raises LogUnavailable: if the rules cannot be read, or an unreadable rule may be one that denies
     """
     found: list[Rule] = []
     for stored in approvals.rules():
@@ -131,16 +136,16 @@ def project_rules(approvals: Approvals) -> list[Rule]:
         except ValueError as error:
             if not stored.text.startswith("allow "):
                 raise LogUnavailable(
-                    f"the stored rule {stored.id} of this workspace cannot be read: {error}. "
-                    "handrail approve --rules lists it; forget it there, and answer anew"
+                    f"The stored rule {stored.id} of this workspace cannot be read: {error}. "
+                    "Remove it with `handrail approve` (`--rules` lists it), and answer again."
                 ) from None
     return found
 
 
 class TakingUp:
-    """The earlier calls of one session.
+    """A resolver of the earlier calls of one session: it recovers answers and resumes suspended calls.
 
-    :param generation: gives the tools that they are resolved by now
+    :param generation: returns the current tools
     """
 
     def __init__(self, arbiter: Arbiter, lane: Lane, generation: Callable[[], Generation]) -> None:
@@ -150,14 +155,14 @@ class TakingUp:
         self._under_way: list[_Stopped] = []
 
     async def waiting(self) -> list[Call]:
-        """Those that are parked, in the order in which they were asked about; none is taken up.
+        """Return the calls that await approval, in the order of their requests. None is resumed.
 
-        :raises LogUnavailable: when the log cannot tell
+        :raises LogUnavailable: if the log cannot be read
         """
         return await parked_calls(self._arbiter, self._lane, self._generation())
 
     async def resume(self) -> list[Answer]:
-        """See :meth:`handrail.contract.session.Session.resume_parked`."""
+        """Resume all calls that await approval and return their answers; see ``Session.resume_parked``."""
         stopped = self._begin()
         try:
             return await self._carried_out(await self.waiting(), stopped)
@@ -165,12 +170,12 @@ class TakingUp:
             self._under_way.remove(stopped)
 
     async def answers(self, call_ids: Sequence[str]) -> list[Answer]:
-        """See :meth:`handrail.contract.session.Session.recall_all`."""
+        """Return the answers to earlier calls, in order; see ``Session.recall_all``."""
         stopped = self._begin()
         try:
             arbiter, lane, generation = self._arbiter, self._lane, self._generation()
             parked = {call.id: call for call in await parked_calls(arbiter, lane, generation, call_ids)}
-            # Read before anything runs: a log that cannot be read leaves every call as it is.
+            # Read before anything runs: if the log cannot be read, no call is resumed.
             found = {
                 known_as: await recalled(
                     arbiter.log, arbiter.shaper, generation, lane.session_id, known_as, arbiter.jobs.tree
@@ -185,7 +190,7 @@ class TakingUp:
             self._under_way.remove(stopped)
 
     def stop(self, reason: StopReason) -> None:
-        """Stop those that are not in flight yet because they are still looked up."""
+        """Stop the calls that are still looked up and so are not in flight yet."""
         for stopped in self._under_way:
             stopped.reason = stopped.reason or reason
 
@@ -197,19 +202,19 @@ class TakingUp:
     async def _carried_out(self, calls: Sequence[Call], stopped: _Stopped) -> list[Answer]:
         if not calls:
             return []
-        reason = stopped.reason if self._lane.closed is None else "shutdown"  # they go on waiting
+        reason = stopped.reason if self._lane.closed is None else "shutdown"  # they continue to await approval
         following = iter(calls)
         reply = Reply(self._arbiter, lambda _: next(following))
         for call in calls:
             if reason is not None:
                 call.execution.stop(reason)
-            self._lane.running.setdefault(call.id, call)  # so that what is stopped from here on reaches it
+            self._lane.running.setdefault(call.id, call)  # so that a stop from here on reaches it
             reply.submit(call.proposed)
         return await reply.answers()
 
 
 class _Stopped:
-    """Why calls are not to run that are still looked up; None while they are."""
+    """The reason to stop calls that are still looked up; None while they may run."""
 
     __slots__ = ("reason",)
 

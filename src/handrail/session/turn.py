@@ -20,7 +20,7 @@ from handrail.store.database.writer import Taken
 
 
 class HeldTurn:
-    """One model request with its calls; it pins one generation of the registry."""
+    """A model request with its calls, in the process that runs them. It pins one generation of tools."""
 
     __slots__ = ("_ahead", "_arbiter", "_calls", "_catalog", "_in_view", "_lane", "_submitted", "generation", "number")
 
@@ -33,48 +33,52 @@ class HeldTurn:
         self.number = number
         self._calls = 0
         self._ahead: LookedAhead | None = None
-        """Of what may become the next call."""
+        """The validation of the call that may become the next one."""
         self._submitted: Reply | None = None
 
     @property
     def specs(self) -> list[ToolSpec]:
-        """The tools that the model sees: those in view when the turn began."""
+        """The tools that the model sees: those that were loaded when the turn started."""
         return usable(self._catalog.specs(self.generation, self._in_view), self._lane.delegates)
 
     @property
     def index(self) -> str:
-        """The index of the tools beyond :attr:`specs`, for the system text."""
+        """The index of the tools that are not loaded, for the system text."""
         return self._catalog.index(self.generation)
 
     @property
     def native(self) -> list[NativeOffer]:
-        """What the model's provider may carry out itself; a rule that denies the tool rules it out."""
+        """The tools that the model's provider may run itself. Denied tools come with the reason."""
         return [
             ruled(spec, self._lane.rules, self._lane.named_hosts_of) for spec in self._catalog.native(self.generation)
         ]
 
     @property
     def proposed(self) -> int:
-        """How many calls it has made."""
+        """The number of calls that the turn has made."""
         return self._calls
 
     def look_ahead(self, call: Proposal) -> None:
-        """The next call of a reply may become this one, whose block is still open: work out what is the same whenever it is
-        submitted. It changes nothing, is on no record, and is of no account if another call comes."""
+        """Validate a call whose block is still open, so that it starts sooner when it is submitted.
+
+        This has no effect and leaves no record. If another call is submitted next, the result is dropped.
+        """
         known_as = call_id(self._lane.session_id, self.number, self._calls)
         self._ahead = self._arbiter.look_ahead(known_as, as_proposed(call), self._lane, self.generation)
 
     def submit(self, call: Proposal) -> asyncio.Task[Answer]:
-        """Begin the next call of a reply that is still being streamed. It has no side effect before the conversation so far is
-        durable, and none if that cannot be stored."""
+        """Start the next call of a reply that is still being streamed.
+
+        It has no side effects before the conversation so far is durable, and none if the conversation cannot be stored.
+        """
         if self._submitted is None:
             self._submitted = Reply(self._arbiter, self._make_behind)
         return self._submitted.submit(as_proposed(call))
 
     async def call_all(self, calls: Iterable[Proposal]) -> Sequence[Answer]:
-        """Carry out the calls of a whole reply: exactly one answer each, in order."""
+        """Run the calls of a whole reply and return exactly one answer each, in order."""
         proposals = [as_proposed(call) for call in calls]
-        if len(proposals) == 1:  # the common case needs no task of its own
+        if len(proposals) == 1:  # the common case needs no separate task
             return [await self._arbiter.carry_out(self._make(proposals[0]))]
         reply = Reply(self._arbiter, self._make)
         for proposal in proposals:
@@ -94,13 +98,16 @@ class HeldTurn:
 
 
 def as_proposed(call: Proposal) -> ProposedCall:
-    """:raises UsageError: for what is no call"""
+    """Return a proposal as a :class:`ProposedCall`.
+
+    :raises UsageError: if it is not a call
+    """
     if isinstance(call, ProposedCall):
         return call
     try:
         tool, arguments = call
     except ValueError:
         raise UsageError(
-            f"{call!r:.80} is no call; expected (tool, arguments), as in ('read', {{'path': 'a.txt'}})"
+            f"A call is invalid: {call!r:.80}. Expected (tool, arguments), such as ('read', {{'path': 'a.txt'}})."
         ) from None
     return ProposedCall(tool, arguments)
