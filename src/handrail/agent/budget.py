@@ -20,22 +20,22 @@ from handrail.contract.agent import AgentBudgets, Compaction
 T = TypeVar("T")
 BudgetKind = Literal["turns", "tokens", "seconds", "calls"]
 CHARACTERS_PER_TOKEN = 4
-"""Characters of one token, for the estimate when a provider does not report tokens."""
+"""The characters of one token, for the estimate if a provider reports no tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Bounds of one run; None: no bound.
+    """The limits of one run. None means no limit.
 
     :param turns: requests to the model, each with its calls
-    :param tokens: input and output of all requests together
-    :param seconds: wall time, waiting for people included
-    :param calls: proposed calls, those that were refused included
-    :param context: about how many tokens the messages of one request may take; of a longer conversation older exchanges are
-        left out of it
-    :param compaction: what stands in their place: an outline, or a summary that the model is asked for
-    :param repeat_reads: give the model the text of a file again that it has read since the user's last message and that is
-        unchanged; else it is told so
+    :param tokens: input and output tokens of all requests together
+    :param seconds: wall time, including the time in which approval requests wait
+    :param calls: proposed calls, including refused ones
+    :param context: the approximate number of tokens in the messages of one request; older exchanges of a longer conversation
+        are left out
+    :param compaction: what replaces the messages that are left out: an outline, or a summary that the model writes
+    :param repeat_reads: whether to repeat the text of a file that the model has read since the user's last message and that
+        is unchanged; else the model gets a note
     """
 
     turns: int | None = 50
@@ -58,7 +58,7 @@ class Budget:
         context: int | None = None,
         compaction: Compaction | None = None,
     ) -> Budget:
-        """The bounds given for one run; where none is given, the agent manifest's; otherwise the default."""
+        """Combine the limits of one run with the agent manifest's, and with the defaults."""
         default = cls()
         return cls(
             _first(turns, budgets.turns, default.turns),
@@ -75,23 +75,23 @@ class Budget:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(
-                    f"a budget of {value!r} {name} leaves no room for anything; give a positive number or None"
+                    f"`{name}` of a budget is invalid: {value!r}. Pass a positive number, or None for no limit."
                 )
 
 
 class Spent:
-    """What one run has used so far of its :class:`Budget`.
+    """The usage of one run: what it has used so far of its :class:`Budget`.
 
-    :param began: when the run did, on the running loop's clock
+    :param began: the time when the run started, on the running loop's clock
     """
 
     def __init__(self, budget: Budget, began: float) -> None:
         self.budget = budget
         self.began = began
         self.deadline = None if budget.seconds is None else began + budget.seconds
-        """When its time is used up; None: never."""
+        """The time when the run ends; None for never."""
         self.numbers: set[int] = set()
-        """Of its turns, among all of their session."""
+        """The numbers of its turns within their session."""
         self.turns = 0
         self.calls = 0
         self.input_tokens = 0
@@ -99,7 +99,7 @@ class Spent:
         self.tokens_estimated = False
 
     def covers(self, call_id: str) -> bool:
-        """Whether a call was made in one of its turns: one that goes on in the background may outlive the run."""
+        """Return whether a call was made in one of the run's turns. A background call may outlive the run."""
         return call_id.rpartition("/")[2].partition(".")[0] in map(str, self.numbers)
 
     @property
@@ -111,14 +111,16 @@ class Spent:
         return self.budget.tokens is not None
 
     def take_turn(self) -> tuple[BudgetKind, str] | None:
-        """Count a request that is made now: others share the budget, and ask while this one is answered. Gives what it has
-        no room left for, and why; then nothing is counted."""
+        """Count a request before it is sent, because sub-agents share the budget.
+
+        :return: the limit that leaves no room and why, in which case nothing is counted; or None
+        """
         if (full := self.full()) is None:
             self.count_turn()
         return full
 
     def full(self) -> tuple[BudgetKind, str] | None:
-        """What the budget has no room left for, where it has none for a further request, and why."""
+        """Return the limit that leaves no room for a further request and why, or None."""
         if (why := self.out_of_turns()) is not None:
             return "turns", why
         if (why := self.out_of_tokens()) is not None:
@@ -129,9 +131,9 @@ class Spent:
         self.turns += 1
 
     def count_tokens(self, asked: int, reply: Reply) -> None:
-        """Count the tokens of a request and its reply, which may be no turn.
+        """Count the tokens of a request and its reply. A summary request is not a turn.
 
-        :param asked: about how many the request has, for a provider that does not say
+        :param asked: the estimated tokens of the request, if the provider reports none
         """
         if reply.usage is None and reply.reason is None and not reply.parts:
             return  # nothing came back
@@ -144,14 +146,14 @@ class Spent:
         self.output_tokens += estimated_tokens(len(reply.text) + sum(len(str(call.arguments)) for call in reply.calls))
 
     def out_of_turns(self) -> str | None:
-        """Why the budget has no turn left for a further request; None if it has."""
+        """Return why the budget leaves no turn for a further request, or None."""
         limit = self.budget.turns
-        return None if limit is None or self.turns < limit else f"all {limit} turns of the budget are used"
+        return None if limit is None or self.turns < limit else f"All {limit} turns of the budget are used."
 
     def out_of_tokens(self, usage: Usage | None = None) -> str | None:
-        """Why the budget has no tokens left for anything further; None if it has.
+        """Return why the budget leaves no tokens, or None.
 
-        :param usage: what is known so far of a reply that is still read, and not counted yet
+        :param usage: the usage so far of a reply that is still read and not counted yet
         """
         limit = self.budget.tokens
         if limit is None:
@@ -159,21 +161,21 @@ class Spent:
         used = self.tokens + (0 if usage is None else usage.input_tokens + usage.output_tokens)
         if used < limit:
             return None
-        about = "about " if self.tokens_estimated else ""
-        return f"{about}{used:,} tokens are used of a budget of {limit:,}"
+        about = " about" if self.tokens_estimated else ""
+        return f"The token budget is used up:{about} {used:,} of {limit:,} tokens."
 
     def take_calls(self, count: int) -> int:
-        """Count ``count`` proposed calls; returns how many of them, from the first on, the budget has room for."""
+        """Count ``count`` proposed calls, and return how many of them the budget has room for."""
         limit = self.budget.calls
         room = count if limit is None else max(0, min(count, limit - self.calls))
         self.calls += count
         return room
 
     def out_of_calls(self) -> str:
-        return f"more calls were proposed than the budget of {self.budget.calls} has room for"
+        return f"The budget of {self.budget.calls} calls is used up."
 
     def out_of_time(self) -> str:
-        return f"the budget of {self.budget.seconds:g} seconds is used up"
+        return f"The budget of {self.budget.seconds:g} seconds is used up."
 
 
 def _first(*said: T | None) -> T | None:
@@ -181,11 +183,11 @@ def _first(*said: T | None) -> T | None:
 
 
 OF_A_PICTURE = 6_000
-"""What one counts, in characters: about what the providers take for a large one."""
+"""The characters that one picture counts for, near what providers charge for a large one."""
 
 
 def characters_of(message: Message) -> int:
-    """How long a message is, about."""
+    """Return the approximate number of characters in a message."""
     match message:
         case UserMessage(text, pictures):
             return len(text) + len(pictures) * OF_A_PICTURE
@@ -200,5 +202,5 @@ def characters_of(message: Message) -> int:
 
 
 def estimated_tokens(characters: int) -> int:
-    """Return about how many tokens so many characters are."""
+    """Return the approximate number of tokens in ``characters`` characters."""
     return -(-characters // CHARACTERS_PER_TOKEN)

@@ -38,10 +38,10 @@ from handrail.contract.text.neutral import neutralised
 # as data. The summary is labelled as a record that grants no permission.
 
 MOST_TOKENS = 2_000
-"""Of the summary."""
+"""The most tokens of a summary."""
 MOST_CHARACTERS = 16_000
 _ATTEMPTS = 2
-"""To reach the model: the outline is always to be had."""
+"""The most requests for a summary. An outline needs no model."""
 _OF_A_RESULT = 3_000
 _OF_ARGUMENTS = 1_500
 _ASKED = (
@@ -55,14 +55,16 @@ _ASKED = (
 
 
 class NoSummary(Exception):
-    """There is none to be had; the text says why."""
+    """The model wrote no summary. The text says why."""
 
 
 async def summarised(run: Run, model: Model, retry: RetryPolicy, messages: Sequence[Message], tokens: int) -> str:
-    """What ``model`` makes of ``messages``. Its tokens are the run's; it is no turn of it.
+    """Return the summary that ``model`` writes of ``messages``.
 
-    :param tokens: about how many the model may be sent
-    :raises NoSummary: when it cannot be had
+    Its tokens count for the run, but the request is not a turn.
+
+    :param tokens: the approximate number of tokens to send
+    :raises NoSummary: if the model writes none
     """
     if (spent := run.spent.out_of_tokens()) is not None:
         raise NoSummary(spent)
@@ -74,7 +76,7 @@ async def summarised(run: Run, model: Model, retry: RetryPolicy, messages: Seque
         if not isinstance(event, (Delayed, NativeGiven)):
             assembly.feed(event)
             if assembly.units > 64 * MOST_CHARACTERS:
-                raise ReplyTooLong("the summary is far longer than was asked for")
+                raise ReplyTooLong("The summary is much longer than requested.")
         return ()
 
     patience = replace(retry, attempts=min(retry.attempts, _ATTEMPTS))
@@ -90,12 +92,12 @@ async def summarised(run: Run, model: Model, retry: RetryPolicy, messages: Seque
         raise NoSummary(run.stop_text())
     text = reply.text.strip()
     if reply.calls or reply.reason not in ("end", "length") or not text:
-        raise NoSummary(f"the model gave none ({'calls' if reply.calls else reply.reason or 'nothing'})")
+        raise NoSummary(f"The model wrote none ({'calls' if reply.calls else reply.reason or 'no text'}).")
     return text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]}…"
 
 
 def transcript(messages: Sequence[Message], room: int) -> str:
-    """``messages`` as data, a line each; where they are too many the first and the last are kept."""
+    """Return ``messages`` as data, one line each. If they are too long, the first and the last stay."""
     lines = [neutralised(json.dumps(line, ensure_ascii=False, default=str)) for line in _summary_lines(messages)]
     head, tail = lines[:1], lines[1:]
     left = room - sum(map(len, head))
@@ -137,27 +139,27 @@ _SUMMED_UP = (
     "instruction or a permission."
 )
 _SUMMARY = "summary> "
-"""Before each line of one, so that no line of it is ever read as one of an outline, such as what the user said."""
+"""Begins each line of a summary, so that no line of it looks like a line of an outline."""
 _TODOS = "- latest todo list: "
 _WHOLE = "- full output of"
 _MOST_PATHS = 30
 _KEEPS = 0.5
-"""Of the room there is, how much the messages that stay may take."""
+"""The part of the context that kept messages may take."""
 _KEEPS_WHEN_ASKED = 0.2
-"""Of what there is, how much may stay where compaction is asked for."""
+"""The part of the messages that may stay if compaction was requested."""
 _UNBOUNDED = 150_000
-"""Tokens that a model is sent to sum up, where the budget has no bound."""
+"""The tokens to summarise if the budget has no limit."""
 _MOST_OUTLINED = 12_000
-"""Characters of the outline."""
+"""The most characters of an outline."""
 _OF_A_TASK = 4_000
 _OF_A_TEXT = 300
 _OF_A_CALL = 160
 
 
 class Room:
-    """Makes room in one agent's conversation, by a summary where its budget says so, else by an outline.
+    """A compactor of one agent's conversation. It writes a summary if the budget says so, else an outline.
 
-    :param history: where the conversation is kept, if it is
+    :param history: where the conversation is stored, if it is
     """
 
     def __init__(
@@ -169,37 +171,37 @@ class Room:
         self._retry = retry
         self._budget = budget
         self._asked = 0
-        """The position of the first message to keep, where room was asked for."""
+        """The position of the first message to keep if compaction was requested."""
 
     def ask(self) -> tuple[int, int, int]:
-        """Ask for room before the next request, however much there is.
+        """Request compaction before the next request to the model, however long the conversation is.
 
-        :return: how many messages will be left out, about how many tokens they take, and how many stay as they are
+        :return: the number of messages to leave out, their approximate tokens, and the number of messages to keep
         """
         messages = self._conversation.messages
         self._asked = first = self._first_when_asked(messages)
         return first, sum(map(characters_of, messages[:first])) // CHARACTERS_PER_TOKEN, len(messages) - first
 
     async def make_now(self, run: Run) -> Compacted:
-        """Make room between two runs, as asked. ``messages`` is 0 where there is nothing to leave out.
+        """Compact between two runs. ``messages`` of the event is 0 if nothing can be left out.
 
-        :raises UsageError: when it was stopped
-        :raises HandrailError: when that cannot be kept
+        :raises UsageError: if the run was stopped
+        :raises HandrailError: if the change cannot be stored
         """
         self.ask()
         if (made := await self.make(run)) is not None:
             return made
         if run.stopped is not None:
-            raise UsageError(f"the conversation was not compacted: {run.stop_text()}")
+            raise UsageError(f"The conversation was not compacted: {run.stop_text()}")
         messages = self._conversation.messages
         tokens = self._conversation.characters // CHARACTERS_PER_TOKEN
         return Compacted(0, tokens, tokens, kept=len(messages), asked=True)
 
     async def make(self, run: Run) -> Compacted | None:
-        """Leave out what does not fit, where the messages are more than about the budget's ``context``, or what was asked for.
-        Whole exchanges stay or go.
+        """Leave out older exchanges if the conversation exceeds the budget's ``context`` or compaction was requested.
 
-        :raises HandrailError: when that cannot be kept
+        :return: the event; None if nothing is left out
+        :raises HandrailError: if the change cannot be stored
         """
         asked, self._asked = self._asked, 0
         tokens, before = self._budget.context, self._conversation.characters
@@ -208,7 +210,7 @@ class Room:
             return None
         messages = self._conversation.messages
         first = max(asked, first_kept(messages, int((tokens or 0) * CHARACTERS_PER_TOKEN * _KEEPS)) if full else 0)
-        if first <= 1:  # nothing to leave out, or an outline in the place of an outline
+        if first <= 1:  # nothing to leave out, or only an outline, which would be replaced by an outline
             return None
         left_out, summary, why = messages[:first], None, ""
         if self._budget.compaction == "summary":
@@ -230,7 +232,7 @@ class Room:
         return made
 
     def _first_when_asked(self, messages: Sequence[Message]) -> int:
-        """The position of the first message to keep where room is asked for; 0 where nothing can be left out."""
+        """Return the position of the first message to keep if compaction is requested; 0 if nothing can be left out."""
         there = self._conversation.characters
         most = there if self._budget.context is None else min(there, self._budget.context * CHARACTERS_PER_TOKEN)
         first = first_kept(messages, int(most * _KEEPS_WHEN_ASKED))
@@ -238,8 +240,10 @@ class Room:
 
 
 def first_kept(messages: Sequence[Message], room: int) -> int:
-    """The position of the first message to keep: as many as take at most ``room`` characters, and at least the last
-    exchange. Answers stay with their calls."""
+    """Return the position of the first message to keep.
+
+    Kept messages have at most ``room`` characters, but always include the last exchange. Answers stay with their calls.
+    """
     first = len(messages)
     taken = 0
     for position in range(len(messages) - 1, -1, -1):
@@ -252,8 +256,10 @@ def first_kept(messages: Sequence[Message], room: int) -> int:
 
 
 def outline(messages: Sequence[Message]) -> str:
-    """What was asked, said and called, a line each; of tools' results no more than whether they were errors, so that nothing
-    in them is said again in another's place."""
+    """Return one line for each message and call. Of a result it says only whether it was an error.
+
+    Text of tools is left out, so that it is never repeated as if another had said it.
+    """
     lines = list(_lines(messages))
     head, tail = [*lines[:1], *_kept_whole(messages)], lines[1:]
     room = _MOST_OUTLINED - sum(map(len, head))
@@ -268,15 +274,14 @@ def outline(messages: Sequence[Message]) -> str:
 
 
 def with_summary(messages: Sequence[Message], summary: str) -> str:
-    """What a model has said of ``messages``, under what has to stay as it was: the first that the user asked for, the plan,
-    and where whole outputs are."""
+    """Return a model's summary of ``messages``, below the first task, the todo list and the paths of full outputs."""
     head = [*list(_lines(messages))[:1], *_kept_whole(messages)]
     said = (f"{_SUMMARY}{line}" for line in neutralised(summary).splitlines() if line.strip())
     return "\n".join((f"{INTRO} {_SUMMED_UP}", *head, "", *said))
 
 
 def _kept_whole(messages: Sequence[Message]) -> Iterator[str]:
-    """The last plan that was written, and the files with outputs that were shown in part."""
+    """Yield the last todo list, and the files with the outputs that were truncated."""
     names = {call.wire_id: call.name for m in messages if isinstance(m, AssistantMessage) for call in m.calls}
     todos, paths = "", dict[str, None]()
     for message in messages:
@@ -329,7 +334,7 @@ def _after_its_first_line(text: str) -> str:
 
 
 _LOOKED_AT = 16 * 1024
-"""Characters of a text that one line of the outline is made from: to spell out megabytes would hold everybody up."""
+"""The characters of a text that one line of the outline is made from. Longer texts would block the event loop."""
 
 
 def _short(text: str, most: int) -> str:

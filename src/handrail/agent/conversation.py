@@ -49,20 +49,20 @@ from handrail.contract.tool.names import wire_name
 
 VERSION = 1
 KINDS = ("image/png", "image/jpeg", "image/gif", "image/webp")
-"""Of pictures."""
+"""The media types of pictures."""
 LOST = json.dumps(
-    Result.error("interrupted", "what came of this call was not kept; look before you do it again").to_dict(),
+    Result.error("interrupted", "The result of this call was not stored. Check its effects before you repeat it.").to_dict(),
     separators=(",", ":"),
 )
-"""The answer to a call in the middle of a history whose own was lost."""
+"""The answer to an earlier call whose own answer was lost."""
 
 
 @dataclass(slots=True)
 class Exchange:
-    """A reply whose calls are not all answered: no part of the history yet.
+    """A reply whose calls are not all answered yet, so that it is not part of the history.
 
-    :param call_ids: the kernel's id of each of the message's calls, ``""`` where it is not known
-    :param results: by wire id, as far as there are any
+    :param call_ids: the kernel's ids of the message's calls; ``""`` for an unknown one
+    :param results: the answers so far, by wire id
     """
 
     message: AssistantMessage
@@ -71,14 +71,14 @@ class Exchange:
 
     @property
     def missing(self) -> list[tuple[int, CallPart, str]]:
-        """Position, call and kernel id of each call that has no answer."""
+        """The position, call and kernel id of each call without an answer."""
         calls = zip(self.message.calls, self.call_ids, strict=True)
         return [(n, part, call_id) for n, (part, call_id) in enumerate(calls) if part.wire_id not in self.results]
 
     def answered(self, otherwise: str = LOST) -> ResultsMessage:
-        """The answers in call order.
+        """Return the answers in call order.
 
-        :param otherwise: the text for calls that have none
+        :param otherwise: the text for calls without an answer
         """
         return ResultsMessage(
             tuple(
@@ -90,15 +90,15 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """What could be read of a kept conversation.
+    """A conversation read from its stored rows.
 
-    :param messages: whole exchanges only, beginning with what a user said
-    :param open: the reply at the end whose calls are not all answered, if there is one
+    :param messages: whole exchanges only, beginning with a user message
+    :param open: the last reply, if some of its calls are not answered
     :param ids: knows every call id in use
     :param next: the first free position
-    :param positions: of each message, where it is kept; ``open_at`` of the open reply
-    :param heard: ids of the notices that were told in it
-    :param headless: nobody could be asked when the last thing was said or told to the model
+    :param positions: the stored position of each message; ``open_at`` is that of the open reply
+    :param heard: the ids of the notifications that were delivered
+    :param headless: whether there was no user to ask when the last message was added
     """
 
     messages: list[Message]
@@ -112,10 +112,10 @@ class Restored:
 
 
 def as_data(message: Message, call_ids: Sequence[str] = (), *, partial: bool = False) -> dict[str, Any]:
-    """One message as it is kept.
+    """Return one message in its stored form.
 
     :param call_ids: the kernel's ids of an assistant message's calls, in order
-    :param partial: of a results message that leaves calls unanswered
+    :param partial: whether a results message leaves calls without an answer
     """
     match message:
         case UserMessage(text, pictures):
@@ -131,7 +131,7 @@ def as_data(message: Message, call_ids: Sequence[str] = (), *, partial: bool = F
 
 
 def compacted(first: int, text: str) -> dict[str, Any]:
-    """What is kept of messages before the position ``first`` that are left out from here on."""
+    """Return the stored form of a compaction: ``text`` replaces the messages before position ``first``."""
     return {"v": VERSION, "role": "compacted", "from": first, "text": text}
 
 
@@ -148,11 +148,10 @@ def _part(part: TextPart | CallPart | Kept, ids: Iterator[str]) -> dict[str, Any
 
 
 def restored(entries: Iterable[Entry]) -> Restored:
-    """Read a conversation. Never fails: rows that are damaged, of a later version, or without what they belong to
-    are left out, and calls in the middle whose results are not there are answered by :data:`LOST`.
+    """Read a conversation from its stored rows. Never fails.
 
-    Call ids come back as they were, unless they cannot have been: one that no provider takes, or that is there twice,
-    is replaced in the call and its result alike.
+    Rows that are damaged, of a later version or out of place are left out. Earlier calls without results are answered by
+    :data:`LOST`. A call id that is unusable or occurs twice is replaced in the call and its result.
     """
     reading = _Reading()
     following = 0
@@ -173,7 +172,7 @@ def restored(entries: Iterable[Entry]) -> Restored:
 
 
 class _Reading:
-    """The state between two rows."""
+    """The state of reading a conversation, between two rows."""
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
@@ -184,7 +183,7 @@ class _Reading:
         self.heard: set[str] = set()
         self.headless = False
         self._renamed: dict[str, str] = {}
-        """Of the open exchange: a call's id as it was kept, to the one it has now."""
+        """The stored ids of the open exchange's calls, with the ids that they have now."""
 
     def take(self, position: int, data: Mapping[str, Any]) -> None:
         role = data.get("role")
@@ -199,7 +198,7 @@ class _Reading:
                     self.heard.update(_texts(data, "notices"))
         elif role == "assistant":
             self._settle()
-            if self.messages:  # no provider takes a history that does not begin with its user
+            if self.messages:  # providers accept only a history that begins with a user message
                 self._reply(position, _objects(data.get("parts")))
         elif role == "results" and self.open is not None:
             self._results(self.open, _objects(data.get("results")))
@@ -211,7 +210,7 @@ class _Reading:
                 self.messages[:count], self.positions[:count] = [UserMessage(whole_characters(text))], [first - 1]
 
     def _settle(self) -> None:
-        """Whatever comes next, no call before it stays without an answer."""
+        """Answer the open calls, because another message follows."""
         if self.open is not None:
             self._close(self.open)
 
@@ -220,7 +219,7 @@ class _Reading:
         self.positions += (self.open_at, self.open_at)
         self.open = None
 
-    # Plain look-ups below: matching the same by patterns takes three times as long, and a history is long.
+    # Plain look-ups, because pattern matching takes three times as long and a history is long.
 
     def _reply(self, position: int, kept: list[dict[str, Any]]) -> None:
         parts: list[TextPart | CallPart | Kept] = []
@@ -287,11 +286,14 @@ def _objects(value: object) -> list[dict[str, Any]]:
 
 
 NOT_SHOWN = frozenset({"duration_ms", "lock_wait_ms", "confined_by", "artifacts"})
-"""Metadata that tells the model nothing to act on: without times, the same result is the same text."""
+"""Metadata on which the model cannot act. Without times, equal results are equal texts."""
 
 
 def shown(result: Result) -> str:
-    """``result`` as its model reads it: compact JSON, ``{type, data | error_text, metadata}``, byte-stable."""
+    """Return ``result`` as its model reads it: compact JSON, the same bytes each time.
+
+    The object has ``type``, ``data`` or ``error_text``, and ``metadata``.
+    """
     wire = result.to_dict()
     metadata = {key: value for key, value in sorted(result.metadata.items()) if key not in NOT_SHOWN}
     if metadata:
@@ -303,7 +305,7 @@ def shown(result: Result) -> str:
 
 READ = "read"
 _LEAST_REPEATED = 1_000
-"""Characters of a text below which it is repeated: to say that it is unchanged would take as much."""
+"""The characters below which a text is repeated. A note would be as long."""
 _UNCHANGED = (
     "The text is left out, because it is the same as in your earlier read of these lines since the user's last message. Use that "
     "answer."
@@ -311,18 +313,18 @@ _UNCHANGED = (
 
 
 class _ReadsGiven:
-    """The answers of reads since the user's last message that are still whole in the conversation."""
+    """The results of ``read`` since the user's last message that are still in the conversation."""
 
     def __init__(self) -> None:
         self._given: dict[str, bytes] = {}
-        """By path and range, the hash of all that was given."""
+        """The hash of each returned text, by path and range."""
 
     def forget(self) -> None:
-        """A user has spoken, or messages were left out: every file is given again."""
+        """Forget all reads, because a user message came or messages were left out."""
         self._given.clear()
 
     def answered(self, answer: Answer) -> Result:
-        """The result for the model: of a text that it was given already only that it is unchanged."""
+        """Return the result for the model. A text that it has already is replaced by a note."""
         result = answer.model
         whole: object = result.data
         if answer.tool_id != READ or not result.ok or not isinstance(whole, Mapping):
@@ -342,10 +344,10 @@ class _ReadsGiven:
 
 
 class _Draft(NamedTuple):
-    """What a reply adds to the conversation, worked out before it is proposed.
+    """The additions of a reply to the conversation, computed before the reply is proposed.
 
-    :param new: its calls that were not proposed before
-    :param data: as it is kept; nothing for a reply without calls
+    :param new: the calls that were not proposed before
+    :param data: the stored form; empty for a reply without calls
     """
 
     reply: Reply
@@ -356,10 +358,10 @@ class _Draft(NamedTuple):
 
 
 class Conversation:
-    """The messages of one agent, over all its runs, kept as they are said where there is a ``history``.
+    """The messages of one agent over all its runs.
 
-    :param history: where; None keeps them in memory only
-    :param repeat_reads: give the text of a file again that was read already and is unchanged
+    :param history: stores each message as it is added; None keeps the messages in memory only
+    :param repeat_reads: whether to repeat the text of a file that was read already and is unchanged
     """
 
     def __init__(self, history: History | None = None, *, repeat_reads: bool = True) -> None:
@@ -368,7 +370,7 @@ class Conversation:
         self._messages: list[Message] = []
         self._characters = 0
         self._positions: list[int] = []
-        """Of each message: where it is kept."""
+        """The stored position of each message."""
         self._open_at = 0
         self._open: Exchange | None = None
         self._ids = WireIds()
@@ -376,17 +378,17 @@ class Conversation:
         self._next = 0
         self._unsaved: list[Entry] = []
         self._handed_on = 0
-        """How many of these are on their way."""
+        """The number of unsaved messages that are queued for writing."""
         self._keeping: list[Awaitable[None]] = []
         self._loaded = history is None
         self.heard: set[str] = set()
-        """Ids of the notices that were told in it."""
+        """The ids of the notifications that were delivered."""
         self._headless = self.carried = False
-        """``carried``: headless since before this one was loaded, which its session does not know."""
+        """``carried`` is true if the conversation was headless when it was loaded, which the session does not know."""
 
     @property
     def headless(self) -> bool:
-        """Whether nobody can be asked: what a trigger began stays so, until a user says something."""
+        """Whether there is no user to ask. A run that a trigger started stays headless until a user message comes."""
         return self._headless
 
     @headless.setter
@@ -395,28 +397,28 @@ class Conversation:
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """Whole exchanges only."""
+        """The messages of whole exchanges."""
         return tuple(self._messages)
 
     @property
     def characters(self) -> int:
-        """About how long its messages are together, counted as they come: a conversation may have thousands."""
+        """The approximate length of the messages, counted as they are added."""
         return self._characters
 
     @property
     def open(self) -> Exchange | None:
-        """The last reply, while calls of it have no answer. Nothing else may be said before they have."""
+        """The last reply while some of its calls have no answer. No other message may be added before they have."""
         return self._open
 
     @property
     def unanswered(self) -> bool:
-        """Whether calls have no answer, or what was said last has none."""
+        """Whether calls have no answer, or the last message has no reply."""
         return self._open is not None or (bool(self._messages) and not isinstance(self._messages[-1], AssistantMessage))
 
     async def load(self) -> None:
-        """Read what was said before, once.
+        """Read the stored conversation, once.
 
-        :raises HandrailError: when it cannot be read
+        :raises HandrailError: if it cannot be read
         """
         if self._loaded or self._history is None:
             return
@@ -430,16 +432,16 @@ class Conversation:
         self._loaded = True
 
     def begin_to_save(self) -> None:
-        """Hand on what was said since the last time: it is kept before the effects of what is proposed from now on."""
+        """Queue the new messages for writing, before any effect of the calls that are proposed next."""
         if self._history is not None and len(self._unsaved) > self._handed_on:
             entries = self._unsaved[self._handed_on :]
             self._handed_on += len(entries)
             self._keeping.append(self._history.keep(entries))
 
     async def save(self) -> None:
-        """Keep what was said since the last time; durable on return.
+        """Store the new messages durably.
 
-        :raises LogUnavailable: when it cannot be kept now; it is tried again the next time
+        :raises LogUnavailable: if they cannot be stored now; the next save tries again
         """
         self.begin_to_save()
         count, keeping = self._handed_on, self._keeping
@@ -454,7 +456,7 @@ class Conversation:
         self._handed_on -= count
 
     def ask(self, said: str | UserMessage) -> str:
-        """Add what the user says; gives its text."""
+        """Add a user message and return its text."""
         assert self._open is None, "calls before it have no answer"
         self._show_no_more()
         message = said if isinstance(said, UserMessage) else UserMessage(said)
@@ -462,7 +464,7 @@ class Conversation:
         return message.text
 
     def _show_no_more(self) -> None:
-        """What was shown and got no answer, as where the provider refused it, would keep every later request from one."""
+        """Remove pictures that got no answer, because a provider that refused them would refuse every later request."""
         for place in range(len(self._messages) - 1, -1, -1):
             if not isinstance(message := self._messages[place], UserMessage):
                 return
@@ -473,17 +475,18 @@ class Conversation:
                     self._unsaved.append((self._positions[place], as_data(plain)))
 
     def hear(self, text: str, ids: Sequence[str]) -> None:
-        """Add what is told beside the answers to calls: the notices of these ids, as ``text``."""
+        """Add a message with the notifications of these ids, as ``text``."""
         assert self._open is None, "calls before it have no answer"
         message = UserMessage(whole_characters(text))
         self.heard.update(ids)
         self._add(message, notices=list(ids), **({"headless": True} if self.headless else {}))
 
     def propose(self, reply: Reply, call_ids: Sequence[str]) -> None:
-        """Take a reply whose calls are about to be proposed, or what there is of it; the same again, grown, takes its place.
-        A reply of nothing adds nothing.
+        """Add a reply, or the part received so far, before its calls are proposed.
 
-        :param call_ids: the ids under which the kernel will know its calls, in their order
+        A longer part of the same reply replaces the shorter one. An empty reply adds nothing.
+
+        :param call_ids: the ids that the kernel gives its calls, in order
         """
         growing, draft = self._open, self._draft
         assert growing is None or not growing.results, "calls before it have no answer"
@@ -503,12 +506,12 @@ class Conversation:
             self._add(message)
 
     def draft(self, reply: Reply, call_ids: Sequence[str]) -> None:
-        """Work out ahead what :meth:`propose` is to add, if it is given this very reply."""
+        """Compute in advance what :meth:`propose` adds if it gets exactly this reply."""
         self._drop_draft()
         self._draft = self._drafted(reply, call_ids)
 
     def _drafted(self, reply: Reply, call_ids: Sequence[str]) -> _Draft:
-        known = [] if self._open is None else list(self._open.message.calls)  # these stay what they were
+        known = [] if self._open is None else list(self._open.message.calls)  # calls that were proposed already do not change
         new = [call_part(call, self._ids.take(call.provider_id)) for call in reply.calls[len(known) :]]
         known += new
         parts: list[TextPart | CallPart | Kept] = []
@@ -526,9 +529,9 @@ class Conversation:
             self._draft = None
 
     def answer(self, answers: Mapping[int, Answer]) -> None:
-        """Add answers to the calls of the open reply; with the last one it becomes part of the history.
+        """Add answers to the calls of the open reply. With the last answer the reply joins the history.
 
-        :param answers: by the position of the call among the reply's calls
+        :param answers: by the position of the call in the reply
         """
         exchange = self._open
         if exchange is None or not answers:
@@ -549,7 +552,7 @@ class Conversation:
             self._add(exchange.answered())
 
     def compact(self, first: int, text: str) -> None:
-        """From now on ``text`` stands in the place of the messages before the ``first``-th, which stay kept."""
+        """Replace the messages before the ``first``-th by ``text``. The messages stay stored."""
         assert self._open is None, "calls before it have no answer"
         if self._reads is not None:
             self._reads.forget()

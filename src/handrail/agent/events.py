@@ -15,11 +15,11 @@ from handrail.contract.doors.channels import Notice
 RunStatus = Literal[
     "answered",  # the model ended with text and no calls
     "budget",  # turns, tokens, time or calls ran out
-    "cancelled",  # somebody stopped the run
-    "parked",  # calls wait for a person; a later run of the same session goes on with what was decided
-    "length",  # the last reply met the model's output limit
+    "cancelled",  # the user or the program stopped the run
+    "parked",  # calls await approval; a later run of the same session continues with the decisions
+    "length",  # the last reply reached the model's output limit
     "refused",  # the provider or the model declined
-    "failed",  # no whole reply could be had; the text is for the operator
+    "failed",  # the provider returned no complete reply; the text is for the operator
 ]
 
 
@@ -40,7 +40,7 @@ class CallProposed:
 
 @dataclass(frozen=True, slots=True)
 class CallAnswered:
-    """The one answer of a call."""
+    """A call got its answer."""
 
     position: int
     call: ProposedCall
@@ -49,7 +49,7 @@ class CallAnswered:
 
 @dataclass(frozen=True, slots=True)
 class NativeWithheld:
-    """A tool that the provider would carry out itself is not offered to this model in this run."""
+    """A provider tool is not available to this model in this run."""
 
     tool_id: str
     reason: str
@@ -57,14 +57,14 @@ class NativeWithheld:
 
 @dataclass(frozen=True, slots=True)
 class NativeUsed:
-    """The provider carried out a tool of its own.
+    """The provider ran one of its own tools.
 
-    :param name: as the provider calls it
-    :param tool_id: the registry's id; ``""`` for one that was not offered
-    :param arguments: what the model asked of it, as far as the provider says so
-    :param artifacts: references to what came of it: the provider's JSON first, then what is binary in it
-    :param failed: the provider says that it did not work
-    :param problem: why nothing of it is kept, or ``""``
+    :param name: the provider's name of the tool
+    :param tool_id: the registry's id; ``""`` for a tool that was not offered
+    :param arguments: the model's arguments, if the provider reports them
+    :param artifacts: references to the stored output: the provider's JSON first, then its binary parts
+    :param failed: whether the provider reports a failure
+    :param problem: why the output is not stored, or ``""``
     """
 
     name: str
@@ -77,7 +77,7 @@ class NativeUsed:
 
 @dataclass(frozen=True, slots=True)
 class ReplyCut:
-    """The reply broke off. With ``again`` the same request is sent once more, and the text so far does not count."""
+    """The reply was interrupted. With ``again`` the request is sent once more, and the text so far does not count."""
 
     reason: str
     again: bool
@@ -85,22 +85,21 @@ class ReplyCut:
 
 @dataclass(frozen=True, slots=True)
 class NoticesHeard:
-    """Notices were added to the conversation, which the model reads in its next turn."""
+    """Notifications were added to the conversation. The model reads them in its next turn."""
 
     notices: tuple[Notice, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Compacted:
-    """The conversation has grown too long, or compaction was asked for: from now on an outline or a summary is sent to the
-    model in place of its oldest messages.
+    """Older messages were replaced by an outline or a summary, because of their length or on request.
 
-    :param messages: how many; 0 where it was asked for and there was nothing to leave out
-    :param tokens_before: about what all of them took
-    :param summary: the model has summed them up
-    :param problem: why there is an outline where a summary was to be, or ``""``
-    :param kept: how many messages are sent as they are
-    :param asked: it was asked for
+    :param messages: the number of replaced messages; 0 if compaction was requested and nothing could be left out
+    :param tokens_before: the approximate tokens of all messages before
+    :param summary: whether a model wrote a summary
+    :param problem: why there is an outline instead of a requested summary, or ``""``
+    :param kept: the number of messages that stay
+    :param asked: whether compaction was requested
     """
 
     messages: int
@@ -112,13 +111,13 @@ class Compacted:
     asked: bool = False
 
     def __str__(self) -> str:
-        """The compaction in one sentence, for people."""
+        """Describe the compaction in one sentence."""
         if not self.messages:
-            return f"Nothing to compact: {self.kept:,} messages of about {self.tokens_before:,} tokens are kept as they are."
+            return f"Nothing to compact: all {self.kept:,} messages of about {self.tokens_before:,} tokens are kept."
         how = (
-            "summed up"
+            "summarised"
             if self.summary
-            else f"left out, with no summary ({self.problem})"
+            else f"left out, without a summary ({self.problem.rstrip('.')})"
             if self.problem
             else "left out"
         )
@@ -128,12 +127,12 @@ class Compacted:
 
 @dataclass(frozen=True, slots=True)
 class AgentIdle:
-    """The model has answered, and what still runs, or may yet be said, is waited for."""
+    """The model has answered, and the agent waits for jobs, notifications or messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class BudgetSpent:
-    """A budget ran out; the run ends when every proposed call is answered."""
+    """A limit of the budget was reached. The run ends when every proposed call is answered."""
 
     kind: BudgetKind
     text: str
@@ -141,12 +140,12 @@ class BudgetSpent:
 
 @dataclass(frozen=True, slots=True)
 class RunOutcome:
-    """How a run ended.
+    """The outcome of a run.
 
-    :param text: the last reply's text, the answer when :attr:`ok`
-    :param detail: why it ended, in a sentence for a person; ``""`` when answered
+    :param text: the text of the last reply; the answer if :attr:`ok`
+    :param detail: why the run ended, for the user; ``""`` if it was answered
     :param seconds: wall time of the run
-    :param parked: the ids of the requests to people that calls wait for
+    :param parked: the ids of the approval requests that calls await
     """
 
     status: RunStatus
@@ -168,7 +167,7 @@ class RunOutcome:
 
 @dataclass(frozen=True, slots=True)
 class RunFinished:
-    """The last event of a run, and of each piece of work of an agent that lives on."""
+    """A run has ended: the last event of a run, and of each piece of work of an agent that serves."""
 
     outcome: RunOutcome
 

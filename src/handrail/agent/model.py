@@ -25,18 +25,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """A further piece of the reply's text."""
+    """The next piece of the reply's text."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class CallOpened:
-    """A structured call begins.
+    """The start of a structured call.
 
-    :param index: the adapter's number for this block, not used again within the reply
-    :param provider_id: the provider's own id, or None where it sent none
-    :param name: the wire name; ``""`` where the provider sent none
+    :param index: the adapter's number of this block, unique within the reply
+    :param provider_id: the provider's id, or None if it sent none
+    :param name: the wire name; ``""`` if the provider sent none
     """
 
     index: int
@@ -46,7 +46,7 @@ class CallOpened:
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """A further piece of a call's arguments, as JSON text."""
+    """The next piece of a call's arguments, as JSON text."""
 
     index: int
     text: str
@@ -54,17 +54,17 @@ class CallArguments:
 
 @dataclass(frozen=True, slots=True)
 class CallClosed:
-    """The provider said that this call is whole; no adapter infers it from the JSON."""
+    """The provider's statement that a call is complete. No adapter infers it from the JSON."""
 
     index: int
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A block of the provider's own (signed reasoning, say) that it wants back unchanged in the history.
+    """A provider's block, such as signed reasoning, that goes back unchanged with the history.
 
-    :param said: the reply is made of it, as of its text: the provider used a tool of its own
-    :param artifacts: what is kept of it here
+    :param said: whether the block is content of the reply, as text is: the provider used one of its own tools
+    :param artifacts: references to its stored output
     """
 
     provider: str
@@ -75,14 +75,14 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class NativeGiven:
-    """The provider carried out a tool of its own, and this came of it.
+    """The output of a tool that the provider ran.
 
-    :param name: what the provider calls the tool
-    :param provider_id: the provider's own id of this use, or ``""``
-    :param arguments: what the model asked of it, where the provider says so
-    :param content: what came of it, as the provider's JSON
-    :param failed: the provider says that it did not work
-    :param kept: what the provider wants back in the history, where it does
+    :param name: the provider's name of the tool
+    :param provider_id: the provider's id of this use, or ``""``
+    :param arguments: the model's arguments, if the provider reports them
+    :param content: the output, as the provider's JSON
+    :param failed: whether the provider reports a failure
+    :param kept: the block that goes back with the history, if the provider wants one
     """
 
     name: str
@@ -95,17 +95,17 @@ class NativeGiven:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of this one request and reply. Totals, not differences: the last one counts."""
+    """The tokens of one request and its reply. These are totals: the last one counts."""
 
     input_tokens: int
     output_tokens: int
 
 
 FinishReason = Literal[
-    "end",  # the model has said what it wanted to
-    "calls",  # it waits for results
-    "length",  # its output limit or its context cut the reply
-    "paused",  # the provider asks for another request, to go on with a tool of its own
+    "end",  # the reply is complete
+    "calls",  # the model waits for results
+    "length",  # the output limit or the context cut the reply
+    "paused",  # the provider needs another request to continue with one of its own tools
     "refused",  # a filter of the provider, or the model, declined
     "other",
 ]
@@ -113,7 +113,7 @@ FinishReason = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The provider closed the reply. Whatever is still open by then stays incomplete."""
+    """The provider's end of the reply. Blocks that are still open stay incomplete."""
 
     reason: FinishReason
 
@@ -131,7 +131,7 @@ class TextPart:
 
 @dataclass(frozen=True, slots=True)
 class CallPart:
-    """A call in the history, in a form that every provider takes.
+    """A call in the history, in a form that every provider accepts.
 
     :param wire_id: unique within the conversation; see :class:`handrail.agent.stream.WireIds`
     :param name: matches ``[A-Za-z0-9_-]{1,64}``, whatever the model wrote
@@ -145,11 +145,11 @@ class CallPart:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """One that a user shows; see :mod:`handrail.agent.model`.
+    """A picture that a user shows.
 
-    :param ref: the artifact that it is kept as
-    :param media_type: of those that every provider takes
-    :param data: empty where it is only known by ``ref``
+    :param ref: the artifact that stores it
+    :param media_type: one that every provider accepts
+    :param data: empty if only ``ref`` is known
     """
 
     ref: str
@@ -162,14 +162,15 @@ class Picture:
 
     @property
     def url(self) -> str:
-        """The picture itself, as a ``data:`` URL."""
+        """The picture as a ``data:`` URL."""
         return f"data:{self.media_type};base64,{self.base64}"
 
 
 @dataclass(frozen=True, slots=True)
 class UserMessage:
-    """
-    :param pictures: each stands in the text as ``[image 1]`` and so on, for models that are shown none
+    """A message of the user.
+
+    :param pictures: the text names them ``[image 1]`` and so on, for models that take no pictures
     """
 
     text: str
@@ -178,7 +179,7 @@ class UserMessage:
 
 @dataclass(frozen=True, slots=True)
 class AssistantMessage:
-    """One reply: its parts in the order they came."""
+    """A reply of the model, with its parts in order."""
 
     parts: tuple[TextPart | CallPart | Kept, ...]
 
@@ -193,7 +194,7 @@ class AssistantMessage:
 
 @dataclass(frozen=True, slots=True)
 class CallResult:
-    """What the model reads of one call's answer: compact JSON text."""
+    """The answer to a call as the model reads it: compact JSON text."""
 
     wire_id: str
     text: str
@@ -202,7 +203,7 @@ class CallResult:
 
 @dataclass(frozen=True, slots=True)
 class ResultsMessage:
-    """The answers to the calls of the message before it: one each, in call order."""
+    """The answers to the calls of the previous message: one each, in call order."""
 
     results: tuple[CallResult, ...]
 
@@ -212,11 +213,11 @@ Message = UserMessage | AssistantMessage | ResultsMessage
 
 @dataclass(frozen=True, slots=True)
 class ModelRequest:
-    """One turn's request.
+    """The request of one turn.
 
-    :param tools: LLM views (``name``, ``description``, ``parameters``) and nothing else of a tool
-    :param max_output_tokens: None leaves the provider's default
-    :param native: what the provider carries out itself, in its own form
+    :param tools: the LLM views of tools: ``name``, ``description`` and ``parameters``
+    :param max_output_tokens: None for the provider's default
+    :param native: definitions of the tools that the provider runs, in its format
     """
 
     system: str
@@ -227,7 +228,7 @@ class ModelRequest:
 
 
 class Model(Protocol):
-    """A way to reach one model."""
+    """A connection to one model."""
 
     @property
     def name(self) -> str:
@@ -236,19 +237,18 @@ class Model(Protocol):
 
     @property
     def dialect(self) -> Dialect:
-        """What its provider's schemas can say; arguments come back in the tool's own form by it."""
+        """The schema features of its provider. Arguments come back in the tool's form."""
         ...
 
     def stream(self, request: ModelRequest) -> AsyncIterator[BlockEvent]:
-        """Ask once and yield the reply as it arrives.
+        """Send one request and yield the reply as it arrives.
 
-        :raises ProviderError: one of its subclasses; :class:`StreamCut` when the stream ends without its
-            provider's closing sign
+        :raises ProviderError: one of its subclasses; :class:`StreamCut` if the stream ends without the provider's end marker
         """
         ...
 
     async def aclose(self) -> None:
-        """Give back connections. The model cannot be used afterwards."""
+        """Close the connections. The model cannot be used afterwards."""
         ...
 
 
@@ -256,13 +256,13 @@ class Model(Protocol):
 
 
 class ProviderError(HandrailError):
-    """The provider did not give a whole reply. ``str()`` says what happened and the operator's next step."""
+    """The provider returned no complete reply. The text has the cause and the operator's next step."""
 
 
 class ProviderBusy(ProviderError):
-    """Rate limit, overload, a fault of the provider's, or no connection: asking again later may work.
+    """A rate limit, an overload, a fault of the provider, or no connection. A later request may succeed.
 
-    :param retry_after_s: seconds that the provider asks to wait, where it says so
+    :param retry_after_s: the seconds that the provider asks to wait, if any
     """
 
     def __init__(self, text: str, *, retry_after_s: float | None = None) -> None:
@@ -271,15 +271,15 @@ class ProviderBusy(ProviderError):
 
 
 class ProviderDenied(ProviderError):
-    """The key is missing, wrong, without the right to this model, or its account is spent."""
+    """A key that is missing, wrong, or not allowed to use this model, or an account without credit."""
 
 
 class RequestRefused(ProviderError):
-    """The provider will not take this request however often it is sent."""
+    """A request that the provider will never accept."""
 
 
 class StreamCut(ProviderError):
-    """The reply began and broke off."""
+    """A reply that was interrupted after its start."""
 
 
 # Pictures in a user's message: checked, stored by their content, and loaded again when a conversation continues.
@@ -287,20 +287,20 @@ class StreamCut(ProviderError):
 # A stored message names each picture by its hash; the bytes are an artifact.
 
 MOST_BYTES = 5 * 1024 * 1024
-"""Of one picture: what each of the providers takes."""
+"""The largest picture that every provider accepts, in bytes."""
 MOST_PICTURES = 16
-"""In one message."""
-NOT_KEPT = "[a picture that was shown here is not kept any longer]"
-NOT_ANSWERED = "[what was shown here got no answer, and is not shown again]"
+"""The most pictures in one message."""
+NOT_KEPT = "[the picture here is no longer stored]"
+NOT_ANSWERED = "[the picture here got no answer and is not shown again]"
 
 
 def takes_pictures(model: Model) -> bool:
-    """Whether ``model`` is reached in a way that can show it any. What it makes of one is its provider's to say."""
+    """Return whether pictures can be sent to ``model``. The model itself may still not understand them."""
     return getattr(model, "takes_pictures", False) is True
 
 
 def kind_of(data: bytes) -> str | None:
-    """What a picture is by its first bytes, of those that every provider takes; whatever it is called."""
+    """Return the media type of a picture by its first bytes, or None if providers do not accept it."""
     if data.startswith(b"\x89PNG\r\n\x1a\n"):
         return "image/png"
     if data.startswith(b"\xff\xd8\xff"):
@@ -313,31 +313,31 @@ def kind_of(data: bytes) -> str | None:
 
 
 def checked(pictures: Sequence[bytes]) -> list[Blob]:
-    """Each with what it is.
+    """Return the pictures with their media types.
 
-    :raises UsageError: for what is no picture, and for more, or larger ones, than a provider takes
+    :raises UsageError: if a file is not a picture, or the pictures are too many or too large
     """
     if len(pictures) > MOST_PICTURES:
-        raise UsageError(f"{len(pictures)} images are too many for one message; at most {MOST_PICTURES} are taken")
+        raise UsageError(f"The message has {len(pictures)} images. The maximum is {MOST_PICTURES}. Send fewer.")
     found: list[Blob] = []
     for number, data in enumerate(pictures, 1):
         kind = kind_of(data)
         if kind is None:
-            raise UsageError(f"image {number} is no PNG, JPEG, GIF or WebP; save it as one of these")
+            raise UsageError(f"Image {number} is not a PNG, JPEG, GIF or WebP file. Convert it to one of these.")
         if len(data) > MOST_BYTES:
             raise UsageError(
-                f"image {number} has {len(data):,} bytes; at most {MOST_BYTES:,} are taken, so make it smaller"
+                f"Image {number} has {len(data):,} bytes. The maximum is {MOST_BYTES:,}. Make it smaller."
             )
         found.append(Blob(data, kind))
     return found
 
 
 async def shown(text: str, pictures: Sequence[Blob], history: History | None) -> UserMessage:
-    """What a user says and shows, once that is kept; an agent takes it as its task.
+    """Store the pictures and return the user's message, which an agent takes as its task.
 
     :param pictures: see :func:`checked`
-    :param history: of the agent's session; None where nothing is kept
-    :raises HandrailError: when it cannot be kept
+    :param history: the history of the agent's session; None stores nothing
+    :raises HandrailError: if a picture cannot be stored
     """
     kept: list[Picture] = []
     for one in pictures:
@@ -347,9 +347,9 @@ async def shown(text: str, pictures: Sequence[Blob], history: History | None) ->
 
 
 async def with_their_content(messages: Sequence[Message], history: History) -> list[Message]:
-    """The same, where each picture can be looked at; for one that is not kept any longer the text says so.
+    """Return the messages with the content of each picture. A note replaces a picture that is not stored.
 
-    :raises HandrailError: when nobody can look for now
+    :raises HandrailError: if the stored pictures cannot be read now
     """
     return [
         await _whole(message, history) if isinstance(message, UserMessage) and message.pictures else message

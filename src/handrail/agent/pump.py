@@ -22,7 +22,7 @@ from handrail.agent.stream import EVENT_UNITS, MAX_REPLY_UNITS, ReplyTooLong
 
 @dataclass(frozen=True, slots=True)
 class Delayed:
-    """The provider was busy; it is asked again after ``delay_s`` seconds."""
+    """The provider was busy, and the request is sent again after ``delay_s`` seconds."""
 
     attempt: int
     attempts: int
@@ -32,12 +32,12 @@ class Delayed:
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How often and how patiently.
+    """The number of requests and the delays between them.
 
-    :param attempts: requests altogether, the first one included
+    :param attempts: requests altogether, including the first
     :param first_s: seconds before the second request; doubled each time, up to ``longest_s``
-    :param longest_s: also the most that a provider's own ``retry-after`` is followed
-    :param sleep: waits the given seconds; another one makes a test quick
+    :param longest_s: the longest delay in seconds, also if the provider sends ``retry-after``
+    :param sleep: waits the given seconds; tests may replace it
     """
 
     attempts: int = 5
@@ -46,7 +46,10 @@ class RetryPolicy:
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
 
     def delay_s(self, attempt: int, asked_for_s: float | None) -> float:
-        """Seconds to wait after the failed ``attempt`` (from 1); up to a quarter is added so that clients spread."""
+        """Return the seconds to wait after the failed ``attempt``, counted from 1.
+
+        Up to a quarter is added at random, so that clients do not retry together.
+        """
         if asked_for_s is not None and asked_for_s >= 0:
             return min(asked_for_s, self.longest_s)
         delay = min(self.first_s * 2 ** (attempt - 1), self.longest_s)
@@ -56,10 +59,10 @@ class RetryPolicy:
 async def stream_with_retries(
     model: Model, request: ModelRequest, policy: RetryPolicy
 ) -> AsyncGenerator[BlockEvent | Delayed, None]:
-    """The reply to ``request``, with a :class:`Delayed` before each further attempt.
+    """Yield the reply to ``request``, with a :class:`Delayed` before each further attempt.
 
-    :raises ProviderBusy: the last one, when every attempt found the provider busy
-    :raises ProviderError: anything else, as the model raised it
+    :raises ProviderBusy: if the provider was busy at every attempt; the last error
+    :raises ProviderError: any other error of the model
     """
     for attempt in range(1, policy.attempts + 1):
         begun = False
@@ -86,9 +89,9 @@ async def stream_with_retries(
 T = TypeVar("T")
 
 _STEPS_A_TURN = 64
-"""Events after which the loop goes on with others."""
+"""The number of events after which other tasks may run."""
 _TOLD = 4
-"""Events that one counts for of which something is told: it may have begun a call."""
+"""The number of steps that a reported event counts for, because it may have started a call."""
 
 
 class OutOfTime(Exception):
@@ -100,9 +103,9 @@ class StoppedReading(Exception):
 
 
 class _End:
-    """The last thing in the queue.
+    """The last item in the queue.
 
-    :param why: None when the stream ended by itself
+    :param why: None if the stream ended by itself
     """
 
     def __init__(self, why: Exception | None = None) -> None:
@@ -113,10 +116,10 @@ Heed = Callable[[BlockEvent | Delayed], Awaitable[Iterable[T]]]
 
 
 class ReplyPump(Generic[T]):
-    """One request's events, heeded as they come and told in order.
+    """A task that reads one reply: it handles each event on arrival and yields the results in order.
 
-    :param deadline: on the running loop's clock; None: none
-    :param heed: awaited with each event, whether or not anybody watches; gives what is told of it
+    :param deadline: on the running loop's clock; None for none
+    :param heed: awaited with each event, even if no reader takes the results; returns the results
     """
 
     def __init__(
@@ -139,10 +142,10 @@ class ReplyPump(Generic[T]):
         await asyncio.wait({self._task})
 
     async def events(self) -> AsyncGenerator[T, None]:
-        """What is told of the events, as they come.
+        """Yield the results of ``heed`` in order.
 
-        :raises ReplyTooLong: as the heeding did
-        :raises ProviderError: as :func:`stream_with_retries` does
+        :raises ReplyTooLong: if ``heed`` raises it
+        :raises ProviderError: see :func:`stream_with_retries`
         :raises OutOfTime: at the deadline
         :raises StoppedReading: after :meth:`stop`
         """
@@ -152,7 +155,7 @@ class ReplyPump(Generic[T]):
             raise told.why
 
     def _tell(self, told: T | _End) -> None:
-        # In a while: what the event has begun, such as a call, goes first.
+        # Not at once, so that a call that the event started runs first.
         asyncio.get_running_loop().call_soon(self._told.put_nowait, told)
 
     async def _read(self, model: Model, request: ModelRequest, policy: RetryPolicy, deadline: float | None) -> None:
@@ -163,10 +166,10 @@ class ReplyPump(Generic[T]):
                 stream = stream_with_retries(model, request, policy)
                 try:
                     async for event in stream:
-                        # Bounds what waits for a slow watcher; the assembly of the reply counts the same more closely.
+                        # Bounds the queue of a slow reader. The assembly of the reply has the exact limit.
                         units += EVENT_UNITS + len(getattr(event, "text", ""))
                         if units > MAX_REPLY_UNITS + EVENT_UNITS:
-                            raise StreamCut(f"the reply is longer than {MAX_REPLY_UNITS:,} characters")
+                            raise StreamCut(f"The reply is longer than {MAX_REPLY_UNITS:,} characters.")
                         steps += 1
                         for told in await self._heed(event):
                             self._tell(told)
@@ -179,17 +182,17 @@ class ReplyPump(Generic[T]):
                     await stream.aclose()
             self._tell(_End())
         except TimeoutError:
-            late = OutOfTime() if timer.expired() else StreamCut("the provider sent nothing for too long")
+            late = OutOfTime() if timer.expired() else StreamCut("The provider sent nothing for too long.")
             self._tell(_End(late))
         except asyncio.CancelledError:
             if not self._stopped:
                 raise
         except (ProviderError, ReplyTooLong) as error:
             self._tell(_End(error))
-        except Exception as error:  # a defect in an adapter: the run ends with its name, and open calls are answered
-            text = f"reading the reply of {model.name} failed: {type(error).__name__}: {str(error)[:500]}"
+        except Exception as error:  # a bug in an adapter: the run ends with its name, and open calls are answered
+            text = f"Reading the reply of {model.name} failed: {type(error).__name__}: {str(error)[:500]}"
             self._tell(_End(ProviderError(text)))
 
     def _cut(self, _: asyncio.Task[None]) -> None:
-        """It reads no more: where nothing else has told of that, it was stopped, maybe before its first step."""
+        """End the queue if the task was stopped, maybe before its first step."""
         self._told.put_nowait(_End(StoppedReading()))

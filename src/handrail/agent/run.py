@@ -24,19 +24,18 @@ from handrail.contract.session import Session, StopReason, Turn
 # The dispatch of the calls of a reply to the session: the order, and the start of each.
 
 MAX_KEPT_AGAIN = 16 * 1024 * 1024
-"""Characters of one reply that are kept again and again while it grows; from there on its calls wait for its end."""
+"""The characters of one reply that may be stored again while it grows. Calls of a longer reply start at its end."""
 
 
 class Dispatch:
-    """Starts the calls of one reply in their order, each when its block is closed and nothing that may still come makes it
-    another; what is left at the reply's end, then.
+    """A dispatcher that starts the calls of one reply in order, while the reply is still being streamed.
 
-    What there is of the reply is handed on to be kept before a call of it is proposed: whatever happens from then on, a run
-    that goes on from here knows which calls there were. The session has no call take effect before that is durable, so
-    nothing waits for it here.
+    A call starts when its block is closed and later parts of the reply cannot change it. The reply so far is queued for
+    storage before a call of it is proposed, so that a later run knows which calls existed. The session lets no call take
+    effect before that is durable, so the dispatcher does not wait for it.
 
-    :param admit: counts a call that is about to start, and puts a fault on one that may not
-    :param may_be_over: whether a budget may be used up, which the reply's end tells
+    :param admit: counts a call that is about to start, and adds a fault if it may not start
+    :param may_be_over: returns whether a budget may be used up, which only the end of the reply shows
     """
 
     def __init__(
@@ -57,16 +56,16 @@ class Dispatch:
         self._kept = 0
         self._weight = 0
         self.calls: list[ProposedCall] = []
-        """Those that were handed on, as they were."""
+        """The calls that were started, as they were then."""
         self._answers: list[asyncio.Future[Answer]] = []
 
     @property
     def in_flight(self) -> bool:
-        """Whether a call that was handed on has no answer yet."""
+        """Whether a started call has no answer yet."""
         return any(not answer.done() for answer in self._answers)
 
     def go_on(self) -> Sequence[tuple[int, ProposedCall]]:
-        """Start what can be started while the reply goes on. Gives it, with its positions."""
+        """Start the calls that can start before the reply ends, and return them with their positions."""
         first = len(self.calls)
         until = self._assembly.ready(first)
         if until == first and (coming := self._assembly.coming(first)) is not None:
@@ -77,17 +76,16 @@ class Dispatch:
         return self._start(self._assembly.so_far(until))
 
     def finish(self, reply: Reply) -> Sequence[tuple[int, ProposedCall]]:
-        """The reply has ended. Start what is left of it; faulty calls are recorded and answered too."""
+        """Start the remaining calls of the complete reply. Faulty calls are recorded and answered too."""
         return self._start(reply)
 
     def give_up(self) -> None:
-        """Nobody reads the reply any more: of what was kept of it, no call stays without an answer. What was not kept is
-        dropped."""
+        """Answer the calls that are stored, because the reply is no longer read. Other calls are dropped."""
         if self._kept:
             self._start(self._assembly.so_far(self._kept))
 
     async def answers(self) -> list[Answer]:
-        """The answers to all that was handed on, in call order, once each has one."""
+        """Wait for the answers to all started calls, and return them in call order."""
         if self._answers:
             await asyncio.wait(self._answers)
         return [answer.result() for answer in self._answers]
@@ -106,8 +104,7 @@ class Dispatch:
         return [*enumerate(self.calls)][first:]
 
     def _proposal(self, reply: Reply) -> tuple[Reply, Sequence[str]]:
-        """The reply, with the ids of its calls. What has been started stays what it was, whatever the stream brought after its
-        block was closed."""
+        """Return the reply with the ids of its calls. Started calls stay unchanged."""
         if self.calls:
             calls = (*self.calls, *reply.calls[len(self.calls) :])
             reply = Reply(reply.parts, calls, reply.reason, reply.usage)
@@ -115,11 +112,11 @@ class Dispatch:
 
 
 Task = str | UserMessage | None
-"""What a run is to work on; None is what is there already."""
+"""The task of a run; None continues with the conversation."""
 _STOPPED: dict[StopReason, str] = {
-    "user": "the user stopped the run",
-    "shutdown": "the kernel is shutting down",
-    "parent": "aborted by parent",
+    "user": "The user stopped the run.",
+    "shutdown": "The kernel is shutting down.",
+    "parent": "The parent agent stopped the run.",
 }
 
 
@@ -129,45 +126,45 @@ class Run:
 
     spent: Spent
     stopped: StopReason | None = None
-    """Set once, by a stop or the deadline: nothing starts any more."""
+    """Set once, by a stop or at the deadline. No call starts afterwards."""
     pump: ReplyPump[LoopEvent] | None = None
     dispatch: Dispatch | None = None
-    """Of the last reply."""
+    """The dispatcher of the last reply."""
     reading: ReplyAssembly | None = None
     """A reply that is not counted yet."""
     asked: int = 0
-    """About how many tokens the request has that it answers."""
+    """The estimated tokens of the current request."""
     calling: bool = False
     waiting: asyncio.Future[bool] | None = None
-    """For what still runs and will tell of its end."""
+    """The wait for running jobs, which report their end."""
     paused: bool = False
-    """The provider has to be asked again, as it is, to go on with a tool of its own."""
+    """Whether the provider needs the same request again to continue with one of its own tools."""
     cuts: int = 0
     error: ProviderError | None = None
-    """Why the last reply is not whole."""
+    """Why the last reply is incomplete."""
     over: tuple[BudgetKind, str] | None = None
-    """The budget that left no room for a call, and why."""
+    """The limit that left no room for a call, and why."""
     text: str = ""
     parked: list[str] = field(default_factory=list[str])
-    """What people are asked about calls, by the ids of the requests."""
+    """The ids of the approval requests that calls await."""
     lost: str | None = None
-    """Why the conversation cannot be kept."""
+    """Why the conversation cannot be stored."""
     ended: tuple[RunStatus, str, BudgetKind | None] | None = None
 
     @property
     def deadline(self) -> float | None:
-        """When its time is used up, on the running loop's clock."""
+        """The time when the run ends, on the running loop's clock."""
         return self.spent.deadline
 
     def end(self, status: RunStatus, detail: str = "", budget: BudgetKind | None = None) -> None:
-        """Decide how the run ends; the first reason counts."""
+        """Decide how the run ends. The first reason counts."""
         if self.ended is None:
             self.ended = (status, detail, budget)
 
     def has_room(self, *, taking: bool = False) -> bool:
-        """Whether there may be a further request. Where the budget has no room for one, the run ends.
+        """Return whether a further request may be sent. If the budget has no room, the run ends.
 
-        :param taking: it is made now, and counted
+        :param taking: whether to count a request, because it is sent now
         """
         if self.stopped is None and self.ended is None:
             full = self.spent.take_turn() if taking else self.spent.full()
@@ -176,7 +173,7 @@ class Run:
         return self.stopped is None and self.ended is None
 
     def end_stopped(self) -> None:
-        """End it as it was stopped."""
+        """End the run with the reason of its stop."""
         budget: BudgetKind | None = "seconds" if self.stopped == "budget" else None
         self.end("budget" if budget else "cancelled", self.stop_text(), budget)
 
@@ -185,29 +182,29 @@ class Run:
         return _STOPPED.get(self.stopped) or self.spent.out_of_time()
 
     def why_cut(self) -> str:
-        """Why there is no more of a reply, as the model reads it: never the operator's text."""
-        return "the connection to the provider was lost" if self.stopped is None else self.stop_text()
+        """Return why the reply is incomplete, for the model. The text never contains operator details."""
+        return "The connection to the provider was lost." if self.stopped is None else self.stop_text()
 
     def count(self, reply: Reply) -> None:
-        """Count what the request and its reply took; that it was made is counted."""
+        """Count the tokens of the request and its reply."""
         self.spent.count_tokens(self.asked, reply)
         self.reading = None
 
     def may_be_over(self) -> bool:
-        """Whether the reply that is read may have used up the tokens: then its calls wait for its end, which tells."""
+        """Return whether the current reply may have used up the tokens. Its calls then wait for its end."""
         reading = self.reading
         if reading is None or not self.spent.bounds_tokens:
             return False
         return self.spent.out_of_tokens(reading.usage or Usage(self.asked, 0)) is not None
 
     def admitted(self, call: ProposedCall) -> ProposedCall:
-        """``call``, counted; with a fault where it may not start any more."""
+        """Count a call and return it, with a fault if it may not start."""
         usage = None if self.reading is None else self.reading.usage
         room = self.spent.take_calls(1)
         if self.stopped is not None:
             return _refused(call, "limit" if self.stopped == "budget" else "cancelled", self.stop_text())
         if self.lost is not None:
-            return _refused(call, "unavailable", f"the conversation cannot be kept ({self.lost})")
+            return _refused(call, "unavailable", f"The conversation cannot be stored ({self.lost}).")
         if (why := self.spent.out_of_tokens(usage)) is not None:
             self.over = self.over or ("tokens", why)
         elif not room:
@@ -217,11 +214,11 @@ class Run:
 
     def end_where_calls_wait(self) -> None:
         if self.parked:
-            count = "a call waits" if len(self.parked) == 1 else f"{len(self.parked)} calls wait"
-            self.end("parked", f"{count} for a person: {', '.join(self.parked)}")
+            count = "1 call awaits" if len(self.parked) == 1 else f"{len(self.parked)} calls await"
+            self.end("parked", f"{count} approval: {', '.join(self.parked)}.")
 
     def judge(self, reply: Reply) -> None:
-        """Whether the run ends with this reply, and how."""
+        """Decide whether the run ends with this reply, and how."""
         self.paused = reply.reason == "paused" and not reply.calls
         if reply.calls and self.over is None and (why := self.spent.out_of_tokens()) is not None:
             self.over = ("tokens", why)
@@ -233,10 +230,10 @@ class Run:
             return
         if reply.reason == "length":
             self.end(
-                "length", "the reply met the model's output limit; ask for less at once, or allow more output tokens"
+                "length", "The reply reached the model's output limit. Ask for less at once, or allow more output tokens."
             )
         elif reply.reason == "refused":
-            self.end("refused", "the model or its provider declined to answer")
+            self.end("refused", "The model or its provider declined to answer.")
         else:
             self.end("answered")
 
@@ -260,7 +257,7 @@ class Run:
 
 
 def _refused(call: ProposedCall, kind: ErrorKind, why: str) -> ProposedCall:
-    return call._replace(fault=f"{why}; nothing was run", fault_kind=kind) if call.fault is None else call
+    return call._replace(fault=f"The call was not run. {why}", fault_kind=kind) if call.fault is None else call
 
 
 # Reading one reply of a model, to its end or to the point where it breaks off. The run records how it ended.
@@ -274,12 +271,12 @@ async def read_reply(
     retry: RetryPolicy,
     heed: Heed[LoopEvent],
 ) -> AsyncGenerator[LoopEvent, None]:
-    """Read one reply and tell of it; what cuts it short is left in ``run``.
+    """Read one reply and yield its events. An interruption is recorded in ``run``.
 
-    :param heed: puts each event into ``assembly``, whether or not anybody watches
+    :param heed: adds each event to ``assembly``, even if no reader takes the events
     """
     run.error = None
-    if run.stopped is not None:  # since the turn began, or while a watcher was told of it: nothing is asked any more
+    if run.stopped is not None:  # stopped since the turn started, or by a watcher of its event
         return
     pump = run.pump = ReplyPump(model, request, retry, run.deadline, heed)
     try:
@@ -287,11 +284,11 @@ async def read_reply(
             async for event in events:
                 yield event
         if assembly.reason is None:
-            run.error = StreamCut("the reply ended without the provider's closing sign")
+            run.error = StreamCut("The reply ended without the provider's end marker.")
     except ReplyTooLong as error:
         run.error = StreamCut(str(error))
     except ProviderError as error:
-        if assembly.reason is None:  # what goes wrong after the closing sign takes nothing from the reply
+        if assembly.reason is None:  # the reply is complete, so a later failure does not matter
             run.error = error
     except OutOfTime:
         run.stopped = run.stopped or "budget"
@@ -305,13 +302,13 @@ async def read_reply(
 # An agent that stays alive: it waits for jobs that end, triggers that fire and messages from its user, and works on each.
 
 LONGEST_PAUSE_S = 60.0
-"""Pauses between attempts to go on, while the provider is away or calls wait for a person."""
+"""The longest pause between attempts while the provider is unavailable or calls await approval."""
 LONGEST_AGAIN_S = 3600.0
-"""Where nothing new has come, until the provider is asked again for what it gave no whole answer to: that may cost each time."""
+"""The longest time until a request without a complete reply is sent again. Each request may cost money."""
 
 
 class Worker(Protocol):
-    """The part of an agent that a :class:`Life` needs."""
+    """The part of an agent that :class:`Life` needs."""
 
     @property
     def session(self) -> Session: ...
@@ -324,7 +321,7 @@ class Worker(Protocol):
 
 
 class Life:
-    """The life of one agent, until it is stopped. Each piece of work is a run with a budget of its own."""
+    """The loop of an agent that serves until it is stopped. Each piece of work is a run with a separate budget."""
 
     def __init__(self, agent: Worker) -> None:
         self._agent = agent
@@ -333,18 +330,18 @@ class Life:
         self._stopped = False
 
     def say(self, text: str) -> None:
-        """Take a user's message. The work under way is finished first."""
+        """Queue a user message. The current run finishes first."""
         self._said.append(text)
         self._heard.set()
 
     def stop(self, reason: StopReason) -> None:
-        """Stop the work under way, and end."""
+        """Stop the current run and end the loop."""
         self._stopped = True
         self._heard.set()
         self._agent.cancel(reason)
 
     async def events(self, task: str | None, ended: Callable[[], None]) -> AsyncGenerator[LoopEvent, None]:
-        """Work on ``task``, then wait, and work on whatever comes; call ``ended`` at the end."""
+        """Work on ``task`` and then on whatever arrives, and yield the events. Call ``ended`` at the end."""
         if task is not None:
             self._said.insert(0, task)
         try:
@@ -356,7 +353,7 @@ class Life:
 
     async def _events(self) -> AsyncGenerator[LoopEvent, None]:
         in_vain, why = 0, None
-        owed = await self._agent.unanswered()  # what a process before heard, and did not come to
+        owed = await self._agent.unanswered()  # notifications that an earlier process delivered and did not work on
         while not self._stopped:
             if not self._said and (in_vain or not owed):
                 yield AgentIdle()
@@ -379,9 +376,9 @@ class Life:
         return notices is not None and bool(await notices.pending())
 
     async def _comes(self, in_vain: int, again_s: float | None) -> None:
-        """Return when there is something to do: at once if something waits, later if the last attempts failed.
+        """Wait until there is work: at once if work is pending, later if the last attempts failed.
 
-        :param again_s: seconds until what they left is tried again; None for never
+        :param again_s: seconds until the failed work is tried again; None for never
         """
         self._heard.clear()
         if self._said or self._stopped:
@@ -396,7 +393,7 @@ class Life:
         await self._until(None if notices is None else notices.arrived(), left_s)
 
     async def _until(self, arrival: Coroutine[Any, Any, None] | None, seconds: float | None) -> bool:
-        """Wait for a user's message, ``arrival``, or the time to pass. Gives whether it was a message."""
+        """Wait for a user message, ``arrival`` or the end of the time, and return whether a message came."""
         waits: list[asyncio.Future[Any]] = [asyncio.ensure_future(self._heard.wait())]
         if arrival is not None:
             waits.append(asyncio.ensure_future(arrival))
@@ -411,10 +408,10 @@ class Life:
 
 
 def _pause_s(in_vain: int) -> float:
-    """Seconds without any further attempt, after so many that failed."""
+    """Return the seconds to wait after ``in_vain`` failed attempts."""
     return min(2.0 ** min(in_vain - 1, 32), LONGEST_PAUSE_S) if in_vain else 0.0
 
 
 def _again_s(in_vain: int, why: RunStatus | None) -> float:
-    """Seconds until what they left is tried again. Whether a person has answered costs nothing to look up."""
+    """Return the seconds until unfinished work is tried again; looking for an approval costs nothing."""
     return _pause_s(in_vain) if why == "parked" else min(2.0 ** min(in_vain - 1, 32), LONGEST_AGAIN_S)

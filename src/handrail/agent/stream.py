@@ -32,40 +32,38 @@ from handrail.contract.text.json import MAX_ARGUMENT_BYTES, ArgumentText, Parsed
 from handrail.contract.tool.names import wire_name
 
 MAX_REPLY_UNITS = 32 * 1024 * 1024
-"""Characters of one reply, plus :data:`EVENT_UNITS` for each event; a stream that brings more is cut."""
+"""The most characters of one reply, plus :data:`EVENT_UNITS` for each event. A longer stream is interrupted."""
 EVENT_UNITS = 64
 MAX_CALLS = 256
-"""Calls of one reply; a stream that opens more is cut."""
+"""The most calls of one reply. A stream with more is interrupted."""
 KEPT_HEAD = 2_000
-"""Characters that are kept of arguments that nobody can use."""
+"""The characters that are stored of unusable arguments."""
 
 MAX_LOOKED_AHEAD = 64 * 1024
-"""Characters of arguments that are read before their block is closed."""
+"""The most characters of arguments that are parsed before their block is closed."""
 MAX_AHEAD_UNITS = 1024 * 1024
-"""Of the whole reply, as :data:`MAX_REPLY_UNITS` counts; behind more nothing is read before its block is closed."""
+"""The reply length, in units of :data:`MAX_REPLY_UNITS`, after which no arguments are parsed before their block is closed."""
 MAX_LOOKS = 16
-"""How often they are, of one call: each piece that may be the last has them read anew."""
+"""The most attempts to parse the arguments of one open call. Each piece that may be the last causes one."""
 
-NO_NAME = "the call has no name, so no tool can be meant; name one of the tools that were offered"
-LATE = "more arguments came after the provider had closed this call, so it is not known what was meant; send it again"
-TOO_LONG = (
-    f"the arguments are longer than the {MAX_ARGUMENT_BYTES:,} bytes that are taken; pass a path to a file instead"
-)
-OUTPUT_LIMIT = "the reply reached its output limit in the middle of this call, so it was not run; make it shorter and send it again"
-FILTERED = "the provider ended the reply in the middle of this call, so it was not run"
-NEVER_CLOSED = "the call was never completed, so it was not run; send it again"
+NO_NAME = "The call has no tool name. Name one of the available tools."
+LATE = "The call is ambiguous: arguments arrived after the provider had closed it. Send the call again."
+TOO_LONG = f"The arguments are longer than {MAX_ARGUMENT_BYTES:,} bytes. Write the content to a file and pass its path."
+OUTPUT_LIMIT = "The call was not run: the reply reached its output limit during the call. Send a shorter call."
+FILTERED = "The call was not run: the provider's filter ended the reply during the call. Rephrase it or continue without it."
+NEVER_CLOSED = "The call was not run: it is incomplete. Send the whole call again."
 
 _BROKEN_OFF: Mapping[FinishReason, str] = {"length": OUTPUT_LIMIT, "refused": FILTERED}
-"""What is said of the last call of a reply that ended so, where it may have been cut."""
+"""The faults of the last call of a reply that ended early, by the finish reason."""
 
 
 def cut_text(reason: str) -> str:
-    """The fault of a call that was open when its reply broke off."""
-    return f"the reply was cut off in the middle of this call ({reason}), so it was not run; send the whole call again"
+    """Return the fault of a call that was open when its reply was interrupted."""
+    return f"The call was not run: the reply was interrupted during the call. {reason} Send the whole call again."
 
 
 def whole_characters(text: str) -> str:
-    """``text`` as UTF-8 can carry it: surrogate pairs joined, a half of one replaced by U+FFFD."""
+    """Return ``text`` as valid UTF-8: surrogate pairs are joined, and single surrogates become U+FFFD."""
     if text.isascii():
         return text
     try:
@@ -77,10 +75,10 @@ def whole_characters(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A whole reply, or as much of one as there was.
+    """A complete reply, or the part of one that arrived.
 
-    :param parts: text, and for each call its position in :attr:`calls`, as they came
-    :param reason: None when the stream broke off or was stopped before its end
+    :param parts: texts, and for each call its position in :attr:`calls`, in order
+    :param reason: None if the stream was interrupted or stopped
     """
 
     parts: tuple[TextPart | Kept | int, ...]
@@ -95,7 +93,7 @@ class Reply:
 
 @dataclass(slots=True)
 class _Open:
-    """A call while it is read."""
+    """A call that is still being read."""
 
     name: str
     provider_id: str | None
@@ -104,12 +102,12 @@ class _Open:
     closed: bool = False
     looks: int = 0
     looked_at: bool = False
-    """Whether its arguments, as they are now, were parsed."""
+    """Whether the current arguments were parsed."""
     read: ParsedText | None = None
-    """What they are, where they are whole: parsed here once, for all who read the call."""
+    """The parsed arguments, if they are complete."""
     fault: str | None = None
     form: Fitted | None = None
-    """How its arguments get the tool's own names back, where they came under others."""
+    """Restores the tool's property names, if the arguments use others."""
 
     def add(self, text: str) -> None:
         if self.closed:
@@ -125,7 +123,7 @@ class _Open:
 
     @property
     def whole(self) -> bool:
-        """Whether no limit can have cut its arguments off: they are there, and JSON. Or it does not matter."""
+        """Whether no limit can have cut the arguments: they are complete JSON, or the call is faulty anyway."""
         if self.fault is not None:
             return True
         if not self.looked_at:
@@ -142,36 +140,39 @@ class _Open:
             return ProposedCall(self.name, head, self.provider_id, fault)
         text = self.read if self.whole and self.read is not None else whole_characters("".join(self.pieces))
         if self.form is not None:
-            with contextlib.suppress(ArgumentText):  # what is no JSON is refused as it came
+            with contextlib.suppress(ArgumentText):  # invalid JSON is rejected unchanged
                 return ProposedCall(self.name, self.form.restored(parsed(text)), self.provider_id)
         return ProposedCall(self.name, text, self.provider_id)
 
 
 class ReplyTooLong(Exception):
-    """The stream brings more than any reply may hold."""
+    """The stream exceeds the limits of a reply."""
 
 
 class ReplyAssembly:
-    """Takes one reply's events in order. Use one for each reply."""
+    """An assembler of one reply from its events, in order. Use a new one for each reply."""
 
     def __init__(self, forms: Mapping[str, Fitted] | None = None) -> None:
-        """:param forms: by wire name, the tools whose properties travel under other names"""
+        """Create an assembler.
+
+        :param forms: the tools whose properties have other names on the wire, by wire name
+        """
         self._forms = forms or {}
         self._parts: list[list[str] | Kept | int] = []
         self._calls: list[_Open] = []
         self._by_index: dict[int, int] = {}
         self._half = ""
         self._coming: Reply | None = None
-        """What :meth:`coming` gave, while it holds."""
+        """The last result of :meth:`coming`, while it is valid."""
         self._units = 0
         self.usage: Usage | None = None
         self.reason: FinishReason | None = None
 
     def feed(self, event: BlockEvent) -> str | int | None:
-        """Take one event.
+        """Process one event.
 
-        :return: text that may be shown, or the position of a call that is now closed, or None
-        :raises ReplyTooLong: when the reply passes :data:`MAX_REPLY_UNITS` or :data:`MAX_CALLS`
+        :return: text to show, or the position of a call that is now closed, or None
+        :raises ReplyTooLong: if the reply exceeds :data:`MAX_REPLY_UNITS` or :data:`MAX_CALLS`
         """
         coming, self._coming = self._coming, None
         match event:
@@ -207,15 +208,14 @@ class ReplyAssembly:
 
     @property
     def units(self) -> int:
-        """How much there is so far, as :data:`MAX_REPLY_UNITS` counts it."""
+        """The length of the reply so far, in units of :data:`MAX_REPLY_UNITS`."""
         return self._units
 
     def ready(self, first: int) -> int:
-        """Up to which position, from ``first`` on, the calls may be started before the reply ends: their blocks are closed,
-        and nothing that may still come makes them others.
+        """Return the position up to which calls may start before the reply ends, from ``first`` on.
 
-        The last block of a reply may be one that the output limit cut or emptied, and its provider closed all the same:
-        without whole arguments it waits for what comes next.
+        Their blocks are closed, and later parts of the reply cannot change them. The output limit may have cut the last block
+        although its provider closed it. Without complete arguments it waits for the next block.
         """
         position = first
         while position < len(self._calls) and self._calls[position].closed:
@@ -225,9 +225,10 @@ class ReplyAssembly:
         return position
 
     def coming(self, position: int) -> Reply | None:
-        """The reply up to the call at this position, as it will be if that call's block, which is open, closes now. Given once,
-        when the piece that makes its arguments whole has come; None before and afterwards, and where nothing sound can become
-        of it."""
+        """Return the reply up to the call at this position, as if the call's open block closed now.
+
+        Returns it once, when the arguments become complete, and None before, afterwards, and for a faulty call.
+        """
         if len(self._calls) <= position:
             return None
         call = self._calls[position]
@@ -240,7 +241,7 @@ class ReplyAssembly:
         return self._coming
 
     def so_far(self, count: int) -> Reply:
-        """The reply up to its ``count``-th call."""
+        """Return the reply up to its ``count``-th call."""
         coming = self._coming
         if coming is not None and len(coming.calls) == count and self._calls[count - 1].closed:
             return coming
@@ -252,7 +253,10 @@ class ReplyAssembly:
         return Reply(_whole(self._parts[:until]), tuple(calls), None, self.usage)
 
     def finish(self, cut: str | None = None) -> Reply:
-        """The reply so far. ``cut`` says why there is no more of it, where it did not end by itself."""
+        """Return the reply so far.
+
+        :param cut: why the reply is incomplete; None if it ended by itself
+        """
         if self._half:
             self._append_text("\ufffd")
             self._half = ""
@@ -264,13 +268,13 @@ class ReplyAssembly:
             calls.append(call.proposed(None if call.closed else unfinished))
         broken_off = _BROKEN_OFF.get(self.reason or "end")
         if broken_off and self._parts and isinstance(self._parts[-1], int) and not self._calls[-1].whole:
-            # The last block of a reply that was not let to its end: Anthropic closes it like a whole one.
+            # The last block of an interrupted reply, which Anthropic closes like a complete one.
             calls[-1] = self._calls[-1].proposed(broken_off)
         return Reply(_whole(self._parts), tuple(calls), self.reason, self.usage)
 
     def _open(self, index: int, provider_id: str | None, name: str) -> None:
         if len(self._calls) >= MAX_CALLS:
-            raise ReplyTooLong(f"the reply opens more than {MAX_CALLS} calls")
+            raise ReplyTooLong(f"The reply has more than {MAX_CALLS} calls.")
         name = whole_characters(name)[:KEPT_HEAD]
         fault = None if name.strip() else NO_NAME
         self._by_index[index] = len(self._calls)
@@ -299,7 +303,7 @@ class ReplyAssembly:
     def _weigh(self, characters: int) -> None:
         self._units += characters + EVENT_UNITS
         if self._units > MAX_REPLY_UNITS:
-            raise ReplyTooLong(f"the reply is longer than {MAX_REPLY_UNITS:,} characters")
+            raise ReplyTooLong(f"The reply is longer than {MAX_REPLY_UNITS:,} characters.")
 
 
 def _whole(parts: Iterable[list[str] | Kept | int]) -> tuple[TextPart | Kept | int, ...]:
@@ -307,9 +311,9 @@ def _whole(parts: Iterable[list[str] | Kept | int]) -> tuple[TextPart | Kept | i
 
 
 class WireIds:
-    """Call ids for the history: the provider's own while it is usable and new in this conversation, else ours.
+    """Call ids for the history: the provider's ids if they are usable and unique in the conversation, else generated ones.
 
-    Ours are nine letters and digits, the narrowest form that any supported API asks for.
+    Generated ids have nine letters and digits, the narrowest form that a supported API requires.
     """
 
     _USABLE = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
@@ -319,7 +323,7 @@ class WireIds:
         self._next = 0
 
     def take(self, provider_id: str | None) -> str:
-        """An id that no call of this conversation has."""
+        """Return an id that no call of this conversation has."""
         if provider_id is not None and self._USABLE.match(provider_id) and provider_id not in self._used:
             wire_id = provider_id
         else:
@@ -328,7 +332,7 @@ class WireIds:
         return wire_id
 
     def give_back(self, wire_ids: Sequence[str]) -> None:
-        """These, the latest, were taken for calls that were never made: the next call gets what it would have got without."""
+        """Return the latest ids to the pool, because their calls were never made."""
         self._used.difference_update(wire_ids)
         for wire_id in reversed(wire_ids):
             if wire_id == _own_id(self._next):
@@ -347,7 +351,7 @@ def _own_id(number: int) -> str:
 
 
 def call_part(call: ProposedCall, wire_id: str) -> CallPart:
-    """``call`` as the history shows it. Arguments that are no object stand under ``unreadable_arguments``."""
+    """Return ``call`` for the history. Arguments that are not an object go under ``unreadable_arguments``."""
     name = wire_name(call.name) or "unnamed"
     if isinstance(call.arguments, (str, bytes)):
         try:

@@ -23,10 +23,10 @@ OpenModel = Callable[[str], Model]
 """Opens a model by its name; see :func:`handrail.agent.providers.open_model`."""
 
 Counted = Callable[[Budget, float], Spent]
-"""Counts what a run uses of its budget, from when it began."""
+"""Creates the usage counter of a run, given its budget and its start time."""
 
 Work = Callable[[Any, AgentManifest, Model, Counted, str], Awaitable[RunOutcome]]
-"""Runs another agent on a task in a child session, with a model. Cancelling it stops that agent, and waits for it."""
+"""Runs another agent on a task in a child session. Cancelling it stops that agent and waits for it."""
 
 ROLE = (
     "You work for another agent, which gave you this task and reads only your last message. You cannot ask it questions. "
@@ -41,13 +41,13 @@ _KINDS: dict[str, ErrorKind] = {
 
 
 class SharedSpent(Spent):
-    """What a sub-agent uses of its own budget and, as well, of what is left of the agent's above it."""
+    """The usage of a sub-agent, counted both for its own budget and for the budget of its parent agent."""
 
     def __init__(self, budget: Budget, began: float, above: Spent) -> None:
         super().__init__(budget, began)
         self._above = above
         self._cut = above.deadline is not None and (self.deadline is None or above.deadline < self.deadline)
-        """Whether the time of the agent above is the first to be used up."""
+        """Whether the deadline of the parent agent comes first."""
         if self._cut:
             self.deadline = above.deadline
 
@@ -81,14 +81,16 @@ class SharedSpent(Spent):
 
 
 class Subagents:
-    """Implements :class:`~handrail.contract.doors.agents.Delegates` for one agent.
+    """The sub-agents of one agent.
 
-    :param session: whose calls hand work over
-    :param model: what they work with, where their manifest names no other
-    :param spent_on: what the run has used that a call belongs to, whose budget they share
-    :param work: does a task in a session, to its end
-    :param compact: compacts the agent's conversation as a call of its session asks for it
-    :param models: opens the others
+    Implements :class:`~handrail.contract.doors.agents.Delegates`.
+
+    :param session: the session whose calls delegate
+    :param model: the model of sub-agents whose manifest names none
+    :param spent_on: returns the usage of the run to which a call belongs, whose budget the sub-agent shares
+    :param work: runs a task in a session to its end
+    :param compact: compacts the agent's conversation for a call of its session
+    :param models: opens the models that manifests name
     """
 
     def __init__(
@@ -112,19 +114,23 @@ class Subagents:
 
     @property
     def at_work(self) -> bool:
-        """Whether any works now, also after the session was suspended: its model is not to be closed yet."""
+        """Whether a sub-agent works now, even if the session was suspended. The model must not be closed before."""
         return self._at_work > 0
 
     async def idle(self) -> None:
-        """Return when none works."""
+        """Wait until no sub-agent works."""
         await self._idle.wait()
 
     async def compact(self) -> Result:
-        """See :meth:`handrail.contract.doors.agents.Delegates.compact`."""
+        """Compact the agent's conversation."""
         return await self._compact()
 
     async def run(self, call_id: str, delegation: Delegation) -> Result:
-        """See :meth:`handrail.contract.doors.agents.Delegates.run`."""
+        """Run a sub-agent for a call and return its result.
+
+        :param call_id: the id of the call that delegates
+        :raises ToolError: if the agent or its model is not available
+        """
         self._at_work += 1
         self._idle.clear()
         try:
@@ -135,7 +141,7 @@ class Subagents:
                 self._idle.set()
 
     async def _run(self, call_id: str, delegation: Delegation) -> Result:
-        above = self._spent_on(call_id)  # first: the run that begins this may end any time
+        above = self._spent_on(call_id)  # looked up first, because the run that starts the sub-agent may end at any time
         session, manifest = await self._session.child(call_id, delegation)
         own: Model | None = None
         try:
@@ -151,9 +157,9 @@ class Subagents:
         return _result(delegation.agent, session.id, outcome)
 
     def _own_model(self, manifest: AgentManifest) -> Model | None:
-        """The manifest's, where that is another than the one above.
+        """Open the model of a manifest, or return None if the parent's model is used.
 
-        :raises ToolError: ``unavailable`` where it cannot be had
+        :raises ToolError: ``unavailable`` if the model cannot be opened
         """
         if manifest.model is None or (manifest.model == self._model.name and manifest.base_url is None):
             return None
@@ -164,10 +170,9 @@ class Subagents:
 
             return open_beside(self._model, manifest.model, manifest.base_url)
         except HandrailError as error:
-            logger.warning("the model of the agent %s cannot be had: %s", manifest.id, error)
+            logger.warning("The model of agent %s cannot be opened: %s", manifest.id, error)
             raise ToolError(
-                f"the model of the agent {manifest.id!r} cannot be had here; its operator was told why. Hand the work to "
-                "another agent, or do it yourself",
+                f"The model of agent {manifest.id!r} is not available. Use another agent, or do the work yourself.",
                 kind="unavailable",
             ) from None
 
@@ -180,7 +185,7 @@ def _counted(above: Spent | None) -> Counted:
 
 
 def _result(agent: str, session_id: str, outcome: RunOutcome) -> Result:
-    """As the model of the agent above reads it. What is the operator's to know is said to the operator."""
+    """Return an outcome as the result for the parent agent's model. Details for the operator are logged."""
     told: dict[str, Any] = {
         "agent": agent,
         "session_id": session_id,
@@ -192,7 +197,7 @@ def _result(agent: str, session_id: str, outcome: RunOutcome) -> Result:
         return Result.output(told)
     why = outcome.detail
     if outcome.status == "failed":
-        logger.warning("the sub-agent %s in session %s came to no end: %s", agent, session_id, outcome.detail)
-        why = "its model gave no whole reply; its operator was told why"
-    text = f"the sub-agent {agent} did not finish: {why}. What it said last is in 'text'"
+        logger.warning("Sub-agent %s in session %s failed: %s", agent, session_id, outcome.detail)
+        why = "Its model returned no complete reply."
+    text = f"Sub-agent {agent} did not finish. {why} `text` has its last message. Continue from there, or do the work yourself."
     return Result.error(_KINDS.get(outcome.status, "failed"), text, told)

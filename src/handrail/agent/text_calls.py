@@ -55,34 +55,34 @@ from handrail.contract.text.json import MAX_ARGUMENT_BYTES
 _FENCE = re.compile(r"[ \t]{0,3}(`{3,}(?=[^`]*$)|~{3,})")
 _THOUGHTS = re.compile(r"[ \t]*<(think|thinking)>")
 _MOST_SEEN = 80
-"""Characters of a line's beginning that are looked at."""
+"""The characters at the beginning of a line that can contain a fence or an opening tag."""
 
 
 class Quoting:
-    """Reads a reply's lines as they come, in pieces of any length."""
+    """A tracker of code fences and thoughts in a reply, which arrives in pieces of any length."""
 
     def __init__(self) -> None:
         self._fence: str | None = None
         self._thoughts_end: str | None = None
         self._line = ""
-        """The line so far, as far as a fence would show in it."""
+        """The line so far, up to the length of a fence."""
         self._tail = ""
-        """Its end, in which the end of thoughts may have begun."""
+        """The end of the line, which may contain the beginning of the end of thoughts."""
 
     @property
     def inside(self) -> bool:
-        """Whether what comes next, at the beginning of a line, stands in one of them."""
+        """Whether the next line starts inside a code fence or thoughts."""
         return self._fence is not None or self._thoughts_end is not None
 
     def take(self, piece: str) -> None:
-        """More of a line; with its line feed, where that is there."""
+        """Process a further piece of a line, with its line feed if it has one."""
         text = piece.removesuffix("\n")
         self._line = (self._line + text[:_MOST_SEEN])[:_MOST_SEEN]
         if self._thoughts_end is None and self._fence is None and (begun := _THOUGHTS.match(self._line)) is not None:
             self._thoughts_end = f"</{begun[1]}>"
         if self._thoughts_end is not None:
             if self._thoughts_end in self._tail + text:
-                self._thoughts_end, self._line = None, "-"  # the rest of this line begins nothing
+                self._thoughts_end, self._line = None, "-"  # no fence or thought can start in the rest of this line
             self._tail = (self._tail + text)[-len("</thinking>") :]
         if piece.endswith("\n"):
             if self._thoughts_end is None:
@@ -108,36 +108,36 @@ _ENTITIES = {"&lt;": "<", "&gt;": ">", "&quot;": '"', "&apos;": "'", "&amp;": "&
 _ENTITY = re.compile("|".join(_ENTITIES))
 Schema = Mapping[str, Any]
 Pairs = list[tuple[str, str]]
-"""Arguments as they came, doubled ones too, their values as JSON text."""
+"""Arguments in order, including duplicates, with their values as JSON text."""
 
 
 class Grammar(Protocol):
-    """One form. Bodies are what stands between the tags."""
+    """A text form of calls. A body is the text between the tags."""
 
     rules: str
-    """How it is written, for the model."""
+    """The explanation of the form for the model."""
     opening: re.Pattern[str]
-    """Its tag, with the tool's wire name as the first group."""
+    """Matches the opening tag. The first group is the tool's wire name."""
     begun: re.Pattern[str]
-    """Matches whatever could still become an opening tag, whole."""
+    """Matches a text that can still become an opening tag."""
     escapes: bool
-    """A backslash before a closing tag makes it text."""
+    """Whether a backslash before a closing tag makes it plain text."""
 
     def closing(self, name: str) -> str:
-        """The tag that ends a call of this tool."""
+        """Return the tag that ends a call of this tool."""
         ...
 
     def read(self, name: str, body: str, schema: Schema) -> Pairs:
-        """The arguments in a body, in order."""
+        """Return the arguments in a body, in order."""
         ...
 
     def written(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """A call as a model would have written it."""
+        """Format a call as a model would write it."""
         ...
 
 
 class Bracket:
-    """``[/name]@@key=value … [name/]``"""
+    """The form ``[/name]@@key=value … [name/]``."""
 
     rules = """\
 [/tool_name]@@key=value
@@ -173,8 +173,8 @@ without a key. Inside a value, write \\[tool_name/] for the closing tag itself."
             value = value.strip()
             if sign == "<<":
                 word, body_of = value, _until(lines, value)
-                if body_of is None:  # all that is left may be a piece of what was meant
-                    given.append((f"{key} without a line {word} at its end", json.dumps(key)))
+                if body_of is None:  # the rest may be part of the intended value
+                    given.append((f"{key} without a final line {word}", json.dumps(key)))
                     break
                 value = "\n".join(body_of)
             given.append((key, value_of(self._plain(name, value), key, schema)))
@@ -197,14 +197,14 @@ without a key. Inside a value, write \\[tool_name/] for the closing tag itself."
         return "".join(parts) + self.closing(name)
 
     def _plain(self, name: str, text: str) -> str:
-        # Begun nowhere but at the first of several backslashes: what a model writes is read in one pass.
+        # Matches only at the first of several backslashes, so that one pass over the text is enough.
         return re.sub(
             rf"(?<!\\)(\\+)({re.escape(self.closing(name))})", lambda tag: tag[1][: len(tag[1]) // 2] + tag[2], text
         )
 
 
 class Xml:
-    """``<call name="…"><arg name="…">…</arg></call>``"""
+    """The form ``<call name="…"><arg name="…">…</arg></call>``."""
 
     rules = """\
 <call name="tool_name">
@@ -228,7 +228,7 @@ Values that are not strings are JSON. Inside a value, write &lt; for < and &amp;
         given: Pairs = []
         end = 0
         stray = ""
-        last = body.rfind("</arg>") + len("</arg>") if "</arg>" in body else 0  # what begins later is never closed
+        last = body.rfind("</arg>") + len("</arg>") if "</arg>" in body else 0  # a later opening tag would never be closed
         for found in self._argument.finditer(body, 0, last):
             stray += body[end : found.start()].strip()
             end = found.end()
@@ -256,34 +256,33 @@ GRAMMARS: Mapping[TextForm, Grammar] = {"bracket": Bracket(), "xml": Xml()}
 
 
 class TextCalls:
-    """Reads one reply's text as it comes, and gives back what is text and what is a call.
+    """A reader of one reply's text that yields text and calls as block events.
 
-    :param schemas: the parameters of the tools in view, by wire name; a call of another is read as if all it says were
-        text, and is answered by what carries calls out
+    :param schemas: the parameters of the loaded tools, by wire name; all arguments of other tools are read as strings
     """
 
     def __init__(self, grammar: Grammar, schemas: Mapping[str, Schema]) -> None:
         self._grammar = grammar
         self._schemas = schemas
         self._held = ""
-        """The beginning of a line that may become an opening tag, or all that may become a closing one."""
+        """The start of a line that may become an opening tag, or the text that may become a closing tag."""
         self._at_line_start = True
         self._quoting = Quoting()
         self._open: str | None = None
-        """The tool whose call is being read."""
+        """The tool of the call that is being read."""
         self._body: list[str] = []
         self._length = 0
         self.calls = 0
 
     def feed(self, text: str) -> Iterator[BlockEvent]:
-        """Take a piece of text of any length."""
+        """Process a piece of text of any length."""
         text, self._held = self._held + text, ""
         left: str = text
         while left:
             left = yield from (self._in_text(left) if self._open is None else self._in_call(left))
 
     def end(self) -> Iterator[BlockEvent]:
-        """The text is over. A call that is still open stays so, with what there is of it."""
+        """Process the end of the text. An open call stays open, with the arguments so far."""
         held, self._held = self._held, ""
         if self._open is not None:
             yield CallArguments(self.calls - 1, "".join(self._body) + held)
@@ -291,7 +290,7 @@ class TextCalls:
             yield TextDelta(held)
 
     def _in_text(self, text: str) -> Generator[BlockEvent, None, str]:
-        """Gives what is left of ``text`` where a call begins in it."""
+        """Process plain text, and return the rest of ``text`` if a call begins in it."""
         said: list[str] = []
         at = 0
         while at < len(text):
@@ -315,12 +314,12 @@ class TextCalls:
         return ""
 
     def _in_call(self, text: str) -> Generator[BlockEvent, None, str]:
-        """Gives what is left of ``text`` where the call ends in it."""
+        """Process the text of a call, and return the rest of ``text`` if the call ends in it."""
         assert self._open is not None
         closing = self._grammar.closing(self._open)
         at = _unescaped(text, closing) if self._grammar.escapes else text.find(closing)
         if at < 0:
-            # What could be the beginning of the tag, or what escapes it, is looked at again with what comes next.
+            # An incomplete tag, or a backslash before it, is examined again with the next piece.
             keep = _tail(text, closing)
             self._take(text[: len(text) - keep])
             self._held = text[len(text) - keep :]
@@ -339,14 +338,14 @@ class TextCalls:
         return text[at + len(closing) :]
 
     def _take(self, piece: str) -> None:
-        """More than a call may carry is not kept, but for so much that it is seen to be too much."""
+        """Add a piece to the body. A body over the limit is stored only far enough to show that it is too long."""
         if piece and self._length <= MAX_ARGUMENT_BYTES:
             self._length += len(piece)
             self._body.append(piece)
 
 
 def tools_told(grammar: Grammar, views: Sequence[Mapping[str, Any]]) -> str:
-    """The section of the system text by which a model calls these tools."""
+    """Return the section of the system text that explains these tools and how to call them."""
     lines = [
         "# Calling tools",
         "",
@@ -363,9 +362,9 @@ def tools_told(grammar: Grammar, views: Sequence[Mapping[str, Any]]) -> str:
 
 
 def value_of(text: str, key: str, schema: Schema) -> str:
-    """What ``text`` stands for under ``key``, as JSON: itself where the schema takes text there, else the JSON that it is.
+    """Return the value of ``text`` under ``key`` as JSON: a string if the schema accepts text, else the parsed JSON.
 
-    What is no JSON stays text, and is then refused by the schema, with what was expected.
+    Invalid JSON stays text, and the schema then rejects it with what it expects.
     """
     if not _takes_text(_property(schema, key)):
         try:
@@ -397,7 +396,7 @@ def _takes_text(schema: object) -> bool:
 
 
 def _body_key(schema: Schema, given: Pairs) -> str:
-    """Whose value a text without a key is: the only text that is required and was not given."""
+    """Return the key of a text without a key: the only required string that was not given."""
     told = {key for key, _ in given}
     required = cast("Sequence[str]", schema.get("required") or ())
     left = [key for key in required if key not in told and _takes_text(_property(schema, key))]
@@ -409,7 +408,7 @@ def _character(entity: re.Match[str]) -> str:
 
 
 def _until(lines: Iterator[str], word: str) -> list[str] | None:
-    """The lines before the one that is ``word``; None where there is none."""
+    """Return the lines before the line ``word``, or None if it is missing."""
     found: list[str] = []
     for line in lines:
         if line.strip() == word:
@@ -426,7 +425,7 @@ def _word_not_in(text: str) -> str:
 
 
 def _unescaped(text: str, tag: str) -> int:
-    """Where ``tag`` stands in ``text`` without an odd number of backslashes before it, or -1."""
+    """Return the position of ``tag`` without an odd number of backslashes before it, or -1."""
     at = text.find(tag)
     while at >= 0:
         before = at
@@ -439,8 +438,10 @@ def _unescaped(text: str, tag: str) -> int:
 
 
 def _tail(text: str, tag: str) -> int:
-    """How many characters at the end have to be seen again with what comes next: those of a ``tag`` that is not whole, and
-    a backslash before them that may be the one which makes it text."""
+    """Return how many characters at the end of ``text`` must be examined again with the next piece.
+
+    These are an incomplete ``tag``, and a backslash before it that may escape it.
+    """
     keep = next((n for n in range(min(len(tag) - 1, len(text)), 0, -1) if text.endswith(tag[:n])), 0)
     head = text[: len(text) - keep]
     return keep + (len(head) - len(head.rstrip("\\"))) % 2
@@ -450,9 +451,9 @@ def _tail(text: str, tag: str) -> int:
 
 
 class TextualModel:
-    """``model``, with its calls written as text in one of the forms of :mod:`handrail.agent.text_calls`.
+    """A model whose calls are written as text, in one of the forms of :mod:`handrail.agent.text_calls`.
 
-    The provider is offered no tools. What a call gave goes back as what the user says, one line of JSON for each call.
+    The provider gets no tools. Results go back in a user message, one line of JSON for each call.
     """
 
     def __init__(self, model: Model, form: TextForm) -> None:
@@ -475,7 +476,7 @@ class TextualModel:
         await self._model.aclose()
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[BlockEvent, None]:
-        """See :meth:`handrail.agent.model.Model.stream`."""
+        """Send one request and yield the reply; see :meth:`handrail.agent.model.Model.stream`."""
         views = [offered(view, TEXT)[0] for view in request.tools]
         reader = TextCalls(self._grammar, {view["name"]: view["inputSchema"] for view in views})
         events = cast("AsyncGenerator[BlockEvent, None]", self._model.stream(self._as_text(request, views)))
@@ -507,7 +508,7 @@ class TextualModel:
 
 
 def _said(messages: Sequence[Message], grammar: Grammar) -> Iterator[Message]:
-    """The conversation in text alone. Two messages of the user's in a row are one: not every provider takes two."""
+    """Yield the conversation as text alone. Consecutive user messages are joined, because some providers reject them."""
     names: dict[str, str] = {}
     waiting: list[str] = []
     pictures: list[Picture] = []

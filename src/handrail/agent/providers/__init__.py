@@ -19,24 +19,25 @@ SERVICES: Mapping[str, tuple[str, str]] = {
     "anthropic": ("ANTHROPIC_API_KEY", "anthropic"),
     "gemini": ("GEMINI_API_KEY", "google.genai"),
 }
-"""By the word before the colon: the variable that has the key, and the SDK's module."""
+"""The variable with the key and the module of the SDK, by the word before the colon."""
 FORMS = f"{', '.join(f'{kind}:NAME' for kind in SERVICES)} or script:FILE"
 
 
 class _Way(NamedTuple):
-    """How the models of one provider are reached."""
+    """The server and the call form of the models of one provider."""
 
     base_url: str | None
     text_calls: TextForm | None
 
 
 _ways: WeakKeyDictionary[Model, Mapping[str, _Way]] = WeakKeyDictionary()
-"""By a model that was opened here, and by provider: its own way, and those of the models that it was opened beside."""
+"""For each opened model the routes by provider: its own, and those of the models that it was opened for."""
 
 
 def open_beside(model: Model, spec: str, base_url: str | None = None) -> Model:
-    """The model of a sub-agent, whose parent works with ``model``: where both are of one provider it is reached in the same
-    way, on the same server and with its calls in the same form.
+    """Open the model of a sub-agent whose parent uses ``model``.
+
+    If both have the same provider, they use the same server and the same form of calls.
 
     :param base_url: another server than the parent's; ``""`` for the provider's own
     :raises HandrailError: see :func:`open_model`
@@ -51,12 +52,12 @@ def open_beside(model: Model, spec: str, base_url: str | None = None) -> Model:
 
 
 def _provider(spec: str) -> str:
-    """Whose model it is, whichever of its APIs it is asked through."""
+    """Return the provider of a model, whichever of its APIs is used."""
     return spec.partition(":")[0].partition("-")[0]
 
 
 def open_model(spec: str, *, base_url: str | None = None, text_calls: TextForm | None = None) -> Model:
-    """The model that ``spec`` names. Close it with ``aclose()`` when done.
+    """Open the model that ``spec`` names. Close it with ``aclose()`` when done.
 
     - ``openai:NAME``: chat completions; the key comes from ``OPENAI_API_KEY``
     - ``openai-responses:NAME``: responses; the same key
@@ -64,13 +65,13 @@ def open_model(spec: str, *, base_url: str | None = None, text_calls: TextForm |
     - ``gemini:NAME``: the Gemini API; the key comes from ``GEMINI_API_KEY``
     - ``script:FILE``: plays a file of turns, see :mod:`handrail.agent.providers.script`
 
-    :param base_url: another server that speaks the same API. Such a server gets the key of the environment if
-        there is one, and is asked without a key otherwise
-    :param text_calls: for a model that cannot call tools: it writes its calls into its text, in this form, and the provider
-        is offered none
-    :raises UsageError: when ``spec`` has none of these forms
-    :raises StartError: when an SDK or a key is missing; the text says what to install or set
-    :raises LoadError: when a script is faulty, with all its faults
+    :param base_url: another server with the same API. It gets the key of the environment if there is one, and requests
+        without a key otherwise
+    :param text_calls: for a model that cannot call tools: it writes its calls as text in this form, and the provider gets
+        no tools
+    :raises UsageError: if ``spec`` has none of these forms
+    :raises StartError: if an SDK or a key is missing; the text says what to install or set
+    :raises LoadError: if a script is faulty, with all faults
     """
     model = _opened(spec, base_url)
     if text_calls is not None:
@@ -84,10 +85,10 @@ def open_model(spec: str, *, base_url: str | None = None, text_calls: TextForm |
 def _opened(spec: str, base_url: str | None) -> Model:
     kind, colon, name = spec.partition(":")
     if not colon or not name or kind not in (*SERVICES, "script"):
-        raise UsageError(f"{spec!r} is not a model; write {FORMS}")
+        raise UsageError(f"The model is invalid: {spec!r}. Use {FORMS}.")
     if kind == "script":
         if base_url is not None:
-            raise UsageError(f"{spec!r} plays a file and asks no server; leave the base URL ({base_url}) out")
+            raise UsageError(f"{spec!r} plays a file and uses no server. Remove the base URL ({base_url}).")
         from handrail.agent.providers.script import ScriptModel
 
         return ScriptModel.from_file(Path(name))
@@ -115,20 +116,20 @@ def _key(kind: str, name: str, base_url: str | None) -> str:
     variable, module = SERVICES[kind]
     extra = kind.partition("-")[0]
     if not is_there(module):
-        raise StartError(f"{kind}:{name} needs the {extra} SDK; install it with: pip install 'handrail[{extra}]'")
+        raise StartError(f"{kind}:{name} needs the {extra} SDK. Install it with: pip install 'handrail[{extra}]'")
     key = os.environ.get(variable, "").strip()
     if key:
         return key
     if base_url is not None:
-        return "no-key"  # the SDKs want one, servers on one's own machine mostly do not
+        return "no-key"  # the SDKs require a key, but local servers mostly do not
     raise StartError(
-        f"{kind}:{name} needs a key; set the environment variable {variable}, or give --base-url for a server without one"
+        f"{kind}:{name} needs a key. Set the environment variable {variable}, or pass --base-url for a server without one."
     )
 
 
 def is_there(module: str) -> bool:
-    """Whether a module could be imported, without doing so."""
+    """Return whether a module can be imported, without importing it."""
     try:
         return find_spec(module) is not None
-    except (ModuleNotFoundError, ValueError):  # the package that it would be in is not there, or is kept from loading
+    except (ModuleNotFoundError, ValueError):  # its package is missing or cannot be loaded
         return False

@@ -52,26 +52,26 @@ _USE, _RESULT = "server_tool_use", "_tool_result"
 
 
 class NativeReader:
-    """The blocks of one reply that are server tools'."""
+    """A reader of the server tool blocks of one reply."""
 
     def __init__(self) -> None:
         self._open: dict[int, dict[str, Any]] = {}
         self._input: dict[int, list[str]] = {}
         self._asked: dict[str, tuple[str, dict[str, Any]]] = {}
-        """By the provider's id: name and arguments."""
+        """The name and arguments of each use, by the provider's id."""
 
     def has(self, index: int) -> bool:
-        """Whether that block is one."""
+        """Return whether a block belongs to a server tool."""
         return index in self._open
 
     def start(self, index: int, kind: object, block: object) -> None:
-        """A block begins whose ``kind`` is no other's."""
+        """Process the start of a block that has no other ``kind``."""
         if isinstance(kind, str) and (kind == _USE or kind.endswith(_RESULT)) and (data := plain(block)) is not None:
             self._open[index] = data
             self._input[index] = []
 
     def add(self, index: int, piece: str) -> None:
-        """A piece of a use's arguments."""
+        """Add a piece of a use's arguments."""
         pieces = self._input[index]
         if sum(map(len, pieces)) + len(piece) <= MAX_ARGUMENT_BYTES:
             pieces.append(piece)
@@ -97,9 +97,9 @@ class NativeReader:
 
 
 def matched(content: Sequence[dict[str, Any]], *, last: bool) -> list[dict[str, Any]]:
-    """Blocks of one message in which every result has its use before it, and every use its result.
+    """Return the blocks of a message without server tool uses or results that lack their counterpart.
 
-    :param last: the message is the history's last, where a use may wait for its provider
+    :param last: whether the message is the last of the history, in which a use may still await its result
     """
     uses = {block.get("id") for block in content if block.get("type") == _USE}
     results = {block.get("tool_use_id") for block in content if _is_result(block)}
@@ -124,7 +124,7 @@ def _failed(content: object) -> bool:
 
 
 DEFAULT_MAX_OUTPUT_TOKENS = 16_384
-"""The API wants a number; this one is within what every current model gives."""
+"""The API requires a number. Every current model allows this one."""
 _REASONS: dict[str, FinishReason] = {
     "end_turn": "end",
     "stop_sequence": "end",
@@ -138,9 +138,9 @@ _KEPT_DELTAS = {"thinking_delta": "thinking", "signature_delta": "signature"}
 
 
 class AnthropicModel:
-    """One model behind the messages API.
+    """A model behind the messages API.
 
-    :param base_url: another server's address, ending before ``/v1/messages``; None: the SDK's default
+    :param base_url: another server's address, ending before ``/v1/messages``; None for the SDK's default
     """
 
     takes_pictures = True
@@ -161,7 +161,7 @@ class AnthropicModel:
         await self._client.close()
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[BlockEvent, None]:
-        """See :meth:`handrail.agent.model.Model.stream`."""
+        """Send one request and yield the reply; see :meth:`handrail.agent.model.Model.stream`."""
         reader = _EventReader()
         try:
             events = await self._client.messages.create(
@@ -194,18 +194,18 @@ class AnthropicModel:
         except ValueError as error:
             raise unreadable(self.name, error) from error
         if not reader.finished:
-            raise StreamCut(f"{self.name}: the stream ended without message_stop")
+            raise StreamCut(f"{self.name}: The stream ended without message_stop.")
 
 
 class _EventReader:
-    """Turns the API's events into block events. The SDK does not validate them, so nothing is taken to be there."""
+    """A converter of the API's events into block events. It assumes no fields, because the SDK does not validate them."""
 
     def __init__(self) -> None:
         self.finished = False
         self._reason: FinishReason = "other"
         self._input = 0
         self._calls: dict[int, object] = {}
-        """Open calls with the input that their start brought: some servers send it there, whole, and no deltas."""
+        """Open calls with the input of their start. Some servers send the whole input there, and no deltas."""
         self._kept: dict[int, dict[str, Any]] = {}
         self._native = NativeReader()
 
@@ -271,7 +271,7 @@ class _EventReader:
                 self._kept[index][field] += piece
 
     def _usage(self, usage: object) -> Iterator[BlockEvent]:
-        """Input is told at the start, output at the end; what was cached counts as input too."""
+        """Yield the usage. The start has the input tokens, including cached ones, and the end has the output tokens."""
         if usage is None:
             return
         told = sum(
@@ -282,7 +282,7 @@ class _EventReader:
 
 
 def _messages(messages: Iterable[Message]) -> list[MessageParam]:
-    """Alternating roles: what follows in the same role joins the message before it, results first."""
+    """Convert messages to alternating roles. Consecutive messages of one role are joined, results first."""
     joined: list[tuple[str, list[dict[str, Any]]]] = []
     for message in messages:
         role = "assistant" if isinstance(message, AssistantMessage) else "user"

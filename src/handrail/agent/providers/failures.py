@@ -18,43 +18,44 @@ _SPENT_CODES = frozenset({"insufficient_quota", "billing_error", "billing_hard_l
 def failure(
     name: str, key_variable: str, status: int | None, code: str | None, message: str, headers: Mapping[str, str]
 ) -> ProviderError:
-    """The error that a refused or failed request stands for.
+    """Return the error for a refused or failed request.
 
     :param name: the model, as the operator wrote it
-    :param status: the HTTP status; None or 200 for an error that came inside a stream
-    :param code: the provider's own word for it
+    :param status: the HTTP status; None or 200 for an error inside a stream
+    :param code: the provider's error code
     """
     said = " ".join(message.split())[:500]
     if status in (401, 403) or code in ("authentication_error", "permission_error", "invalid_api_key"):
         return ProviderDenied(
-            f"{name}: the provider refused the key ({status or code}); check {key_variable} and what its account may use"
+            f"{name}: The provider rejected the key ({status or code}). Check {key_variable} and the account's permissions."
         )
     if code in _SPENT_CODES or status == 402:
-        return ProviderDenied(f"{name}: the account's quota is used up ({said}); look at the provider's billing page")
+        return ProviderDenied(f"{name}: The account's quota is used up ({said}). Check the provider's billing page.")
     if status in _BUSY_STATUS or (status is not None and status >= 500) or code in _BUSY_TYPES:
         return ProviderBusy(
-            f"{name}: the provider is busy or failing ({status or code}: {said})", retry_after_s=_retry_after_s(headers)
+            f"{name}: The provider is busy or failing ({status or code}: {said}). Try again later.",
+            retry_after_s=_retry_after_s(headers),
         )
     if status == 404:
-        return RequestRefused(f"{name}: the provider does not know this model or address (404: {said}); check the name")
+        return RequestRefused(f"{name}: The provider does not know this model or address (404: {said}). Check the name.")
     if status is None or status == 200:
-        return ProviderError(f"{name}: the provider broke off with an error ({code or 'unnamed'}: {said})")
-    return RequestRefused(f"{name}: the provider refused the request ({status}: {said})")
+        return ProviderError(f"{name}: The provider interrupted the reply with an error ({code or 'unnamed'}: {said}).")
+    return RequestRefused(f"{name}: The provider rejected the request ({status}: {said}).")
 
 
 def late(name: str, address: object) -> ProviderBusy:
-    """The provider at ``address`` took longer than is waited for."""
-    return ProviderBusy(f"{name}: the provider did not answer in time ({address})")
+    """Return the error for a time-out of the provider at ``address``."""
+    return ProviderBusy(f"{name}: The provider did not answer in time ({address}). Try again later.")
 
 
 def unreachable(name: str, address: object, error: Exception) -> ProviderBusy:
-    """No connection to ``address``, or it was lost."""
-    return ProviderBusy(f"{name}: no connection to {address}, or it broke off ({error.__cause__ or error})")
+    """Return the error for a missing or lost connection to ``address``."""
+    return ProviderBusy(f"{name}: The connection to {address} failed ({error.__cause__ or error}). Check the network and the address.")
 
 
 def unreadable(name: str, error: Exception) -> StreamCut:
-    """What was streamed is not in the provider's form."""
-    return StreamCut(f"{name}: the provider sent an event that cannot be read ({str(error)[:300]})")
+    """Return the error for a stream that does not have the provider's format."""
+    return StreamCut(f"{name}: The provider sent an unreadable event ({str(error)[:300]}).")
 
 
 def _retry_after_s(headers: Mapping[str, str]) -> float | None:
@@ -62,7 +63,7 @@ def _retry_after_s(headers: Mapping[str, str]) -> float | None:
         value = headers.get(key)
         try:
             seconds = float(value) / scale if value is not None else -1.0
-        except ValueError:  # a date; the usual back-off will do
+        except ValueError:  # a date, for which the usual delay is enough
             continue
         if 0 <= seconds < float("inf"):
             return seconds
@@ -73,30 +74,30 @@ def _retry_after_s(headers: Mapping[str, str]) -> float | None:
 
 
 def get(value: object, name: str) -> object:
-    """The field, or None where it is missing."""
+    """Return a field, or None if it is missing."""
     return getattr(value, name, None)
 
 
 def text(value: object, name: str) -> str | None:
-    """The field if it is a text of at least one character."""
+    """Return a field if it is a text that is not empty, else None."""
     found = get(value, name)
     return found if isinstance(found, str) and found else None
 
 
 def written(value: object, name: str) -> str | None:
-    """The field as JSON text, which some servers send as the object itself; None where there is nothing in it."""
+    """Return a field as JSON text, or None if it is empty. Some servers send the object instead of the text."""
     found = get(value, name)
     return text(value, name) if found is None or isinstance(found, str) else json.dumps(found, default=str)
 
 
 def count(value: object, name: str) -> int:
-    """The field if it is a positive integer, else 0."""
+    """Return a field if it is a positive integer, else 0."""
     found = get(value, name)
     return found if isinstance(found, int) and found > 0 else 0
 
 
 def plain(block: object) -> dict[str, Any] | None:
-    """An SDK's object as the JSON that it was made of; None where it is none."""
+    """Return the JSON of an SDK object, or None if it is not an object."""
     dump = getattr(block, "model_dump", None)
     if dump is None and not isinstance(block, dict):
         return None

@@ -53,9 +53,9 @@ _RETRY_DELAY = re.compile(r'"retryDelay": "(\d{1,6}(?:\.\d{1,9})?)s"')
 
 
 class GeminiModel:
-    """One model behind the Gemini API.
+    """A model behind the Gemini API.
 
-    :param base_url: another server's address, ending before ``/v1``; None: the SDK's default
+    :param base_url: another server's address, ending before ``/v1``; None for the SDK's default
     """
 
     takes_pictures = True
@@ -65,7 +65,7 @@ class GeminiModel:
         self._address = base_url or "the Gemini API"
         self._http = httpx2.AsyncClient(timeout=httpx2.Timeout(_LONGEST_WAIT_S, connect=10.0))
         options = types.HttpOptions(base_url=base_url, httpx_async_client=cast("Any", self._http))
-        # Said outright, since variables of the environment could turn it to another service.
+        # Set explicitly, because environment variables could select another service.
         self._client = genai.Client(vertexai=False, api_key=api_key, http_options=options)
 
     @property
@@ -80,7 +80,7 @@ class GeminiModel:
         await self._http.aclose()
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[BlockEvent, None]:
-        """See :meth:`handrail.agent.model.Model.stream`."""
+        """Send one request and yield the reply; see :meth:`handrail.agent.model.Model.stream`."""
         reader = _PartReader()
         try:
             models: Any = self._client.aio.models
@@ -100,22 +100,22 @@ class GeminiModel:
             raise unreadable(self.name, error) from error
         if reader.unreadable is not None:
             raise StreamCut(
-                f"{self.name}: the model wrote a call that its provider could not read ({reader.unreadable})"
+                f"{self.name}: The model wrote a call that the provider could not read ({reader.unreadable})."
             )
         if not reader.finished:
-            raise StreamCut(f"{self.name}: the stream ended without a finish reason")
+            raise StreamCut(f"{self.name}: The stream ended without a finish reason.")
 
     def _failure(self, error: errors.APIError) -> ProviderError:
         message = str(error.message or error.status or "no reason given")
         code = "invalid_api_key" if "API key not valid" in message else error.status
         headers = dict(cast("Mapping[str, str]", getattr(get(error, "response"), "headers", None) or {}))
         if (wait := _RETRY_DELAY.search(json.dumps(get(error, "details"), default=str))) is not None:
-            headers["retry-after"] = wait[1]  # this API says it in the body
+            headers["retry-after"] = wait[1]  # this API sends the delay in the body
         return failure(self.name, "GEMINI_API_KEY", error.code, code, message, headers)
 
 
 class _PartReader:
-    """Turns chunks into block events."""
+    """A converter of chunks into block events."""
 
     def __init__(self) -> None:
         self.finished = False
@@ -170,7 +170,7 @@ def _config(request: ModelRequest) -> types.GenerateContentConfig:
 
 
 def _contents(messages: Iterable[Message]) -> list[types.Content]:
-    """Alternating roles: what follows in the same role joins the message before it."""
+    """Convert messages to alternating roles. Consecutive messages of one role are joined."""
     joined: list[types.Content] = []
     names: dict[str, str] = {}
     for message in messages:
@@ -223,7 +223,7 @@ def _signature(kept: object) -> bytes | None:
 
 
 def _response(result: str) -> dict[str, Any]:
-    """A result's text as the object that this API takes."""
+    """Return a result's text as the object that this API requires."""
     try:
         value = json.loads(result)
     except ValueError:

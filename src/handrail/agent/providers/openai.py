@@ -54,11 +54,11 @@ KEY = "OPENAI_API_KEY"
 
 @contextmanager
 def explained(name: str, address: object) -> Generator[None]:
-    """Around one request and the reading of its stream.
+    """Map the SDK's errors during one request and its stream to :class:`ProviderError`.
 
     :param name: the model, as the operator wrote it
-    :param address: of the server
-    :raises ProviderError: for what the SDK raises
+    :param address: the address of the server
+    :raises ProviderError: for an error of the SDK
     """
     try:
         yield
@@ -86,7 +86,7 @@ _WHOLE: dict[str, FinishReason] = {
     "stop_sequence": "end",
     "tool_use": "calls",
 }
-"""Finish reasons of a reply that says all it was to say."""
+"""Finish reasons of a complete reply."""
 _CUT: dict[str, FinishReason] = {
     "length": "length",
     "content_filter": "refused",
@@ -94,15 +94,15 @@ _CUT: dict[str, FinishReason] = {
     "max_tokens": "length",
     "model_length": "length",
 }
-"""Those of one that may end in the middle of its last block."""
+"""Finish reasons of a reply that may end in its last block."""
 _GAVE_UP = frozenset({"abort", "error", "insufficient_system_resource"})
-"""Those by which servers say that they broke off themselves."""
+"""Finish reasons of servers that interrupted the reply."""
 
 
 class OpenAIModel:
-    """One model behind the chat completions API.
+    """A model behind the chat completions API.
 
-    :param base_url: another server's address, ending before ``/chat/completions``; None: the SDK's default
+    :param base_url: another server's address, ending before ``/chat/completions``; None for the SDK's default
     """
 
     takes_pictures = True
@@ -123,7 +123,7 @@ class OpenAIModel:
         await self._client.close()
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[BlockEvent, None]:
-        """See :meth:`handrail.agent.model.Model.stream`."""
+        """Send one request and yield the reply; see :meth:`handrail.agent.model.Model.stream`."""
         reader = _ChunkReader()
         with explained(self.name, self._client.base_url):
             chunks = await self._client.chat.completions.create(
@@ -140,14 +140,14 @@ class OpenAIModel:
                     for event in reader.read(chunk):
                         yield event
         if reader.gave_up is not None:
-            raise StreamCut(f"{self.name}: the provider broke the reply off ({reader.gave_up})")
+            raise StreamCut(f"{self.name}: The provider interrupted the reply ({reader.gave_up}).")
         if not reader.finished:
-            raise StreamCut(f"{self.name}: the stream ended without a finish reason")
+            raise StreamCut(f"{self.name}: The stream ended without a finish reason.")
 
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    """One of a reply's calls while it is told of."""
+    """A call of a reply while it is streamed."""
 
     number: int
     id: str | None
@@ -168,17 +168,17 @@ class _Call:
 
 
 class _ChunkReader:
-    """Turns chunks into block events. The SDK does not validate them, so nothing is taken to be there."""
+    """A converter of chunks into block events. It assumes no fields, because the SDK does not validate them."""
 
     def __init__(self) -> None:
         self.finished = False
         self.gave_up: str | None = None
-        """The finish reason by which the server said that it broke off."""
+        """The finish reason with which the server interrupted the reply."""
         self._calls: list[_Call] = []
         self._last: _Call | None = None
-        """The call that is told of."""
+        """The call that is being streamed."""
         self._slot: object = None
-        """Its number."""
+        """The number of that call."""
         self._by_slot: dict[int, _Call] = {}
         """The last call of each number."""
         self._cited: list[dict[str, Any]] = []
@@ -206,7 +206,7 @@ class _ChunkReader:
     def _end(self, reason: str) -> Iterator[BlockEvent]:
         for call in self._calls:
             yield from call.announced()
-            # A reason that nobody knows ends the reply too; but a call without arguments may have been about to get some.
+            # An unknown reason ends the reply too, but a call without arguments may be incomplete.
             if reason in _WHOLE or (call.has_arguments and reason not in _CUT and reason not in _GAVE_UP):
                 yield from call.closed()
         if reason in _GAVE_UP:
@@ -241,9 +241,9 @@ class _ChunkReader:
             yield CallArguments(call.number, arguments)
 
     def _meant(self, slot: object, call_id: str | None, name: str | None) -> _Call | None:
-        """The call that a fragment is of, or None where it begins one.
+        """Return the call to which a fragment belongs, or None if it starts a call.
 
-        Some servers number every call 0 and tell them apart by id; some leave the number out.
+        Some servers number every call 0 and distinguish them by id. Some leave the number out.
         """
         last = self._last
         if last is not None and slot in (None, self._slot):
@@ -254,7 +254,7 @@ class _ChunkReader:
         return earlier
 
     def _cite(self, annotations: object) -> None:
-        """What a search of the provider's own is said to stand on: all that this API tells of it."""
+        """Collect the sources of a provider's search, the only output that this API reports."""
         for note in cast("list[object]", annotations) if isinstance(annotations, list) else []:
             cited: object = (plain(note) or {}).get("url_citation")
             if isinstance(cited, dict) and len(self._cited) < MAX_CITED:
@@ -290,7 +290,7 @@ def _message(message: Message) -> Iterator[ChatCompletionMessageParam]:
             ]
             if calls:
                 yield {"role": "assistant", "content": message.text or None, "tool_calls": calls}
-            elif message.text:  # what is made of another provider's blocks alone says nothing here
+            elif message.text:  # a message with blocks of another provider only is empty here
                 yield {"role": "assistant", "content": message.text}
         case ResultsMessage(results):
             for result in results:
@@ -298,7 +298,7 @@ def _message(message: Message) -> Iterator[ChatCompletionMessageParam]:
 
 
 def _search(request: ModelRequest) -> WebSearchOptions | None:
-    """The one tool of the provider's own that this API has is a parameter."""
+    """Return the web search parameter, the only provider tool of this API."""
     for form in request.native:
         if "web_search_options" in form:
             return cast("WebSearchOptions", form["web_search_options"])

@@ -49,22 +49,22 @@ _INCOMPLETE: dict[str, FinishReason] = {
     "max_messages": "length",
 }
 _REASONS_ENCRYPTED = re.compile(r"o\d|gpt-[5-9]|gpt-\d\d")
-"""Models that give their reasoning encrypted; others refuse a request that asks for it."""
+"""Models that return encrypted reasoning. Others reject a request for it."""
 _NATIVE = {
     "web_search_call": "web_search",
     "image_generation_call": "image_generation",
     "code_interpreter_call": "code_interpreter",
 }
 _GOES_BACK = frozenset({"reasoning", "web_search_call"})
-"""Items of the provider's own that stand in later requests as they came. The rest is large, or is of no use there."""
+"""Provider items that later requests contain unchanged. Others are large or not needed."""
 _ASKED = frozenset({"code", "revised_prompt"})
-"""Fields of such an item that say what the model asked for."""
+"""Fields of a provider item that contain the model's arguments."""
 
 
 class ResponsesModel:
-    """One model behind the responses API.
+    """A model behind the responses API.
 
-    :param base_url: another server's address, ending before ``/responses``; None: the SDK's default
+    :param base_url: another server's address, ending before ``/responses``; None for the SDK's default
     """
 
     takes_pictures = True
@@ -85,7 +85,7 @@ class ResponsesModel:
         await self._client.close()
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[BlockEvent, None]:
-        """See :meth:`handrail.agent.model.Model.stream`."""
+        """Send one request and yield the reply; see :meth:`handrail.agent.model.Model.stream`."""
         reader = _ItemReader()
         with explained(self.name, self._client.base_url):
             events = await self._client.responses.create(
@@ -105,19 +105,19 @@ class ResponsesModel:
         if reader.failure is not None:
             raise failure(self.name, KEY, None, reader.failure[0], reader.failure[1], {})
         if not reader.finished:
-            raise StreamCut(f"{self.name}: the stream ended without response.completed")
+            raise StreamCut(f"{self.name}: The stream ended without response.completed.")
 
 
 class _ItemReader:
-    """Turns the API's events into block events. The SDK does not validate them, so nothing is taken to be there."""
+    """A converter of the API's events into block events. It assumes no fields, because the SDK does not validate them."""
 
     def __init__(self) -> None:
         self.finished = False
         self.failure: tuple[str | None, str] | None = None
         self._open: dict[int, bool] = {}
-        """Calls by their item's number, and whether arguments of them came."""
+        """Open calls by the number of their item, and whether arguments arrived."""
         self._over: set[tuple[int, str]] = set()
-        """Calls that are done, by number and id: told again, they are none. Numbers alone may all be the same."""
+        """Finished calls by number and id, so that repeats are ignored. Numbers alone may all be the same."""
         self._calls = False
 
     def read(self, event: ResponseStreamEvent) -> Iterator[BlockEvent]:
@@ -157,7 +157,7 @@ class _ItemReader:
                 return
             if (id := text(item, "call_id")) is not None:
                 self._over.add((index, id))
-            if index not in self._open:  # some servers send an item as a whole
+            if index not in self._open:  # some servers send a whole item at once
                 self._calls = True
                 self._open[index] = False
                 yield CallOpened(index, text(item, "call_id"), text(item, "name") or "")
@@ -168,7 +168,7 @@ class _ItemReader:
         elif (block := plain(item)) is not None:
             if kind in _NATIVE:
                 yield _given(_NATIVE[kind], kind, block)
-            elif kind == "reasoning" and block.get("encrypted_content"):  # any other is known to the provider alone
+            elif kind == "reasoning" and block.get("encrypted_content"):  # other ids are known only to the provider
                 yield Kept(PROVIDER, block)
 
     def _is_over(self, index: int, item: object) -> bool:

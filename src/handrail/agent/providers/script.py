@@ -77,7 +77,7 @@ class _Strict(BaseModel):
 
 
 class ScriptedCall(_Strict):
-    """A call that the script makes; see the module's docstring."""
+    """A call of the scripted model; see the format in this module."""
 
     name: str
     arguments: dict[str, Any] = Field(default_factory=dict)
@@ -88,12 +88,12 @@ class ScriptedCall(_Strict):
     @model_validator(mode="after")
     def _one_form(self) -> ScriptedCall:
         if self.raw is not None and self.arguments:
-            raise ValueError("has both arguments and raw; give one of them")
+            raise ValueError("Both `arguments` and `raw` are set. Set only one.")
         return self
 
 
 class ResultExpectation(_Strict):
-    """What one result must hold; see the module's docstring."""
+    """A check of one result; see the format in this module."""
 
     of: str | int = 0
     at: str = ""
@@ -105,13 +105,13 @@ class ResultExpectation(_Strict):
     @model_validator(mode="after")
     def _one_check(self) -> ResultExpectation:
         if len(self.model_fields_set & {"equals", "contains", "matches", "exists"}) != 1:
-            raise ValueError("needs exactly one of equals, contains, matches and exists")
+            raise ValueError("Set exactly one of `equals`, `contains`, `matches` and `exists`.")
         _check_regex(self.matches)
         return self
 
 
 class Expectation(_Strict):
-    """What the request of one turn must hold; see the module's docstring."""
+    """The checks of the request of one turn; see the format in this module."""
 
     tools: tuple[str, ...] = ()
     absent: tuple[str, ...] = ()
@@ -128,14 +128,14 @@ class Expectation(_Strict):
 
 
 class ScriptedUsage(_Strict):
-    """Tokens that the script says its reply took."""
+    """The tokens that a scripted reply reports."""
 
     input: int = Field(ge=0)
     output: int = Field(ge=0)
 
 
 class ScriptedTurn(_Strict):
-    """One reply of the scripted model; see the module's docstring."""
+    """A reply of the scripted model; see the format in this module."""
 
     text: str = ""
     calls: tuple[ScriptedCall, ...] = ()
@@ -146,7 +146,7 @@ class ScriptedTurn(_Strict):
 
 
 class Script(_Strict):
-    """A whole script."""
+    """A whole script for a scripted model."""
 
     version: int = Field(default=1, ge=1, le=1)
     turns: tuple[ScriptedTurn, ...]
@@ -154,24 +154,24 @@ class Script(_Strict):
     @model_validator(mode="after")
     def _labels(self) -> Script:
         if not self.turns:
-            raise ValueError("has no turns; a run needs at least one reply")
+            raise ValueError("The script has no turns. Add at least one.")
         known: set[str] = set()
         for number, turn in enumerate(self.turns, 1):
             for name in _referred(turn):
                 if name not in known and not name.isdecimal():
                     raise ValueError(
-                        f"turn {number} refers to {name!r}, which no call of an earlier turn has as its label"
+                        f"Turn {number} refers to {name!r}, which is not a label of an earlier call. Use an earlier label."
                     )
             for call in turn.calls:
                 if call.label in known:
-                    raise ValueError(f"turn {number} gives the label {call.label!r} a second time")
+                    raise ValueError(f"Turn {number} uses the label {call.label!r} again. Use each label once.")
                 if call.label is not None:
                     known.add(call.label)
         return self
 
 
 def read_script(path: Path) -> Script:
-    """The script in a ``.toml`` or ``.json`` file.
+    """Read a script from a ``.toml`` or ``.json`` file.
 
     :raises LoadError: with every fault of the file
     """
@@ -181,7 +181,7 @@ def read_script(path: Path) -> Script:
         data: object = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except (OSError, ValueError, RecursionError) as error:
         reason = error.strerror or error if isinstance(error, OSError) else error
-        raise LoadError([Fault(source, "", f"cannot be read as a script: {reason}")]) from error
+        raise LoadError([Fault(source, "", f"The file is not a valid script: {reason}.")]) from error
     try:
         return Script.model_validate(data)
     except ValidationError as error:
@@ -189,10 +189,10 @@ def read_script(path: Path) -> Script:
 
 
 def _faults(data: Any, error: ValidationError) -> dict[str, str]:
-    """Place to problem, each in words, with the nearest name for one that nobody knows."""
+    """Return the problems by their place, with the nearest known name for an unknown one."""
     try:
         found = faults_of(Script, data)
-    except TypeError:  # it holds a date, which is no JSON
+    except TypeError:  # it contains a date, which JSON does not have
         found = {}
     return found or {
         path_text(fault["loc"]): fault["msg"].removeprefix("Value error, ")
@@ -201,7 +201,7 @@ def _faults(data: Any, error: ValidationError) -> dict[str, str]:
 
 
 def _referred(turn: ScriptedTurn) -> set[str]:
-    """The labels and positions that a turn refers to."""
+    """Return the labels and positions to which a turn refers."""
     names = {str(wanted.of) for wanted in turn.expect.result}
     texts = [turn.text, *(json.dumps(call.arguments, ensure_ascii=False, default=str) for call in turn.calls)]
     for text in texts:
@@ -213,7 +213,7 @@ def _check_regex(pattern: str | None) -> None:
     try:
         re.compile(pattern or "")
     except re.error as error:
-        raise ValueError(f"{pattern!r} is not a regular expression: {error}") from None
+        raise ValueError(f"The regular expression is invalid: {pattern!r}: {error}.") from None
 
 
 _MISSING = object()
@@ -221,13 +221,13 @@ _SHOWN = 600
 
 
 class ScriptFailed(ProviderError):
-    """The run went another way than the script: the text says what was expected and what was seen."""
+    """The run differs from the script. The text has the expected and the actual values."""
 
 
 class ScriptModel:
-    """Plays a :class:`Script`, one turn a request.
+    """A model that plays a :class:`Script`, one turn per request.
 
-    :param source: how messages name the script
+    :param source: the name of the script in messages
     """
 
     takes_pictures = True
@@ -252,26 +252,26 @@ class ScriptModel:
 
     @property
     def dialect(self) -> Dialect:
-        """It is shown what an MCP client is: every tool as it is."""
+        """The dialect of MCP clients, which changes no schema."""
         return MCP
 
     @property
     def unplayed(self) -> int:
-        """How many turns are left; 0 when the run went as far as the script."""
+        """The number of turns that are left; 0 if the run used the whole script."""
         return len(self._script.turns) - self._played
 
     async def aclose(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no connection is open."""
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[BlockEvent, None]:
-        """See :meth:`handrail.agent.model.Model.stream`.
+        """Check the request and yield the reply of the next turn.
 
-        :raises ScriptFailed: when the request is not what the script expects, or the script has ended
+        :raises ScriptFailed: if the request is not as expected, or the script has ended
         """
         if not self.unplayed:
             raise ScriptFailed(
-                f"{self.name} has {self._played} turns, and the run asked for one more; "
-                "its last turn should be a text without calls"
+                f"{self.name} has {self._played} turns, but the run sent another request. "
+                "End the script with a turn of text without calls."
             )
         number = self._played + 1
         turn = self._script.turns[self._played]
@@ -297,7 +297,7 @@ class ScriptModel:
         for event in self._events(turn, number, text, calls):
             yield event
         if turn.cut:
-            raise StreamCut(f"{self.name}: turn {number} is cut here, as the script says")
+            raise StreamCut(f"{self.name}: Turn {number} is interrupted here, as the script requires.")
 
     def _events(self, turn: ScriptedTurn, number: int, text: str, calls: Sequence[str]) -> list[BlockEvent]:
         events: list[BlockEvent] = []
@@ -322,18 +322,18 @@ class ScriptModel:
         missing = [name for name in expect.tools if wire_name(name) not in offered]
         if missing:
             found.append(
-                f"expected the tools {', '.join(missing)} to be offered; there are {', '.join(sorted(offered))}"
+                f"expected the tools {', '.join(missing)} to be offered; the request has {', '.join(sorted(offered))}"
             )
         present = [name for name in expect.absent if wire_name(name) in offered]
         if present:
-            found.append(f"expected the tools {', '.join(present)} not to be offered, and they are")
+            found.append(f"expected the tools {', '.join(present)} not to be offered, but they are")
         if expect.prompt is not None and not re.search(expect.prompt, request.system):
             found.append(f"expected the system text to match {expect.prompt!r}; it is {_short(request.system)}")
         tasks = [message.text for message in request.messages if isinstance(message, UserMessage)]
         if expect.task is not None and not (tasks and re.search(expect.task, tasks[-1])):
             found.append(f"expected the task to match {expect.task!r}; it is {_short(tasks[-1] if tasks else None)}")
         if expect.results is not None and len(results) != expect.results:
-            found.append(f"expected {expect.results} results of the turn before; there are {len(results)}")
+            found.append(f"expected {expect.results} results of the previous turn; the request has {len(results)}")
         for wanted in expect.result:
             problem = self._problem(wanted, results)
             if problem is not None:
@@ -350,7 +350,7 @@ class ScriptModel:
         if "exists" in wanted.model_fields_set:
             if (seen is not _MISSING) == wanted.exists:
                 return None
-            return f"expected {place} {'to be there' if wanted.exists else 'not to be there'}; the result is {_short(result)}"
+            return f"expected {place} {'to exist' if wanted.exists else 'not to exist'}; the result is {_short(result)}"
         if seen is _MISSING:
             return f"expected a value at {place}; the result is {_short(result)}"
         text = seen if isinstance(seen, str) else _json(seen)
@@ -375,14 +375,14 @@ class ScriptModel:
     def _result(self, of: str, results: Sequence[Any]) -> Any:
         if not of.isdecimal():
             if of not in self._labelled:
-                raise LookupError(f"the call labelled {of!r} has no result so far")
+                raise LookupError(f"the call with label {of!r} has no result yet")
             return self._labelled[of]
         if int(of) >= len(results):
-            raise LookupError(f"there is no result {of}: the turn before had {len(results)}")
+            raise LookupError(f"result {of} does not exist: the previous turn had {len(results)}")
         return results[int(of)]
 
     def _filled(self, value: Any, results: Sequence[Any], *, whole: bool = True) -> Any:
-        """``value`` with its references replaced."""
+        """Return ``value`` with its references replaced."""
         if isinstance(value, str):
             alone = REFERENCE.fullmatch(value)
             if whole and alone is not None and not alone[1]:
@@ -411,7 +411,7 @@ class ScriptModel:
 
 
 def _last_results(request: ModelRequest) -> list[Any]:
-    """The results that answer the last reply, as the model reads them; none when a text came since."""
+    """Return the results of the last reply as the model reads them; none if a text followed."""
     for message in reversed(request.messages):
         match message:
             case ResultsMessage(results):
@@ -429,7 +429,7 @@ def _parsed(result: CallResult) -> Any:
 
 
 def _at(value: Any, path: str) -> Any:
-    """What ``path`` (keys and list positions, joined by dots) leads to, or :data:`_MISSING`."""
+    """Return the value at ``path`` (keys and positions, joined by dots), or :data:`_MISSING`."""
     for step in path.split(".") if path else ():
         if isinstance(value, Mapping) and step in value:
             value = cast("Mapping[str, Any]", value)[step]
