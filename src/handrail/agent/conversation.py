@@ -51,7 +51,9 @@ VERSION = 1
 KINDS = ("image/png", "image/jpeg", "image/gif", "image/webp")
 """The media types of pictures."""
 LOST = json.dumps(
-    Result.error("interrupted", "The result of this call was not stored. Check its effects before you repeat it.").to_dict(),
+    Result.error(
+        "interrupted", "The result of this call was not stored. Check its effects before you repeat it."
+    ).to_dict(),
     separators=(",", ":"),
 )
 """The answer to an earlier call whose own answer was lost."""
@@ -511,7 +513,9 @@ class Conversation:
         self._draft = self._drafted(reply, call_ids)
 
     def _drafted(self, reply: Reply, call_ids: Sequence[str]) -> _Draft:
-        known = [] if self._open is None else list(self._open.message.calls)  # calls that were proposed already do not change
+        known = (
+            [] if self._open is None else list(self._open.message.calls)
+        )  # calls that were proposed already do not change
         new = [call_part(call, self._ids.take(call.provider_id)) for call in reply.calls[len(known) :]]
         known += new
         parts: list[TextPart | CallPart | Kept] = []

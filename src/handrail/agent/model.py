@@ -325,9 +325,7 @@ def checked(pictures: Sequence[bytes]) -> list[Blob]:
         if kind is None:
             raise UsageError(f"Image {number} is not a PNG, JPEG, GIF or WebP file. Convert it to one of these.")
         if len(data) > MOST_BYTES:
-            raise UsageError(
-                f"Image {number} has {len(data):,} bytes. The maximum is {MOST_BYTES:,}. Make it smaller."
-            )
+            raise UsageError(f"Image {number} has {len(data):,} bytes. The maximum is {MOST_BYTES:,}. Make it smaller.")
         found.append(Blob(data, kind))
     return found
 

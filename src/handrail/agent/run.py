@@ -230,7 +230,8 @@ class Run:
             return
         if reply.reason == "length":
             self.end(
-                "length", "The reply reached the model's output limit. Ask for less at once, or allow more output tokens."
+                "length",
+                "The reply reached the model's output limit. Ask for less at once, or allow more output tokens.",
             )
         elif reply.reason == "refused":
             self.end("refused", "The model or its provider declined to answer.")

@@ -50,7 +50,9 @@ NO_NAME = "The call has no tool name. Name one of the available tools."
 LATE = "The call is ambiguous: arguments arrived after the provider had closed it. Send the call again."
 TOO_LONG = f"The arguments are longer than {MAX_ARGUMENT_BYTES:,} bytes. Write the content to a file and pass its path."
 OUTPUT_LIMIT = "The call was not run: the reply reached its output limit during the call. Send a shorter call."
-FILTERED = "The call was not run: the provider's filter ended the reply during the call. Rephrase it or continue without it."
+FILTERED = (
+    "The call was not run: the provider's filter ended the reply during the call. Rephrase it or continue without it."
+)
 NEVER_CLOSED = "The call was not run: it is incomplete. Send the whole call again."
 
 _BROKEN_OFF: Mapping[FinishReason, str] = {"length": OUTPUT_LIMIT, "refused": FILTERED}

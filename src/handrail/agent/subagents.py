@@ -141,7 +141,9 @@ class Subagents:
                 self._idle.set()
 
     async def _run(self, call_id: str, delegation: Delegation) -> Result:
-        above = self._spent_on(call_id)  # looked up first, because the run that starts the sub-agent may end at any time
+        above = self._spent_on(
+            call_id
+        )  # looked up first, because the run that starts the sub-agent may end at any time
         session, manifest = await self._session.child(call_id, delegation)
         own: Model | None = None
         try:

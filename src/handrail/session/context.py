@@ -151,7 +151,9 @@ class Shelf:
     ) -> tuple[Generation, Layer]:
         generation = sources.load(number, only)
         for options in tuple(self.options):
-            view_of(generation, options)  # computed in this thread, so that the first turn does not block the event loop
+            view_of(
+                generation, options
+            )  # computed in this thread, so that the first turn does not block the event loop
         return generation, self._layer((generation, *living))
 
     def _follow(self, sources: ToolSources, generation: Generation, layer: Layer) -> Difference:
@@ -244,9 +246,7 @@ class Context:
 
 T = TypeVar("T")
 
-NOT_NOW = (
-    "No user is available now, and a sub-agent's call cannot wait for one. Continue without it and say what you left out."
-)
+NOT_NOW = "No user is available now, and a sub-agent's call cannot wait for one. Continue without it and say what you left out."
 
 
 def secrets_for(child: SecretStore, under: Under) -> SecretStore:
@@ -355,7 +355,9 @@ def checked(options: SessionOptions) -> SessionOptions:
     if unknown := sorted(options.keys() - SessionOptions.__annotations__.keys()):
         raise TypeError(f"session() got an unexpected keyword argument {unknown[0]!r}")
     if options.get("attendant") is None and not options.get("headless", True):
-        raise UsageError("The session is not headless and has no approval handler. Pass `attendant` or `headless=True`.")
+        raise UsageError(
+            "The session is not headless and has no approval handler. Pass `attendant` or `headless=True`."
+        )
     return {**options, "rules": rule_texts(options.get("rules", ()))}
 
 

@@ -490,7 +490,9 @@ class HeldSession:
 
     async def _suspend(self, why: str, reason: StopReason) -> None:
         for call in self._lane.in_flight:
-            if call.people.asked and self.family.under is None:  # the call awaits approval, and its request outlasts the suspension
+            if (
+                call.people.asked and self.family.under is None
+            ):  # the call awaits approval, and its request outlasts the suspension
                 call.execution.stop("shutdown")
         self._rests = self.family.under is None  # nothing continues for a sub-agent's session
         await self.end(reason, why)

@@ -139,7 +139,9 @@ def _looked_at(layer: Layer, name: str) -> FoundSkill | None:
     except ValueError as error:
         return FoundSkill(_faulty(layer, name, str(error)), layer, name)
     if (given := front.get("name", name)) != name:
-        problem = f"The front matter has the name {given[:80]!r}, but the folder is {name!r}. Use the same name for both."
+        problem = (
+            f"The front matter has the name {given[:80]!r}, but the folder is {name!r}. Use the same name for both."
+        )
         return FoundSkill(_faulty(layer, name, problem), layer, name)
     place = str(layer.folder / name / FILE)
     skill = Skill(name, front["description"], layer.layer, place, notes)
@@ -196,7 +198,9 @@ def _content(layer: Layer, name: str) -> bytes:
     finally:
         os.close(file)
     if len(content) > MAX_BYTES:
-        raise ValueError(f"{FILE} is larger than {MAX_BYTES // 1024} KiB. Move the rest into other files of the folder.")
+        raise ValueError(
+            f"{FILE} is larger than {MAX_BYTES // 1024} KiB. Move the rest into other files of the folder."
+        )
     return content
 
 

@@ -36,8 +36,8 @@ _delegating = partial(
 
 
 class Task(Tool):
-    # What its sub-agent does are calls of their own, each judged and recorded. It may do no more than its parent, so that this
-    # may be used wherever its parent may work at all, also where that may only read; and what came of it is never guessed.
+    # A sub-agent's calls are evaluated and recorded as calls too. It may do no more than its parent, so delegation counts as
+    # reading and needs no further permission.
     spec = _delegating(
         id="task",
         description=(
@@ -92,10 +92,10 @@ class Compact(Tool):
 
 
 class AgentTool(Tool):
-    """One agent as a tool of its own.
+    """A tool that delegates to one agent.
 
-    :param agent: its id
-    :param about: its manifest's description
+    :param agent: the agent's id
+    :param about: the description in its manifest
     """
 
     def __init__(self, agent: str, about: str) -> None:

@@ -10,13 +10,13 @@ from handrail.contract.tool.requires import FsRequires, Requires
 from handrail.contract.tool.spec import LockSpec, ToolSpec
 
 MAX_OUTPUT = 200 * 1024
-"""Bytes of a result that shows a file, a search or what a program wrote."""
+"""The most bytes of a result with the content of files, search results or program output."""
 WORKSPACE = FsRequires(read=("{workspace}",), write=("{workspace}",))
-"""The whole workspace. A tool that starts programs needs it too: they see only what the sandbox mounts for the call."""
+"""The whole workspace. Tools that start programs need it, because the sandbox mounts only what the call requires."""
 MAX_PATH = 4096
-"""Characters of a path, as systems have it."""
+"""The most characters of a path, as on Linux."""
 MAX_PATTERN = 1_000
-"""Characters of a glob, which is compiled."""
+"""The most characters of a glob pattern, which is compiled."""
 FILE = {
     "type": "string",
     "format": "path",
@@ -27,7 +27,7 @@ FILE = {
 
 
 def object_schema(properties: Mapping[str, Any], required: Sequence[str] = ()) -> dict[str, Any]:
-    """A JSON Schema of an object with these members and no others."""
+    """Return a JSON Schema of an object with these members and no others."""
     return {
         "type": "object",
         "properties": dict(properties),
@@ -47,7 +47,7 @@ file_reading = partial(
     category="files",
     kind="read",
 )
-"""The declaration of a tool that reads the file or folder in its argument ``path``."""
+"""Declares a tool that reads the file or folder in its argument ``path``."""
 
 file_changing = partial(
     ToolSpec,
@@ -59,4 +59,4 @@ file_changing = partial(
     category="files",
     kind="edit",
 )
-"""The declaration of a tool that changes the file in its argument ``path``, which it has to have read."""
+"""Declares a tool that changes the file in its argument ``path``, which the session must have read."""

@@ -19,15 +19,15 @@ from handrail.contract.tool.tool import Tool
 from handrail.tools.declaring import object_schema
 
 MAX_DESCRIPTION = 200
-"""Characters of a tool's description in a list of hits."""
+"""The most characters of a tool's description in a list of hits."""
 MAX_HITS = 10
 _NEAREST = 3
-"""Tools that are named at most where nothing fits."""
+"""The most tools that are named if no tool matches."""
 _THROUGH_ALL = "find_tools searches all tools, including those of Handrail"
 _NOT_FROM_OUTSIDE = f"No match{{by}}: no tool from an MCP server or extension does this. {_THROUGH_ALL}."
 _IN_THE_END = "rephrase the query once, use browse_tools, or tell the user that there is no such tool"
 _STRANGE = "No match{by}: {why}. If that finds nothing either, {then}."
-"""Of a request that may not have been understood."""
+"""The message for a query that may not have been understood."""
 _QUERY = {"type": "string", "minLength": 1, "maxLength": 4_000}
 _finder = partial(
     ToolSpec,
@@ -81,8 +81,8 @@ class LoadTools(Tool):
     def check(self, args: dict[str, Any]) -> None:
         if len(args) != 1:
             raise ToolError(
-                "give category, with a name that browse_tools lists, or tool, with the id of one tool"
-                + ("; not both" if args else ""),
+                ("`category` and `tool` exclude each other. " if args else "`category` or `tool` is missing. ")
+                + "Pass `category` with a name from browse_tools, or `tool` with the id of one tool.",
                 kind="invalid_input",
             )
 
@@ -196,7 +196,7 @@ class Info(Tool):
 
 
 def manual_data(manual: Manual) -> dict[str, Any]:
-    """A manual as a model reads it; what there is nothing of is left out."""
+    """Return a tool's documentation for the model, without empty members."""
     told: dict[str, Any] = {
         "id": manual.id,
         "name": manual.name,
@@ -213,13 +213,13 @@ def manual_data(manual: Manual) -> dict[str, Any]:
 
 
 def untrusted(sources: Iterable[str]) -> str:
-    """What the metadata says of texts from outside."""
+    """Return the ``untrusted`` metadata for texts of third-party sources."""
     return f"the texts of tools from {', '.join(sorted(set(sources)))} come from their authors, not from the operator"
 
 
 def _queries(args: dict[str, Any]) -> list[str]:
     if ("query" in args) == ("queries" in args):
-        raise ToolError("give query, with one need, or queries, with several", kind="invalid_input")
+        raise ToolError("Pass exactly one of `query`, for one need, and `queries`, for several.", kind="invalid_input")
     return args.get("queries") or [args["query"]]
 
 
@@ -239,11 +239,11 @@ def _message(brought: BroughtIn) -> str:
 
 
 async def _found_for(queries: Sequence[str], limit: int, runtime: Runtime) -> list[Findings]:
-    """What fits each of several needs, as far as there is room for it in view.
+    """Search and load tools for each query, as long as there is room.
 
-    :raises ToolError: as a search for the first one does
+    :raises ToolError: if the search for the first query fails
     """
-    catalog = runtime.catalog  # one for all: what it has found for a need makes no room for the next
+    catalog = runtime.catalog  # one catalog for all, so that a query does not unload the matches of another
     found: list[Findings] = []
     for query in queries:
         try:
@@ -256,11 +256,11 @@ async def _found_for(queries: Sequence[str], limit: int, runtime: Runtime) -> li
 
 
 def _room_made(left: Iterable[str]) -> dict[str, Any]:
-    """What there is no room for any longer, where that is the case."""
+    """Return the tools that were unloaded to make room, if any."""
     names = list(left)
     if not names:
         return {}
-    why = "found longest ago and never called, so they were unloaded; find_tools or load_tools loads them again"
+    why = "These tools were found longest ago and never called. Load them again with find_tools or load_tools."
     return {"no_longer_in_view": {"tools": names, "why": why}}
 
 
@@ -281,7 +281,7 @@ def _short(text: str) -> str:
 
 
 def _advice(found: Sequence[Findings], hits: int, missed: int) -> str:
-    """What there is to do next."""
+    """Return the message about the result and the next step."""
     by = next((f" (compared by {one.means})" for one in found if one.means), "")
     strange = next((one.unread for one in found if one.unread), "")
     if not hits and strange:
@@ -295,7 +295,7 @@ def _advice(found: Sequence[Findings], hits: int, missed: int) -> str:
 
 
 def _compared(found: Iterable[Findings]) -> str:
-    """The part that a search did not compare, and why; empty if it compared all by words and meaning."""
+    """Return what a search did not compare and why; empty if it compared all by words and meaning."""
     for means, colon, why in (one.means.partition(": ") for one in found):
         if means == "words only":
             reason = f" ({why})" if why else ""
@@ -306,7 +306,7 @@ def _compared(found: Iterable[Findings]) -> str:
 
 
 async def _unheard(runtime: Runtime) -> dict[str, Any]:
-    """The sources that may have what was not found, and have not said yet what they have."""
+    """Return the sources that have not listed their tools yet, and so may have a match."""
     names = {one.name: one.description for one in await runtime.catalog.categories() if one.name.startswith(NOT_HEARD)}
     return {"not_looked_through": names} if names else {}
 

@@ -138,9 +138,9 @@ class Wait(Tool):
         answer: dict[str, Any] = {"job_id": job.id, "state": job.state}
         if result is not None:
             return {**answer, "result": result.to_dict()}
-        answer["note"] = f"it has not ended after {min(asked, LONGEST_WAIT_MS)} ms, and goes on"
+        answer["note"] = f"The job has not ended after {min(asked, LONGEST_WAIT_MS)} ms and keeps running."
         if asked > LONGEST_WAIT_MS:
-            answer["note"] += f"; one wait lasts {LONGEST_WAIT_MS} ms at most, so wait again for more"
+            answer["note"] += f" The longest wait is {LONGEST_WAIT_MS} ms. Call wait again to wait longer."
         return answer
 
 
@@ -163,16 +163,16 @@ class StopTask(Tool):
 
 
 def state_after_stopping(before: Job, job: Job) -> dict[str, object]:
-    """The state of a job that was asked to end, with a note where the asking did not end it.
+    """Return the state of a job after a stop, with a note if the stop did not end it.
 
-    :param before: the job as it was when it was asked
-    :param job: the same job afterwards
+    :param before: the job before the stop
+    :param job: the job after the stop
     """
     answer: dict[str, object] = {"state": job.state}
     if before.ended:
-        answer["note"] = f"it had ended before, as {before.state}"
+        answer["note"] = f"The job had ended before: {before.state}."
     elif not job.ended:
-        answer["note"] = "it was told to end and is still running"
+        answer["note"] = "The job was asked to stop and is still running. Check it again with read_job or wait."
     return answer
 
 

@@ -32,7 +32,7 @@ MAX_URI = 4_096
 MAX_NAME = 512
 MAX_ARGUMENTS = 100
 MAX_VALUES = 100
-"""Completions in one answer, as MCP has it."""
+"""The most completions in one answer, as in MCP."""
 CATEGORY = "system"
 _URI = {"type": "string", "minLength": 1, "maxLength": MAX_URI, "description": "URI of the resource"}
 _SOURCE = {
@@ -47,7 +47,7 @@ _ARGUMENTS = {
     "description": "Arguments of the prompt by name, each a string. Default: none",
 }
 _ASKS = Requires(capabilities=("offers", "elicit", "sample", "roots"))
-"""A server may ask the client for something before it answers, where its operator has granted it that."""
+"""A server may send requests to the client before it answers, if the operator has granted that."""
 _spec = partial(ToolSpec, requires=Requires(capabilities=("offers",)), locks=(), category=CATEGORY)
 
 
@@ -241,8 +241,9 @@ OFFER_TOOLS: tuple[Tool, ...] = (
 
 
 def _of(offerings: Sequence[Listing], source: str | None) -> Sequence[Listing]:
-    """
-    :raises ToolError: for a source that there is not
+    """Return the listings of one source, or all.
+
+    :raises ToolError: if the source does not exist
     """
     ordered = sorted(offerings, key=lambda one: one.foreign)
     if not source:
@@ -250,12 +251,13 @@ def _of(offerings: Sequence[Listing], source: str | None) -> Sequence[Listing]:
     found = [one for one in ordered if one.foreign and one.source == source]
     if not found:
         there = ", ".join(dict.fromkeys(one.source for one in ordered if one.foreign)) or "none"
-        raise ToolError(f"no source {source[:80]!r} offers anything; there are {there}", kind="invalid_input")
+        text = f"Source {source[:80]!r} does not exist or provides nothing. Sources: {there}."
+        raise ToolError(text, kind="invalid_input")
     return found
 
 
 def _apart(name: str, offering: Listing, seen: set[str]) -> str:
-    """A name as it is, or with its source's before it where an earlier source has the same."""
+    """Return a name, with its source as prefix if an earlier source has the same name."""
     if name in seen and offering.foreign:
         return f"{AT_SOURCE}{offering.source}:{name}"
     seen.add(name)
@@ -282,7 +284,7 @@ def _prompt(spec: PromptSpec) -> dict[str, Any]:
 
 
 def _said(members: Mapping[str, Any]) -> dict[str, Any]:
-    """Without what nothing is said of."""
+    """Return the members that have a value."""
     return {key: value for key, value in members.items() if value not in ("", None)}
 
 
@@ -294,7 +296,7 @@ def _given(given: Given) -> object:
 def _labelled(told: dict[str, Any], offerings: Sequence[Listing]) -> object:
     sources = [one.source for one in offerings if one.foreign]
     return (
-        Result.output(told, untrusted=f"what is listed of {', '.join(sorted(set(sources)))} is theirs")
+        Result.output(told, untrusted=f"the entries of {', '.join(sorted(set(sources)))} come from these sources")
         if sources
         else told
     )

@@ -74,7 +74,7 @@ class Todo(Tool):
         twice = sorted({one for one in taken if taken.count(one) > 1})
         if twice:
             raise ToolError(
-                f"the id {twice[0]!r} stands at {taken.count(twice[0])} tasks; give each its own, or none",
+                f"`todos` has {taken.count(twice[0])} tasks with the id {twice[0]!r}. Give each task a unique id, or no id.",
                 kind="invalid_input",
             )
 
@@ -173,13 +173,14 @@ class Ask(Tool):
         answers = await runtime.people.answer(questions)
         if len(answers) != len(questions):
             raise ToolError(
-                f"{len(questions)} questions were asked and the face gave {len(answers)} answers, so none can be told apart",
+                f"The client returned {len(answers)} answers to {len(questions)} questions, so they cannot be matched. "
+                "Ask one question at a time.",
                 kind="backend",
             )
         return {"answers": [list(answer) for answer in answers]}
 
 
-# scratchpad: short notes by name, kept for the session.
+# scratchpad: short notes by name, stored for the session.
 
 _NOTES = "notes"
 MAX_KEYS = 500
@@ -223,13 +224,15 @@ class Scratchpad(Tool):
         action, key = args["action"], args.get("key")
         if action in ("list", "clear"):
             if key is not None or "value" in args:
-                raise ToolError(f"{action} takes no key and no value", kind="invalid_input")
+                raise ToolError(f"Action {action!r} takes no `key` and no `value`. Omit them.", kind="invalid_input")
         elif key is None or ("value" in args) != (action == "set"):
             raise ToolError(
-                f"{action} takes a key{' and a value' if action == 'set' else ' alone'}", kind="invalid_input"
+                f"Action {action!r} takes `key`{' and `value`. Pass both.' if action == 'set' else ' only. Omit `value`.'}",
+                kind="invalid_input",
             )
         elif key.startswith("__") and key.endswith("__"):
-            raise ToolError(f"{key!r} is reserved; take a name without __ around it", kind="invalid_input")
+            text = f"`key` is reserved: {key!r}. Use a name that does not begin and end with __."
+            raise ToolError(text, kind="invalid_input")
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         notes = cast("dict[str, str]", await runtime.state.get(_NOTES) or {})
@@ -243,13 +246,15 @@ class Scratchpad(Tool):
         if action == "set":
             new = {**notes, key: args["value"]}
             if len(new) > MAX_KEYS or sum(map(len, new.values())) > MAX_ALL:
-                text = f"the scratchpad is full ({MAX_KEYS} names, {MAX_ALL:,} characters); delete something, or write a file"
+                text = (
+                    f"The scratchpad is full ({MAX_KEYS} notes, {MAX_ALL:,} characters). Delete notes, or write a file."
+                )
                 raise ToolError(text, kind="limit")
             await runtime.state.put(_NOTES, new)
             return {"key": key, "replaced": key in notes}
         if key not in notes:
-            alike = ", ".join(nearest(key, list(notes))) or "nothing like it"
-            raise ToolError(f"nothing is kept under {key!r}; there is {alike}", kind="invalid_input")
+            alike = ", ".join(nearest(key, list(notes))) or "none"
+            raise ToolError(f"Note {key!r} does not exist. Similar keys: {alike}.", kind="invalid_input")
         if action == "get":
             return {"key": key, "value": notes[key]}
         await runtime.state.put(_NOTES, {name: value for name, value in notes.items() if name != key})
@@ -301,10 +306,13 @@ def _skill_shown(text: SkillText) -> dict[str, Any]:
     skill = text.skill
     told: dict[str, Any] = {"name": skill.name, "from": _FROM[skill.layer]}
     if text.again:
-        return told | {"content": "", "note": "it is already loaded in this session; see above"}
+        return told | {
+            "content": "",
+            "note": "The skill is already loaded in this session. See its instructions above.",
+        }
     body = _OUR_TAG.sub("⟦<⟧", text.body)
     told["content"] = f'<skill_content name="{skill.name}">\n{body}\n</skill_content>'
-    notes = [*skill.notes, *(["it has changed since this session started"] if text.changed else [])]
+    notes = [*skill.notes, *(["the skill has changed since this session started"] if text.changed else [])]
     if notes:
         told["note"] = "; ".join(notes)
     if text.files:
@@ -312,7 +320,7 @@ def _skill_shown(text: SkillText) -> dict[str, Any]:
     return told
 
 
-# tool.step, tool.close: the next step of a state that a stateful tool has opened, and its end.
+# tool.step, tool.close: the next step and the end of a session of a stateful tool.
 #
 # Such a call is authorised, locked and timed as a call of the open tool, and does that tool's work.
 
@@ -435,7 +443,7 @@ class SearchMemory(Tool):
 
     def check(self, args: dict[str, Any]) -> None:
         if ("query" in args) == ("id" in args) or ("offset" in args and "id" not in args):
-            raise ToolError("give a query, or the id of a hit with or without an offset", kind="invalid_input")
+            raise ToolError("Pass either `query`, or `id` of a hit with an optional `offset`.", kind="invalid_input")
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         if "id" in args:
@@ -504,8 +512,8 @@ class ReadArtifact(Tool):
             told |= bytes_shown(part, begin, size, most)
             if "base64" in told and not args.keys() & {"offset", "limit"}:
                 raise ToolError(
-                    f"{found.ref} is binary ({found.media_type}, {size:,} bytes). Give offset and limit to read a range of it "
-                    "in base64.",
+                    f"Artifact {found.ref} is binary ({found.media_type}, {size:,} bytes). Pass `offset` and `limit` to read "
+                    "a range in base64.",
                     kind="invalid_input",
                 )
         return Result.output(told) if found.untrusted is None else Result.output(told, untrusted=found.untrusted)

@@ -109,7 +109,7 @@ class Bash(Tool):
 
 
 async def ran(runtime: Runtime, command: str | Sequence[str], stdin: bytes = b"") -> dict[str, object]:
-    """Run a program, and say how it ended and what it wrote; stopped in the middle, what it had written by then is kept."""
+    """Run a program and return its exit code and output. If the call is stopped, it returns the output so far."""
     heard = _Heard(runtime)
     try:
         done = await runtime.shell.run(command, stdin=stdin, on_output=heard.more)
@@ -138,7 +138,7 @@ async def _text(output: bytes) -> str:
 
 
 class _Heard:
-    """The beginning of what a command wrote, for when it does not come to its end."""
+    """The beginning of a command's output, for a call that is stopped."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._kept = bytearray()
@@ -165,7 +165,7 @@ MOST_TEXT = 16 * 1024
 MOST_BYTES = 100_000
 MOST_LINES = 1_000
 _QUIET_S = 0.15
-"""A terminal that has shown nothing for so long is taken to have said what it had to say."""
+"""The seconds without output after which a terminal counts as quiet."""
 _ENDING_MS = 10_000
 _COLUMNS = {"type": "integer", "minimum": 20, "maximum": 500, "description": "Width in columns"}
 _ROWS = {"type": "integer", "minimum": 5, "maximum": 200, "description": "Height in rows"}
@@ -178,7 +178,7 @@ _ID = {
 _ONE_KEY = f"(?:{'|'.join(KEYS)})"
 _SHELL = (ShellRequires(cmd="*"),)
 _spec = partial(ToolSpec, requires=Requires(capabilities=("jobs", "terminals")), locks=(), category="system")
-"""The declaration of a tool that looks after a terminal which is there already."""
+"""Declares a tool for a terminal that exists already."""
 
 
 class TerminalStart(Tool):
@@ -284,7 +284,8 @@ class TerminalSend(Tool):
         answer: dict[str, object] = {"id": job.id, "sent_bytes": typed.sent}
         if typed.left:
             answer["note"] = (
-                f"the program reads nothing now: the last {typed.left} bytes were not typed. See with terminal.read what it does"
+                f"The program is not reading input, so the last {typed.left} bytes were not typed. "
+                "Check its output with terminal.read."
             )
         return answer
 
@@ -388,20 +389,19 @@ class TerminalStop(Tool):
 
 
 async def _is_up(runtime: Runtime, job: Job) -> bool:
-    """Whether it is open; one that is about to be is waited for."""
+    """Return whether a terminal is open. Waits for one that is about to open."""
     terminals = runtime.terminals
     while not await terminals.is_open(job.id):
         changes = await terminals.changes()
         job = await runtime.jobs.get(job.id)
         if job.ended or job.rests or await terminals.was_open(job.id):
             return False
-        await terminals.changed(changes, 0.05)  # its job may also end before there is any terminal
+        await terminals.changed(changes, 0.05)  # the job may also end before a terminal opens
     return True
 
 
 async def _until_quiet(runtime: Runtime, job: Job, start: int, seconds: float) -> None:
-    """Wait until it has shown something beyond ``start`` and then nothing for a moment, or has ended; no longer than
-    ``seconds``."""
+    """Wait until a terminal has new output beyond ``start`` and pauses, or has ended, for at most ``seconds``."""
     until, terminals = time.monotonic() + seconds, runtime.terminals
     while True:
         changes = await terminals.changes()
@@ -409,7 +409,7 @@ async def _until_quiet(runtime: Runtime, job: Job, start: int, seconds: float) -
         if job.ended:
             return
         if await terminals.was_open(job.id) and not await terminals.is_open(job.id):
-            await runtime.jobs.wait(job.id, timeout_ms=_ENDING_MS)  # what it came to is being recorded
+            await runtime.jobs.wait(job.id, timeout_ms=_ENDING_MS)  # its result is being recorded
             return
         left = until - time.monotonic()
         if left <= 0:
@@ -424,12 +424,12 @@ async def _over(runtime: Runtime, job: Job) -> ToolError:
     job = await runtime.jobs.get(job.id)
     end = await _end(runtime, job)
     how = end.get("error") or f"exit code {end.get('exit_code')}"
-    text = f"the terminal {job.id} has ended ({job.state}: {how}); start another with {START}"
+    text = f"Terminal {job.id} has ended ({job.state}: {how}). Start another with {START}."
     return ToolError(text, kind="conflict")
 
 
 async def _end(runtime: Runtime, job: Job) -> dict[str, object]:
-    """How one has ended."""
+    """Return how a terminal has ended."""
     result = await runtime.jobs.wait(job.id, timeout_ms=_ENDING_MS)
     if result is None:
         return {}

@@ -204,14 +204,14 @@ class AddSchedule(Tool):
     def check(self, args: dict[str, Any]) -> None:
         ways = [way for way in _WAYS if way in args]
         if len(ways) != 1:
-            given = ", ".join(ways) or "none of them"
-            text = f"give exactly one of every_minutes, hourly_at, daily_at and cron; given: {given}"
+            given = ", ".join(ways) or "none"
+            text = f"Pass exactly one of `every_minutes`, `hourly_at`, `daily_at` and `cron`. Given: {given}."
             raise ToolError(text, kind="invalid_input")
         plain_cron(_as_cron(ways[0], args[ways[0]]))
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         way, name = next(way for way in _WAYS if way in args), args.get("name")
-        if way == "every_minutes" and 60 % args[way]:  # as a schedule it would begin anew with each hour
+        if way == "every_minutes" and 60 % args[way]:  # as a cron schedule it would restart every hour
             return described(await runtime.triggers.timer(args[way] * 60_000, args["prompt"], name=name))
         return described(await runtime.triggers.schedule(_as_cron(way, args[way]), args["prompt"], name=name))
 
@@ -280,7 +280,8 @@ def _as_cron(way: str, value: Any) -> str:
         return value
     found = _TIME.match(value.strip())
     if found is None:
-        raise ToolError(f"{value[:40]!r} is no time of day; write hours and minutes, as in 08:30", kind="invalid_input")
+        text = f"`daily_at` is invalid: {value[:40]!r}. Use hours and minutes, such as 08:30."
+        raise ToolError(text, kind="invalid_input")
     return f"{int(found[2])} {int(found[1])} * * *"
 
 

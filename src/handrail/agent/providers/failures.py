@@ -37,7 +37,9 @@ def failure(
             retry_after_s=_retry_after_s(headers),
         )
     if status == 404:
-        return RequestRefused(f"{name}: The provider does not know this model or address (404: {said}). Check the name.")
+        return RequestRefused(
+            f"{name}: The provider does not know this model or address (404: {said}). Check the name."
+        )
     if status is None or status == 200:
         return ProviderError(f"{name}: The provider interrupted the reply with an error ({code or 'unnamed'}: {said}).")
     return RequestRefused(f"{name}: The provider rejected the request ({status}: {said}).")
@@ -50,7 +52,9 @@ def late(name: str, address: object) -> ProviderBusy:
 
 def unreachable(name: str, address: object, error: Exception) -> ProviderBusy:
     """Return the error for a missing or lost connection to ``address``."""
-    return ProviderBusy(f"{name}: The connection to {address} failed ({error.__cause__ or error}). Check the network and the address.")
+    return ProviderBusy(
+        f"{name}: The connection to {address} failed ({error.__cause__ or error}). Check the network and the address."
+    )
 
 
 def unreadable(name: str, error: Exception) -> StreamCut:

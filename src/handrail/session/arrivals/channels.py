@@ -26,32 +26,32 @@ from handrail.store.database.database import Work
 from handrail.store.tables.arrivals import ChannelTable, Given, Kept, Key, NoticeTable, Position
 
 MAX_MESSAGE = 64 * 1024
-"""Characters of one message."""
+"""The most characters of one message."""
 MAX_CHANNELS = 200
-"""Of one session tree, and as many of the workspace."""
+"""The most channels of one session tree, and of the workspace."""
 IDLE_NS = 7 * 24 * 3600 * 1_000_000_000
-"""A broadcast over which nothing came for so long makes room for another one."""
+"""The time without messages after which a broadcast channel may be replaced."""
 _LOOK_AGAIN_S = 1.0
-"""How often a wait looks whether what another call was given comes back."""
+"""How often a waiting call checks whether messages of other calls come back."""
 
 
 class Watcher(Protocol):
-    """Takes messages as they come, in place of whoever waits for them."""
+    """A reader that takes messages as they arrive, before waiting calls get them."""
 
     @property
     def reader(self) -> str:
-        """Its name among the readers of a broadcast."""
+        """The watcher's name among the readers of a broadcast channel."""
         ...
 
     def wants(self, message: ChannelMessage) -> bool: ...
 
     async def take(self, kept: Kept) -> bool:
-        """Durable on return; the same one again is nothing. Gives whether it was taken: else it stays where it is."""
+        """Take a message durably and return whether it was taken. A repeated message has no effect."""
         ...
 
 
 _Attempt = tuple[tuple[Kept, int] | None, bool]
-"""What was received, and whether some of what calls were given is not settled yet."""
+"""The received message, and whether messages of some calls are not settled yet."""
 
 
 def _nobody_knows(call: str) -> bool | None:
@@ -61,10 +61,10 @@ def _nobody_knows(call: str) -> bool | None:
 class Switchboard:
     """All channels of a workspace, in the process that holds it.
 
-    What a call receives is read once that call has gone well, by the log: if it is cut off, in this process or by its end,
-    the message waits again.
+    A message counts as read once the call that received it has succeeded, by the log. If the call is cut off, the message
+    is available again.
 
-    :param went_well: whether a call did; None while the log does not say
+    :param went_well: returns whether a call succeeded; None while the log does not say
     """
 
     def __init__(
@@ -79,28 +79,28 @@ class Switchboard:
         self._clock = clock
         self._went_well = went_well
         self._calls: set[str] = set()
-        """Those of this process that were given something."""
+        """The calls of this process that received messages."""
         self._going_on: set[asyncio.Future[Any]] = set()
-        """What is seen out though nobody may wait for it any more."""
+        """Work that is completed even if its caller no longer waits."""
         self._turns: dict[Key, _Turns] = {}
-        """Of those with which something is being done."""
+        """The locks of channels in use."""
         self._waiting: dict[Key, dict[asyncio.Event, str | None]] = {}
-        """Who waits at a channel, in order of arrival, and for whose messages; None for anybody's."""
+        """The calls that wait at each channel in order, with the sender that they wait for; None for any."""
         self._watchers: dict[Key, list[Watcher]] = {}
 
     async def send(
         self, key: Key, sender: str, text: str, kind: ChannelKind | None, data: Mapping[str, Any] | None
     ) -> int:
-        """See :meth:`handrail.contract.doors.channels.Channels.send`."""
+        """Send a message and return the number of its readers; see :meth:`Channels.send`."""
         if len(text) > MAX_MESSAGE:
             raise ToolError(
-                f"the message has {len(text):,} characters; up to {MAX_MESSAGE:,} are sent. Put it into a file and send its path",
+                f"`text` has {len(text):,} characters. The maximum is {MAX_MESSAGE:,}. Write it to a file and send the path.",
                 kind="invalid_input",
             )
         sending = asyncio.ensure_future(self._send(key, sender, text, kind, data))
         self._going_on.add(sending)
         sending.add_done_callback(self._over)
-        return await asyncio.shield(sending)  # whoever is cut off may have sent it: then those who wait have it, too
+        return await asyncio.shield(sending)  # a cancelled sender may have sent the message, so readers are woken too
 
     async def _send(
         self, key: Key, sender: str, text: str, kind: ChannelKind | None, data: Mapping[str, Any] | None
@@ -108,18 +108,22 @@ class Switchboard:
         async with self._lock(key):
             there = self.table.kind(key)
             if there is not None and kind not in (None, there):
-                raise ToolError(f"{key.shown} is a {there}, not a {kind}; send to it as it is", kind="conflict")
+                raise ToolError(
+                    f"Channel {key.shown} is a {there}, not a {kind}. Omit `kind` or pass '{there}'.", kind="conflict"
+                )
             if there is None and len(self.table.named(key.scope)) >= MAX_CHANNELS:
                 await self.table.forget_idle(key.scope, self._clock() - IDLE_NS)
             if there is None and len(self.table.named(key.scope)) >= MAX_CHANNELS:
-                raise ToolError(f"there are {MAX_CHANNELS} channels already; use one of them", kind="limit")
+                raise ToolError(
+                    f"The maximum of {MAX_CHANNELS} channels is reached. Use an existing channel.", kind="limit"
+                )
             used: ChannelKind = there or kind or "queue"
             await self._settle(key)
-            await self._hand_out(key)  # what was left where it is may be taken by now
+            await self._hand_out(key)  # a watcher that was full may take messages by now
             if used == "queue" and self.table.unread(key) >= HISTORY:
                 raise ToolError(
-                    f"{key.shown} holds {HISTORY} messages that nobody has read, and takes no more; have somebody read it "
-                    "(wait_channel, watch_channel), or use another channel",
+                    f"Channel {key.shown} is full: it has {HISTORY} unread messages. Let an agent read it "
+                    "(wait_channel, watch_channel), or use another channel.",
                     kind="limit",
                 )
             kept = None if data is None else self._redactor.value(dict(data))
@@ -131,9 +135,9 @@ class Switchboard:
         return count
 
     async def receive(self, key: Key, reader: str, timeout_ms: int, sender: str | None, call: str = "") -> Received:
-        """See :meth:`handrail.contract.doors.channels.Channels.receive`.
+        """Receive the next message, or wait for one; see :meth:`Channels.receive`.
 
-        :param call: the one that asks; without one, what is received is read at once
+        :param call: the id of the receiving call; without one, the message counts as read at once
         """
         waiting, changed = self._waiting.setdefault(key, {}), asyncio.Event()
         waiting[changed] = sender
@@ -145,7 +149,7 @@ class Switchboard:
             if not waiting and self._waiting.get(key) is waiting:
                 del self._waiting[key]
             elif received.message is None:
-                self._ring(key)  # what was left to it is somebody else's now
+                self._ring(key)  # messages for this call are now for others
         return received
 
     async def _received(
@@ -158,7 +162,7 @@ class Switchboard:
             attempt = loop.create_task(self._attempt(key, reader, sender, call, changed))
             try:
                 received, unsettled = await asyncio.shield(attempt)
-            except asyncio.CancelledError:  # whoever is cut off has received nothing
+            except asyncio.CancelledError:  # a cancelled call has received nothing
                 undoing = loop.create_task(self._undo(attempt, key, reader, call))
                 self._going_on.add(undoing)
                 undoing.add_done_callback(self._over)
@@ -183,7 +187,7 @@ class Switchboard:
     async def _next(
         self, key: Key, reader: str, sender: str | None, call: str, changed: asyncio.Event
     ) -> tuple[Kept, int] | None:
-        """Take the next message, or give it to ``call``; with it how many were missed."""
+        """Take the next message, for ``call`` if there is one, and return it with the number of missed messages."""
         table, missed = self.table, 0
         if table.kind(key) != "broadcast":
             if (kept := self._first(key, sender, changed)) is not None:
@@ -206,7 +210,10 @@ class Switchboard:
         return kept, missed
 
     def _first(self, key: Key, sender: str | None, changed: asyncio.Event) -> Kept | None:
-        """The oldest message of a queue that is for whoever waits by ``changed``: those who have waited longer come first."""
+        """Return the oldest message of a queue that the waiting call of ``changed`` may take.
+
+        Calls that have waited longer come first.
+        """
         waiting = self._waiting.get(key, {})
         before = list(takewhile(lambda one: one[0] is not changed, waiting.items()))
         if not before:
@@ -221,12 +228,12 @@ class Switchboard:
         return next((kept for kept in free if sender in (None, kept.message.sender)), None)
 
     async def _undo(self, attempt: asyncio.Task[_Attempt], key: Key, reader: str, call: str) -> None:
-        """What nobody waits for any more was received by nobody."""
+        """Return the message of an attempt to the channel, because its caller no longer waits."""
         await asyncio.wait((attempt,))
         if attempt.cancelled() or attempt.exception() is not None or (received := attempt.result()[0]) is None:
             return
         given = Given(received[0].number, reader, call)
-        with suppress(LogUnavailable):  # then it is the call's outcome that tells, once there is a log again
+        with suppress(LogUnavailable):  # the call's outcome decides, once the log is available
             await self._give_back(key, given)
 
     async def _give_back(self, key: Key, given: Given) -> None:
@@ -241,7 +248,7 @@ class Switchboard:
         self._ring(key)
 
     async def _settle(self, key: Key) -> bool:
-        """Look up what has become of the calls that were given something. Gives whether some are not known yet."""
+        """Look up the outcomes of calls that received messages, and return whether some are still unknown."""
         taken, back, unsettled = list[Given](), list[Given](), False
         for given in self.table.given(key):
             well = self._went_well(given.call)
@@ -254,7 +261,7 @@ class Switchboard:
         return unsettled
 
     async def watch(self, key: Key, watcher: Watcher) -> None:
-        """Have ``watcher`` take what comes, and what waits already."""
+        """Let ``watcher`` take the waiting messages and all later ones."""
         async with self._lock(key):
             await self._settle(key)
             self._watchers.setdefault(key, []).append(watcher)
@@ -268,8 +275,11 @@ class Switchboard:
             self._watchers.pop(key, None)
 
     async def _hand_out(self, key: Key) -> None:
-        """Give watchers what is theirs. First it is told, then taken: a message is told twice rather than never, and the
-        second time is none, since what tells of it has its number."""
+        """Give watchers their messages.
+
+        A message is taken by its watcher first and then removed. After a crash between the two the watcher gets it again and
+        ignores it, because it has the same number.
+        """
         watchers = self._watchers.get(key)
         if not watchers:
             return
@@ -292,7 +302,7 @@ class Switchboard:
                 full.append(taker)
 
     async def aclose(self) -> None:
-        """Look up what has become of all that calls were given, as far as it is known; the rest is looked up later."""
+        """Settle all received messages whose calls have ended. The others are settled later."""
         if self._going_on:
             await asyncio.wait(set(self._going_on))
         with suppress(LogUnavailable):
@@ -301,7 +311,7 @@ class Switchboard:
                     await self._settle(key)
 
     async def remove(self, session_id: str) -> None:
-        """A session is closed for good."""
+        """Remove the channels of a session that is closed."""
         for key in self.table.unsettled():
             if key.scope == session_id:
                 self._calls.difference_update(given.call for given in self.table.given(key))
@@ -311,7 +321,7 @@ class Switchboard:
 
     @asynccontextmanager
     async def _lock(self, key: Key) -> AsyncGenerator[None]:
-        """One thing at a time with a channel."""
+        """Lock a channel."""
         turns = self._turns.setdefault(key, _Turns())
         turns.users += 1
         try:
@@ -325,7 +335,7 @@ class Switchboard:
     def _over(self, work: asyncio.Future[Any]) -> None:
         self._going_on.discard(work)
         if not work.cancelled():
-            work.exception()  # told to whoever waited
+            work.exception()  # the waiting caller got the exception
 
     def _ring(self, key: Key) -> None:
         for changed in self._waiting.get(key, ()):
@@ -334,19 +344,23 @@ class Switchboard:
 
 @dataclass(slots=True)
 class _Turns:
-    """Who does something with a channel, one after another."""
+    """A lock of one channel with the number of its users."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     users: int = 0
 
 
 class SessionChannels:
-    """Implements :class:`~handrail.contract.doors.channels.Channels` for one session."""
+    """The channels of one session.
+
+    Implements :class:`~handrail.contract.doors.channels.Channels`.
+    """
 
     def __init__(self, switchboard: Switchboard, session_id: str, top: str, agent: str, call: str = "") -> None:
-        """
+        """Create the channels of a session.
+
         :param top: the session at the top of its tree
-        :param call: whose door it is
+        :param call: the id of the call that uses them
         """
         self._call = call
         self._switchboard = switchboard
@@ -363,12 +377,13 @@ class SessionChannels:
         return await self._switchboard.receive(self.key(channel), self._session_id, timeout_ms, sender, self._call)
 
     def of_call(self, call_id: str) -> SessionChannels:
-        """See :meth:`handrail.contract.doors.channels.SessionDoor.of_call`."""
+        """Return the channels for one call."""
         return SessionChannels(self._switchboard, self._session_id, self._top, self._agent, call_id)
 
     def key(self, channel: str) -> Key:
-        """
-        :raises ToolError: ``invalid_input`` for what is no name
+        """Return the key of a channel.
+
+        :raises ToolError: ``invalid_input`` if the name is invalid
         """
         check_channel(channel)
         return Key("", channel.removeprefix(SHARED)) if channel.startswith(SHARED) else Key(self._top, channel)
@@ -377,13 +392,13 @@ class SessionChannels:
 # Notifications: kept in the store until the session's agent takes them, with a way to wait for the next.
 
 MAX_TEXT = 64 * 1024
-"""Characters of one notice; of a longer one the beginning is kept, and it says so."""
+"""The most characters of one notification. A longer text is cut, with a note."""
 
 
 class Noticeboard:
-    """The notices of all sessions of a workspace, in the process that holds it.
+    """The notifications of all sessions of a workspace, in the process that holds it.
 
-    :param redactor: what must not be kept
+    :param redactor: removes registered secrets
     """
 
     def __init__(self, table: NoticeTable, redactor: Redactor) -> None:
@@ -392,7 +407,7 @@ class Noticeboard:
         self._sessions: dict[str, SessionNotices] = {}
 
     def of(self, session_id: str) -> SessionNotices:
-        """Those of one session."""
+        """Return the notifications of a session."""
         found = self._sessions.get(session_id)
         if found is None:
             found = self._sessions[session_id] = SessionNotices(self, session_id)
@@ -400,29 +415,30 @@ class Noticeboard:
         return found
 
     def forget(self, session_id: str) -> None:
-        """The session is not open any more. What waits in it is kept."""
+        """Release a session that is no longer open. Its pending notifications stay stored."""
         if (found := self._sessions.get(session_id)) is not None:
             found.left = True
             self.let_go(found)
 
     def let_go(self, of: SessionNotices) -> None:
-        """Keep it no longer, where its session is not open and nothing runs that will leave one."""
+        """Drop an object whose session is not open and which expects no notification."""
         if of.left and not of.expects and self._sessions.get(of.session_id) is of:
             del self._sessions[of.session_id]
 
     async def post(self, notice: Notice, *along: Work) -> None:
-        """See :meth:`handrail.contract.doors.channels.NoticeBox.post`. The session need not be open.
+        """Store a notification for a session, which may be closed for now.
 
-        :param along: what is kept together with it, or not at all
+        :param along: writes that are stored in the same transaction
+        :raises UsageError: if too many notifications are pending
         """
         if self.table.count(notice.session_id) >= MAX_PENDING:
             raise UsageError(
-                f"{MAX_PENDING:,} notices wait in session {notice.session_id}, and no more are kept; go on with the session, "
-                "so that its agent hears them, or close it"
+                f"Session {notice.session_id} has {MAX_PENDING:,} pending notifications, which is the maximum. "
+                "Continue the session so that its agent reads them, or close it."
             )
         text = self._redactor.text(notice.text)
         if len(text) > MAX_TEXT:
-            text = f"{text[:MAX_TEXT]}\n({len(text) - MAX_TEXT:,} more characters are left out)"
+            text = f"{text[:MAX_TEXT]}\n({len(text) - MAX_TEXT:,} more characters are omitted)"
         data = None if notice.data is None else self._redactor.value(dict(notice.data))
         await self.table.post(replace(notice, text=text, data=data, source=self._redactor.text(notice.source)), *along)
         if (session := self._sessions.get(notice.session_id)) is not None:
@@ -430,19 +446,22 @@ class Noticeboard:
 
 
 class SessionNotices:
-    """Implements :class:`~handrail.contract.doors.channels.NoticeBox`."""
+    """The notifications of one session.
+
+    Implements :class:`~handrail.contract.doors.channels.NoticeBox`.
+    """
 
     def __init__(self, board: Noticeboard, session_id: str) -> None:
         self._board = board
         self.session_id = session_id
         self._expected: set[str] = set()
         self.left = False
-        """Whether its session is not open any more."""
+        """Whether the session is no longer open."""
         self._changed = asyncio.Event()
 
     @property
     def expects(self) -> bool:
-        """Whether something runs that will leave one."""
+        """Whether running work will post a notification."""
         return bool(self._expected)
 
     async def pending(self) -> Sequence[Notice]:
@@ -472,14 +491,14 @@ class SessionNotices:
         self._ring()
 
     def has_come(self, source: str) -> None:
-        """One is there, by ``source``."""
+        """Record that a notification of ``source`` was posted."""
         self.forget(source)
 
     def _any(self) -> bool:
         return self._board.table.count(self.session_id) > 0
 
     async def _changes_until(self, seen: Callable[[], bool]) -> bool:
-        """Whether it is so now; if not, return after the next change."""
+        """Return whether ``seen`` is true now. If not, wait for the next change first."""
         changed = self._changed
         if seen():
             return True

@@ -36,20 +36,22 @@ from handrail.store.tables.arrivals import Kept, TriggerTable
 SECOND_NS = 1_000_000_000
 _EPOCH = datetime(1970, 1, 1)
 _NEAR_S = 26 * 3600
-"""So many seconds before and after a clock in UTC shows something, any zone's time is that before and after a change which is
-near where its own clocks show it: they are 14 hours ahead at most, and changes lie days apart."""
+"""The seconds before and after a UTC time at which every zone is before or after a nearby clock change.
+
+Zones are at most 14 hours ahead, and clock changes are days apart.
+"""
 _EVERY_HOUR = set(range(24))
 Zone = Callable[[int], int]
-"""How many seconds clocks are ahead of UTC, at a time in seconds."""
+"""Returns the seconds by which clocks are ahead of UTC, at a time in seconds."""
 
 
 def local(at_s: int) -> int:
-    """The machine's."""
+    """Return the offset of the machine's time zone from UTC, in seconds."""
     return time.localtime(at_s).tm_gmtoff
 
 
 def next_after(trigger: Trigger, now_ns: int, zone: Zone = local) -> int | None:
-    """When it fires after ``now_ns``; None for never again."""
+    """Return the time at which a trigger fires after ``now_ns``, or None if it never fires again."""
     if trigger.every_ns is not None:
         if trigger.once and (trigger.next_ns is None or trigger.next_ns <= now_ns):
             return None
@@ -84,10 +86,11 @@ def _next_of(cron: str, now_ns: int, created_ns: int, zone: Zone) -> int | None:
 
 
 def _fires(wall: int, before: int, after: int, zone: Zone, created: int, *, hourly: bool) -> list[int]:
-    """When a schedule fires for what a clock shows, all in seconds.
+    """Return the times at which a schedule fires for one wall-clock time, all in seconds.
 
-    :param before: how far clocks are ahead of UTC before a change that is near, and ``after`` it
-    :param created: since when there is the schedule: the second of two times counts where the first was before that
+    :param before: the offset from UTC before a nearby clock change
+    :param after: the offset from UTC after it
+    :param created: when the schedule was added; of two repeated times the second counts if the first was before that
     """
     if before == after:
         return [wall - before]
@@ -100,7 +103,7 @@ def _fires(wall: int, before: int, after: int, zone: Zone, created: int, *, hour
 
 
 def when(trigger: Trigger) -> str:
-    """How it comes that it fires, for whoever is told."""
+    """Describe why a trigger fired, for the notification."""
     if trigger.tool is not None:
         how = trigger.tool
     elif trigger.every_ns is not None:
@@ -114,7 +117,7 @@ def when(trigger: Trigger) -> str:
 
 
 class Teller(Protocol):
-    """Who tells a session that one of its triggers has fired."""
+    """A sender of notifications about fired triggers."""
 
     clock: Callable[[], int]
 
@@ -153,12 +156,12 @@ logger = logging.getLogger("handrail.session")
 
 MAX_IN_SESSION = 1_000
 MAX_OF_CLASSES = 100
-"""Of these, those of registered classes."""
+"""The most triggers of registered classes in a session."""
 MAX_PROMPT = 8 * 1024
 LEAST_MS = 1_000
 LONGEST_MS = 366 * 24 * 3600 * 1000
 _LONGEST_SLEEP_S = 60.0
-"""A clock that is set, or a machine that slept, is noticed after this long at most."""
+"""The longest sleep, after which a changed clock or a resumed machine is noticed."""
 _LATE_NS = 60 * 1_000_000_000
 _AGAIN_S = 5.0
 
@@ -166,7 +169,7 @@ _AGAIN_S = 5.0
 class Clockwork:
     """All triggers of a workspace, in the process that holds it.
 
-    :param clock: wall-clock time in nanoseconds
+    :param clock: returns wall-clock time in nanoseconds
     """
 
     def __init__(
@@ -187,26 +190,28 @@ class Clockwork:
         self._heap: list[tuple[int, Id]] = []
         self._watching: dict[Id, Watch] = {}
         self._classes: dict[Id, TriggerClass] = {}
-        """Of those triggers whose class is known here."""
+        """The classes of triggers that are loaded here."""
         self._waits = Waits(self)
         self._adding: dict[Id, asyncio.Future[None]] = {}
-        """Those that are not durable yet."""
+        """The triggers that are not durable yet."""
         self._timer: asyncio.TimerHandle | None = None
         self._firing: asyncio.Task[None] | None = None
         self._changing = asyncio.Lock()
-        """One change at a time: what is removed while it fires must not be kept again by that."""
+        """A lock for changes, so that a trigger that is removed while it fires is not stored again."""
         self._closed = False
 
     async def begin(self) -> None:
-        """Take up what a process before has left, but for its sub-agents', which ended with it. What came due meanwhile
-        fires once, and says that it is late."""
+        """Start the stored triggers, except those of sub-agents, which ended with their process.
+
+        Triggers that came due meanwhile fire once, with a note that they are late.
+        """
         await self.table.remove_below()
         for trigger in self.table.all():
             self._keep(trigger)
         await self.due()
 
     async def aclose(self) -> None:
-        """Fire no more. The triggers stay."""
+        """Stop firing. The triggers stay stored."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -221,16 +226,16 @@ class Clockwork:
         return list(self._of.get(session_id, {}).values())
 
     async def add(self, trigger: Trigger, name: str | None) -> Trigger:
-        """Keep a new one. Durable on return.
+        """Store a new trigger durably and return it.
 
-        :param name: None gives it the next that is free, after its own
-        :raises ToolError: ``conflict`` for a name that is taken, ``limit`` where its session has too many
+        :param name: None for the next free name of its kind
+        :raises ToolError: ``conflict`` if the name is in use, ``limit`` if the session has too many triggers
         """
         named = replace(trigger, name=self._free(trigger, name), prompt=self._redactor.text(trigger.prompt))
         id = (named.session_id, named.name)
         adding = self._adding[id] = asyncio.ensure_future(self._put(named))
         adding.add_done_callback(lambda _: self._adding.pop(id))
-        await asyncio.shield(adding)  # whoever is cut off finds it in the list: what is durable is known here, too
+        await asyncio.shield(adding)  # if this is cancelled, the trigger is in the list anyway, because it is durable
         return named
 
     async def _put(self, trigger: Trigger) -> None:
@@ -242,21 +247,23 @@ class Clockwork:
         taken = {name for session, name in self._adding if session == trigger.session_id}
         taken |= self._of.get(trigger.session_id, {}).keys()
         if len(taken) >= MAX_IN_SESSION:
-            raise ToolError(f"this session has {MAX_IN_SESSION:,} triggers; remove some first", kind="limit")
+            raise ToolError(
+                f"The session has {MAX_IN_SESSION:,} triggers, which is the maximum. Remove one first.", kind="limit"
+            )
         if trigger.tool is not None:
             of_classes = sum(one.tool is not None for one in self._of.get(trigger.session_id, {}).values())
             if of_classes >= MAX_OF_CLASSES:
-                text = f"this session has {MAX_OF_CLASSES} triggers of registered classes; remove some first"
+                text = f"The session has {MAX_OF_CLASSES} triggers of registered classes, which is the maximum. Remove one first."
                 raise ToolError(text, kind="limit")
         if name is None:
             return next(free for n in range(1, len(taken) + 2) if (free := f"{trigger.name}-{n}") not in taken)
         if name in taken:
-            text = f"this session has a trigger {name!r} already; remove it first, or name another"
+            text = f"Trigger {name!r} exists already. Choose another `name`, or remove that trigger first."
             raise ToolError(text, kind="conflict")
         return name
 
     async def remove(self, session_id: str, name: str) -> Trigger | None:
-        """Gives it; None where there is none of that name."""
+        """Remove a trigger and return it, or None if the name does not exist."""
         async with self._changing:
             trigger = self._of.get(session_id, {}).get(name)
             if trigger is not None:
@@ -268,7 +275,7 @@ class Clockwork:
             return trigger
 
     async def remove_all(self, session_id: str) -> None:
-        """A session is closed for good."""
+        """Remove the triggers of a session that is closed."""
         if adding := [put for (session, _), put in self._adding.items() if session == session_id]:
             await asyncio.wait(adding)
         async with self._changing:
@@ -279,7 +286,7 @@ class Clockwork:
                 self._let_go(trigger)
 
     async def follow(self, trigger: Trigger, channels: SessionChannels) -> None:
-        """Have a trigger of this session that watches a channel take what comes over it."""
+        """Let a trigger that watches a channel take its messages."""
         id = (trigger.session_id, trigger.name)
         if trigger.channel is not None and id not in self._watching:
             watch = self._watching[id] = Watch(self, trigger, channels)
@@ -288,7 +295,7 @@ class Clockwork:
                 self._switchboard.unwatch(watch.key, watch)
 
     async def go_by(self, trigger: Trigger, of: TriggerClass, workdir: str) -> None:
-        """Have a trigger of this session wait as its class says. What stopped it before is forgotten."""
+        """Let a trigger wait as its class defines. An earlier fault is cleared."""
         id = (trigger.session_id, trigger.name)
         async with self._changing:
             found, before = self._all.get(id), self._classes.get(id)
@@ -298,12 +305,14 @@ class Clockwork:
             if before is of and found.fault is None:
                 return
             if before is not of:
-                self._waits.stop(id)  # as one of a process that has gone
+                self._waits.stop(id)  # as for triggers of an earlier process
             if found.fault is not None or (of.by_time and found.next_ns is None):
                 found = replace(found, fault=None)
                 if of.by_time and found.next_ns is None:
                     found = self._timed(found, self.clock())
-                    if found.next_ns is found.fault is None:  # it fired for the last time while its class was not here
+                    if (
+                        found.next_ns is found.fault is None
+                    ):  # it fired for the last time while its class was not loaded
                         await self.table.remove(found)
                         self._let_go(found)
                         return
@@ -313,17 +322,17 @@ class Clockwork:
         self._wind()
 
     def is_known(self, trigger: Trigger) -> bool:
-        """Whether it waits for something in this process."""
+        """Return whether the trigger waits for something in this process."""
         return trigger.tool is None or (trigger.session_id, trigger.name) in self._classes
 
     async def happened(self, id: Id, what: Happened) -> bool:
-        """One that waits has fired, or failed. Durable on return; gives whether it could be told."""
+        """Record durably that a waiting trigger has fired or failed, and return whether its session was notified."""
         async with self._changing:
             if (trigger := self._all.get(id)) is None:
                 return True
             now, about = self.clock(), f"The trigger {trigger.name} ({trigger.tool})"
             if what.fault is not None:
-                failed = f"{about} failed and waits no more: {what.fault}"
+                failed = f"{about} failed too often and was stopped: {what.fault}"
                 await self.tell(trigger, f"fault/{trigger.fired}", now, about=failed)
                 await self._move(replace(trigger, fault=self._redactor.text(what.fault)))
                 return True
@@ -336,7 +345,7 @@ class Clockwork:
                 about=f"{about} fired",
                 message=neutralised(what.text) if what.text else None,
                 untrusted=f"what {trigger.tool} has seen",
-                # Kept as one: the next process may see something else first, and would tell it under the same delivery.
+                # Stored together: the next process may see another event first and would use the same delivery id.
                 along=self.table.removing(trigger) if what.last else self.table.putting(after),
             )
             if told:
@@ -344,11 +353,11 @@ class Clockwork:
             return told
 
     def redacted(self, value: Any) -> Any:
-        """Without any registered secret."""
+        """Return ``value`` without registered secrets."""
         return self._redactor.value(value)
 
     def _timed(self, trigger: Trigger, now: int) -> Trigger:
-        """With its next time by its class; with its fault where that cannot say."""
+        """Return the trigger with the next time of its class, or with its fault if the class fails."""
         of = self._classes[trigger.session_id, trigger.name]
         try:
             return replace(trigger, next_ns=time_of(of, trigger.arguments or {}, now))
@@ -360,7 +369,7 @@ class Clockwork:
         self._keep(trigger)
 
     async def due(self) -> None:
-        """Fire what is due by the clock, each once, and wind the timer for what comes next."""
+        """Fire the triggers that are due, once each, and set the timer for the next."""
         now, again_s = self.clock(), _AGAIN_S
         try:
             while self._heap and self._heap[0][0] <= now and not self._closed:
@@ -370,17 +379,17 @@ class Clockwork:
                         trigger = self._all.get(id)
                         if trigger is not None and trigger.next_ns == at:  # else removed, or moved on
                             await self._fire(trigger, at, now)
-                except BaseException:  # nothing is let go that has not fired
+                except BaseException:  # a trigger that has not fired stays
                     heapq.heappush(self._heap, (at, id))
                     raise
             again_s = 0.0
         except LogUnavailable as error:
-            logger.warning("triggers wait, since what they tell cannot be kept: %s", error)
+            logger.warning("Triggers are delayed because their notifications cannot be stored: %s", error)
         finally:
             self._wind(again_s)
 
     async def due_soon(self) -> None:
-        """Have fired what is due, in a task of the clock's own: whoever waits may be stopped, which stops no firing."""
+        """Fire the triggers that are due in a separate task, which a cancelled caller does not stop."""
         self._ring()
         if self._firing is not None:
             await asyncio.shield(self._firing)
@@ -394,31 +403,29 @@ class Clockwork:
         if after is None and told:
             await self.table.remove(trigger)
             self._let_go(trigger)
-        elif after is None:  # nothing else tells of it: it is due until there is room
+        elif after is None:  # the only notification, so the trigger is due until there is room
             await self._move(replace(trigger, next_ns=now + _LATE_NS))
         else:
             await self._move(replace(after, fired=trigger.fired + 1))
             if after.fault is not None:
-                await self.tell(
-                    after, f"fault/{at}", now, about=f"The trigger {after.name} waits no more: {after.fault}"
-                )
+                await self.tell(after, f"fault/{at}", now, about=f"The trigger {after.name} was stopped: {after.fault}")
 
     def _after(self, trigger: Trigger, now: int) -> Trigger | None:
-        """As it is once it has fired; None where it never fires again."""
+        """Return the trigger as it is after firing, or None if it never fires again."""
         if trigger.tool is None:
             following = next_after(trigger, now)
             return None if following is None else replace(trigger, next_ns=following)
         if not self.is_known(trigger):
-            return replace(trigger, next_ns=None)  # until its session is opened where its class is
+            return replace(trigger, next_ns=None)  # until its session is opened with its class
         after = self._timed(trigger, now)
         return None if after.next_ns is None and after.fault is None else after
 
     async def tell(
         self, trigger: Trigger, delivery: str, now: int, *, about: str, along: Work | None = None, **more: Any
     ) -> bool:
-        """Leave the notice of one firing. Gives whether that could be: whoever has too many waiting is told no more.
+        """Post the notification of one firing, and return whether the session had room for it.
 
-        :param along: what is kept together with it
+        :param along: a write that is stored in the same transaction
         """
         said = {key: value for key, value in more.items() if value}
         untrusted, message = said.pop("untrusted", None), said.pop("message", None)
@@ -439,7 +446,7 @@ class Clockwork:
         try:
             await self._board.post(notice, *(() if along is None else (along,)))
         except UsageError as error:
-            logger.warning("trigger %s fired and is not told of: %s", trigger.name, error)
+            logger.warning("Trigger %s fired, but its notification was not posted: %s", trigger.name, error)
             return False
         return True
 
@@ -482,7 +489,10 @@ class Clockwork:
 
 
 class SessionTriggers:
-    """Implements :class:`~handrail.contract.doors.channels.Triggers` for one session."""
+    """The triggers of one session.
+
+    Implements :class:`~handrail.contract.doors.channels.Triggers`.
+    """
 
     def __init__(
         self,
@@ -492,7 +502,10 @@ class SessionTriggers:
         workdir: str = "",
         find: Callable[[str], TriggerClass | None] = lambda _: None,
     ) -> None:
-        """:param find: the class of triggers that a tool is, by the tool's id"""
+        """Create the triggers of a session.
+
+        :param find: returns the class of triggers with a tool's id
+        """
         self._find = find
         self._workdir = workdir
         self._clockwork = clockwork
@@ -503,7 +516,7 @@ class SessionTriggers:
         self, every_ms: int, prompt: str, *, name: str | None = None, once: bool = False, immediate: bool = False
     ) -> Trigger:
         if not LEAST_MS <= every_ms <= LONGEST_MS:
-            text = f"{every_ms:,} ms is no interval for a timer: from {LEAST_MS:,} to {LONGEST_MS:,} (366 days)"
+            text = f"The interval is invalid: {every_ms:,} ms. Use {LEAST_MS:,} to {LONGEST_MS:,} ms (366 days)."
             raise ToolError(text, kind="invalid_input")
         now = self._clockwork.clock()
         every = every_ms * 1_000_000
@@ -532,7 +545,8 @@ class SessionTriggers:
         now, tool = self._clockwork.clock(), of.spec.id
         at = time_of(of, arguments, now) if of.by_time else None
         if of.by_time and at is None:
-            raise ToolError(f"{tool} says that this never fires; nothing was added", kind="invalid_input")
+            text = f"The trigger was not added: by {tool} it would never fire. Change the arguments."
+            raise ToolError(text, kind="invalid_input")
         own = tool.rpartition(".")[2].removeprefix("add_") or "trigger"
         kept = self._clockwork.redacted(dict(arguments))
         made = Trigger(own, self._session_id, "class", _prompt(prompt), now, next_ns=at, tool=tool, arguments=kept)
@@ -547,12 +561,12 @@ class SessionTriggers:
     async def remove(self, name: str) -> Trigger:
         if (found := await self._clockwork.remove(self._session_id, name)) is None:
             there = ", ".join(sorted(trigger.name for trigger in self._clockwork.of(self._session_id))[:20]) or "none"
-            text = f"there is no trigger {name[:80]!r} in this session; there are: {there}"
+            text = f"Trigger {name[:80]!r} does not exist in this session. Triggers: {there}."
             raise ToolError(text, kind="invalid_input")
         return found
 
     async def take_up(self) -> None:
-        """The session is open again: what watches a channel for it goes on, and what waits as a class says."""
+        """Resume the triggers of a session that is open again: channel watches and waits of classes."""
         for trigger in self._clockwork.of(self._session_id):
             await self._clockwork.follow(trigger, self._channels)
             if trigger.tool is not None and (of := self._find(trigger.tool)) is not None:
@@ -560,13 +574,14 @@ class SessionTriggers:
 
 
 def _unknown(trigger: Trigger) -> Trigger:
-    fault = f"no tool {trigger.tool} is loaded here; it waits until this session is opened with it"
+    fault = f"Tool {trigger.tool} is not available. The trigger continues when the session is opened with that tool."
     return replace(trigger, fault=fault)
 
 
 def _prompt(text: str) -> str:
     if len(text) > MAX_PROMPT:
-        raise ToolError(f"the prompt has {len(text):,} characters; up to {MAX_PROMPT:,} are kept", kind="invalid_input")
+        text = f"`prompt` has {len(text):,} characters. The maximum is {MAX_PROMPT:,}. Write details to a file and name it."
+        raise ToolError(text, kind="invalid_input")
     return text
 
 
@@ -574,7 +589,7 @@ def _prompt(text: str) -> str:
 
 
 class SessionArrivals(NamedTuple):
-    """What reaches one session from outside of its turns."""
+    """The services of one session for events from outside its turns."""
 
     notices: SessionNotices
     channels: SessionChannels
@@ -583,7 +598,7 @@ class SessionArrivals(NamedTuple):
 
 
 class Arrivals:
-    """In the process that holds the workspace."""
+    """The notifications, channels and triggers of all sessions, in the process that holds the workspace."""
 
     def __init__(self, store: Store, redactor: Redactor, clock: Callable[[], int] = time.time_ns) -> None:
         self.notices = Noticeboard(store.notices, redactor)
@@ -596,10 +611,10 @@ class Arrivals:
     def of(
         self, session_id: str, top: str, agent: str, workdir: str, current: Callable[[], Generation]
     ) -> SessionArrivals:
-        """Return the parts of all this for a session that is about to be open, until :meth:`leave`.
+        """Return the services for a session that is about to be open, until :meth:`leave`.
 
         :param top: the session at the top of its tree
-        :param current: gives its tools of now
+        :param current: returns its current tools
         """
         channels = SessionChannels(self.channels, session_id, top, agent)
         triggers = SessionTriggers(self.triggers, session_id, channels, workdir, partial(_class_of, current))
@@ -607,29 +622,29 @@ class Arrivals:
         return SessionArrivals(self.notices.of(session_id), channels, triggers, transcript)
 
     async def enter(self, triggers: SessionTriggers) -> None:
-        """A session is open. With the first one the triggers of all go on."""
+        """Resume the triggers of a session that is open. The first session starts the triggers of all."""
         await self._begin()
         await triggers.take_up()
 
     async def _begin(self) -> None:
-        """Have the triggers of all go on. Whoever is cut off in it leaves it to the next, and who comes meanwhile waits."""
+        """Start the triggers of all sessions. If this is cancelled, the next caller tries again."""
         async with self._beginning:
             if not self._begun:
                 await self.triggers.begin()
                 self._begun = True
 
     def leave(self, session_id: str) -> None:
-        """It is not open any more. What waits for it stays."""
+        """Release a session that is no longer open. Its pending notifications stay stored."""
         self.notices.forget(session_id)
 
     async def end(self, session_id: str) -> None:
-        """A sub-agent has ended: nobody would hear what its triggers tell, and what they would take is others' to read."""
+        """Remove the triggers of a sub-agent that has ended, so that they take no messages of others."""
         for trigger in self.triggers.of(session_id):
             await self.triggers.remove(session_id, trigger.name)
-        await self.triggers.remove_all(session_id)  # what a call that was cut off was adding meanwhile
+        await self.triggers.remove_all(session_id)  # those that a cancelled call was adding meanwhile
 
     async def discard(self, session_id: str) -> None:
-        """It is closed for good."""
+        """Remove the triggers and channels of a session that is closed."""
         await self.triggers.remove_all(session_id)
         await self.channels.remove(session_id)
 
@@ -639,13 +654,13 @@ class Arrivals:
 
 
 def _class_of(current: Callable[[], Generation], tool_id: str) -> TriggerTool | None:
-    """The class of triggers that a tool of a session is, where it may run here."""
+    """Return the class of triggers that a session's tool is, or None if it is not available."""
     entry = current().entries.get(tool_id)
     return entry.tool if entry is not None and entry.withheld is None and isinstance(entry.tool, TriggerTool) else None
 
 
 def _went_well(database: Database, call_id: str) -> bool | None:
-    """Whether a call did, by the log; None where that does not say."""
+    """Return whether a call succeeded, by the log; None if the log does not say."""
     with readable(database.path):
         outcome = LogReader(database.reading).outcome_of(call_id)
     if outcome is None:

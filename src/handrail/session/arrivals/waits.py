@@ -17,12 +17,12 @@ from handrail.store.encoding import encode
 logger = logging.getLogger("handrail.session")
 
 Id = tuple[str, str]
-"""Session and name."""
+"""A session id and a trigger's name."""
 MAX_FAULTS = 5
-"""In a row, after which a trigger waits no more."""
+"""The number of faults in a row after which a trigger is stopped."""
 MAX_POSITION = 64 * 1024
 LEAST_S = 1.0
-"""Between two firings of one trigger, and after its first fault; after each further one twice as long, up to a minute."""
+"""The pause between two firings of one trigger, and after its first fault. Each further fault doubles it, up to a minute."""
 LONGEST_S = 60.0
 _GRACE_S = 1.0
 _SECOND_NS = 1_000_000_000
@@ -30,7 +30,7 @@ _SECOND_NS = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Happened:
-    """What a wait came to: a firing, or that its class has failed too often."""
+    """The result of a wait: a firing, or too many failures of its class."""
 
     text: str = ""
     position: Any = None
@@ -39,20 +39,20 @@ class Happened:
 
 
 class Keeper(Protocol):
-    """Who keeps the triggers."""
+    """A store of triggers."""
 
     def get(self, id: Id) -> Trigger | None: ...
 
     async def happened(self, id: Id, what: Happened) -> bool:
-        """Durable on return; gives whether it could be told.
+        """Record a result durably, and return whether the session was notified.
 
-        :raises LogUnavailable: when it cannot be kept
+        :raises LogUnavailable: if it cannot be stored
         """
         ...
 
 
 class Waits:
-    """The tasks in which triggers of classes with a ``wait`` are waited for."""
+    """The tasks that wait for triggers of classes with a ``wait`` method."""
 
     def __init__(self, keeper: Keeper) -> None:
         self._keeper = keeper
@@ -64,7 +64,7 @@ class Waits:
             self._tasks[id] = asyncio.get_running_loop().create_task(self._go_on(id, of, workdir), name=f"trigger {id}")
 
     def stop(self, id: Id) -> None:
-        """Wait for it no more. A wait that heeds no cancellation is left alone."""
+        """Stop waiting for a trigger. A wait that ignores its cancellation is left running."""
         task = self._tasks.pop(id, None)
         if task is not None and task is not asyncio.current_task():
             task.cancel()
@@ -77,7 +77,7 @@ class Waits:
         if self._stopping:
             _, left = await asyncio.wait(set(self._stopping), timeout=_GRACE_S)
             for task in left:
-                logger.warning("%s does not heed that it is to stop", task.get_name())
+                logger.warning("%s ignores its cancellation", task.get_name())
 
     async def _go_on(self, id: Id, of: TriggerClass, workdir: str) -> None:
         faults = 0
@@ -87,7 +87,7 @@ class Waits:
             except asyncio.CancelledError:
                 if (task := asyncio.current_task()) is None or task.cancelling():
                     raise
-                error: BaseException = RuntimeError("wait() ended by a cancellation that was not its own")
+                error: BaseException = RuntimeError("wait() ended by a cancellation from inside")
             except (Exception, SystemExit) as raised:  # a class's sys.exit() would end the process
                 error = raised
             else:
@@ -103,33 +103,37 @@ class Waits:
             await asyncio.sleep(min(LEAST_S * 2 ** (faults - 1), LONGEST_S))
 
     async def _tell(self, id: Id, what: Happened) -> None:
-        """Until it can be: nothing that has happened is lost because a session has too much to hear, or a disk is full."""
+        """Deliver a result. Retry while the session has too many notifications or the result cannot be stored."""
         pause = LEAST_S
         while True:
             try:
                 if await self._keeper.happened(id, what):
                     return
             except LogUnavailable as error:
-                logger.warning("trigger %s waits, since what it tells cannot be kept: %s", id[1], error)
+                logger.warning("trigger %s is delayed because its notification cannot be stored: %s", id[1], error)
             await asyncio.sleep(pause)
             pause = min(pause * 2, LONGEST_S)
 
 
 def time_of(of: TriggerClass, arguments: Mapping[str, Any], now_ns: int) -> int | None:
-    """When a trigger of a class fires next, a second from now at the earliest; None for never.
+    """Return when a trigger of a class fires next, at least a second from now, or None for never.
 
-    :raises ToolError: ``failed`` where the class cannot say
+    :raises ToolError: ``failed`` if the class fails or returns an invalid time
     """
     try:
         found: Any = of.next_ns(arguments, now_ns)
     except ToolError:
         raise
     except (Exception, SystemExit) as error:
-        raise ToolError(f"{of.spec.id} cannot say when it fires: {type(error).__name__}: {error}"[:500]) from error
+        raise ToolError(
+            f"Tool {of.spec.id} failed to compute the next time: {type(error).__name__}: {error}"[:500]
+        ) from error
     if found is None:
         return None
     if not isinstance(found, int) or not 0 <= found < 2**63:
-        raise ToolError(f"{of.spec.id} gave {found!r:.80} for a time: nanoseconds since 1970 were expected, or None")
+        raise ToolError(
+            f"Tool {of.spec.id} returned an invalid time: {found!r:.80}. Expected nanoseconds since 1970, or None."
+        )
     return max(found, now_ns + _SECOND_NS)
 
 
@@ -142,7 +146,7 @@ def _waiting(trigger: Trigger, workdir: str) -> Waiting:
 def _checked(given: Any) -> Fired:
     text: Any = given.text if isinstance(given, Fired) else None
     if not isinstance(given, Fired) or not isinstance(text, str):
-        raise TypeError(f"wait() gave {type(given).__name__}, and a Fired with a text was expected")
+        raise TypeError(f"wait() returned {type(given).__name__}. Expected a Fired with a text.")
     if (size := len(encode(given.position, max_bytes=2**62))) > MAX_POSITION:
-        raise ValueError(f"wait() gave a position of {size:,} bytes; up to {MAX_POSITION:,} are kept")
+        raise ValueError(f"wait() returned a position of {size:,} bytes. The maximum is {MAX_POSITION:,}.")
     return given

@@ -48,28 +48,32 @@ _FIELDS = {
 
 
 def check_operations(operations: Sequence[dict[str, Any]]) -> None:
-    """:raises ToolError: ``invalid_input`` for an operation that can be none, whatever is in the file"""
+    """Check what can be checked without the file.
+
+    :raises ToolError: ``invalid_input`` for an invalid operation
+    """
     for number, operation in enumerate(operations, 1):
         wanted, text = _FIELDS[op := operation["op"]]
         given = operation.keys() - {"op", "expect"}
         if given != wanted:
             raise ToolError(
-                f"operation {number} is {op!r}, which takes {text}, and may have expect; this one has "
-                f"{', '.join(sorted(given)) or 'none of them'}",
+                f"Operation {number} ({op!r}) has the wrong fields: {', '.join(sorted(given)) or 'none'}. "
+                f"Pass {text}, and optionally expect.",
                 kind="invalid_input",
             )
         if op != "replace" and not operation["content"]:
             raise ToolError(
-                f"operation {number} adds nothing: its content is empty; one blank line is '\\n'", kind="invalid_input"
+                f"Operation {number} has an empty `content`. Pass the lines to add; a blank line is '\\n'.",
+                kind="invalid_input",
             )
 
 
 def blocks_of_operations(text: str, operations: Sequence[dict[str, Any]]) -> list[Block]:
-    """What ``operations``, which were checked, change; all of their line numbers mean ``text`` as it is now.
+    """Return the changes of checked ``operations``. All line numbers refer to ``text``.
 
-    New lines take the line end that most lines have; a text without a final line end stays without one.
+    New lines get the line end that most lines have. A text without a final line end stays without one.
 
-    :raises ToolError: ``invalid_input`` for lines that are not there or overlap, ``conflict`` where ``expect`` is untrue
+    :raises ToolError: ``invalid_input`` if lines do not exist or overlap, ``conflict`` if ``expect`` does not match
     """
     lines = lines_of(text)
     end = line_end(text)
@@ -81,7 +85,8 @@ def blocks_of_operations(text: str, operations: Sequence[dict[str, Any]]) -> lis
     for block in blocks:
         if joined and block.first < joined[-1].last:
             raise ToolError(
-                f"two operations change line {block.first + 1}; give each line to one operation", kind="invalid_input"
+                f"Two operations change line {block.first + 1}. Change each line in one operation only.",
+                kind="invalid_input",
             )
         if joined and block.first == joined[-1].last:
             joined[-1] = Block(joined[-1].first, block.last, joined[-1].new + block.new)
@@ -96,7 +101,7 @@ def blocks_of_operations(text: str, operations: Sequence[dict[str, Any]]) -> lis
 
 
 def patched(text: str, blocks: Sequence[Block]) -> str:
-    """``text`` with ``blocks`` put in."""
+    """Return ``text`` with ``blocks`` applied."""
     lines = lines_of(text)
     out: list[str] = []
     line = at = 0
@@ -117,7 +122,8 @@ def _block(number: int, operation: dict[str, Any], lines: Sequence[str], end: st
         first, last = operation["first_line"], operation["last_line"]
         if not first <= last <= total:
             raise ToolError(
-                f"operation {number} replaces lines {first} to {last}; the file has {total} lines", kind="invalid_input"
+                f"Operation {number} replaces lines {first} to {last}, but the file has {total} lines. Correct the numbers.",
+                kind="invalid_input",
             )
         _check(number, operation, lines[first - 1 : last], f"lines {first} to {last}")
         return Block(first - 1, last, new)
@@ -125,7 +131,8 @@ def _block(number: int, operation: dict[str, Any], lines: Sequence[str], end: st
         line = operation["line"]
         if line > total + 1:
             raise ToolError(
-                f"operation {number} inserts before line {line}; the file has {total} lines, so at most {total + 1}",
+                f"Operation {number} inserts before line {line}, but the file has {total} lines. "
+                f"Use at most {total + 1}, or op 'append'.",
                 kind="invalid_input",
             )
         _check(number, operation, lines[line - 1 : line], f"line {line}")
@@ -135,7 +142,7 @@ def _block(number: int, operation: dict[str, Any], lines: Sequence[str], end: st
 
 
 def _written(content: str, operation: dict[str, Any], lines: Sequence[str]) -> str:
-    """``content`` with those characters in it that the lines around it have, where a model copied how it was shown them."""
+    """Return ``content`` with the original characters that the model copied in spelled-out form."""
     first = operation.get("first_line") or operation.get("line") or len(lines)
     around = "".join(lines[max(0, first - 2) : operation.get("last_line", first) + 1])
     return Shown(around).written(content, 0, len(around))
@@ -154,8 +161,8 @@ def _check(number: int, operation: dict[str, Any], have: Sequence[str], where: s
     if want != found and want != neutralised("\n".join(found)).split("\n"):
         shown = readable("\n".join(found))
         raise ToolError(
-            f"operation {number} expects other text at {where}; there is {excerpt(shown, 500)}. Nothing was changed: "
-            "read the file again and correct the line numbers",
+            f"`expect` of operation {number} does not match {where}: {excerpt(shown, 500)}. Nothing was changed. "
+            "Read the file again and correct the line numbers.",
             kind="conflict",
         )
 
@@ -163,13 +170,13 @@ def _check(number: int, operation: dict[str, Any], have: Sequence[str], where: s
 _T = TypeVar("_T")
 
 _THREAD_FROM = 4 * 1024
-"""From this many characters on, comparing texts is done in a thread, so that other calls go on."""
+"""The characters from which on texts are compared in a thread, so that other calls continue."""
 _MANY = 1_000
-"""Occurrences from which on they are replaced in one step, and the texts compared after it."""
+"""The occurrences above which they are replaced in one step and the texts are compared afterwards."""
 _MAX_WORK = 512 * 1024 * 1024
-"""Characters that several edits may go through together."""
+"""The most characters that several edits may process together."""
 _MAX_SHOWN = 512 * 1024
-"""Characters of a text in which the places of what is spelled out are looked for."""
+"""The most characters of a text in which spelled-out characters are searched."""
 
 
 class Read(Tool):
@@ -326,7 +333,7 @@ class MultiEdit(Tool):
                 work += len(text)
                 if work > _MAX_WORK:
                     raise ToolError(
-                        f"{path} is too long for so many edits at once; make them in several calls", kind="limit"
+                        f"The edits of {path} are too many for its size. Split them into several calls.", kind="limit"
                     )
                 try:
                     done = replaced(path, text, edit["old"], edit["new"], replace_all=edit.get("replace_all", False))
@@ -341,8 +348,8 @@ class MultiEdit(Tool):
         size = sum(len(edit["old"]) + len(edit["new"]) for edit in args["edits"])
         after, blocks, failed, count = await _aside(len(before) * len(args["edits"]) + size, change)
         if failed and (mode == "strict" or not count):
-            said = "; ".join(f"edit {one['edit']}: {one['reason']}" for one in failed)
-            raise ToolError(f"nothing was changed: {said}", kind="invalid_input")
+            said = " ".join(f"Edit {one['edit']}: {one['reason']}" for one in failed)
+            raise ToolError(f"Nothing was changed. {said}", kind="invalid_input")
         answer: dict[str, object] = {"replacements": count}
         if failed:
             answer["failed"] = failed
@@ -424,14 +431,14 @@ class FilePatch(Tool):
 
 def check_differs(old: str, new: str) -> None:
     if old == new:
-        raise ToolError("old and new are the same text, so there is nothing to change", kind="invalid_input")
+        raise ToolError("`old` and `new` are equal. Pass a `new` that differs.", kind="invalid_input")
 
 
 @dataclass(frozen=True, slots=True)
 class Replaced:
     """A text after a replacement.
 
-    :param spans: what was replaced; None where that was too much to be kept one by one
+    :param spans: the replaced places; None if they are too many
     """
 
     text: str
@@ -440,10 +447,12 @@ class Replaced:
 
 
 def replaced(path: str, text: str, old: str, new: str, *, replace_all: bool) -> Replaced:
-    """``text`` with ``new`` where ``old`` is. A text with ``\\r\\n`` is matched by what ``read`` showed of it, and keeps its
-    line ends.
+    r"""Replace ``old`` by ``new`` in ``text``.
 
-    :raises ToolError: ``invalid_input`` where ``old`` is not there or not there once, ``limit`` where too much would come of it
+    A text with ``\r\n`` is matched in the form that ``read`` shows, and keeps its line ends.
+
+    :raises ToolError: ``invalid_input`` if ``old`` is missing or occurs more than once, ``limit`` if the text becomes too
+        large
     """
     check_differs(old, new)
     end = line_end(text)
@@ -457,14 +466,14 @@ def replaced(path: str, text: str, old: str, new: str, *, replace_all: bool) -> 
     if at == -1 and (as_shown := _spans_as_shown(text, old, new, replace_all=replace_all)):
         return _spliced(text, as_shown)
     if at == -1:
-        raise ToolError(f"old is not in {path}: {why_missing(text, old)}", kind="invalid_input")
+        raise ToolError(f"`old` was not found in {path}. {why_missing(text, old)}", kind="invalid_input")
     if not replace_all:
         if text.find(old, at + 1) != -1:
             lines = places(text, old, 11)
-            shown = ", ".join(map(str, lines[:10])) + (" and further ones" if len(lines) > 10 else "")
+            shown = ", ".join(map(str, lines[:10])) + (" and more" if len(lines) > 10 else "")
             raise ToolError(
-                f"old is in {path} {_count(text, old)} times, at lines {shown}; give more of the text around the one "
-                "you mean, or set replace_all",
+                f"`old` occurs {_count(text, old)} times in {path}, at lines {shown}. Include more of the surrounding "
+                "lines to make it unique, or set `replace_all`.",
                 kind="invalid_input",
             )
         return _spliced(text, [Span(at, at + len(old), new)])
@@ -485,8 +494,10 @@ def _spliced(text: str, spans: Sequence[Span]) -> Replaced:
 
 
 def _spans_as_shown(text: str, old: str, new: str, *, replace_all: bool) -> list[Span]:
-    """Where ``old`` stands in what a model was shown of ``text``, where characters that are not seen are spelled out;
-    what it copied of these into ``new`` becomes those characters again. Empty where it is not there, or several times."""
+    """Find ``old`` in the form of ``text`` that the model saw, with invisible characters spelled out.
+
+    Spelled-out characters in ``new`` become the original ones. The list is empty if ``old`` is missing or ambiguous.
+    """
     if len(text) > _MAX_SHOWN:
         return []
     view = Shown(text)
@@ -502,7 +513,7 @@ def _spans_as_shown(text: str, old: str, new: str, *, replace_all: bool) -> list
 
 
 def _count(text: str, part: str) -> int:
-    """How often ``part`` occurs, overlapping or not."""
+    """Return how often ``part`` occurs, including overlaps."""
     plain = text.count(part)
     return plain if plain > 1 else len(places(text, part))
 
@@ -527,7 +538,7 @@ async def _aside(size: int, work: Callable[[], _T]) -> _T:
 
 
 async def _explained(error: ToolError, path: str, runtime: Runtime) -> ToolError:
-    """``error``, or what is really the matter: a folder, or no such file and the names that are like it."""
+    """Return a better error for a folder or a missing file, or ``error``."""
     if error.kind in ("denied", "conflict", "limit", "cancelled", "timeout"):
         return error
     try:
@@ -536,7 +547,7 @@ async def _explained(error: ToolError, path: str, runtime: Runtime) -> ToolError
         return await _missing(error, path, runtime)
     if stat.kind == "directory":
         return ToolError(
-            f'{stat.path} is a folder; list what is in it with glob, as in {{"pattern": "*", "path": "{stat.path}"}}',
+            f'{stat.path} is a folder. List its files with glob, e.g. {{"pattern": "*", "path": "{stat.path}"}}.',
             kind="invalid_input",
         )
     return error
@@ -552,4 +563,4 @@ async def _missing(error: ToolError, path: str, runtime: Runtime) -> ToolError:
     if not alike:
         return error
     shown = ", ".join(posixpath.join(folder, one) for one in alike)
-    return ToolError(f"there is no file {path}; the nearest names are {shown}", kind=error.kind)
+    return ToolError(f"File {path} does not exist. Similar names: {shown}.", kind=error.kind)

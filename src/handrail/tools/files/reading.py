@@ -17,7 +17,7 @@ from handrail.tools.declaring import MAX_PATH, MAX_PATTERN, file_reading, object
 
 MAX_IMAGE = 20 * 1024 * 1024
 _BESIDE = 4_800
-"""Bytes of an answer that are not its text, at most: the path, the positions and the sizes."""
+"""The most bytes of an answer that are not its text: the path, the positions and the sizes."""
 _SNIFFED = 4096
 _IMAGES = (
     (b"\x89PNG\r\n\x1a\n", "image/png"),
@@ -43,22 +43,25 @@ _BINARIES = (
 
 
 def most_bytes(runtime: Runtime) -> int:
-    """How many bytes of text, counted as JSON, fit into an answer: less than the limit on the tool's output, so that an
-    answer of whole lines is not cut."""
+    """Return how many bytes of text, counted as JSON, fit into an answer.
+
+    This is less than the output limit of the tool, so that an answer of whole lines is not truncated.
+    """
     most = runtime.max_output
     return most - min(_BESIDE, most // 4)
 
 
 async def lines_answer(runtime: Runtime, path: str, first: int, count: int | None) -> dict[str, object]:
-    """Lines from ``first`` on, as many as fit; an image as a blob.
+    """Read the lines from ``first`` on that fit into an answer, or an image.
 
-    :raises ToolError: ``invalid_input`` for a file that is neither
+    :raises ToolError: ``invalid_input`` for another binary file, or lines beyond the end
     """
     most = most_bytes(runtime)
     found = await runtime.files.read_lines(path, first=first, count=count, max_bytes=most)
     if not found.lines and found.size:
         raise ToolError(
-            f"line {first} is past the end of {found.path}, which has {found.total} lines", kind="invalid_input"
+            f"`offset` is beyond the end of {found.path}: {first}. The file has {found.total} lines.",
+            kind="invalid_input",
         )
     text = "\n".join(found.lines)
     if _looks_binary(text):
@@ -89,17 +92,18 @@ def _of_lines(found: FileLines, lines: Sequence[str], text: str) -> dict[str, ob
 
 
 async def bytes_answer(runtime: Runtime, path: str, start: int, count: int | None) -> dict[str, object]:
-    """A range of bytes, as text if it is UTF-8 (ends moved to whole characters) and in base64 if not."""
+    """Read a range of bytes: as text, cut at whole characters, if it is UTF-8, else in base64."""
     most = most_bytes(runtime)
     found = await runtime.files.read_bytes(path, start=start, max_bytes=min(count or most, most))
     return {"path": found.path, **bytes_shown(found.data, found.start, found.size, most)}
 
 
 def bytes_shown(data: bytes, begin: int, size: int, most: int) -> dict[str, object]:
-    """A range of bytes, as :func:`bytes_answer` shows one.
+    """Return a range of bytes in the form of :func:`bytes_answer`.
 
-    :param begin: its position in the whole, which has ``size`` bytes
-    :param most: bytes of the answer
+    :param begin: the position of the range in the whole
+    :param size: the bytes of the whole
+    :param most: the most bytes of the answer
     """
     text = None
     if b"\0" not in data:
@@ -127,16 +131,16 @@ async def _image(runtime: Runtime, path: str, size: int) -> dict[str, object]:
     head = (await runtime.files.read_bytes(path, max_bytes=_SNIFFED)).data
     media_type = image_type(head)
     if media_type is None:
-        what = next((name for magic, name in _BINARIES if head.startswith(magic)), "no known type of text")
+        what = next((name for magic, name in _BINARIES if head.startswith(magic)), "unknown type")
         raise ToolError(
-            f"{path} is a binary file of {size:,} bytes ({what}); read a range of it with unit 'bytes', "
-            "or look into it with a program in bash",
+            f"{path} is a binary file of {size:,} bytes ({what}). Read a range with `unit: bytes`, "
+            "or inspect it with a program in bash.",
             kind="invalid_input",
         )
     if size > MAX_IMAGE:
         raise ToolError(
-            f"{path} is an image ({media_type}) of {size:,} bytes; images are read up to {MAX_IMAGE:,}. "
-            "Make a smaller copy of it with a program in bash",
+            f"Image {path} ({media_type}) has {size:,} bytes. The maximum is {MAX_IMAGE:,}. "
+            "Make a smaller copy with a program in bash.",
             kind="limit",
         )
     whole = await runtime.files.read_bytes(path)
@@ -144,7 +148,7 @@ async def _image(runtime: Runtime, path: str, size: int) -> dict[str, object]:
 
 
 def image_type(data: bytes) -> str | None:
-    """The media type of an image, by its first bytes; None for anything else."""
+    """Return the media type of an image by its first bytes, or None for anything else."""
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
         return "image/webp"
     return next((kind for magic, kind in _IMAGES if data.startswith(magic)), None)
@@ -162,7 +166,7 @@ def _json_size(text: str) -> int:
 
 
 def _fitting(lines: Sequence[str], most: int) -> int:
-    """How many lines fit into ``most`` bytes; at least one, so that going on gets somewhere."""
+    """Return how many lines fit into ``most`` bytes, but at least one, so that reading can continue."""
     low, high = 1, len(lines)
     while low < high:
         middle = (low + high + 1) // 2
@@ -174,7 +178,7 @@ def _fitting(lines: Sequence[str], most: int) -> int:
 
 
 def _continuation(data: bytes) -> int:
-    """How many bytes at the start belong to a character that began before them."""
+    """Return how many bytes at the start belong to a character that began before them."""
     for number, byte in enumerate(data[:4]):
         if byte & 0xC0 != 0x80:
             return number
@@ -182,7 +186,7 @@ def _continuation(data: bytes) -> int:
 
 
 def _whole_characters(data: bytes) -> tuple[str | None, int]:
-    """The text and the bytes it takes, without a last character cut in its middle; None if it is no UTF-8."""
+    """Return the text without an incomplete last character, and its bytes. The text is None if it is not UTF-8."""
     try:
         return data.decode(), len(data)
     except UnicodeDecodeError as error:
@@ -194,7 +198,7 @@ def _whole_characters(data: bytes) -> tuple[str | None, int]:
 # glob, grep and tree: searches for files by name, and for text in them.
 
 _FEW = 500
-"""Paths that are arranged on the event loop."""
+"""The most paths that are arranged on the event loop."""
 _FOLDER = {
     "type": "string",
     "format": "path",
@@ -329,12 +333,12 @@ class Tree(Tool):
         cut = await asyncio.to_thread(arrange) if len(found.paths) > _FEW else arrange()
         answer: dict[str, object] = {"path": path, "files": len(found.paths), "tree": "\n".join(lines)}
         if cut:
-            answer["more"] = "not every line is shown; use a narrower path, a smaller depth or more max_entries"
+            answer["more"] = "The tree is incomplete. Use a narrower path, a smaller depth or more max_entries."
         return {**answer, **_bounds(found, "a narrower path")}
 
 
 class _Folder:
-    """A folder in a tree, with what is in it by name: None for a file."""
+    """A folder of a tree with its entries by name. The value of a file is None."""
 
     def __init__(self) -> None:
         self.entries: dict[str, _Folder | None] = {}
@@ -352,7 +356,7 @@ class _Folder:
         folder.entries.setdefault(parts[-1], None)
 
     def show(self, lines: list[str], level: int, depth: int, most: int) -> bool:
-        """Add its lines, folders first. Gives whether they were cut at ``most``."""
+        """Add the lines of the folder, folders first, and return whether they were cut at ``most``."""
         for name, inner in sorted(self.entries.items(), key=lambda entry: (entry[1] is None, entry[0])):
             if len(lines) >= most:
                 return True
@@ -367,10 +371,10 @@ class _Folder:
 
 
 def _bounds(found: Found, narrower: str) -> dict[str, object]:
-    """What the list does not hold, said only where there is something to say."""
+    """Return what the list leaves out, if anything."""
     said: dict[str, object] = {}
     if found.more:
-        said["more"] = f"the search was stopped here; use {narrower}"
+        said["more"] = f"The list is incomplete. Use {narrower}."
     if found.skipped:
         said["skipped"] = found.skipped
     return said

@@ -27,7 +27,7 @@ _INDEX = re.compile(r"(?:0|[1-9][0-9]{0,17})\Z")
 
 
 def _no_constant(name: str) -> Any:
-    raise ToolError(f"the file holds {name}, which is no JSON", kind="invalid_input")
+    raise ToolError(f"The file contains {name}, which JSON does not allow. Correct it with edit.", kind="invalid_input")
 
 
 def _finite(text: str) -> float:
@@ -35,8 +35,8 @@ def _finite(text: str) -> float:
     if math.isfinite(value):
         return value
     shown = text if len(text) <= 40 else f"a number of {len(text):,} characters"
-    why = "which is larger than any number that can be kept; edit the text"
-    raise ToolError(f"the file holds {shown}, {why}", kind="invalid_input")
+    text = f"The file contains {shown}, which is too large for a number. Read or change the file as text."
+    raise ToolError(text, kind="invalid_input")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -44,23 +44,24 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) == len(pairs):
         return found
     key, count = Counter(key for key, _ in pairs).most_common(1)[0]
-    raise ToolError(f"the key {_short(key)} is there {count} times in one object; edit the text", kind="invalid_input")
+    text = f"Key {_short(key)} occurs {count} times in one object. Read or change the file as text."
+    raise ToolError(text, kind="invalid_input")
 
 
 _DECODER = json.JSONDecoder(parse_constant=_no_constant)
-"""Says where a value ends."""
+"""Finds the end of a value."""
 _VALUES = json.JSONDecoder(parse_constant=_no_constant, parse_float=_finite, object_pairs_hook=_unique)
-"""Gives the value, if it is one: of several under one key, and of a number without a form, nobody could say which is meant."""
+"""Decodes a value. It rejects duplicate keys and numbers outside the range, which have no clear meaning."""
 
 
 MAX_STEPS = 100
-"""Steps of a pointer; at each, what is within is read again."""
+"""The most steps of a pointer. Each step reads the value again."""
 
 
 class Place(NamedTuple):
-    """Where a value stands: ``text[start:end]``.
+    """The place of a value: ``text[start:end]``.
 
-    :param depth: how many objects and lists it is in
+    :param depth: the number of objects and lists around it
     """
 
     start: int
@@ -69,9 +70,9 @@ class Place(NamedTuple):
 
 
 class Gap(NamedTuple):
-    """Where a value is not yet: the last step of a pointer leads into ``within`` and to nothing.
+    """The place of a missing value: the last step of a pointer leads into ``within`` but to no value.
 
-    :param key: None to append to a list
+    :param key: the missing key; None to append to a list
     """
 
     within: Place
@@ -79,31 +80,30 @@ class Gap(NamedTuple):
 
 
 def steps(pointer: str) -> list[str]:
-    """The steps of a pointer: ``""`` is the whole, ``"/a/0"`` the first of what is in ``a``.
+    """Parse a pointer: ``""`` is the whole value, ``"/a/0"`` the first item of ``a``.
 
-    :raises ToolError: ``invalid_input`` for a text that is no pointer
+    :raises ToolError: ``invalid_input`` if the text is not a pointer
     """
     if pointer and not pointer.startswith("/"):
         hint = "/" + pointer.removeprefix("$").lstrip(".").replace(".", "/")
         raise ToolError(
-            f"{_short(pointer)} is no JSON Pointer; it begins with /, as in {_short(hint)}", kind="invalid_input"
+            f"`pointer` is invalid: {_short(pointer)}. A JSON Pointer begins with /, such as {_short(hint)}.",
+            kind="invalid_input",
         )
     if pointer.count("/") > MAX_STEPS:
-        raise ToolError(
-            f"the JSON Pointer has more than {MAX_STEPS} steps; address an outer value", kind="invalid_input"
-        )
+        raise ToolError(f"`pointer` has more than {MAX_STEPS} steps. Address an outer value.", kind="invalid_input")
     return [part.replace("~1", "/").replace("~0", "~") for part in pointer.split("/")[1:]]
 
 
 def locate(text: str, pointer: str) -> Place | Gap:
-    """Where ``pointer`` leads in ``text``.
+    """Find the value at ``pointer`` in ``text``.
 
-    :raises ToolError: ``invalid_input`` where the text is no JSON or the pointer leads nowhere, with what there is
+    :raises ToolError: ``invalid_input`` if the text is not JSON, or the pointer leads nowhere
     """
     path = steps(pointer)
     start, end = _value(text, _skip(text, 0))
     if _skip(text, end) != len(text):
-        raise _no_json(text, end, "there is more after the value")
+        raise _no_json(text, end, "more text follows the value")
     place = Place(start, end, 0)
     for number, step in enumerate(path):
         said = "/".join(("", *path[: number + 1]))
@@ -112,44 +112,47 @@ def locate(text: str, pointer: str) -> Place | Gap:
             found = [inner for key, inner in _members(text, place) if key == step]
             if len(found) > 1:
                 raise ToolError(
-                    f"the key {_short(said)} is there {len(found)} times; edit the text", kind="invalid_input"
+                    f"Key {_short(said)} occurs {len(found)} times. Read or change the file as text.",
+                    kind="invalid_input",
                 )
             if not found and last:
                 return Gap(place, step)
             if not found:
                 keys = ", ".join(_short(key) for key, _ in list(_members(text, place))[:20])
-                raise ToolError(f"there is nothing at {_short(said)}; the keys there are: {keys}", kind="invalid_input")
+                raise ToolError(f"No value exists at {_short(said)}. Keys of the object: {keys}.", kind="invalid_input")
             place = found[0]
         elif text[place.start] == "[":
             items = list(_items(text, place))
             if last and step in ("-", str(len(items))):
                 return Gap(place, None)
             if not _INDEX.match(step) or int(step) >= len(items):
-                kind = f"a list of {len(items)}, counted from 0"
-                raise ToolError(f"there is nothing at {_short(said)}: it is {kind}", kind="invalid_input")
+                text = f"No value exists at {_short(said)}. The list has {len(items)} items, counted from 0."
+                raise ToolError(text, kind="invalid_input")
             place = items[int(step)]
         else:
             value = _short(text[place.start : place.end])
-            raise ToolError(f"nothing is in {value}, so {_short(said)} leads nowhere", kind="invalid_input")
+            text = f"No value exists at {_short(said)}. The outer value is {value}, not an object or a list."
+            raise ToolError(text, kind="invalid_input")
     return place
 
 
 def value_at(text: str, pointer: str) -> Any:
-    """What stands there.
+    """Return the value at a pointer.
 
-    :raises ToolError: as :func:`locate` does, and where there is nothing
+    :raises ToolError: see :func:`locate`; also if the value is missing
     """
     place = locate(text, pointer)
     if isinstance(place, Gap):
         outer = text[place.within.start : place.within.end]
-        raise ToolError(f"there is nothing at {_short(pointer)}, in {_short(outer)}", kind="invalid_input")
+        text = f"No value exists at {_short(pointer)}. The outer value is {_short(outer)}."
+        raise ToolError(text, kind="invalid_input")
     return _decoded(_VALUES, text, place.start)[0]
 
 
 def put(text: str, pointer: str, value: Any) -> str:
-    """``text`` with ``value`` there: in the place of what is, as a new key, or at the end of a list.
+    """Return ``text`` with ``value`` at the pointer: replaced, under a new key, or appended to a list.
 
-    :raises ToolError: as :func:`locate` does
+    :raises ToolError: see :func:`locate`
     """
     place = locate(text, pointer)
     if isinstance(place, Place):
@@ -174,16 +177,16 @@ def put(text: str, pointer: str, value: Any) -> str:
 
 
 def removed(text: str, pointer: str) -> str:
-    """``text`` without what stands there, and without its key and comma.
+    """Return ``text`` without the value at the pointer, its key and its comma.
 
-    :raises ToolError: as :func:`locate` does, where there is nothing, and for the whole text
+    :raises ToolError: see :func:`locate`; also if the value is missing, or is the whole text
     """
     place = locate(text, pointer)
     if isinstance(place, Gap):
-        raise ToolError(f"there is nothing at {_short(pointer)} to remove", kind="invalid_input")
+        raise ToolError(f"No value exists at {_short(pointer)}, so nothing was removed.", kind="invalid_input")
     if not pointer:
         raise ToolError(
-            "the whole text cannot be removed; write another value, or delete the file", kind="invalid_input"
+            "The whole value cannot be removed. Write another value, or delete the file.", kind="invalid_input"
         )
     outer = locate(text, pointer.rpartition("/")[0])
     assert isinstance(outer, Place)
@@ -197,7 +200,7 @@ def removed(text: str, pointer: str) -> str:
 
 
 def _written(value: Any, text: str, depth: int) -> str:
-    """A value as JSON, on lines where ``text`` is, as deep as it will stand."""
+    """Format a value as JSON, indented like ``text`` if that has lines."""
     unit = _indent(text)
     if unit is None:
         return json.dumps(value, ensure_ascii=False)
@@ -215,21 +218,24 @@ def _value(text: str, at: int) -> tuple[int, int]:
 
 
 def _decoded(decoder: json.JSONDecoder, text: str, at: int) -> tuple[Any, int]:
-    """The value that begins there, and where it ends."""
+    """Return the value at a position, and its end."""
     try:
         return decoder.raw_decode(text, at)
     except json.JSONDecodeError as error:
         raise _no_json(text, error.pos, error.msg) from None
-    except ValueError:  # Python reads no longer one, since that takes very long
-        text = "the JSON holds a whole number of more than 4,300 digits, which is not read"
+    except ValueError:  # Python rejects longer integers, because parsing takes very long
+        text = "The JSON contains an integer of more than 4,300 digits. Read or change the file as text."
         raise ToolError(text, kind="invalid_input") from None
     except RecursionError:
-        raise ToolError("the JSON is nested too deeply to be read", kind="invalid_input") from None
+        raise ToolError(
+            "The JSON is nested too deeply. Read or change the file as text.", kind="invalid_input"
+        ) from None
 
 
 def _no_json(text: str, at: int, why: str) -> ToolError:
     line, column = text.count("\n", 0, at) + 1, at - text.rfind("\n", 0, at)
-    return ToolError(f"the file is no JSON: line {line}, column {column}: {why}", kind="invalid_input")
+    text = f"The file is not valid JSON: line {line}, column {column}: {why}. Correct it with edit."
+    return ToolError(text, kind="invalid_input")
 
 
 def _members(text: str, place: Place) -> Iterator[tuple[str, Place]]:
@@ -245,7 +251,7 @@ def _items(text: str, place: Place) -> Iterator[Place]:
 
 
 def _pieces(text: str, place: Place) -> Iterator[tuple[int, int]]:
-    """Where each member (from its key on) or item of a well-formed object or list begins and ends."""
+    """Yield the start and end of each member (with its key) or item of a well-formed object or list."""
     at = _skip(text, place.start + 1)
     while text[at] not in "}]":
         start = at
@@ -292,7 +298,7 @@ class JsonRead(Tool):
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         found = await runtime.files.read_bytes(args["path"], max_bytes=MAX_FILE)
         if found.size > len(found.data):
-            text = f"{found.path} has {found.size:,} bytes; a JSON file of up to {MAX_FILE:,} is read. Use grep, or read a part"
+            text = f"{found.path} has {found.size:,} bytes. The maximum for JSON is {MAX_FILE:,}. Use grep, or read a part."
             raise ToolError(text, kind="limit")
         pointer: str = args.get("pointer", "")
         value = await asyncio.to_thread(lambda: value_at(_text(found.data), pointer))
@@ -320,7 +326,7 @@ class JsonWrite(Tool):
 
     def check(self, args: dict[str, Any]) -> None:
         if args.get("remove", False) == ("value" in args):
-            raise ToolError("give either a value or remove: true", kind="invalid_input")
+            raise ToolError("Pass exactly one of `value` and `remove: true`.", kind="invalid_input")
         steps(args.get("pointer", ""))
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
@@ -348,7 +354,7 @@ class JsonWrite(Tool):
 
 
 async def _line_end(path: str, runtime: Runtime) -> str:
-    """The one that the file has; where it is new, or may not be changed, as writing then says, the usual one."""
+    """Return the line end of the file, or the default if the file is new or cannot be read."""
     try:
         content = await runtime.files.read_for_edit(path, max_bytes=MAX_FILE)
     except ToolError:
@@ -360,4 +366,5 @@ def _text(data: bytes) -> str:
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise ToolError(f"the file is no JSON: byte {error.start} is not UTF-8", kind="invalid_input") from None
+        text = f"The file is not valid JSON: byte {error.start} is not UTF-8. Check that `path` is a JSON file."
+        raise ToolError(text, kind="invalid_input") from None

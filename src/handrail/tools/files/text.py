@@ -13,20 +13,20 @@ from handrail.contract.tool.names import nearest
 
 MAX_TEXT = 16 * 1024 * 1024
 MAX_LINES = 1_000_000
-"""Of a file that is edited. To let go of the lines of one is a single native step."""
+"""The most lines of a file that is edited. Freeing them is one native step, which blocks the interpreter."""
 MAX_DIFF_LINES = 200
 _MAX_DIFF_LINE = 1_000
 _CONTEXT = 3
 _REFINED = 2_000
-"""Up to how many changed lines a minimal difference is worth its quadratic search."""
+"""The most changed lines for which a minimal difference is worth its quadratic search."""
 _PIECE = 256 * 1024
-"""Characters that one native call goes through: it holds the interpreter meanwhile, in whichever thread."""
+"""The characters that one native call processes. It blocks the interpreter meanwhile, in any thread."""
 _LINES = 64 * 1024
-"""Lines that one native call goes through."""
+"""The lines that one native call processes."""
 
 
 def decoded(data: bytes) -> str:
-    """Bytes as text that :func:`encoded` turns back into exactly these bytes, valid UTF-8 or not."""
+    """Decode bytes so that :func:`encoded` returns exactly these bytes, even if they are not UTF-8."""
     return data.decode("utf-8", "surrogateescape")
 
 
@@ -35,12 +35,12 @@ def encoded(text: str) -> bytes:
 
 
 def readable(text: str) -> str:
-    """``text`` with each byte that is no UTF-8 as U+FFFD, for eyes and JSON."""
+    """Replace each byte of ``text`` that is not UTF-8 by U+FFFD, for display and JSON."""
     return text if text.isascii() else encoded(text).decode("utf-8", "replace")
 
 
 def lines_of(text: str) -> list[str]:
-    """Lines with their ends; only ``\\n`` ends one, as in what ``read`` numbers."""
+    r"""Split a text into lines with their ends. Only ``\n`` ends a line, as in ``read``."""
     lines: list[str] = []
     at = 0
     while at < len(text):
@@ -54,19 +54,19 @@ def lines_of(text: str) -> list[str]:
 
 
 def line_end(text: str) -> str:
-    """The line end that most lines of ``text`` have."""
+    """Return the line end that most lines of ``text`` have."""
     return "\r\n" if 2 * text.count("\r\n") > text.count("\n") else "\n"
 
 
 def with_line_end(text: str, end: str) -> str:
-    """``text`` with every line end written as ``end``."""
+    """Replace every line end of ``text`` by ``end``."""
     plain = text.replace("\r\n", "\n")
     return plain if end == "\n" else plain.replace("\n", end)
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Characters ``[start, end)`` and what takes their place."""
+    """The characters ``[start, end)`` and their replacement."""
 
     start: int
     end: int
@@ -75,7 +75,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Lines ``[first, last)``, counted from 0, and the lines that take their place."""
+    """The lines ``[first, last)``, counted from 0, and their replacement."""
 
     first: int
     last: int
@@ -83,32 +83,31 @@ class Block:
 
 
 def check_lines(path: str, data: bytes) -> None:
-    """Check that a file has no more lines than are gone through one by one.
+    """Check that a file has at most ``MAX_LINES`` lines.
 
     :raises ToolError: ``limit`` otherwise
     """
     if (count := data.count(b"\n")) > MAX_LINES:
         raise ToolError(
-            f"{path} has {count:,} lines; a file of up to {MAX_LINES:,} is edited. Change it with a program in bash, or write it anew",
+            f"{path} has {count:,} lines. The maximum for edits is {MAX_LINES:,}. Change it with a program in bash.",
             kind="limit",
         )
 
 
 def check_size(characters: int) -> None:
-    """Check that a text that is about to be made is not larger than a file that is edited may be.
+    """Check that an edited text has at most ``MAX_TEXT`` characters.
 
     :raises ToolError: ``limit`` otherwise
     """
     if characters > MAX_TEXT:
         raise ToolError(
-            f"the change makes a text of {characters:,} characters; a file of up to {MAX_TEXT:,} is edited. "
-            "Replace less at once",
+            f"The edited text would have {characters:,} characters. The maximum is {MAX_TEXT:,}. Replace less at once.",
             kind="limit",
         )
 
 
 def spliced(text: str, spans: Sequence[Span]) -> str:
-    """``text`` with each span replaced; spans ascend and do not overlap."""
+    """Replace each span of ``text``. Spans ascend and do not overlap."""
     parts: list[str] = []
     at = 0
     for span in spans:
@@ -136,7 +135,7 @@ def replaced_everywhere(text: str, old: str, new: str) -> str:
 
 
 def blocks_of_spans(text: str, spans: Sequence[Span]) -> list[Block]:
-    """The whole lines that ``spans`` change."""
+    """Return the whole lines that ``spans`` change."""
     lines = lines_of(text)
     starts = [0]
     for at in range(0, len(lines), _LINES):
@@ -166,7 +165,7 @@ def blocks_of_spans(text: str, spans: Sequence[Span]) -> list[Block]:
 
 
 def blocks_between(before: Sequence[str], after: Sequence[str]) -> list[Block]:
-    """What turns ``before`` into ``after``: minimal where that is cheap to find, else one block."""
+    """Return the blocks that turn ``before`` into ``after``: minimal if cheap to compute, else one block."""
     whole = _trimmed(before, Block(0, len(before), tuple(after)))
     old = before[whole.first : whole.last]
     if not old and not whole.new:
@@ -192,7 +191,7 @@ def _trimmed(before: Sequence[str], block: Block) -> Block:
 
 @dataclass(frozen=True, slots=True)
 class Diff:
-    """A unified diff of at most :data:`MAX_DIFF_LINES` lines; ``left_out`` counts what came after."""
+    """A unified diff of at most :data:`MAX_DIFF_LINES` lines. ``left_out`` counts the further ones."""
 
     text: str
     added: int
@@ -200,7 +199,7 @@ class Diff:
     left_out: int = 0
 
     def fields(self) -> dict[str, object]:
-        """As it stands in a tool's data."""
+        """Return the diff as members of a tool's data."""
         found: dict[str, object] = {"diff": self.text, "lines_added": self.added, "lines_removed": self.removed}
         if self.left_out:
             found["diff_lines_left_out"] = self.left_out
@@ -208,7 +207,10 @@ class Diff:
 
 
 def unified(path: str, before: Sequence[str], blocks: Sequence[Block], *, created: bool = False) -> Diff:
-    """The unified diff of ``blocks``, which ascend and do not touch each other, with three lines of context."""
+    """Return the unified diff of ``blocks``, with three lines of context.
+
+    The blocks ascend and do not touch each other.
+    """
     added = sum(len(b.new) for b in blocks)
     removed = sum(b.last - b.first for b in blocks)
     if not blocks:
@@ -245,7 +247,7 @@ def unified(path: str, before: Sequence[str], blocks: Sequence[Block], *, create
 
 
 def compared(path: str, before: str, after: str, *, created: bool) -> Diff:
-    """The unified diff of a text that took the place of another; only its counts where one has too many lines."""
+    """Return the unified diff of two texts, or only its counts if one has too many lines."""
     removed, added = before.count("\n"), after.count("\n")
     if max(removed, added) > MAX_LINES:
         return Diff("", added, removed, added + removed)
@@ -254,7 +256,7 @@ def compared(path: str, before: str, after: str, *, created: bool) -> Diff:
 
 
 def length(lines: Sequence[str], first: int, last: int) -> int:
-    """The characters of ``lines[first:last]``."""
+    """Return the number of characters in ``lines[first:last]``."""
     return sum(sum(map(len, lines[at : min(at + _LINES, last)])) for at in range(first, last, _LINES))
 
 
@@ -293,7 +295,7 @@ def _append(out: list[str], sign: str, lines: Sequence[str], *, keep_return: boo
 
 
 def places(text: str, part: str, at_most: int = 10) -> list[int]:
-    """The lines, counted from 1, on which the first occurrences of ``part`` begin; overlapping ones count."""
+    """Return the lines, counted from 1, where the first occurrences of ``part`` begin, including overlaps."""
     found: list[int] = []
     at, line, counted = text.find(part), 1, 0
     while at != -1 and len(found) < at_most:
@@ -305,9 +307,9 @@ def places(text: str, part: str, at_most: int = 10) -> list[int]:
 
 
 def why_missing(text: str, part: str) -> str:
-    """A hint at what is there instead of ``part``: other whitespace, other case, the nearest line."""
+    """Explain why ``part`` was not found: other whitespace, other case, or the most similar line."""
     if "\ufffd" in part:
-        return "it has U+FFFD in it, which stands for bytes that are not UTF-8; leave those characters out"
+        return "`old` contains U+FFFD, which replaces bytes that are not UTF-8. Leave out those characters."
     lines = [line.removesuffix("\n").removesuffix("\r") for line in lines_of(text)]
     wanted = part.replace("\r\n", "\n").split("\n")
     while len(wanted) > 1 and not wanted[-1].strip():
@@ -321,17 +323,18 @@ def why_missing(text: str, part: str) -> str:
             if line == bare[0] and stripped[index : index + len(bare)] == bare:
                 for offset, (have, want) in enumerate(zip(lines[index : index + len(bare)], wanted, strict=True)):
                     if have != want:
-                        return f"line {index + offset + 1} differs in whitespace only: it is {_quoted(have)}, not {_quoted(want)}"
-                return f"lines {index + 1} to {index + len(bare)} are like it but for blank lines around them"
+                        number = index + offset + 1
+                        return f"Line {number} differs only in whitespace: it is {_quoted(have)}, not {_quoted(want)}."
+                return f"Lines {index + 1} to {index + len(bare)} match except for blank lines around them."
     lower = "".join(text[at : at + _PIECE].lower() for at in range(0, len(text), _PIECE))
     at = lower.find(part.lower())
     if at != -1:
-        return f"line {text.count(chr(10), 0, at) + 1} has it in other upper and lower case"
+        return f"Line {text.count(chr(10), 0, at) + 1} has it in other upper and lower case."
     near = nearest(max(bare, key=len), dict.fromkeys(filter(None, stripped[:2_000])), 1, cutoff=0.6)
     if near:
         index = stripped.index(near[0])
-        return f"the nearest line is {index + 1}: {_quoted(lines[index])}"
-    return "nothing in the file is like it"
+        return f"The most similar line is {index + 1}: {_quoted(lines[index])}. Read the file again and copy the text."
+    return "No similar text exists. Read the file again and copy the text exactly."
 
 
 def _quoted(line: str) -> str:

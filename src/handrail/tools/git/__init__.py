@@ -12,4 +12,4 @@ GIT_TOOLS: tuple[Tool, ...] = (
     *(Add(), Commit(), CreateBranch(), Checkout(), Merge(), Stash()),
     *(Init(), Clone(), Push()),
 )
-"""In the order in which a catalog shows them."""
+"""The git tools in the order of a catalog."""

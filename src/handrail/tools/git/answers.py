@@ -40,17 +40,17 @@ _COMMIT_FIELDS = 10
 
 
 def change(letter: str) -> str:
-    """The word for a letter of git's."""
+    """Return the word for a status letter of git."""
     return _CHANGES.get(letter[:1], letter)
 
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """A path that is not as it was.
+    """A path that differs from the last commit or the index.
 
     :param index: how the index differs from the last commit, by git's letter; ``.`` for not at all
     :param worktree: how the file differs from the index
-    :param mode: of what lies in the work tree
+    :param mode: the mode in the work tree
     """
 
     path: bytes
@@ -66,7 +66,7 @@ class Changed:
 
 @dataclass(slots=True)
 class State:
-    """What ``git status --porcelain=v2 --branch -z`` says."""
+    """The output of ``git status --porcelain=v2 --branch -z``."""
 
     headers: dict[str, str] = field(default_factory=dict[str, str])
     changed: list[Changed] = field(default_factory=list[Changed])
@@ -103,7 +103,7 @@ def _letters(pair: bytes) -> tuple[str, str]:
 
 @dataclass(slots=True)
 class Difference:
-    """One path of a difference."""
+    """A path of a diff."""
 
     path: bytes
     change: str
@@ -119,7 +119,7 @@ class Difference:
 
 
 def differences(output: bytes) -> list[Difference]:
-    """What ``--raw --numstat -z`` prints, or ``--raw -z`` alone."""
+    """Parse the output of ``--raw --numstat -z``, or of ``--raw -z`` alone."""
     found: list[Difference] = []
     counts: dict[bytes, tuple[bytes, bytes]] = {}
     words = iter(output.split(b"\0"))
@@ -144,7 +144,7 @@ def differences(output: bytes) -> list[Difference]:
 
 
 def commits(output: bytes) -> list[dict[str, Any]]:
-    """Those of ``git log -z --format=COMMIT``."""
+    """Parse the output of ``git log -z --format=COMMIT``."""
     fields = output.split(b"\0")
     return [
         _commit(fields[at : at + _COMMIT_FIELDS]) for at in range(0, len(fields) - _COMMIT_FIELDS + 1, _COMMIT_FIELDS)
@@ -173,7 +173,7 @@ def _commit(fields: list[bytes]) -> dict[str, Any]:
 
 
 def blamed(output: bytes) -> list[tuple[str, int, dict[str, str], str]]:
-    """``(commit, line, what is said of the commit, text)`` of ``git blame --porcelain``."""
+    """Parse the output of ``git blame --porcelain`` into ``(commit, line, data of the commit, text)``."""
     found: list[tuple[str, int, dict[str, str], str]] = []
     known: dict[str, dict[str, str]] = {}
     number, line = "", 0
@@ -198,7 +198,7 @@ STATUS = ("status", "--porcelain=v2", "--branch", "-z", "--ignore-submodules=dir
 
 
 def listed(name: str, found: Sequence[_T], row: Callable[[_T], Any]) -> dict[str, Any]:
-    """The rows of what was ``found`` under ``name``, as far as an answer lists them, and how many it does not."""
+    """Return the rows of ``found`` under ``name``, up to the limit of an answer, and the number of omitted rows."""
     told: dict[str, Any] = {name: [row(one) for one in found[:MOST_LISTED]]}
     if len(found) > MOST_LISTED:
         told[f"{name}_not_listed"] = len(found) - MOST_LISTED
@@ -206,47 +206,47 @@ def listed(name: str, found: Sequence[_T], row: Callable[[_T], Any]) -> dict[str
 
 
 def hidden(repository: Repository, paths: Iterable[bytes], consequence: str) -> dict[str, Any]:
-    """Which paths rules keep from being read, if any, and what follows for the answer."""
+    """Return the paths that rules hide, if any, and the consequence for the answer."""
     kept = sorted(map(repository.shown, paths))[:MOST_LISTED]
-    return {"hidden": {"paths": kept, "why": f"rules keep these from being read, so {consequence}"}} if kept else {}
+    return {"hidden": {"paths": kept, "why": f"Rules deny reading these files. {consequence}"}} if kept else {}
 
 
 def conflict(repository: Repository, one: tuple[bytes, str]) -> dict[str, str]:
-    """A file whose two sides were not brought together, with what became of it."""
+    """Return a file with a conflict, and what each side did to it."""
     path, how = one
     return {"path": repository.shown(path), "change": how}
 
 
 async def check_conflicts(repository: Repository, problem: str, then: str) -> State:
-    """The state of the tracked files, where there are no conflicts among them.
+    """Return the state of the tracked files, if they have no conflicts.
 
-    :param problem: what they are told with; ``{}`` in it is how many files they are in
-    :param then: the next step
-    :raises ToolError: ``conflict`` with the files, where there are any
+    :param problem: the first sentence of the error; ``{}`` in it is the number of files
+    :param then: the next step, a sentence
+    :raises ToolError: ``conflict`` with the files, if there are any
     """
     state = await repository.read(status, *STATUS, "--untracked-files=no")
     if state.unmerged:
-        text = f"{problem.format(len(state.unmerged))}; {then}"
+        text = f"{problem.format(len(state.unmerged))} {then}"
         found = [conflict(repository, one) for one in state.unmerged[:MOST_LISTED]]
         raise ToolError(text, kind="conflict", data={"conflicts": found})
     return state
 
 
 def filters_noted(repository: Repository) -> dict[str, Any]:
-    """What a result says where filters were left out."""
+    """Return a note for the result if filters were not run."""
     if not repository.filters:
         return {}
     names = ", ".join(sorted(repository.filters)[:5])
     return {
-        "filters_not_run": f"{names}: the repository's configuration names programs for these filters, and none is run; "
-        "files under them may show as changed though they are not"
+        "filters_not_run": f"{names}: The repository configures programs for these filters, which are not run. "
+        "Files with these filters may appear as changed although they are not."
     }
 
 
 # Shared parts of the declarations: requirements for reading and changing a repository, and common arguments.
 
 TIMEOUT_MS = 120_000
-"""For what writes many files."""
+"""The time-out of tools that write many files."""
 FOLDER: dict[str, Any] = {
     "type": "string",
     "minLength": 1,
@@ -255,16 +255,16 @@ FOLDER: dict[str, Any] = {
     "description": "Folder in the repository",
 }
 READ_FOLDER: dict[str, Any] = {**FOLDER, "format": "path"}
-"""The same, where reading it is judged by the rules about reading files."""
+"""The same, for tools whose reading is subject to the rules about files."""
 PATHS: dict[str, Any] = {
     "type": "array",
     "maxItems": 2_000,
     "items": {"type": "string", "minLength": 1, "maxLength": 4096},
 }
-"""Files and folders of the repository; each tool adds a description."""
+"""Files and folders of the repository. Each tool adds a description."""
 WRITES = Requires(fs=WORKSPACE, shell=(ShellRequires(cmd="git"),))  # noqa: S604 - a declaration, nothing is run
 WRITES_CONFIG = WRITES.model_copy(update={"capabilities": ("vcs.config",)})
-"""What a tool needs that also writes the repository's configuration, as following a remote's branch does."""
+"""The requirements of tools that also write the repository's configuration, e.g. to track a remote branch."""
 
 reading = partial(
     ToolSpec,
@@ -276,7 +276,7 @@ reading = partial(
     category="git",
     kind="read",
 )
-"""The declaration of a tool that only looks into a repository."""
+"""Declares a tool that only reads a repository."""
 
 changing = partial(ToolSpec, requires=WRITES, side_effect="write", locks=(LockSpec("workspace", "X"),), category="git")
-"""The declaration of a tool that changes a repository or its files."""
+"""Declares a tool that changes a repository or its files."""

@@ -57,7 +57,7 @@ class Add(Tool):
 
     def check(self, args: dict[str, Any]) -> None:
         if args.get("all", False) == ("paths" in args):
-            raise ToolError("give either `paths`, or `all`: true", kind="invalid_input")
+            raise ToolError("Pass exactly one of `paths` and `all: true`.", kind="invalid_input")
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         repository = await opened(runtime, args.get("repository", "."), writing=True)
@@ -65,11 +65,12 @@ class Add(Tool):
 
 
 async def stage(repository: Repository, paths: Sequence[str], *, new: bool = True) -> dict[str, Any]:
-    """Put what changed into the index, file by file: ``git add`` itself would look into submodules, where their own
-    configuration counts.
+    """Add changes to the index, file by file.
 
-    :param paths: none for everything
-    :param new: also files that are not tracked
+    ``git add`` itself would look into submodules, whose configuration is not trusted.
+
+    :param paths: the files and folders; empty for all
+    :param new: whether to include untracked files
     """
     about = repository.pathspecs(paths)
     untracked = "--untracked-files=all" if new else "--untracked-files=no"
@@ -94,26 +95,26 @@ async def stage(repository: Repository, paths: Sequence[str], *, new: bool = Tru
 def _staged(
     repository: Repository, state: answers.State, paths: Sequence[str], staged: Sequence[bytes], hidden: Iterable[bytes]
 ) -> dict[str, Any]:
-    """What was staged, and why what was asked for was left out."""
+    """Return the staged files, and the reason for each one that was left out."""
     answer = listed("staged", staged, repository.shown)
     left: dict[str, Iterable[bytes]] = {
-        "rules keep it from being read": hidden,
-        "it is a repository of its own": [path for path in state.untracked if path.endswith(b"/")],
-        "its conflict is unsolved; solve it and give it in `paths`": [] if paths else [p for p, _ in state.unmerged],
+        "Rules deny reading this file.": hidden,
+        "This folder is a separate repository.": [path for path in state.untracked if path.endswith(b"/")],
+        "The file has a conflict. Resolve it and pass it in `paths`.": [] if paths else [p for p, _ in state.unmerged],
     }
     left_out = {repository.shown(path): why for why, found in left.items() for path in islice(found, MOST_LISTED)}
     touched = sorted([*staged, *(path for found in left.values() for path in found)])
     for path in paths:
         inner = repository.within(path).encode("utf-8", "surrogateescape")
         if inner != b"." and not (_first_from(touched, inner) == inner or _is_within(touched, inner)):
-            left_out[path] = "nothing in it is changed and not staged, or it is ignored, or not there"
+            left_out[path] = "The path has no unstaged changes, is ignored, or does not exist."
     if left_out:
         answer["left_out"] = dict(list(left_out.items())[:MOST_LISTED])
     return answer
 
 
 def _first_from(ordered: Sequence[bytes], path: bytes) -> bytes:
-    """The first of ``ordered`` that does not come before ``path``."""
+    """Return the first of ``ordered`` that does not come before ``path``."""
     index = bisect_left(ordered, path)
     return ordered[index] if index < len(ordered) else b""
 
@@ -151,15 +152,15 @@ class Commit(Tool):
 
     def check(self, args: dict[str, Any]) -> None:
         if not args["message"].strip():
-            raise ToolError("the message is blank; say what the commit does", kind="invalid_input")
+            raise ToolError("`message` is blank. Describe the changes.", kind="invalid_input")
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         repository = await opened(runtime, args.get("repository", "."), writing=True)
         amend = args.get("amend", False)
         if args.get("all", False):
             await stage(repository, (), new=False)
-        then = "give each file to git.add when it is solved"
-        state = await check_conflicts(repository, "there are conflicts to solve first", then)
+        then = "Resolve each, and pass it to git.add."
+        state = await check_conflicts(repository, "{} files have conflicts.", then)
         if (
             not amend
             and not await aside(len(state.changed), lambda: any(one.index != "." for one in state.changed))
@@ -167,11 +168,11 @@ class Commit(Tool):
         ):
             unstaged = await aside(len(state.changed), lambda: sum(one.worktree != "." for one in state.changed))
             raise ToolError(
-                "nothing is staged, so there is nothing to commit; "
+                "Nothing is staged. "
                 + (
-                    f"{unstaged} changed files can be staged with git.add, or with `all`"
+                    f"Stage the {unstaged} changed files with git.add, or set `all`."
                     if unstaged
-                    else "nothing changed"
+                    else "No tracked file has changed; add new files with git.add."
                 ),
                 kind="failed",
             )
@@ -191,9 +192,9 @@ class Commit(Tool):
 
 
 def identity(repository: Repository) -> dict[str, str]:
-    """The name and address that the repository's own configuration gives whoever commits in it.
+    """Return the author's name and address from the repository's configuration, as variables.
 
-    Those of the person's configuration are in the sandbox already, as variables, which would outrank these.
+    Those of the user's configuration are variables in the sandbox already. They would override these.
     """
     found: dict[str, str] = {}
     for who in ("author", "committer"):
@@ -205,7 +206,7 @@ def identity(repository: Repository) -> dict[str, str]:
 
 
 async def described(repository: Repository, *, changes: bool = False) -> dict[str, Any]:
-    """Where the work tree stands now: branch, commit, subject; with what the commit changed."""
+    """Return the branch, commit and subject of the work tree; with ``changes`` also the files of the commit."""
     words = (
         "log",
         "-z",
@@ -280,7 +281,8 @@ def branch_name(given: str) -> str:
     fault = re.search(r"^[-/.]|[\x00-\x20\x7f~^:?*\[\\]|\.\.|@\{|//|[/.]$|\.lock(?:/|$)|/\.|^@$|^HEAD$", given)
     if fault is not None:
         raise ToolError(
-            f"{given!r} can be no branch's name because of {fault.group()!r}; write words joined by '-' or '/', as in fix/login",
+            f"The branch name is invalid: {given!r} contains {fault.group()!r}. "
+            "Use words joined by '-' or '/', such as fix/login.",
             kind="invalid_input",
         )
     return given
@@ -324,9 +326,9 @@ class Checkout(Tool):
     def check(self, args: dict[str, Any]) -> None:
         track = args.get("track", False)
         if "ref" not in args and (track or "paths" not in args):
-            raise ToolError("give `ref`, the branch, tag or commit to switch to", kind="invalid_input")
+            raise ToolError("`ref` is missing. Pass the branch, tag or commit to switch to.", kind="invalid_input")
         if track and "paths" in args:
-            raise ToolError("`track` switches to a branch, `paths` stays on it; give one of them", kind="invalid_input")
+            raise ToolError("`track` and `paths` exclude each other. Pass only one.", kind="invalid_input")
         if "ref" in args:
             commitish(args["ref"])
 
@@ -359,25 +361,26 @@ class Checkout(Tool):
 
 
 def in_the_way(error: ToolError) -> ToolError:
-    """What git says of changes that it will not overwrite, as a conflict with the files."""
+    """Return git's refusal to overwrite changes as a conflict with the files, or another error unchanged."""
     if _IN_THE_WAY.search(error.text) is None:
         return error
     files = [line.strip() for line in error.text.splitlines() if line.startswith("\t")]
     return ToolError(
-        "changes that are not committed would be overwritten; commit them (git.add, git.commit), put them aside "
-        "(git.stash), or discard them (git.checkout with paths)",
+        "Uncommitted changes would be overwritten. Commit them (git.add, git.commit), stash them (git.stash), "
+        "or discard them (git.checkout with `paths`).",
         kind="conflict",
         data={"files": files[:MOST_LISTED]},
     )
 
 
 async def check_writing(repository: Repository, ref: str | None, paths: Sequence[str] = ()) -> None:
-    """Refuse to write files that would not become what they should: those that rules keep from programs, over which
-    the sandbox has laid something else, and those that a filter, whose program is not run, changes on their way.
+    """Refuse to write files that would get the wrong content.
 
-    :param ref: where they come from; None for the index
-    :param paths: none for all that differ between the last commit and ``ref``
-    :raises ToolError: ``denied`` or ``unavailable`` where there is one
+    These are files that rules hide, which the sandbox covers, and files that a filter changes, whose program is not run.
+
+    :param ref: the source of the files; None for the index
+    :param paths: the files; empty for all that differ between the last commit and ``ref``
+    :raises ToolError: ``denied`` or ``unavailable`` if there are such files
     """
     if ref is None:
         words = ["diff-files"]
@@ -387,7 +390,7 @@ async def check_writing(repository: Repository, ref: str | None, paths: Sequence
     about = repository.pathspecs(paths)
     done = await repository.run(words[0], *options, *words[1:], "--", *about, codes=(0, 128))
     if done.exit_code:
-        return  # no such commit, or none to compare with: the command itself says which
+        return  # the commit does not exist; the command itself reports that
     names = [name for name in done.output.split(b"\0") if name]
     await refuse_hidden(repository, await repository.hidden(names, len(names)))
     if not repository.filters or not names:
@@ -396,24 +399,25 @@ async def check_writing(repository: Repository, ref: str | None, paths: Sequence
     told = (await repository.output("check-attr", "-z", "--stdin", "filter", stdin=listed)).split(b"\0")
     used = {text(value) for value in set(told[2::3])} & repository.filters
     if used or any(name == b".gitattributes" or name.endswith(b"/.gitattributes") for name in names):
-        raise ToolError(repository.filtered(f"{len(names)} files would be written"), kind="unavailable")
+        raise ToolError(repository.filtered(f"{len(names)} files"), kind="unavailable")
 
 
 async def refuse_hidden(repository: Repository, hidden: Collection[bytes]) -> None:
-    """
-    :raises ToolError: ``denied`` with the names, where there are any
+    """Refuse to continue if there are hidden files.
+
+    :raises ToolError: ``denied`` with the names
     """
     names = await aside(len(hidden), lambda: sorted(map(repository.shown, hidden)))
     if names:
         more = f" and {len(names) - 5} more" if len(names) > 5 else ""
         raise ToolError(
-            f"{', '.join(names[:5])}{more} would have to be read or written, and rules keep that from programs. A rule "
-            f"such as 'allow fs.read {names[0]}' shows it to them; or a person does this",
+            f"Rules hide {', '.join(names[:5])}{more} from programs, and git needs to access them. "
+            f"Ask the user to do this, or to add a rule such as 'allow fs.read {names[0]}'.",
             kind="denied",
         )
 
 
-# git.merge and git.stash: joining two lines of work, and putting unfinished changes aside.
+# git.merge and git.stash.
 
 _MOST_STASHES = 100
 
@@ -454,7 +458,7 @@ class Merge(Tool):
 
     def check(self, args: dict[str, Any]) -> None:
         if args.get("abort", False) == ("ref" in args):
-            raise ToolError("give either `ref`, what to merge, or `abort`: true", kind="invalid_input")
+            raise ToolError("Pass exactly one of `ref`, the branch to merge, and `abort: true`.", kind="invalid_input")
         if "ref" in args:
             commitish(args["ref"])
 
@@ -485,8 +489,8 @@ class Merge(Tool):
         except ToolError as error:
             raise in_the_way(error) from None
         if done.exit_code:
-            then = "solve each and give it to git.add, then git.commit; or git.merge with abort"
-            await check_conflicts(repository, "the merge left conflicts in {} files", then)
+            then = "Resolve each, pass it to git.add, then call git.commit; or call git.merge with `abort`."
+            await check_conflicts(repository, "The merge left conflicts in {} files.", then)
             raise in_the_way(await repository.failure((*words, ref), done))
         after = await described(repository)
         if before.get("commit") == after.get("commit"):
@@ -538,9 +542,9 @@ class Stash(Tool):
     def check(self, args: dict[str, Any]) -> None:
         action: str = args.get("action", "push")
         if action != "push" and ("message" in args or args.get("untracked", False)):
-            raise ToolError("`message` and `untracked` are for push", kind="invalid_input")
+            raise ToolError("`message` and `untracked` apply only to push. Omit them.", kind="invalid_input")
         if action in ("push", "list") and args.get("index", 0):
-            raise ToolError("`index` is for show, apply, pop and drop", kind="invalid_input")
+            raise ToolError("`index` applies only to show, apply, pop and drop. Omit it.", kind="invalid_input")
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         action: str = args.get("action", "push")
@@ -552,8 +556,8 @@ class Stash(Tool):
             return {"stashes": stashes[:_MOST_STASHES]}
         index: int = args.get("index", 0)
         if index >= len(stashes):
-            there = f"there are {len(stashes)}, counted from 0" if stashes else "nothing is put aside"
-            raise ToolError(f"there is no stash {index}; {there}", kind="invalid_input")
+            there = f"There are {len(stashes)}, counted from 0." if stashes else "The repository has no stashes."
+            raise ToolError(f"Stash {index} does not exist. {there}", kind="invalid_input")
         chosen, stash = stashes[index], f"stash@{{{index}}}"
         if action == "show":
             return {**chosen, **await difference(repository, [f"{stash}^1", stash], {})}
@@ -564,25 +568,25 @@ class Stash(Tool):
         except ToolError as error:
             raise in_the_way(error) from None
         if done.exit_code:
-            then = "the stash is kept; solve each and give it to git.add"
-            await check_conflicts(repository, "taking the stash back left conflicts in {} files", then)
+            then = "The stash is kept. Resolve each, and pass it to git.add."
+            await check_conflicts(repository, "Restoring the stash left conflicts in {} files.", then)
             raise in_the_way(await repository.failure(("stash", action), done))
         return {"done": action, **chosen}
 
 
 async def _push(repository: Repository, args: dict[str, Any]) -> dict[str, Any]:
-    # It looks into submodules, where their own configuration counts, and nothing of ours.
+    # git stash looks into submodules, where their configuration applies instead of ours.
     listing = await repository.output("ls-files", "--stage", "-z")
     if listing.startswith(b"160000 ") or b"\x00160000 " in listing:
         raise ToolError(
-            "this repository has submodules, into which git stash looks with their own configuration, so it is not done "
-            "here; commit to a branch of its own instead (git.create_branch, git.checkout, git.commit)",
+            "Stashing is not available in a repository with submodules. "
+            "Commit to a separate branch instead (git.create_branch, git.checkout, git.commit).",
             kind="unavailable",
         )
     state = await repository.read(answers.status, *STATUS, "--untracked-files=no")
     if state.headers.get("branch.oid") == "(initial)":
         raise ToolError(
-            "there are no commits yet, and what is put aside is kept beside one; make the first with git.commit",
+            "The repository has no commits yet, which a stash needs. Create the first with git.commit.",
             kind="failed",
         )
     unstaged = (one.path for one in state.changed if one.worktree != ".")
@@ -594,7 +598,7 @@ async def _push(repository: Repository, args: dict[str, Any]) -> dict[str, Any]:
     await repository.run(*words, variables=identity(repository))
     stashes = await _list(repository)
     if len(stashes) == before:
-        raise ToolError("there are no changes to put aside; new files are only with `untracked`", kind="failed")
+        raise ToolError("No changes were found to stash. Set `untracked` to include new files.", kind="failed")
     return {"done": "push", **stashes[0]}
 
 

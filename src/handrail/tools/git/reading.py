@@ -83,7 +83,7 @@ def _lists(repository: Repository, state: answers.State, kept: set[bytes]) -> di
         **listed("unstaged", seen, lambda one: _change(repository, one, one.worktree)),
         **listed("untracked", state.untracked, repository.shown),
         **listed("conflicts", state.unmerged, lambda one: conflict(repository, one)),
-        **hidden(repository, kept, "whether they changed cannot be told"),
+        **hidden(repository, kept, "Their changes are unknown."),
     }
 
 
@@ -208,9 +208,14 @@ class Blame(Tool):
             output = await repository.output(*words, "--", f"./{repository.within(path)}")
         except ToolError as error:
             if "has only" in error.text:  # fewer lines than the first
-                raise ToolError(f"{path}: {error.text}; give a smaller `first`", kind="invalid_input") from None
+                raise ToolError(
+                    f"`first` is too large for {path}: {error.text.rstrip('.')}. Use a smaller number.",
+                    kind="invalid_input",
+                ) from None
             if "no such ref: HEAD" in error.text:
-                raise ToolError("there are no commits yet, so no line was changed by one", kind="failed") from None
+                raise ToolError(
+                    "The repository has no commits yet, so blame is not available.", kind="failed"
+                ) from None
             raise
         found = await taken_apart(output, answers.blamed)
         made: dict[str, Any] = {}
@@ -237,7 +242,7 @@ def _author(number: str, about: dict[str, str]) -> dict[str, str]:
         moment = datetime.datetime.fromtimestamp(seconds, datetime.timezone(offset))
         found["date"] = moment.isoformat()
     except (KeyError, ValueError, OverflowError, OSError):
-        pass  # a commit may say anything of its time
+        pass  # a commit may contain any time
     return found | {"subject": about.get("summary", "")}
 
 
@@ -284,7 +289,7 @@ def _branches(output: bytes) -> tuple[list[dict[str, Any]], list[dict[str, Any]]
     remote: list[dict[str, Any]] = []
     for row in output.split(b"\n"):
         parts = text(row).split("\0")
-        if len(parts) != 8 or parts[7]:  # origin/HEAD only names another
+        if len(parts) != 8 or parts[7]:  # origin/HEAD only refers to another branch
             continue
         name, head, commit, upstream, track, date, subject, _ = parts
         one: dict[str, Any] = {
@@ -326,7 +331,7 @@ _EMPTY_TREES = {
     40: "4b825dc642cb6eb9a060e54bf8d69288fbee4904",
     64: "6ef19b41225c5369f1c104d45d8d85efa9b057b53b14b4b9b939dd74decc5321",
 }
-"""What git calls a tree with nothing in it, by the length of its names."""
+"""The names of git's empty tree, by their length."""
 _PATHS = {
     "type": "array",
     "maxItems": 2_000,
@@ -384,7 +389,7 @@ class Diff(Tool):
 
     def check(self, args: dict[str, Any]) -> None:
         if "to" in args and (args.get("staged", False) or "from" not in args):
-            raise ToolError("`to` is compared with `from`; give both, without `staged`", kind="invalid_input")
+            raise ToolError("`to` needs `from` and excludes `staged`. Pass `from` and `to`.", kind="invalid_input")
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         staged, base, to = args.get("staged", False), args.get("from"), args.get("to")
@@ -439,7 +444,7 @@ class Show(Tool):
         words = ("log", "-z", "--max-count=1", "--no-color", "--no-show-signature", "--no-notes", "--decorate=short")
         found = await repository.read(answers.commits, *words, f"--format={answers.COMMIT}", ref, "--")
         if not found:
-            raise ToolError(f"{ref} names no commit", kind="invalid_input")
+            raise ToolError(f"`ref` is not a commit: {ref}. Pass a commit, branch or tag.", kind="invalid_input")
         commit = found[0]
         parent = commit["parents"][0] if commit["parents"] else _EMPTY_TREES[len(commit["commit"])]
         changes = await difference(repository, [parent, commit["commit"]], args)
@@ -454,7 +459,7 @@ async def _file(repository: Repository, ref: str, path: str) -> dict[str, Any]:
     kind = text(await repository.output("cat-file", "-t", at)).strip()
     if kind != "blob":
         what = "a folder" if kind == "tree" else f"a {kind}"
-        raise ToolError(f"{path} is {what} in {ref}, not a file; name a file in it", kind="invalid_input")
+        raise ToolError(f"{path} is {what} in {ref}, not a file. Pass the path of a file.", kind="invalid_input")
     content = await repository.output("cat-file", "blob", at)
     found: dict[str, Any] = {"path": path, "ref": ref, "bytes": len(content)}
     if b"\0" in content[:8_000]:
@@ -465,11 +470,11 @@ async def _file(repository: Repository, ref: str, path: str) -> dict[str, Any]:
 async def difference(
     repository: Repository, ends: Sequence[str], args: dict[str, Any], names: Sequence[str] | None = None
 ) -> dict[str, Any]:
-    """The files of a difference with their counts, and its patch.
+    """Return the files of a diff with their counts, and its patch.
 
-    :param ends: the words that say what is compared
-    :param args: a call's, with ``paths``, ``context`` and ``counts_only``
-    :param names: the command that lists what differs without looking into files, where ``git diff`` would
+    :param ends: the git arguments that say what is compared
+    :param args: the arguments of the call, with ``paths``, ``context`` and ``counts_only``
+    :param names: a command that lists differing names without reading files, unlike ``git diff``
     """
     paths = args.get("paths", ())
     about = repository.pathspecs(paths)
@@ -490,7 +495,7 @@ async def difference(
             **listed("files", counted, lambda one: _row(repository, one)),
             "added": sum(added for added, _ in lines),
             "deleted": sum(deleted for _, deleted in lines),
-            **hidden(repository, kept, "their changes are left out"),
+            **hidden(repository, kept, "Their changes are omitted."),
         }
 
     answer = await aside(len(counted) + len(kept), lists)

@@ -32,9 +32,9 @@ from handrail.tools.git.repository import (
 
 _TIMEOUT_MS = 600_000
 _WEB, _PATH = "http:https", "file"
-"""The transports that git may use for an address on the web, and for one on this machine."""
+"""The transports that git may use for a web address, and for a path on this machine."""
 _ONLINE = WRITES_CONFIG.model_copy(update={"net": NetRequires(hosts=("*",))})
-"""Any public host may be asked for; the rules, or a person, decide on each by its name."""
+"""Any public host may be requested. The rules or the user decide on each host by its name."""
 
 
 class Init(Tool):
@@ -131,7 +131,9 @@ class Clone(Tool):
 
     def check(self, args: dict[str, Any]) -> None:
         if ("url" in args) == ("source" in args):
-            raise ToolError("give either `url`, an http(s) address, or `source`, a folder", kind="invalid_input")
+            raise ToolError(
+                "Pass exactly one of `url`, an http(s) address, and `source`, a folder.", kind="invalid_input"
+            )
         if "url" in args:
             web(args["url"])
 
@@ -141,7 +143,9 @@ class Clone(Tool):
         else:
             origin, protocols = absolute_of(runtime, args["source"]), _PATH
             if not beneath(origin, runtime.workdir):
-                raise ToolError(f"{args['source']} lies outside the workspace", kind="denied")
+                raise ToolError(
+                    f"`source` is outside the workspace: {args['source']}. Use a folder inside it.", kind="denied"
+                )
         path = args.get("path") or posixpath.basename(origin.rstrip("/")).removesuffix(".git")
         word = _word(runtime, path)
         words = ["clone", "--quiet", "--no-recurse-submodules", "--no-local", "--origin=origin"]
@@ -231,13 +235,13 @@ class Push(Tool):
             or text(await repository.output("symbolic-ref", "--quiet", "--short", "HEAD", codes=(0, 1))).strip()
         )
         if not branch:
-            raise ToolError("no branch is checked out; name the one to push in `branch`", kind="invalid_input")
+            raise ToolError("No branch is checked out. Pass the branch to push in `branch`.", kind="invalid_input")
         reference = f"refs/heads/{branch_name(branch)}"
         if (await repository.run("rev-parse", "--quiet", "--verify", reference, codes=(0, 1))).exit_code:
             known = text(await repository.output("for-each-ref", "--format=%(refname:short)", "refs/heads")).split()
             near = nearest(branch, known)
-            hint = f"; did you mean {' or '.join(near)}?" if near else ""
-            raise ToolError(f"there is no branch {branch!r} with a commit{hint}", kind="invalid_input")
+            hint = f"Did you mean {' or '.join(near)}?" if near else "List the branches with git.branches."
+            raise ToolError(f"Branch {branch!r} does not exist or has no commit. {hint}", kind="invalid_input")
         words = ["push", "--porcelain", "--no-verify", "--no-signed", "--no-recurse-submodules", "--no-follow-tags"]
         words += ["--set-upstream"] if args.get("set_upstream", False) else []
         words += [serving("receive-pack", by_path=protocols == _PATH)]
@@ -253,9 +257,9 @@ class Push(Tool):
 
 
 async def _address(repository: Repository, remote: str) -> str:
-    """Where a push to ``remote`` goes, once its configuration has had its say.
+    """Return the address of a push to ``remote``, after git's configuration is applied.
 
-    :raises ToolError: where there is no such remote, or it goes to several places
+    :raises ToolError: if the remote does not exist, or has several addresses
     """
     names = sorted(
         {
@@ -266,8 +270,8 @@ async def _address(repository: Repository, remote: str) -> str:
     )
     if remote not in names:
         near = nearest(remote, names) or names
-        hint = f"there are {', '.join(near[:5])}" if names else "it has none; a person adds one with git remote add"
-        raise ToolError(f"the repository has no remote {remote!r}; {hint}", kind="invalid_input")
+        hint = f"Remotes: {', '.join(near[:5])}." if names else "Ask the user to add one with `git remote add`."
+        raise ToolError(f"Remote {remote!r} does not exist. {hint}", kind="invalid_input")
     odd = [f"remote.{remote}.vcs", f"remote.{remote}.proxy", "http.proxy"]
     odd = [
         one.key
@@ -276,8 +280,8 @@ async def _address(repository: Repository, remote: str) -> str:
     ]
     if odd:
         raise ToolError(
-            f"the repository's configuration sets {', '.join(odd[:3])}, which would take the push another way than its "
-            "address says; a person removes that, or pushes",
+            f"The repository's configuration sets {', '.join(odd[:3])}, which could send the push elsewhere. "
+            "Ask the user to remove that, or to push.",
             kind="denied",
         )
     output = (await repository.output("remote", "get-url", "--push", "--all", remote)).decode(
@@ -285,14 +289,17 @@ async def _address(repository: Repository, remote: str) -> str:
     )
     found = [line for line in output.split("\n") if line]
     if len(found) != 1:
-        raise ToolError(f"{remote} has {len(found)} addresses to push to; these tools push to one", kind="unavailable")
+        raise ToolError(
+            f"Remote {remote} has {len(found)} push addresses. Only one is supported. Ask the user to push.",
+            kind="unavailable",
+        )
     return found[0]
 
 
 def _agreed(repository: Repository, remote: str, address: str, given: str | None) -> str:
-    """The transports for a push, where its address is the one that was allowed.
+    """Return the transports for a push, if its address is the one that was allowed.
 
-    :raises ToolError: where it is another, or one that these tools do not reach
+    :raises ToolError: if the address differs, or these tools cannot reach it
     """
     shown = without_credentials(address)
     kind = kind_of(address)
@@ -300,27 +307,27 @@ def _agreed(repository: Repository, remote: str, address: str, given: str | None
         web(shown)
         if given is None:
             raise ToolError(
-                f"{remote} is at {shown}; call git.push again with this as `url`, so that pushing there can be decided",
+                f"`url` is missing. Call git.push again with `url: {shown}`, the address of {remote}.",
                 kind="invalid_input",
             )
         if not same(given, address):
-            raise ToolError(
-                f"{remote} is at {shown}, and `url` is {given}; give the remote's own", kind="invalid_input"
-            )
+            raise ToolError(f"`url` is not the address of {remote}: {given}. Pass {shown}.", kind="invalid_input")
         return _WEB
     if kind == "path":
         place = address.removeprefix("file://")
         if not beneath(posixpath.normpath(posixpath.join(repository.top, place)), repository.runtime.workdir):
-            raise ToolError(f"{remote} is at {shown}, outside the workspace, where nothing is pushed", kind="denied")
+            raise ToolError(f"Remote {remote} is outside the workspace: {shown}. Ask the user to push.", kind="denied")
         if given is not None:
-            raise ToolError(f"{remote} is at {shown}, on this machine; leave `url` out", kind="invalid_input")
+            raise ToolError(f"Remote {remote} is on this machine: {shown}. Omit `url`.", kind="invalid_input")
         return _PATH
     web(shown)
-    raise ToolError(f"{remote} is at {shown}, which these tools do not reach", kind="unavailable")
+    raise ToolError(
+        f"The transport of remote {remote} is not supported: {shown}. Ask the user to push.", kind="unavailable"
+    )
 
 
 def _pushed(output: bytes, failed: ToolError, about: dict[str, Any]) -> dict[str, Any]:
-    """What ``git push --porcelain`` says of the one reference."""
+    """Parse the output of ``git push --porcelain`` for the one reference."""
     for row in text(output).splitlines():
         flag, _, rest = row.partition("\t")
         names, _, summary = rest.partition("\t")
@@ -328,8 +335,8 @@ def _pushed(output: bytes, failed: ToolError, about: dict[str, Any]) -> dict[str
             continue
         if flag == "!":
             raise ToolError(
-                f"{about['remote']} did not take {about['branch']}: {summary.strip()}. Where it has commits that are not "
-                "here, they have to be fetched and merged first; nothing is ever forced",
+                f"Remote {about['remote']} rejected {about['branch']}: {summary.strip()}. If it has commits that are missing "
+                "here, fetch and merge them first. Pushes are never forced.",
                 kind="conflict",
             )
         words = {"*": "new branch", "=": "already up to date", " ": "updated"}
@@ -338,28 +345,28 @@ def _pushed(output: bytes, failed: ToolError, about: dict[str, Any]) -> dict[str
 
 
 def _unreached(error: ToolError, address: str) -> ToolError:
-    """What git says of a server, with what can be done about it."""
+    """Return a failure to reach a server, with what can be done about it."""
     shown = without_credentials(address)
     said = without_credentials(error.text)
     if "terminal prompts disabled" in said or "Authentication failed" in said or "could not read Username" in said:
         return ToolError(
-            f"{shown} wants a name and password, and these tools ask for none and use no credential helper. A person can "
-            "set http.extraHeader for it in the repository's configuration, or do this themselves",
+            f"{shown} requires a user name and password, which these tools do not support. "
+            "Ask the user to do this, or to set http.extraHeader in the repository's configuration.",
             kind="unavailable",
         )
     if "already exists and is not an empty directory" in said:
-        return ToolError(f"{said}; give another `path`", kind="conflict")
+        return ToolError(f"The folder exists already: {said.rstrip('.')}. Pass another `path`.", kind="conflict")
     if "403" in said and ("CONNECT" in said or "returned error: 403" in said):
-        said += ". Either the server refuses, or a rule keeps this host: metadata.network says which hosts were refused"
+        said += ". The server or a rule rejected the request. metadata.network lists the hosts that rules denied."
     return ToolError(said, kind=error.kind, data=error.data)
 
 
 def _word(runtime: Runtime, path: str) -> str:
-    """A folder to be made, as a word for git that it takes for no option, relative to the workspace.
+    """Return a new folder as an argument for git, relative to the workspace and never an option.
 
-    :raises ToolError: ``denied`` for one outside of it
+    :raises ToolError: ``denied`` if the folder is outside the workspace
     """
     absolute = absolute_of(runtime, path)
     if not beneath(absolute, runtime.workdir):
-        raise ToolError(f"{path} lies outside the workspace, where no repository is made", kind="denied")
+        raise ToolError(f"`path` is outside the workspace: {path}. Use a folder inside it.", kind="denied")
     return f"./{absolute[len(runtime.workdir.rstrip('/')) + 1 :]}"

@@ -45,13 +45,13 @@ _FIXED: Mapping[str, str] = {
     "log.showSignature": "false",
     "merge.verifySignatures": "false",
     "gpg.program": "false",
-    # Never used where the options of ours are given; a failure that is seen where one of them was forgotten.
+    # Our command-line options prevent its use. If one is missing, git fails visibly.
     "diff.external": "false",
     "diff.ignoreSubmodules": "dirty",
     "submodule.recurse": "false",
     "fetch.recurseSubmodules": "false",
     "push.recurseSubmodules": "no",
-    # It would fetch first, by a git that is told nothing of what serves it.
+    # Negotiation would fetch first, with a git that lacks our options.
     "push.negotiate": "false",
     "status.submoduleSummary": "false",
     "gc.auto": "0",
@@ -67,7 +67,7 @@ _BY_FORM: Sequence[tuple[re.Pattern[str], str]] = tuple(
     (re.compile(form, re.DOTALL), value)
     for form, value in (
         (r"filter\..*\.(?:clean|smudge|process)", ""),
-        # A driver that fails leaves a conflict for somebody to solve; one that does nothing would leave a wrong file.
+        # A failing driver leaves a conflict to resolve. A driver that does nothing would leave a wrong file.
         (r"merge\..*\.driver", "false"),
         (r"diff\..*\.(?:command|textconv)", "false"),
         (r"credential\..*\.helper", ""),
@@ -75,7 +75,7 @@ _BY_FORM: Sequence[tuple[re.Pattern[str], str]] = tuple(
         (r"gpg\..*\.(?:program|defaultkeycommand)", "false"),
     )
 )
-"""By the key as ``git config --list`` names it; the value that runs nothing."""
+"""Pairs of a key, as ``git config --list`` shows it, and the value that runs no program."""
 _REQUIRED = re.compile(r"filter\..*\.required", re.DOTALL)
 _HOOK = re.compile(r"hook\.(.*)\.[a-z]+", re.DOTALL)
 _FILTER = re.compile(r"filter\.(.*)\.(clean|smudge|process)", re.DOTALL)
@@ -96,7 +96,7 @@ class Entry(NamedTuple):
 
 
 def neutral_entries(listed: bytes) -> tuple[Entry, ...]:
-    """What ``git config --list --show-scope -z`` says."""
+    """Parse the output of ``git config --list --show-scope -z``."""
     words = listed.decode("utf-8", "surrogateescape").split("\0")
     found: list[Entry] = []
     for scope, entry in zip(words[::2], words[1::2], strict=False):
@@ -106,13 +106,13 @@ def neutral_entries(listed: bytes) -> tuple[Entry, ...]:
 
 
 def too_old(found: Sequence[Entry]) -> bool:
-    """Whether this git does not heed our settings, or reads others than the repository's."""
+    """Return whether this git ignores our settings, or reads configuration other than the repository's."""
     heeded = any(one.scope == "command" and one.key == "core.hookspath" for one in found)
     return not heeded or any(one.scope in ("global", "system") for one in found)
 
 
 def neutral_filters(found: Sequence[Entry]) -> frozenset[str]:
-    """The filters for which the repository's configuration names a program."""
+    """Return the filters for which the repository's configuration names a program."""
     return frozenset(match[1] for one in found if one.value and (match := _FILTER.fullmatch(one.key)) is not None)
 
 
@@ -123,18 +123,18 @@ def environment(
     writing: bool = False,
     protocols: str = NO_PROTOCOL,
 ) -> dict[str, str]:
-    """The variables that git is run with.
+    """Return the environment variables for git.
 
     :param found: the repository's configuration
-    :param writing: fail where a filter that is not run would have changed what is stored, rather than store the other
-    :param protocols: the transports that it may use, as in ``http:https``
-    :raises ToolError: ``limit`` where the configuration names too many programs
+    :param writing: whether to fail if a filter that is not run would change the stored content
+    :param protocols: the transports that git may use, such as ``http:https``
+    :raises ToolError: ``limit`` if the configuration names too many programs
     """
     settings = [*_FIXED.items(), *dict(_overrides(found, writing=writing)).items()]
     if len(settings) > len(_FIXED) + _MOST_OVERRIDES:
         raise ToolError(
-            f"the repository's configuration names more than {_MOST_OVERRIDES} programs to run, which none of these tools "
-            "does; a person looks at its .git/config",
+            f"The repository's configuration names more than {_MOST_OVERRIDES} programs. "
+            "Ask the user to check its .git/config.",
             kind="limit",
         )
     variables = {
@@ -185,7 +185,7 @@ def _overrides(found: Sequence[Entry], *, writing: bool) -> Iterator[tuple[str, 
 _T = TypeVar("_T")
 _SHORT_OUTPUT = 64 * 1024
 _FEW = 500
-"""Paths that are gone through on the event loop."""
+"""The most paths that are processed on the event loop."""
 _MOST_SAID = 2_000
 _MOST_WORDS = 100_000
 _UNKNOWN = re.compile(
@@ -194,15 +194,15 @@ _UNKNOWN = re.compile(
     r"not a tree object|is not a commit|cannot be resolved to branch|invalid upstream|reference is not a tree"
 )
 _HALF_DONE = re.compile(rb"^error: (?:unable to|could not|cannot)", re.MULTILINE)
-"""``git checkout`` ends well though it could not replace a file."""
+"""``git checkout`` exits with 0 even if it could not replace a file."""
 _SHOWN = re.compile(r"\\x([89a-f][0-9a-f])")
 _CONFIG_IN_USE = re.compile(r"config file .*: Device or resource busy")
-"""A running program has it mounted over."""
+"""Another program is running, for which the file is mounted."""
 _IDENTITY = re.compile(r"tell me who you are|no (?:name|email) was given|empty ident|auto-detect", re.IGNORECASE)
 _NO_IDENTITY = (
-    "git does not know who commits: no name and address are set. A person sets them where Handrail runs, with "
-    "git config --global user.name 'NAME' and git config --global user.email 'ADDRESS' (both for this repository alone "
-    "with git config --local), and starts Handrail again"
+    "git has no author name and address. Ask the user to set them where Handrail runs, with "
+    "git config --global user.name 'NAME' and git config --global user.email 'ADDRESS' "
+    "(or --local for this repository), and to restart Handrail."
 )
 
 
@@ -210,9 +210,9 @@ _NO_IDENTITY = (
 class Repository:
     """A repository in the workspace, opened for one call.
 
-    :param top: its work tree, absolute
-    :param directory: its git directory, absolute
-    :param entries: its configuration, and ours
+    :param top: the absolute path of its work tree
+    :param directory: the absolute path of its git directory
+    :param entries: its configuration and ours
     """
 
     runtime: Runtime
@@ -223,11 +223,11 @@ class Repository:
 
     @property
     def filters(self) -> frozenset[str]:
-        """The filters whose programs are not run here."""
+        """The filters whose programs are not run."""
         return neutral_filters(self.entries)
 
     def values(self, key: str) -> list[str]:
-        """What its own configuration says of a key, in order."""
+        """Return the values of a key in the repository's configuration, in order."""
         return [one.value or "" for one in self.entries if one.key == key and one.scope != "command"]
 
     async def run(
@@ -238,11 +238,11 @@ class Repository:
         variables: Mapping[str, str] | None = None,
         protocols: str = NO_PROTOCOL,
     ) -> Completed:
-        """git with these words, in the work tree.
+        """Run git with these arguments in the work tree.
 
-        :param codes: the exit codes that are an answer
-        :param variables: further ones
-        :raises ToolError: with what git said, for any other
+        :param codes: the exit codes that are not failures
+        :param variables: additional environment variables
+        :raises ToolError: with git's message, for any other exit code
         """
         around = environment(self.runtime.workdir, self.entries, writing=self.writing, protocols=protocols)
         done = await run(self.runtime, self.top, words, {**around, **(variables or {})}, stdin)
@@ -251,45 +251,45 @@ class Repository:
         if self.writing and not done.exit_code and _HALF_DONE.search(done.errors):
             error = failure(words, done)
             raise ToolError(
-                f"git went on although it could not write everything, so look at git.status: {error.text}",
+                f"git could not write all files. Check git.status. {error.text}",
                 kind=error.kind,
             )
         return done
 
     async def output(self, *words: str, stdin: bytes = b"", codes: Sequence[int] = (0,)) -> bytes:
-        """What git writes to stdout."""
+        """Run git and return its standard output."""
         return (await self.run(*words, stdin=stdin, codes=codes)).output
 
     # ── paths ────────────────────────────────────────────────────────────────────────────────────
 
     def within(self, path: str) -> str:
-        """A path as the tools are given it, relative to the work tree. ``\\xhh`` is the byte that :meth:`shown` shows so.
+        r"""Return a path relative to the work tree. ``\xhh`` is a byte as :meth:`shown` spells it.
 
-        :raises ToolError: ``invalid_input`` where it lies outside
+        :raises ToolError: ``invalid_input`` if the path is outside the work tree
         """
         absolute = absolute_of(self.runtime, _SHOWN.sub(lambda byte: chr(0xDC00 + int(byte[1], 16)), path))
         if absolute == self.top:
             return "."
         if not absolute.startswith(self.top.rstrip("/") + "/"):
             raise ToolError(
-                f"{path} is not in the repository at {self.shown_top}; name a file or folder of it",
+                f"{path} is outside the repository at {self.shown_top}. Pass a file or folder of it.",
                 kind="invalid_input",
             )
         return absolute[len(self.top.rstrip("/")) + 1 :]
 
     def pathspecs(self, paths: Iterable[str], besides: Iterable[bytes] = ()) -> list[str]:
-        """Words that name exactly these paths, and none of ``besides``.
+        """Return git arguments for exactly these paths, without ``besides``.
 
-        :raises ToolError: ``limit`` where they are too many for one command
+        :raises ToolError: ``limit`` if they are too many for one command
         """
         found = [f":(top,literal){inner}" if (inner := self.within(path)) != "." else ":(top)" for path in paths]
         found += [f":(top,exclude,literal){raw.decode('utf-8', 'surrogateescape')}" for raw in besides]
         if sum(map(len, found)) > _MOST_WORDS:
-            raise ToolError("too many paths for one call; name fewer, or a folder that holds them", kind="limit")
+            raise ToolError("The call has too many paths. Pass fewer, or a folder that contains them.", kind="limit")
         return found
 
     def shown(self, raw: bytes) -> str:
-        """A path of git's as the other tools name it: relative to the workspace. A byte that is no UTF-8 is ``\\xhh``."""
+        r"""Return a path of git's relative to the workspace. A byte that is not UTF-8 becomes ``\xhh``."""
         prefix = self.top[len(self.runtime.workdir.rstrip("/")) + 1 :]
         path = text(raw)
         return f"{prefix}/{path}" if prefix else path
@@ -299,10 +299,9 @@ class Repository:
         return self.top[len(self.runtime.workdir.rstrip("/")) + 1 :] or "."
 
     async def hidden(self, paths: Iterable[bytes], most: int) -> set[bytes]:
-        """Those that rules keep from programs: in the sandbox git cannot read them, and what it holds of them is no
-        more to be read.
+        """Return the paths that rules hide from programs, whose content git must not show either.
 
-        :param most: how many ``paths`` there are at most. Many are gone through in a thread
+        :param most: the greatest number of ``paths``; many are checked in a thread
         """
         top = f"{self.top}/"
         wanted = await aside(most, lambda: [top + path.decode("utf-8", "surrogateescape") for path in paths])
@@ -310,7 +309,7 @@ class Repository:
         return await aside(len(found), lambda: {path[len(top) :].encode("utf-8", "surrogateescape") for path in found})
 
     async def is_there(self, name: str) -> bool:
-        """Whether the git directory holds an entry of that name."""
+        """Return whether the git directory has an entry of that name."""
         try:
             await self.runtime.files.stat(f"{self.directory}/{name}")
         except ToolError:
@@ -318,13 +317,13 @@ class Repository:
         return True
 
     async def read(self, reader: Callable[[bytes], _T], *words: str) -> _T:
-        """Return the result of ``reader`` for a command's output. A long output is read in a thread, so that other calls continue."""
+        """Return the result of ``reader`` for a command's output. A long output is read in a thread."""
         return await taken_apart(await self.output(*words), reader)
 
     # ── failures ─────────────────────────────────────────────────────────────────────────────────
 
     async def failure(self, words: Sequence[str], done: Completed) -> ToolError:
-        """What git said, as a result; of a name that it does not know, with the nearest there are."""
+        """Return git's message as an error, with the most similar names if a name is unknown."""
         said = said_by(done)
         if _IDENTITY.search(said):
             return ToolError(_NO_IDENTITY, kind="unavailable")
@@ -335,12 +334,11 @@ class Repository:
         return failure(words, done)
 
     def filtered(self, what: str) -> str:
-        """Why nothing that a filter would change is stored or written here."""
+        """Return the error text for files that a filter would change."""
         names = ", ".join(sorted(self.filters)[:5])
         return (
-            f"some of these files go through a filter ({names}) that the repository's configuration names a program for. No "
-            f"program of a repository is run by these tools, so nothing was done ({what.splitlines()[0][:200]}). "
-            "Use bash, where a person decides about the command, or ask a person"
+            f"Nothing was done: some of these files need the filter {names}, whose program is not run "
+            f"({what.splitlines()[0][:200]}). Run git in bash, which the user can approve, or ask the user."
         )
 
     async def _unknown(self, words: Sequence[str], said: str) -> ToolError | None:
@@ -354,17 +352,17 @@ class Repository:
             if name in known or (name == "HEAD" and known):
                 continue
             near = nearest(name, known)
-            hint = f"; did you mean {' or '.join(near)}?" if near else "; git.branches lists the branches there are"
+            hint = f"Did you mean {' or '.join(near)}?" if near else "List the branches with git.branches."
             if name == "HEAD":
-                hint = ": there are no commits yet"
-            return ToolError(f"there is no commit, branch or tag {name!r} here{hint}", kind="invalid_input")
+                hint = "The repository has no commits yet."
+            return ToolError(f"Commit, branch or tag {name!r} does not exist. {hint}", kind="invalid_input")
         return None
 
 
 async def opened(runtime: Runtime, folder: str, *, writing: bool = False) -> Repository:
-    """The repository that ``folder`` lies in.
+    """Open the repository that contains ``folder``.
 
-    :raises ToolError: ``failed`` where there is none, ``unavailable`` where this git cannot be held to our settings
+    :raises ToolError: ``failed`` if there is none, ``unavailable`` if this git is too old
     """
     place = absolute_of(runtime, folder)
     around = environment(runtime.workdir, writing=writing)
@@ -379,15 +377,15 @@ async def opened(runtime: Runtime, folder: str, *, writing: bool = False) -> Rep
     entries = neutral_entries(listed.output)
     if too_old(entries):
         raise ToolError(
-            "this git does not heed the settings that keep a repository's configuration from running programs; "
-            "git 2.32 or a later one is needed",
+            "The installed git is too old to prevent a repository's configuration from running programs. "
+            "Ask the user to install git 2.32 or later.",
             kind="unavailable",
         )
     top, directory = (line.decode("utf-8", "surrogateescape") for line in where.output.split(b"\n")[:2])
     if not beneath(top, runtime.workdir):
         raise ToolError(
-            f"the repository of {folder} has its work tree at {text(top.encode('utf-8', 'surrogateescape'))}, which is "
-            "not in the workspace (core.worktree in its configuration says where it is); only a person works in it",
+            f"The work tree of the repository at {folder} is outside the workspace: "
+            f"{text(top.encode('utf-8', 'surrogateescape'))} (core.worktree). Ask the user to work in it.",
             kind="denied",
         )
     return Repository(runtime, top, directory, entries, writing)
@@ -396,25 +394,28 @@ async def opened(runtime: Runtime, folder: str, *, writing: bool = False) -> Rep
 async def run(
     runtime: Runtime, folder: str, words: Sequence[str], variables: Mapping[str, str], stdin: bytes = b""
 ) -> Completed:
-    """git with these words, whatever it answers.
+    """Run git with these arguments and return the outcome, whatever it is.
 
-    :raises ToolError: ``unavailable`` where there is no git
+    :raises ToolError: ``unavailable`` if git cannot be started
     """
     done = await runtime.shell.run(
         ("git", *words), cwd=folder, stdin=stdin, environment=variables, apart=True, trusted=True
     )
     if done.exit_code in (126, 127) and not done.output:
-        raise ToolError(f"git could not be started here: {said_by(done) or 'it is not installed'}", kind="unavailable")
+        raise ToolError(
+            f"git could not be started: {said_by(done) or 'git is not installed'}. Ask the user to install it.",
+            kind="unavailable",
+        )
     return done
 
 
 def absolute_of(runtime: Runtime, path: str) -> str:
-    """A path as the tools are given it, absolute.
+    """Return the absolute path of a tool's path argument.
 
-    :raises ToolError: ``invalid_input`` for one that can be none
+    :raises ToolError: ``invalid_input`` if the path is invalid
     """
     if "\0" in path:
-        raise ToolError(f"the path {path!r} has a NUL character in it", kind="invalid_input")
+        raise ToolError(f"The path is invalid: {path!r} contains a NUL character. Remove it.", kind="invalid_input")
     return posixpath.normpath(posixpath.join(runtime.workdir, path))
 
 
@@ -423,31 +424,35 @@ def beneath(path: str, folder: str) -> bool:
 
 
 def revision(given: str) -> str:
-    """A commit, branch or tag as it was given, which git will not take for an option.
+    """Check a commit, branch or tag, so that git does not take it for an option.
 
-    :raises ToolError: ``invalid_input`` for any other text
+    :raises ToolError: ``invalid_input`` if it begins with ``-``
     """
     if given.startswith("-") or not given.isprintable() or not given.strip():
-        raise ToolError(f"{given!r} names no commit, branch or tag: it may not begin with '-'", kind="invalid_input")
+        raise ToolError(
+            f"The revision is invalid: {given!r}. Pass a commit, branch or tag that does not begin with '-'.",
+            kind="invalid_input",
+        )
     return given
 
 
 def commitish(given: str) -> str:
-    """The same, where it has to be one commit: no range, and no file of one (``HEAD:path``), which rules judge by its path.
+    """Check that a revision is one commit: not a range, and not a file (``HEAD:path``), for which rules need the path.
 
-    :raises ToolError: ``invalid_input`` for any other text
+    :raises ToolError: ``invalid_input`` otherwise
     """
     if ":" in given or ".." in given:
         raise ToolError(
-            f"{given!r} is not one commit, branch or tag; write it without '..' and ':' and name files by their own argument",
+            f"The revision is invalid: {given!r}. Pass one commit, branch or tag without '..' and ':', and files in their "
+            "own argument.",
             kind="invalid_input",
         )
     return revision(given)
 
 
 def failure(words: Sequence[str], done: Completed) -> ToolError:
-    """What git said, as a result."""
-    said = said_by(done) or f"git {words[0]} ended with exit code {done.exit_code} and said nothing"
+    """Return git's message as an error."""
+    said = said_by(done) or f"git {words[0]} failed with exit code {done.exit_code} and without a message"
     in_the_way = ".lock': File exists" in said or "already exists" in said or _CONFIG_IN_USE.search(said) is not None
     kind = "conflict" if in_the_way else "failed"
     if done.limit is not None:
@@ -456,24 +461,24 @@ def failure(words: Sequence[str], done: Completed) -> ToolError:
 
 
 def said_by(done: Completed) -> str:
-    """What git says went wrong, without its prefixes and hints."""
+    """Return git's error message without prefixes and hints."""
     lines = text(done.errors or done.output)[-_MOST_SAID:].splitlines()
     kept = [re.sub(r"^(?:fatal|error|warning): ", "", line) for line in lines if not line.startswith("hint:")]
     return "\n".join(kept).strip()
 
 
 def text(raw: bytes) -> str:
-    """Bytes of git's for a result: what is no UTF-8 is shown as ``\\xhh``, so nothing is lost."""
+    r"""Decode bytes of git. Bytes that are not UTF-8 become ``\xhh``, so that nothing is lost."""
     return decoded(raw, "backslashreplace")
 
 
 async def taken_apart(output: bytes, reader: Callable[[bytes], _T]) -> _T:
-    """Return the result of ``reader`` for an output. A long output is read in a thread, so that other calls continue."""
+    """Return the result of ``reader`` for an output. A long output is read in a thread."""
     return reader(output) if len(output) <= _SHORT_OUTPUT else await asyncio.to_thread(reader, output)
 
 
 async def aside(count: int, work: Callable[[], _T]) -> _T:
-    """Return what ``work`` returns. With many paths it runs in a thread, so that other calls continue."""
+    """Return the result of ``work``. With many paths it runs in a thread, so that other calls continue."""
     return await asyncio.to_thread(work) if count > _FEW else work()
 
 
@@ -481,16 +486,16 @@ def _no_repository(folder: str, done: Completed) -> ToolError:
     said = said_by(done)
     if "must be run in a work tree" in said or "bare repository" in said:
         return ToolError(
-            f"{folder} is in a repository without a work tree (a bare one, or the inside of a .git folder); name a "
-            "folder of files that it was checked out to",
+            f"{folder} has no work tree: it is in a bare repository or a .git folder. "
+            "Pass the folder of a checked-out repository.",
             kind="failed",
         )
     if "not a git repository" in said:
         elsewhere = said.partition("not a git repository: ")[2]
-        why = f": its .git leads to {elsewhere}, which is not in the workspace" if elsewhere[:1] == "/" else ""
+        why = f": its .git leads to {elsewhere}, outside the workspace" if elsewhere[:1] == "/" else ""
         return ToolError(
-            f"{folder} is in no git repository{why}. It has to lie in the workspace, whole: git.init makes one, git.clone "
-            "fetches one",
+            f"{folder} is not in a git repository inside the workspace{why}. "
+            "Create one with git.init, or clone one with git.clone.",
             kind="failed",
         )
     return failure(("rev-parse",), done)
@@ -504,13 +509,13 @@ _SSH = re.compile(r"[^/:]+:(?!//)")
 _CREDENTIALS = re.compile(r"(://)[^/?#]*@")
 
 NO_SSH = (
-    "is reached over ssh, for which these tools have neither keys nor a way out of their sandbox. Use the repository's "
-    "https address, or have a person do it"
+    "uses SSH, which is not supported: the sandbox has no SSH keys or network route. "
+    "Use the HTTPS URL, or ask the user to do it."
 )
 
 
 def kind_of(url: str) -> Literal["web", "path", "ssh", "other"]:
-    """What git would do to reach it."""
+    """Return the kind of transport that git would use for an address."""
     if _HELPER.match(url):
         return "other"
     if (match := _SCHEME.match(url)) is not None:
@@ -524,16 +529,16 @@ def kind_of(url: str) -> Literal["web", "path", "ssh", "other"]:
 
 
 def web(url: str) -> WebAddress:
-    """An address on the web, as it is given to a tool: without a name or password in it.
+    """Parse a web address without a user name or password.
 
-    :raises ToolError: ``invalid_input`` or ``unavailable``, saying what would do
+    :raises ToolError: ``invalid_input`` or ``unavailable``, with the accepted forms
     """
     kind = kind_of(url)
     if kind == "ssh":
         raise ToolError(f"{without_credentials(url)} {NO_SSH}", kind="unavailable")
     if kind == "other":
         raise ToolError(
-            f"{without_credentials(url)} names a transport that these tools do not use; give an https address",
+            f"The transport of {without_credentials(url)} is not supported. Use an HTTPS URL.",
             kind="unavailable",
         )
     try:
@@ -543,13 +548,13 @@ def web(url: str) -> WebAddress:
 
 
 def without_credentials(url: str) -> str:
-    """An address for a result: what stands before its host may be a password."""
+    """Return an address without the part before its host, which may contain a password."""
     shown = _CREDENTIALS.sub(r"\1", url)
     return shown.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 def same(given: str, found: str) -> bool:
-    """Whether two addresses on the web are one, whatever name and password stand in them."""
+    """Return whether two web addresses are equal, without their user names and passwords."""
     try:
         return str(web(without_credentials(given))) == str(web(without_credentials(found)))
     except ToolError:
