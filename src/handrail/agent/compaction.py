@@ -198,7 +198,9 @@ class Room:
         return Compacted(0, tokens, tokens, kept=len(messages), asked=True)
 
     async def make(self, run: Run) -> Compacted | None:
-        """Leave out older exchanges if the conversation exceeds the budget's ``context`` or compaction was requested.
+        """Leave out older exchanges if the conversation is too long or compaction was requested.
+
+        The conversation is too long if it exceeds the budget's ``context``.
 
         :return: the event; None if nothing is left out
         :raises HandrailError: if the change cannot be stored
@@ -232,7 +234,7 @@ class Room:
         return made
 
     def _first_when_asked(self, messages: Sequence[Message]) -> int:
-        """Return the position of the first message to keep if compaction is requested; 0 if nothing can be left out."""
+        """Return the position of the first message to keep on request, or 0 if nothing can be left out."""
         there = self._conversation.characters
         most = there if self._budget.context is None else min(there, self._budget.context * CHARACTERS_PER_TOKEN)
         first = first_kept(messages, int(most * _KEEPS_WHEN_ASKED))
@@ -274,7 +276,10 @@ def outline(messages: Sequence[Message]) -> str:
 
 
 def with_summary(messages: Sequence[Message], summary: str) -> str:
-    """Return a model's summary of ``messages``, below the first task, the todo list and the paths of full outputs."""
+    """Return a model's summary of ``messages``, below the parts that are preserved unchanged.
+
+    These are the first task, the last todo list and the paths of full outputs.
+    """
     head = [*list(_lines(messages))[:1], *_kept_whole(messages)]
     said = (f"{_SUMMARY}{line}" for line in neutralised(summary).splitlines() if line.strip())
     return "\n".join((f"{INTRO} {_SUMMED_UP}", *head, "", *said))

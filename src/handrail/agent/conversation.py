@@ -37,7 +37,7 @@ from handrail.contract.tool.names import wire_name
 # Each message is one JSON object with ``v`` (the form's version) and ``role``:
 #
 # - ``user``: ``text``; with ``pictures``, each ``{"artifact", "media_type"}``, it shows these; with ``notices``, it holds
-#   the notifications with these delivery ids instead of the user's words; with ``headless``, no person could be asked then
+#   the notifications with these delivery ids instead of the user's words; with ``headless``, no user could be asked then
 # - ``assistant``: ``parts``, each ``{"text"}``, ``{"call": <wire id>, "name", "arguments", "id": <the kernel's call id>}``
 #   or ``{"kept": <provider>, "block"}``, with ``said`` and ``artifacts`` if the provider used one of its own tools
 # - ``results``: ``results``, each ``{"of": <wire id>, "text", "error"}``; with ``partial``, some calls of the message before
@@ -390,7 +390,10 @@ class Conversation:
 
     @property
     def headless(self) -> bool:
-        """Whether there is no user to ask. A run that a trigger started stays headless until a user message comes."""
+        """Whether no user can be asked.
+
+        A run that a trigger started stays headless until a user message comes.
+        """
         return self._headless
 
     @headless.setter
@@ -409,7 +412,10 @@ class Conversation:
 
     @property
     def open(self) -> Exchange | None:
-        """The last reply while some of its calls have no answer. No other message may be added before they have."""
+        """The last reply while some of its calls have no answer.
+
+        No other message may be added before they have.
+        """
         return self._open
 
     @property
@@ -466,7 +472,10 @@ class Conversation:
         return message.text
 
     def _show_no_more(self) -> None:
-        """Remove pictures that got no answer, because a provider that refused them would refuse every later request."""
+        """Remove pictures that got no answer.
+
+        A provider that refused them would refuse every later request too.
+        """
         for place in range(len(self._messages) - 1, -1, -1):
             if not isinstance(message := self._messages[place], UserMessage):
                 return

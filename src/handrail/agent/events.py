@@ -77,7 +77,10 @@ class NativeUsed:
 
 @dataclass(frozen=True, slots=True)
 class ReplyCut:
-    """The reply was interrupted. With ``again`` the request is sent once more, and the text so far does not count."""
+    """The reply was interrupted.
+
+    With ``again`` the request is sent once more, and the text so far does not count.
+    """
 
     reason: str
     again: bool

@@ -265,7 +265,7 @@ class Agent:
         return self._life.events(task, lambda: setattr(self, "_life", None))
 
     async def unanswered(self) -> bool:
-        """Return whether calls or the last message have no answer. :meth:`run` without a task continues with them."""
+        """Return whether calls or the last message have no answer, so that :meth:`run` can continue with them."""
         await self._conversation.load()
         return self._conversation.unanswered
 
@@ -423,7 +423,7 @@ class Agent:
         try:
             self._conversation.headless = headless
             await self.session.begin(text, headless=headless)
-        except UsageError as closed:  # somebody stopped the session, or left it
+        except UsageError as closed:  # the session was stopped or suspended
             run.end("cancelled", str(closed))
 
     async def _hear(self, run: Run) -> Sequence[LoopEvent]:
@@ -470,7 +470,7 @@ class Agent:
         if run.has_room(taking=True):
             try:
                 turn = self.session.turn()
-            except UsageError as closed:  # somebody stopped the session, or left it
+            except UsageError as closed:  # the session was stopped or suspended
                 run.end("cancelled", str(closed))
                 return
             run.spent.numbers.add(turn.number)

@@ -138,7 +138,7 @@ class Run:
     waiting: asyncio.Future[bool] | None = None
     """The wait for running jobs, which report their end."""
     paused: bool = False
-    """Whether the provider needs the same request again to continue with one of its own tools."""
+    """Whether the provider needs the same request again to continue with one of its tools."""
     cuts: int = 0
     error: ProviderError | None = None
     """Why the last reply is incomplete."""
@@ -322,7 +322,10 @@ class Worker(Protocol):
 
 
 class Life:
-    """The loop of an agent that serves until it is stopped. Each piece of work is a run with a separate budget."""
+    """The loop of an agent that serves until it is stopped.
+
+    Each piece of work is a run with a separate budget.
+    """
 
     def __init__(self, agent: Worker) -> None:
         self._agent = agent

@@ -313,9 +313,10 @@ def _whole(parts: Iterable[list[str] | Kept | int]) -> tuple[TextPart | Kept | i
 
 
 class WireIds:
-    """Call ids for the history: the provider's ids if they are usable and unique in the conversation, else generated ones.
+    """Call ids for the history: the provider's ids where they can be used, else generated ones.
 
-    Generated ids have nine letters and digits, the narrowest form that a supported API requires.
+    A provider's id must be usable and unique in the conversation. Generated ids have nine letters and digits, the narrowest
+    form that a supported API requires.
     """
 
     _USABLE = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")

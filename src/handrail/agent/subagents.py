@@ -114,7 +114,10 @@ class Subagents:
 
     @property
     def at_work(self) -> bool:
-        """Whether a sub-agent works now, even if the session was suspended. The model must not be closed before."""
+        """Whether a sub-agent works now, even if the session was suspended.
+
+        The model must not be closed before.
+        """
         return self._at_work > 0
 
     async def idle(self) -> None:

@@ -159,7 +159,7 @@ without a key. Inside a value, write \\[tool_name/] for the closing tag itself."
         return f"[{name}/]"
 
     def read(self, name: str, body: str, schema: Schema) -> Pairs:
-        # A body whose tag stands on a line of its own ends before that line.
+        # If the closing tag has a separate line, the body ends before that line.
         lines = iter(body.removesuffix("\n").split("\n"))
         given: Pairs = []
         rest: list[str] = []
@@ -340,7 +340,7 @@ class TextCalls:
         return text[at + len(closing) :]
 
     def _take(self, piece: str) -> None:
-        """Add a piece to the body. A body over the limit is stored only far enough to show that it is too long."""
+        """Add a piece to the body, as far as needed to see that it is too long."""
         if piece and self._length <= MAX_ARGUMENT_BYTES:
             self._length += len(piece)
             self._body.append(piece)
@@ -364,9 +364,10 @@ def tools_told(grammar: Grammar, views: Sequence[Mapping[str, Any]]) -> str:
 
 
 def value_of(text: str, key: str, schema: Schema) -> str:
-    """Return the value of ``text`` under ``key`` as JSON: a string if the schema accepts text, else the parsed JSON.
+    """Return the value of ``text`` under ``key`` as JSON.
 
-    Invalid JSON stays text, and the schema then rejects it with what it expects.
+    It is a string if the schema accepts text, else the parsed JSON. Invalid JSON stays text, and the schema then rejects it
+    with what it expects.
     """
     if not _takes_text(_property(schema, key)):
         try:
@@ -510,7 +511,10 @@ class TextualModel:
 
 
 def _said(messages: Sequence[Message], grammar: Grammar) -> Iterator[Message]:
-    """Yield the conversation as text alone. Consecutive user messages are joined, because some providers reject them."""
+    """Yield the conversation as text alone.
+
+    Consecutive user messages are joined, because some providers reject them.
+    """
     names: dict[str, str] = {}
     waiting: list[str] = []
     pictures: list[Picture] = []

@@ -109,7 +109,10 @@ class Bash(Tool):
 
 
 async def ran(runtime: Runtime, command: str | Sequence[str], stdin: bytes = b"") -> dict[str, object]:
-    """Run a program and return its exit code and output. If the call is stopped, it returns the output so far."""
+    """Run a program and return its exit code and output.
+
+    If the call is stopped, the output so far becomes its partial result.
+    """
     heard = _Heard(runtime)
     try:
         done = await runtime.shell.run(command, stdin=stdin, on_output=heard.more)
@@ -401,7 +404,10 @@ async def _is_up(runtime: Runtime, job: Job) -> bool:
 
 
 async def _until_quiet(runtime: Runtime, job: Job, start: int, seconds: float) -> None:
-    """Wait until a terminal has new output beyond ``start`` and pauses, or has ended, for at most ``seconds``."""
+    """Wait until a terminal has new output beyond ``start`` and pauses, or has ended.
+
+    :param seconds: the longest wait
+    """
     until, terminals = time.monotonic() + seconds, runtime.terminals
     while True:
         changes = await terminals.changes()

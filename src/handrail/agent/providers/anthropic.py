@@ -198,7 +198,10 @@ class AnthropicModel:
 
 
 class _EventReader:
-    """A converter of the API's events into block events. It assumes no fields, because the SDK does not validate them."""
+    """A converter of the API's events into block events.
+
+    It assumes no fields, because the SDK does not validate them.
+    """
 
     def __init__(self) -> None:
         self.finished = False
@@ -271,7 +274,10 @@ class _EventReader:
                 self._kept[index][field] += piece
 
     def _usage(self, usage: object) -> Iterator[BlockEvent]:
-        """Yield the usage. The start has the input tokens, including cached ones, and the end has the output tokens."""
+        """Yield the usage so far.
+
+        The start has the input tokens, including cached ones, and the end has the output tokens.
+        """
         if usage is None:
             return
         told = sum(

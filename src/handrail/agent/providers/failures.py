@@ -89,7 +89,10 @@ def text(value: object, name: str) -> str | None:
 
 
 def written(value: object, name: str) -> str | None:
-    """Return a field as JSON text, or None if it is empty. Some servers send the object instead of the text."""
+    """Return a field as JSON text, or None if it is empty.
+
+    Some servers send the object instead of the text.
+    """
     found = get(value, name)
     return text(value, name) if found is None or isinstance(found, str) else json.dumps(found, default=str)
 

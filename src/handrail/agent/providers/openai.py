@@ -168,7 +168,10 @@ class _Call:
 
 
 class _ChunkReader:
-    """A converter of chunks into block events. It assumes no fields, because the SDK does not validate them."""
+    """A converter of chunks into block events.
+
+    It assumes no fields, because the SDK does not validate them.
+    """
 
     def __init__(self) -> None:
         self.finished = False

@@ -109,7 +109,10 @@ class ResponsesModel:
 
 
 class _ItemReader:
-    """A converter of the API's events into block events. It assumes no fields, because the SDK does not validate them."""
+    """A converter of the API's events into block events.
+
+    It assumes no fields, because the SDK does not validate them.
+    """
 
     def __init__(self) -> None:
         self.finished = False

@@ -19,7 +19,7 @@ A script is a TOML or JSON file (by its suffix)::
     absent = ["web_fetch"]                   # these are not
     prompt = "regular expression"            # found in the system text
     task = "regular expression"              # found in the last user message
-    results = 1                              # so many results answer the turn before
+    results = 1                              # the number of results of the previous turn
     [[turns.expect.result]]
     of = "tests"                             # a label, or a position among the last results (default 0)
     at = "data.exit_code"                    # a path into the result; left out: the whole result

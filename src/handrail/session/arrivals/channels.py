@@ -187,7 +187,7 @@ class Switchboard:
     async def _next(
         self, key: Key, reader: str, sender: str | None, call: str, changed: asyncio.Event
     ) -> tuple[Kept, int] | None:
-        """Take the next message, for ``call`` if there is one, and return it with the number of missed messages."""
+        """Take the next message, for ``call`` if given, and return it with the number of missed messages."""
         table, missed = self.table, 0
         if table.kind(key) != "broadcast":
             if (kept := self._first(key, sender, changed)) is not None:
@@ -389,7 +389,7 @@ class SessionChannels:
         return Key("", channel.removeprefix(SHARED)) if channel.startswith(SHARED) else Key(self._top, channel)
 
 
-# Notifications: kept in the store until the session's agent takes them, with a way to wait for the next.
+# Notifications: stored until the session's agent takes them, with a way to wait for the next.
 
 MAX_TEXT = 64 * 1024
 """The most characters of one notification. A longer text is cut, with a note."""

@@ -125,7 +125,10 @@ class Teller(Protocol):
 
 
 class Watch:
-    """A trigger that takes the messages of a channel; see :class:`~handrail.session.arrivals.channels.Watcher`."""
+    """A trigger that takes the messages of a channel.
+
+    Implements :class:`~handrail.session.arrivals.channels.Watcher`.
+    """
 
     def __init__(self, teller: Teller, trigger: Trigger, channels: SessionChannels) -> None:
         assert trigger.channel is not None
@@ -326,7 +329,7 @@ class Clockwork:
         return trigger.tool is None or (trigger.session_id, trigger.name) in self._classes
 
     async def happened(self, id: Id, what: Happened) -> bool:
-        """Record durably that a waiting trigger has fired or failed, and return whether its session was notified."""
+        """Record durably that a trigger has fired or failed, and return whether its session was notified."""
         async with self._changing:
             if (trigger := self._all.get(id)) is None:
                 return True
@@ -411,7 +414,7 @@ class Clockwork:
                 await self.tell(after, f"fault/{at}", now, about=f"The trigger {after.name} was stopped: {after.fault}")
 
     def _after(self, trigger: Trigger, now: int) -> Trigger | None:
-        """Return the trigger as it is after firing, or None if it never fires again."""
+        """Return the trigger after its firing, or None if it never fires again."""
         if trigger.tool is None:
             following = next_after(trigger, now)
             return None if following is None else replace(trigger, next_ns=following)

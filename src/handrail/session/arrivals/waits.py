@@ -1,4 +1,4 @@
-"""Tasks that wait for triggers of registered classes. A trigger that keeps failing is given up."""
+"""Tasks that wait for triggers of registered classes. A trigger that keeps failing is stopped."""
 
 from __future__ import annotations
 

@@ -186,7 +186,7 @@ def _continuation(data: bytes) -> int:
 
 
 def _whole_characters(data: bytes) -> tuple[str | None, int]:
-    """Return the text without an incomplete last character, and its bytes. The text is None if it is not UTF-8."""
+    """Return the text without an incomplete last character, and its bytes; None if it is not UTF-8."""
     try:
         return data.decode(), len(data)
     except UnicodeDecodeError as error:

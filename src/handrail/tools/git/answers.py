@@ -198,7 +198,7 @@ STATUS = ("status", "--porcelain=v2", "--branch", "-z", "--ignore-submodules=dir
 
 
 def listed(name: str, found: Sequence[_T], row: Callable[[_T], Any]) -> dict[str, Any]:
-    """Return the rows of ``found`` under ``name``, up to the limit of an answer, and the number of omitted rows."""
+    """Return the rows of ``found`` under ``name``, and the number of rows beyond the limit."""
     told: dict[str, Any] = {name: [row(one) for one in found[:MOST_LISTED]]}
     if len(found) > MOST_LISTED:
         told[f"{name}_not_listed"] = len(found) - MOST_LISTED

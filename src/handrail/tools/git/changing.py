@@ -206,7 +206,7 @@ def identity(repository: Repository) -> dict[str, str]:
 
 
 async def described(repository: Repository, *, changes: bool = False) -> dict[str, Any]:
-    """Return the branch, commit and subject of the work tree; with ``changes`` also the files of the commit."""
+    """Return the branch, commit and subject of the work tree, and with ``changes`` its files."""
     words = (
         "log",
         "-z",

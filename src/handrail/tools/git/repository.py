@@ -437,7 +437,9 @@ def revision(given: str) -> str:
 
 
 def commitish(given: str) -> str:
-    """Check that a revision is one commit: not a range, and not a file (``HEAD:path``), for which rules need the path.
+    """Check that a revision is one commit, not a range and not a file (``HEAD:path``).
+
+    Rules decide about files by their path.
 
     :raises ToolError: ``invalid_input`` otherwise
     """
