@@ -149,7 +149,7 @@ async def test_a_summary_of_the_models_own_takes_the_place_of_older_messages_and
         ([CallOpened(0, None, "echo"), CallClosed(0), Finished("calls")], "calls"),
         ([Finished("refused")], "refused"),
         ([TextDelta("half"), StreamCut("gone")], "gone"),
-        ([TextDelta("x" * 2_000_000), Finished("end")], "far longer"),
+        ([TextDelta("x" * 2_000_000), Finished("end")], "much longer"),
     ],
 )
 async def test_where_no_summary_is_to_be_had_an_outline_stands_there_and_it_is_told(instead: Any, why: str) -> None:

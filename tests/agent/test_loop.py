@@ -145,7 +145,7 @@ async def test_a_reply_cut_in_a_call_runs_the_whole_calls_and_answers_the_open_o
     results = model.requests[1].messages[-1]
     assert isinstance(results, ResultsMessage)
     assert [result.is_error for result in results.results] == [False, True]
-    assert "cut off in the middle of this call" in results.results[1].text
+    assert "interrupted during the call" in results.results[1].text
     assert "gone" not in results.results[1].text
 
 
@@ -240,7 +240,7 @@ async def test_the_turn_budget_ends_the_run_after_the_last_turns_calls() -> None
     events = await events_of(Agent(session, model, budget=Budget(turns=3)))
     assert isinstance(events[-1], RunFinished) and isinstance(events[-2], BudgetSpent)
     assert (events[-1].outcome.status, events[-1].outcome.budget) == ("budget", "turns")
-    assert events[-2].text == "all 3 turns of the budget are used"
+    assert events[-2].text == "All 3 turns of the budget are used."
     assert len(session.ran) == 3 == len(model.requests)
 
 
@@ -270,7 +270,7 @@ async def test_nothing_starts_once_the_tokens_are_used_up() -> None:
     model = PlayedModel([Usage(90, 10), *call_reply(("mail.send", {}))])
     outcome = await Agent(session, model, budget=Budget(tokens=100)).complete("go")
     assert (outcome.status, outcome.budget) == ("budget", "tokens")
-    assert "100 tokens are used of a budget of 100" in outcome.detail
+    assert "100 of 100 tokens" in outcome.detail
     assert session.ran == [] and len(session.calls) == 1
     assert (outcome.input_tokens, outcome.output_tokens, outcome.tokens_estimated) == (90, 10, False)
 
@@ -306,7 +306,7 @@ async def test_the_time_budget_stops_calls_in_flight_and_they_are_answered() -> 
 
 @pytest.mark.parametrize("bad", [{"turns": 0}, {"tokens": -1}, {"seconds": float("nan")}, {"calls": 0}])
 def test_a_budget_without_room_is_refused(bad: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="leaves no room"):
+    with pytest.raises(ValueError, match="of a budget is invalid"):
         Budget(**bad)
 
 
@@ -321,12 +321,12 @@ async def test_a_stop_while_the_model_speaks_closes_the_stream_and_answers_what_
     await pause.reached.wait()
     agent.cancel()
     outcome = await run
-    assert (outcome.status, outcome.detail) == ("cancelled", "the user stopped the run")
+    assert (outcome.status, outcome.detail) == ("cancelled", "The user stopped the run.")
     assert model.open_streams == 0
     assert [call.name for call in session.ran] == ["echo"], "the other's block was never closed"
     assert [call.fault_kind for call in session.calls if call.fault] == ["invalid_input"]
     results = agent.messages[-1]
-    assert isinstance(results, ResultsMessage) and "the user stopped the run" in results.results[1].text
+    assert isinstance(results, ResultsMessage) and "The user stopped the run." in results.results[1].text
 
 
 async def test_a_stop_while_calls_run_stops_them_and_keeps_their_answers() -> None:
@@ -337,7 +337,7 @@ async def test_a_stop_while_calls_run_stops_them_and_keeps_their_answers() -> No
     await session.started.wait()
     agent.cancel("shutdown")
     outcome = await run
-    assert (outcome.status, outcome.detail) == ("cancelled", "the kernel is shutting down")
+    assert (outcome.status, outcome.detail) == ("cancelled", "The kernel is shutting down.")
     assert session.cancelled == ["shutdown"]
     results = agent.messages[-1]
     assert isinstance(results, ResultsMessage) and '"error_kind":"cancelled"' in results.results[0].text
@@ -403,7 +403,7 @@ async def test_one_agent_runs_one_task_at_a_time() -> None:
     agent = Agent(RecordingSession(), PlayedModel([pause, *text_reply("ok")]))
     first = asyncio.create_task(agent.complete("one"))
     await pause.reached.wait()
-    with pytest.raises(UsageError, match="already running"):
+    with pytest.raises(UsageError, match="is running a task"):
         await agent.complete("two")
     pause.proceed.set()
     assert (await first).ok

@@ -338,7 +338,7 @@ async def test_a_tool_in_view_keeps_its_name() -> None:
     async with AnthropicServer(Reply("ok")) as server:
         model = of_anthropic(server)
         (withheld,) = [e for e in await run(Agent(session, model)) if isinstance(e, NativeWithheld)]
-        assert "another tool in view" in withheld.reason
+        assert "another loaded tool" in withheld.reason
         accepted(server)
         await model.aclose()
 

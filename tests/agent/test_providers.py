@@ -66,7 +66,7 @@ async def test_a_call_of_no_name_is_answered_in_a_history_that_is_taken(kind: Ki
         assert (await b.run()).ok
         b.accepted()
     assert [bool(call.fault) for call in b.session.calls] == [True, False]
-    assert "has no name" in b.results(1)[0][1]
+    assert "has no tool name" in b.results(1)[0][1]
 
 
 @each_provider
@@ -100,7 +100,7 @@ async def test_a_stream_cut_in_the_middle_of_a_call_runs_the_whole_ones_and_answ
         assert (await b.run()).ok
         b.accepted()
     assert [call.name for call in b.session.ran] == ["echo"]
-    assert "cut off in the middle of this call" in b.results(1)[1][1]
+    assert "interrupted during the call" in b.results(1)[1][1]
 
 
 @in_pieces
@@ -276,7 +276,7 @@ def test_a_missing_sdk_names_the_extra(kind: Kind, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_script_takes_no_base_url() -> None:
-    with pytest.raises(UsageError, match="asks no server"):
+    with pytest.raises(UsageError, match="uses no server"):
         open_model("script:x.toml", base_url="http://127.0.0.1:1")
 
 

@@ -97,20 +97,20 @@ async def test_what_a_result_said_can_be_used_in_later_arguments_and_keeps_its_t
 @pytest.mark.parametrize(
     ("expect", "said"),
     [
-        ({"tools": ["bash"]}, "expected the tools bash to be offered; there are echo, mail__send"),
+        ({"tools": ["bash"]}, "expected the tools bash to be offered; the request has echo, mail__send"),
         ({"absent": ["mail.send"]}, "expected the tools mail.send not to be offered"),
         ({"task": "^stop"}, "expected the task to match '^stop'; it is \"go\""),
         ({"prompt": "no such words"}, "expected the system text to match 'no such words'"),
-        ({"results": 2}, "expected 2 results of the turn before; there are 1"),
+        ({"results": 2}, "expected 2 results of the previous turn; the request has 1"),
         ({"result": [{"at": "data.n", "equals": 2}]}, "expected 0.data.n to be 2; it is 1"),
         ({"result": [{"at": "data.n", "equals": True}]}, "expected 0.data.n to be true; it is 1"),
         ({"result": [{"at": "data.n", "equals": "1"}]}, 'expected 0.data.n to be "1"; it is 1'),
         ({"result": [{"contains": "xyz"}]}, "expected 0 to contain 'xyz'"),
         ({"result": [{"at": "type", "matches": "^err"}]}, "expected 0.type to match '^err'; it is \"output\""),
         ({"result": [{"at": "data.m", "contains": "x"}]}, "expected a value at 0.data.m"),
-        ({"result": [{"at": "data.m", "exists": True}]}, "expected 0.data.m to be there"),
-        ({"result": [{"at": "data.n", "exists": False}]}, "expected 0.data.n not to be there"),
-        ({"result": [{"of": 1, "exists": True}]}, "there is no result 1: the turn before had 1"),
+        ({"result": [{"at": "data.m", "exists": True}]}, "expected 0.data.m to exist"),
+        ({"result": [{"at": "data.n", "exists": False}]}, "expected 0.data.n not to exist"),
+        ({"result": [{"of": 1, "exists": True}]}, "result 1 does not exist: the previous turn had 1"),
     ],
 )
 async def test_an_expectation_that_fails_ends_the_run_and_says_what_was_seen(expect: dict[str, Any], said: str) -> None:
@@ -129,7 +129,7 @@ async def test_all_that_was_not_as_expected_is_said_at_once() -> None:
 
 async def test_a_run_that_asks_for_more_than_the_script_has_ends_with_that_text() -> None:
     outcome = await Agent(RecordingSession(), model_of({"calls": [{"name": "echo"}]})).complete("go")
-    assert outcome.status == "failed" and "has 1 turns, and the run asked for one more" in outcome.detail
+    assert outcome.status == "failed" and "has 1 turns, but the run sent another request" in outcome.detail
 
 
 async def test_a_reference_to_what_a_result_does_not_have_ends_the_run_with_the_result() -> None:
@@ -162,15 +162,15 @@ async def test_a_script_can_send_what_a_broken_model_sends() -> None:
         ("[[turns]]\ntxt = 1\n[[turns]]\ncalls = [{}]", ["turns[0].txt: ", "turns[1].calls[0].name: "]),
         ("version = 2\nturns = [{}]", ["version: "]),
         ("turns = []", ["has no turns"]),
-        ('[[turns]]\ntext = "${later.data}"', ["refers to 'later', which no call of an earlier turn has"]),
-        ("[[turns]]\ncalls = [{name='a', arguments={b=1}, raw='{}'}]", ["both arguments and raw"]),
-        ("[[turns]]\nexpect = {result = [{at = 'x'}]}", ["needs exactly one of"]),
-        ("[[turns]]\nexpect = {task = '('}", ["'(' is not a regular expression"]),
+        ('[[turns]]\ntext = "${later.data}"', ["refers to 'later', which is not a label of an earlier call"]),
+        ("[[turns]]\ncalls = [{name='a', arguments={b=1}, raw='{}'}]", ["Both `arguments` and `raw`"]),
+        ("[[turns]]\nexpect = {result = [{at = 'x'}]}", ["Set exactly one of"]),
+        ("[[turns]]\nexpect = {task = '('}", ["The regular expression is invalid: '('"]),
         (
             "[[turns]]\ncalls = [{name='a', label='x'}]\n[[turns]]\ncalls = [{name='a', label='x'}]",
-            ["the label 'x' a second time"],
+            ["the label 'x' again"],
         ),
-        ("turns = [", ["cannot be read as a script"]),
+        ("turns = [", ["not a valid script"]),
     ],
 )
 def test_a_faulty_script_is_refused_with_all_its_faults(tmp_path: Path, text: str, faults: list[str]) -> None:

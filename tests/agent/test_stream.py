@@ -76,23 +76,23 @@ def test_a_call_cut_in_its_middle_is_proposed_with_a_fault_and_the_whole_ones_be
         *call(0, "read", "{}"),
         CallOpened(1, "b", "write"),
         CallArguments(1, "{}"),
-        cut="the connection was lost",
+        cut="The connection was lost.",
     )
     assert reply.calls[0].fault is None
-    assert "cut off in the middle of this call (the connection was lost)" in (reply.calls[1].fault or "")
+    assert "interrupted during the call. The connection was lost." in (reply.calls[1].fault or "")
     assert reply.reason is None
 
 
 def test_a_call_that_the_provider_never_closed_does_not_run_even_in_a_finished_reply() -> None:
     reply = assemble(CallOpened(0, "a", "read"), CallArguments(0, "{}"), Finished("calls"))
-    assert "never completed" in (reply.calls[0].fault or "")
+    assert "it is incomplete" in (reply.calls[0].fault or "")
 
 
 @pytest.mark.parametrize("name", ["", "  \n"])
 def test_a_call_of_no_name_is_one_call_with_a_fault(name: str) -> None:
     reply = assemble(*call(0, name, "{}"), Finished("calls"))
     assert len(reply.calls) == 1
-    assert "has no name" in (reply.calls[0].fault or "")
+    assert "has no tool name" in (reply.calls[0].fault or "")
 
 
 def test_arguments_of_a_block_that_was_never_opened_are_one_call_with_a_fault() -> None:
@@ -103,7 +103,7 @@ def test_arguments_of_a_block_that_was_never_opened_are_one_call_with_a_fault() 
 def test_arguments_after_the_block_closed_do_not_change_it_into_another_call() -> None:
     reply = assemble(*call(0, "read", "{"), CallArguments(0, "}"), Finished("calls"))
     assert reply.calls[0].arguments == "{"
-    assert "had closed this call" in (reply.calls[0].fault or "")
+    assert "had closed it" in (reply.calls[0].fault or "")
 
 
 def test_a_block_number_used_twice_is_two_calls() -> None:

@@ -247,7 +247,7 @@ async def test_where_what_a_call_was_proposed_in_cannot_be_kept_it_has_no_effect
         await held.rooms.store.messages.keep(session.id, [(last - 1, {})], 1)
         steps = [*call(0, "test__act"), TextDelta("and"), *call(1, "test__ask"), Finished("calls")]
         outcome = await Agent(session, PlayedModel(steps, text_reply("never asked"))).complete("go")
-        assert outcome.status == "failed" and "the conversation cannot be kept" in outcome.detail
+        assert outcome.status == "failed" and "The conversation cannot be stored" in outcome.detail
         assert ran == [] and not person.requests
         await held.log.flush()
         kinds = [record.kind for record in held.log.reader.records(call=f"{session.id}/1.0")]

@@ -118,7 +118,7 @@ def test_a_value_of_several_lines_that_has_no_end_is_refused_and_not_cut() -> No
     """The model wrote the closing tag in it and did not mark that."""
     text = "[/edit]@@path=a\n@@old<<END\nfirst [edit/] second\nEND\n@@new=x[edit/]"
     (_, arguments), *_ = read("bracket", [text])[1]
-    assert arguments.keys() == {"path", "old without a line END at its end"}
+    assert arguments.keys() == {"path", "old without a final line END"}
 
 
 @FORM
@@ -234,4 +234,4 @@ async def test_an_agent_works_with_a_model_that_writes_its_calls(form: TextForm,
     assert (tmp_path / "work" / "new.txt").read_text() == "line\n"
     assert all(not request.tools and "does nothing" not in request.system for request in seen)
     told = seen[2].messages[-1]
-    assert "Result of call 1 (write)" in str(told) and "never completed" in str(told)
+    assert "Result of call 1 (write)" in str(told) and "it is incomplete" in str(told)

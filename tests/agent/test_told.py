@@ -163,7 +163,7 @@ async def test_a_living_agent_works_on_what_is_said_and_told_until_it_is_stopped
                 texts.append(event.outcome.text)
                 headless.append(session.headless)
             elif isinstance(event, AgentIdle):
-                with pytest.raises(UsageError, match="lives already"):
+                with pytest.raises(UsageError, match="serves already"):
                     agent.live()
                 if len(texts) == 1:
                     told.come(notice("n1", "trigger", "it is noon"))
@@ -173,7 +173,7 @@ async def test_a_living_agent_works_on_what_is_said_and_told_until_it_is_stopped
                     agent.stop()
     assert texts == ["a", "b", "c"] and headless == [False, True, False]
     assert session.begun == ["first", "", "second"]
-    with pytest.raises(UsageError, match="does not live"):
+    with pytest.raises(UsageError, match="does not serve"):
         agent.say("third")
 
 

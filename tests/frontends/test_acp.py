@@ -223,7 +223,7 @@ async def test_what_an_editor_embeds_stands_in_the_prompt_as_data(desk: Desk) ->
         refused: list[tuple[list[Block], str]] = [
             ([audio], "Unsupported content"),
             ([schema.TextContentBlock(type="text", text=" ")], "is empty"),
-            ([shown_as(b"<svg/>")], "is no PNG"),
+            ([shown_as(b"<svg/>")], "is not a PNG"),
             ([schema.ImageContentBlock(type="image", data="?", mime_type="image/png")], "is not valid base64"),
         ]
         for bad, words in refused:

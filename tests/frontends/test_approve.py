@@ -83,7 +83,7 @@ def test_what_waits_is_listed_whole_with_control_characters_visible(here: Here) 
             {"path": "note.txt", "operations": [{"op": "append", "content": "third line"}]},
             ["+third line"],
         ),
-        ("edit", {"path": "note.txt", "old": "nowhere", "new": "x"}, ["this call would fail: old is not in note.txt"]),
+        ("edit", {"path": "note.txt", "old": "nowhere", "new": "x"}, ["this call would fail: `old` was not found in note.txt"]),
         ("write", {"path": "../../out.txt", "content": "x"}, ["this call would fail"]),
     ],
 )

@@ -147,6 +147,6 @@ def test_run_compacts_a_session_and_says_how_much_it_left_out_and_kept(here: Her
     _, made = map(json.loads, done.out.splitlines())
     assert (made["event"], made["messages"], made["kept"], made["asked"]) == ("compacted", 9, 1, True)
     again = here("run", "--resume", session, "--compact", "--model", model)
-    assert again.code == 0 and "Nothing to compact: 2 messages" in again.err
+    assert again.code == 0 and "Nothing to compact: all 2 messages" in again.err
     row = next(line for line in here("log", "--session", session).out.splitlines() if "compacted" in line)
     assert row.endswith("9 messages removed, 1 kept")

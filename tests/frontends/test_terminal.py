@@ -180,7 +180,7 @@ def test_an_edit_is_shown_as_a_diff_of_the_file_as_it_is_now(asking: Asking, tmp
 def test_an_edit_that_would_fail_now_is_said_to(asking: Asking, tmp_path: Path) -> None:
     (tmp_path / "note.txt").write_text("one\n")
     terminal = asking(request("edit", path="note.txt", old="two", new="2"))
-    assert "this call would fail: old is not in note.txt" in terminal.wait_for("> ")
+    assert "this call would fail: `old` was not found in note.txt" in terminal.wait_for("> ")
     terminal.type("r\n")
     answers(terminal)
 

@@ -92,14 +92,14 @@ async def test_it_waits_in_its_process_from_where_it_fired_last(tmp_path: Path, 
         assert (await session.call("list_triggers", {})).data["triggers"] == []
 
         await session.call("add_bell", {"how": "broken", "prompt": "Never.", "name": "broken"})
-        assert "waits no more: ValueError: it has no clapper" in (await told(session))[0]
+        assert "was stopped: ValueError: it has no clapper" in (await told(session))[0]
 
 
 async def test_one_that_goes_by_time_fires_then_and_not_where_it_cannot(tmp_path: Path, at_once: None) -> None:
     async with workshop(tmp_path, Hour()) as there:
         session = there.session
         never = await session.call("add_hour", {"in_ns": -1, "prompt": "x"})
-        assert never.error_kind == "invalid_input" and "never fires" in str(never.error_text)
+        assert never.error_kind == "invalid_input" and "never fire" in str(never.error_text)
         wrong = await session.call("add_hour", {"in_ns": 7, "prompt": "x"})
         assert wrong.error_kind == "failed" and "no such hour" in str(wrong.error_text)
         assert (await session.call("list_triggers", {})).data["triggers"] == []

@@ -43,7 +43,7 @@ kernel_in = by_both_doors()
     ("given", "error", "said"),
     [
         ({"topc": "a letter"}, TypeError, "unexpected keyword argument 'topc'"),
-        ({"headless": False}, UsageError, "needs an attendant"),
+        ({"headless": False}, UsageError, "has no approval handler"),
         ({"rules": "allow read"}, UsageError, "give a list of rules"),
         ({"mode": "fast"}, UsageError, "plan"),
     ],

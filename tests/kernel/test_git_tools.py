@@ -167,7 +167,7 @@ async def test_a_host_that_no_rule_allows_is_not_reached(tmp_path: Path, host: G
     assert refused.error_kind == "denied"
     assert host.authority in str(refused.error_text)
     assert not plain.ok, "an address of this machine takes a grant of its own"
-    assert "https address" in str(ssh.error_text)
+    assert "HTTPS URL" in str(ssh.error_text)
     assert host.asked == []
 
 

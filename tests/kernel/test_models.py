@@ -121,7 +121,7 @@ async def test_a_stream_cut_in_the_middle_of_a_call_runs_the_whole_calls_and_rec
         await w.done()
         first, second = [result for _, result in w.read(1)]
         assert (first["data"], second["type"]) == ({"sent": "ann"}, "error")
-        assert "cut off in the middle of this call" in second["error_text"]
+        assert "interrupted during the call" in second["error_text"]
         assert await w.states() == [("mail.send", "output"), ("mail.send", "refused")]
     assert sent == ["ann"]
 

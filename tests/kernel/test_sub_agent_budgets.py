@@ -43,7 +43,7 @@ async def test_sub_agents_side_by_side_use_no_more_turns_than_their_parent_has_l
             pause.proceed.set()
         found = await run
         assert [result.ok for result in found].count(True) == 2, "one turn of three was its own"
-        assert all("all 3 turns of the budget are used" in str(result.error_text) for result in found if not result.ok)
+        assert all("All 3 turns of the budget are used" in str(result.error_text) for result in found if not result.ok)
         assert (len(top.requests), len(reader.requests)) == (1, 2)
 
 
@@ -82,7 +82,7 @@ async def test_the_time_of_a_run_bounds_what_it_has_begun_in_the_background_wher
         assert result is not None
         if shared:
             assert result.error_kind == "limit"
-            assert "the sub-agent reader did not finish: the budget of 3600 seconds is used up" in str(
+            assert "Sub-agent reader did not finish. The budget of 3600 seconds is used up" in str(
                 result.error_text
             )
         else:

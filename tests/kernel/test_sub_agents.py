@@ -189,7 +189,7 @@ async def test_what_a_sub_agent_asks_is_never_left_waiting_behind_it(tmp_path: P
         writer = PlayedModel(call_reply(("write", {"path": "a", "content": "a"})), text_reply("."))
         top = PlayedModel(call_reply(task("writer")), text_reply("."))
         await Agent(await kernel.session(attendant=person), top, models=models(writer=writer)).complete("Go.")
-        assert "cannot wait for them" in str(writer.requests[1].messages)
+        assert "cannot wait for one" in str(writer.requests[1].messages)
         assert not kernel.approvals.pending()
 
 
@@ -216,7 +216,7 @@ async def test_a_secret_reaches_a_sub_agents_tool_only_where_its_parent_passes_i
         top = PlayedModel(call_reply(task("signer")), text_reply("."))
         await Agent(await kernel.session(), top, models=models(signer=model)).complete("Go.")
         assert told == (["hunter2-hunter2"] if passed else [])
-        assert ("does not pass it on to its sub-agents" in str(model.requests[1].messages)) is not passed
+        assert ("does not delegate it to its sub-agents" in str(model.requests[1].messages)) is not passed
 
 
 @pytest.mark.proves("A-03")
@@ -284,7 +284,7 @@ async def test_a_call_that_is_not_in_flight_begins_no_sub_agent(tmp_path: Path) 
 
     async with kernel_of(tmp_path, {}) as kernel:
         session: HeldSession = await kernel.session()
-        with pytest.raises(UsageError, match="hands no work over now"):
+        with pytest.raises(UsageError, match="does not delegate now"):
             await session.child("ses_other/1.0", Delegation("default", "x"))
 
 

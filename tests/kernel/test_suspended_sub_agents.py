@@ -189,7 +189,7 @@ async def test_what_its_people_put_off_waits_for_them_and_headless_nothing_is_as
         (row,) = kernel.approvals.pending()
         await kernel.approvals.decide(row.id, ApprovalAnswer("once"), by="test")
         assert "Tried." in await heard(again)
-        assert "nobody is there now" in str(writer.requests[2].messages)
+        assert "No user is available now" in str(writer.requests[2].messages)
         assert [(tmp_path / "ws" / name).exists() for name in "ab"] == [True, False]
 
 
@@ -266,7 +266,7 @@ async def test_it_has_what_is_left_of_the_budget_of_the_run_that_began_it(tmp_pa
         assert (await again.complete("On?")).text == "On."
         pause.proceed.set()
         assert await ended(kernel) == "failed" and len(reader.requests) == 1
-        assert "all 3 turns of the budget are used" in await heard(session)
+        assert "All 3 turns of the budget are used" in await heard(session)
 
 
 @pytest.mark.proves("A-03", "A-10", "P-12")

@@ -265,7 +265,7 @@ async def test_what_a_watcher_cannot_be_told_waits_where_it_is_and_fills_the_cha
         await there.triggers("s").watch("c", "look", name="w")
         for number in range(5):
             await sender.send("c", str(number))
-        with pytest.raises(ToolError, match="takes no more"):
+        with pytest.raises(ToolError, match="is full"):
             await sender.send("c", "one too many")
         heard: list[str] = []
         while told := await there.told("s"):

@@ -156,7 +156,7 @@ async def test_neither_a_sub_agent_nor_its_parent_reads_what_the_other_made(tmp_
         top = PlayedModel(call_reply(task("maker")), text_reply("."))
         await Agent(session, top, models=models(maker=maker)).complete("Go.")
         told = str(maker.requests[-1].messages)
-        assert "is not an artifact of this session" in told
+        assert "does not exist in this session" in told
         (child,) = kernel.rooms.store.sessions.under(session.id)
         await kernel.log.flush()
         (call,) = (row for row in kernel.log.reader.calls(session=child.id) if row.tool == "made.text")
@@ -174,7 +174,7 @@ async def test_what_its_tool_keeps_from_the_model_is_denied(tmp_path: Path) -> N
         of_people = await made(session, "made.edge")
         for ref in (hidden, of_people):
             answer = await read(session, ref)
-            assert answer.error_kind == "denied" and "keeps it from the model" in str(answer.error_text)
+            assert answer.error_kind == "denied" and "hidden from the model" in str(answer.error_text)
 
 
 async def test_a_fork_reads_what_was_made_before_it_was_forked(tmp_path: Path) -> None:

@@ -151,7 +151,7 @@ async def test_a_channel_that_nobody_reads_fills_and_says_so(tmp_path: Path, mon
         sender, reader = there.channels("a"), there.channels("b", top="a")
         for number in range(HISTORY):
             await sender.send("c", str(number))
-        with pytest.raises(ToolError, match="takes no more") as full:
+        with pytest.raises(ToolError, match="is full") as full:
             await sender.send("c", "one too many")
         assert full.value.kind == "limit"
         assert (await reader.receive("c", timeout_ms=0)).message is not None

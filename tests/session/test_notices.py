@@ -93,10 +93,10 @@ async def test_no_notice_is_kept_with_a_secret_and_none_without_bound(
         session = await kernel.session()
         await kernel.arrivals.notices.post(notice(session.id, text="the key is hunter2hunter2 " + "x" * 100_000))
         (kept,) = kernel.arrivals.notices.table.pending(session.id)
-        assert "hunter2" not in kept.text and "more characters are left out" in kept.text
+        assert "hunter2" not in kept.text and "more characters are omitted" in kept.text
         monkeypatch.setattr(noticing, "MAX_PENDING", 2)
         await kernel.arrivals.notices.post(notice(session.id, "n2"))
-        with pytest.raises(UsageError, match="2 notices wait in session"):
+        with pytest.raises(UsageError, match="2 pending notifications"):
             await kernel.arrivals.notices.post(notice(session.id, "n3"))
         other = await kernel.session()
         await kernel.arrivals.notices.post(replace(notice(other.id), id="n3"))

@@ -314,11 +314,11 @@ def test_arguments_that_name_nothing_that_could_be_there_are_refused(args: dict[
     assert compile_schema(LoadTools().spec.parameters).problems(args)
 
 
-@pytest.mark.parametrize(("args", "said"), [({"category": "a", "tool": "b"}, "; not both"), ({}, "$")])
+@pytest.mark.parametrize(("args", "said"), [({"category": "a", "tool": "b"}, "exclude each other"), ({}, "is missing")])
 async def test_who_names_nothing_or_two_things_is_told_what_to_give(
     of: Interaction, args: dict[str, Any], said: str
 ) -> None:
-    with pytest.raises(ToolError, match=f"give category, .* or tool, with the id of one tool{said}"):
+    with pytest.raises(ToolError, match=f"{said}.* Pass `category` .* or `tool` with the id of one tool"):
         await called(of, LoadTools(), args)
 
 

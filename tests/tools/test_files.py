@@ -104,14 +104,14 @@ async def test_a_shortened_line_is_named(desk: Desk) -> None:
         (b"\x7fELF\x02\x01\x01" + bytes(60), "an ELF program"),
         (b"SQLite format 3\0" + bytes(60), "an SQLite database"),
         ("plain".encode("utf-16"), "UTF-16"),
-        (b"text with a \0 in it", "no known type"),
-        (bytes(range(128, 256)) * 7, "no known type"),
+        (b"text with a \0 in it", "unknown type"),
+        (bytes(range(128, 256)) * 7, "unknown type"),
     ],
 )
 async def test_a_binary_file_is_refused_with_its_type_and_what_to_do(desk: Desk, content: bytes, what: str) -> None:
     desk.put("file", content)
     await refused(
-        desk.call("read", path="file"), "invalid_input", "binary", f"{len(content)} bytes", what, "unit 'bytes'"
+        desk.call("read", path="file"), "invalid_input", "binary", f"{len(content)} bytes", what, "`unit: bytes`"
     )
 
 
@@ -247,7 +247,7 @@ async def test_a_text_that_is_not_there_is_refused_with_a_hint(desk: Desk) -> No
     path = desk.put("f", "def f():\n\treturn 1\n")
     await desk.call("read", path="f")
     await refused(desk.call("edit", path="f", old="    return 1", new="x"), "invalid_input", "line 2", "whitespace")
-    await refused(desk.call("edit", path="f", old="return 1", new="return 1"), "invalid_input", "same text")
+    await refused(desk.call("edit", path="f", old="return 1", new="return 1"), "invalid_input", "are equal")
     assert path.read_text() == "def f():\n\treturn 1\n"
 
 

@@ -22,7 +22,7 @@ async def test_init_makes_a_repository_without_hooks_and_only_once(desk: Desk, r
     await refused(desk.call("git.init", path="new/here"), "conflict", "already")
     await refused(desk.call("git.init"), "conflict", "already")
     await refused(desk.call("git.init", path="../beside"), "denied", "outside the workspace")
-    await refused(desk.call("git.init", path="x", branch="--help"), "invalid_input", "branch's name")
+    await refused(desk.call("git.init", path="x", branch="--help"), "invalid_input", "The branch name is invalid")
     assert (await desk.call("git.status", repository="new/here"))["branch"] == "trunk"
 
 
@@ -52,9 +52,9 @@ async def test_add_stages_the_files_given_or_everything(desk: Desk, repo: Repo) 
 
 
 async def test_commit_records_what_is_staged_by_the_repositorys_own_identity(desk: Desk, repo: Repo) -> None:
-    await refused(desk.call("git.commit", message="x"), "failed", "nothing is staged")
+    await refused(desk.call("git.commit", message="x"), "failed", "Nothing is staged")
     repo.put("a", "1\n")
-    await refused(desk.call("git.commit", message="x"), "failed", "nothing is staged")
+    await refused(desk.call("git.commit", message="x"), "failed", "Nothing is staged")
     await desk.call("git.add", paths=["a"])
     done = await desk.call("git.commit", message="A subject\n\n# no comment\n-- nor an option\n")
     assert (done["branch"], done["subject"]) == ("main", "A subject")
@@ -94,7 +94,7 @@ async def test_branches_are_made_and_checked_out_and_files_put_back(desk: Desk, 
     assert await desk.call("git.create_branch", name="fix/it", start="HEAD~1") == {"branch": "fix/it", "commit": first}
     await refused(desk.call("git.create_branch", name="fix/it"), "conflict", "already exists")
     for name in ("-D", "a b", "a..b", "x.lock", "HEAD", "a~1", "/a", "a/"):
-        await refused(desk.call("git.create_branch", name=name), "invalid_input", "branch's name")
+        await refused(desk.call("git.create_branch", name=name), "invalid_input", "The branch name is invalid")
     there = await desk.call("git.checkout", ref="fix/it")
     assert (there["branch"], there["commit"]) == ("fix/it", first)
     repo.put("a", "mine\n")
@@ -109,7 +109,7 @@ async def test_branches_are_made_and_checked_out_and_files_put_back(desk: Desk, 
     assert (loose["branch"], loose["detached"], loose["commit"]) == (None, True, second)
     await refused(desk.call("git.checkout", ref="mian"), "invalid_input", "did you mean main")
     await refused(desk.call("git.checkout", ref="--orphan"), "invalid_input", "begin with '-'")
-    await refused(desk.call("git.checkout"), "invalid_input", "give `ref`")
+    await refused(desk.call("git.checkout"), "invalid_input", "`ref` is missing")
     repo.git("remote", "add", "origin", "https://example.org/x.git")
     repo.git("update-ref", "refs/remotes/origin/theirs", first)
     tracking = await desk.call("git.checkout", ref="origin/theirs", track=True)
@@ -142,7 +142,7 @@ async def test_merge_moves_on_commits_or_lists_the_conflicts(desk: Desk, repo: R
     assert error.data == {"conflicts": conflicts}
     status = await desk.call("git.status")
     assert (status["state"], status["conflicts"]) == ("merging", conflicts)
-    await refused(desk.call("git.commit", message="x"), "conflict", "conflicts to solve")
+    await refused(desk.call("git.commit", message="x"), "conflict", "files have conflicts")
     assert (await desk.call("git.add", all=True))["left_out"].keys() == {"a"}
     assert (await desk.call("git.merge", abort=True))["commit"] == main
     await refused(desk.call("git.merge", ref="side"), "conflict")
@@ -159,9 +159,9 @@ async def test_merge_moves_on_commits_or_lists_the_conflicts(desk: Desk, repo: R
 
 async def test_stash_puts_changes_aside_and_takes_them_back(desk: Desk, repo: Repo) -> None:
     repo.commit("first", a="1\n")
-    await refused(desk.call("git.stash"), "failed", "no changes")
+    await refused(desk.call("git.stash"), "failed", "No changes")
     assert await desk.call("git.stash", action="list") == {"stashes": []}
-    await refused(desk.call("git.stash", action="pop"), "invalid_input", "nothing is put aside")
+    await refused(desk.call("git.stash", action="pop"), "invalid_input", "no stashes")
     repo.put("a", "2\n")
     repo.put("new", "n\n")
     pushed = await desk.call("git.stash", message="for later", untracked=True)
@@ -178,8 +178,8 @@ async def test_stash_puts_changes_aside_and_takes_them_back(desk: Desk, repo: Re
     assert error.data is not None
     repo.git("checkout", "--quiet", "--force", "HEAD")
     assert (await desk.call("git.stash", action="drop"))["done"] == "drop"
-    await refused(desk.call("git.stash", action="drop", index=3), "invalid_input", "there is no stash 3")
-    await refused(desk.call("git.stash", action="list", message="x"), "invalid_input", "for push")
+    await refused(desk.call("git.stash", action="drop", index=3), "invalid_input", "Stash 3 does not exist")
+    await refused(desk.call("git.stash", action="list", message="x"), "invalid_input", "apply only to push")
 
 
 async def test_what_rules_keep_from_programs_is_neither_checked_out_nor_put_aside(desk: Desk, repo: Repo) -> None:

@@ -208,7 +208,7 @@ async def test_clones_and_pushes_by_path_run_nothing_of_either_end(desk: Desk, t
         file.write("[receive]\n\tprocReceiveRefs = refs/heads\n")  # leaves references to a hook, which does not run
     copy.put("d", "2\n")
     await desk.call("git.commit", repository="copy", message="more", all=True)
-    await refused(desk.call("git.push", repository="copy"), "conflict", "did not take fresh")
+    await refused(desk.call("git.push", repository="copy"), "conflict", "rejected fresh")
     assert traps.sprung() == []
 
 
@@ -292,7 +292,7 @@ async def test_what_submodules_configure_does_not_run(desk: Desk, repo: Repo) ->
         await desk.call(name, **arguments)
         assert traps.sprung() == [], name
     await refused(desk.call("git.stash"), "unavailable", "submodules")
-    await refused(desk.call("git.commit", message="nothing"), "failed", "nothing is staged")
+    await refused(desk.call("git.commit", message="nothing"), "failed", "Nothing is staged")
     assert traps.sprung() == []
 
 

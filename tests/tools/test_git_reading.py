@@ -68,9 +68,9 @@ async def test_a_folder_without_a_repository_says_what_makes_one(desk: Desk, rep
     (desk.workspace / ".git").rename(desk.workspace / "kept")
     await refused(desk.call("git.status"), "failed", "git.init")
     repo.put("linked/.git", f"gitdir: {outside.folder}/.git\n")
-    await refused(desk.call("git.log", repository="linked"), "failed", "not in the workspace")
+    await refused(desk.call("git.log", repository="linked"), "failed", "outside the workspace")
     await refused(desk.call("git.log", repository="../outside"), "denied")
-    await refused(desk.call("git.log", repository="kept"), "failed", "without a work tree")
+    await refused(desk.call("git.log", repository="kept"), "failed", "has no work tree")
     await refused(desk.call("git.log", repository="nowhere"), "failed", "no folder")
     inner = made(desk.workspace / "inner")
     inner.configure("[core]\n\tworktree = ../..\n")
@@ -98,7 +98,7 @@ async def test_log_pages_through_commits_of_a_branch_a_range_or_a_file(desk: Des
     assert [one["commit"] for one in (await desk.call("git.log", paths=["b"]))["commits"]] == [made_here[2]]
     repo.git("branch", "feature/login")
     await refused(desk.call("git.log", ref="feature/logim"), "invalid_input", "did you mean feature/login")
-    await refused(desk.call("git.log", paths=["../elsewhere"]), "invalid_input", "not in the repository")
+    await refused(desk.call("git.log", paths=["../elsewhere"]), "invalid_input", "outside the repository")
 
 
 async def test_diff_compares_files_what_is_staged_and_commits(desk: Desk, repo: Repo) -> None:
@@ -125,7 +125,7 @@ async def test_diff_compares_files_what_is_staged_and_commits(desk: Desk, repo: 
     both = await desk.call("git.diff", **{"from": first}, paths=["a"])
     assert "+five" in both["patch"] and "+eight" in both["patch"]
     await refused(desk.call("git.diff", to="main"), "invalid_input", "`from`")
-    await refused(desk.call("git.diff", **{"from": "HEAD:a"}), "invalid_input", "not one commit")
+    await refused(desk.call("git.diff", **{"from": "HEAD:a"}), "invalid_input", "The revision is invalid")
     await refused(desk.call("git.diff", **{"from": "--output=x"}), "invalid_input", "begin with '-'")
     assert not (desk.workspace / "x").exists()
 
@@ -151,7 +151,7 @@ async def test_files_that_rules_keep_from_being_read_are_left_out_by_name(desk: 
     assert all([row["path"] for row in one["files"]] == ["a"] for one in calls[:5])
     assert calls[5]["unstaged"] == [{"path": "a", "change": "modified"}]
     added = await desk.call("git.add", all=True)
-    assert (added["staged"], added["left_out"]) == (["a"], {"key": "rules keep it from being read"})
+    assert (added["staged"], added["left_out"]) == (["a"], {"key": "Rules deny reading this file"})
 
 
 async def test_show_gives_a_commit_with_its_changes_or_a_file_as_it_was(desk: Desk, repo: Repo) -> None:
@@ -195,8 +195,8 @@ async def test_blame_says_who_wrote_each_line(desk: Desk, repo: Repo) -> None:
 async def test_before_the_first_commit_blame_and_stash_say_that_there_is_none(desk: Desk, repo: Repo) -> None:
     repo.put("a", "one\n")
     repo.git("add", "a")
-    await refused(desk.call("git.blame", path="a"), "failed", "there are no commits yet")
-    await refused(desk.call("git.stash"), "failed", "there are no commits yet")
+    await refused(desk.call("git.blame", path="a"), "failed", "The repository has no commits yet")
+    await refused(desk.call("git.stash"), "failed", "The repository has no commits yet")
 
 
 async def test_branches_come_with_their_upstreams_and_the_remotes(desk: Desk, repo: Repo) -> None:
@@ -234,6 +234,6 @@ async def test_paths_are_those_of_the_workspace_where_the_repository_is_a_folder
     assert (await desk.call("git.blame", path="inner/a"))["lines"][0]["commit"] == "0" * 40
     assert (await desk.call("git.add", repository="inner", paths=["inner/src"]))["staged"] == ["inner/src/b"]
     await refused(
-        desk.call("git.add", repository="inner", paths=["a"]), "invalid_input", "not in the repository at inner"
+        desk.call("git.add", repository="inner", paths=["a"]), "invalid_input", "outside the repository at inner"
     )
     assert os.listdir(desk.workspace) == [".git", "inner"] or set(os.listdir(desk.workspace)) == {".git", "inner"}

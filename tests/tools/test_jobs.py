@@ -78,7 +78,7 @@ async def test_waiting_longer_than_allowed_is_told_and_stopping_twice_says_the_s
     assert (await data(session, "stop_task", job_id=job_id))["state"] == "cancelled"
     ended = await waiting
     assert ended.ok and ended.data["state"] == "cancelled" and ended.data["result"]["type"] == "error"
-    assert (await data(session, "stop_task", job_id=job_id))["note"] == "it had ended before, as cancelled"
+    assert (await data(session, "stop_task", job_id=job_id))["note"] == "The job had ended before: cancelled."
     unknown = await session.call("read_job", {"job_id": "bash_0"})
     assert unknown.error_kind == "invalid_input" and job_id in str(unknown.error_text)
     both = await session.call("read_job", {"job_id": job_id, "cursor": 1, "offset": 1})

@@ -73,7 +73,7 @@ def test_line_ends_and_a_missing_last_one_stay_as_they_are(text: str, operation:
         (replace(2, 4, "x"), "the file has 3 lines"),
         (replace(3, 2, "x"), "replaces lines 3 to 2"),
         (insert(5, "x"), "at most 4"),
-        (insert(1, ""), "adds nothing"),
+        (insert(1, ""), "empty `content`"),
         ({"op": "append", "content": "x", "line": 3}, "takes content"),
         ({"op": "replace", "content": "x", "first_line": 1}, "takes first_line, last_line and content"),
         ({"op": "insert", "content": "x"}, "this one has content"),
@@ -87,13 +87,13 @@ def test_what_cannot_be_is_refused_by_name(operation: dict[str, Any], reason: st
 
 @pytest.mark.parametrize("second", [replace(2, 3, "y"), insert(2, "y")])
 def test_two_operations_on_one_line_are_refused(second: dict[str, Any]) -> None:
-    with pytest.raises(ToolError, match="two operations change line 2"):
+    with pytest.raises(ToolError, match="Two operations change line 2"):
         patch("a\nb\nc\n", replace(1, 2, "x"), second)
 
 
 def test_an_untrue_expectation_is_a_conflict_that_shows_what_is_there() -> None:
     for operation in (replace(1, 2, "x", expect="a\nB"), insert(2, "x", expect="B"), append("x", expect="B")):
-        with pytest.raises(ToolError, match="expects other text") as refused:
+        with pytest.raises(ToolError, match="does not match") as refused:
             patch("a\r\nb\r\n", operation)
         assert refused.value.kind == "conflict"
         assert "b" in str(refused.value)

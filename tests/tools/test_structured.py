@@ -52,7 +52,7 @@ def test_a_pointer_leads_to_its_value(pointer: str, value: Any) -> None:
         ("/nam/x", "'name', 'ratio', 'servers'"),
         ("/servers/7/x", "a list of 2"),
         ("/servers/01", "a list of 2"),
-        ("/name/x", "leads nowhere"),
+        ("/name/x", "not an object or a list"),
     ],
 )
 def test_a_pointer_that_leads_nowhere_says_what_there_is(pointer: str, said: str) -> None:
@@ -199,7 +199,7 @@ async def test_several_edits_are_made_all_or_none_or_as_far_as_they_go(desk: Des
         path = desk.put("a.txt", "one two\n")
         await desk.call("read", path="a.txt")
         if failed is None:
-            await refused(desk.call("multi_edit", path="a.txt", edits=edits), "invalid_input", "edit 2: old is not in")
+            await refused(desk.call("multi_edit", path="a.txt", edits=edits), "invalid_input", "Edit 2: `old` was not found in")
         else:
             done = await desk.call("multi_edit", path="a.txt", edits=edits, mode=mode)
             assert [one["edit"] for one in done["failed"]] == [2] and done["not_tried"] == failed
@@ -222,7 +222,7 @@ async def test_a_tree_shows_folders_with_their_counts_and_not_what_is_ignored(de
     assert (await desk.call("tree", path="src", depth=5))["tree"] == "a/ (2 files)\n  one.py\n  two.py\nb.py"
     assert ".hidden/ (1 file)" in (await desk.call("tree", hidden=True))["tree"]
     cut = await desk.call("tree", max_entries=2)
-    assert cut["tree"].count("\n") == 1 and "not every line" in cut["more"]
+    assert cut["tree"].count("\n") == 1 and "The tree is incomplete" in cut["more"]
 
 
 # ── python ───────────────────────────────────────────────────────────────────────────────────────

@@ -101,7 +101,7 @@ async def test_an_interpreter_is_typed_to_interrupted_and_left(session: Session)
     gone = await refused(session, "send", id=terminal, text="x\n")
     assert gone.error_kind == "conflict" and "has ended (done)" in str(gone.error_text)
     assert "has ended" in str((await refused(session, "resize", id=terminal, columns=80, rows=24)).error_text)
-    assert (await data(session, "stop", id=terminal))["note"] == "it had ended before, as done"
+    assert (await data(session, "stop", id=terminal))["note"] == "The job had ended before: done."
     assert "42" in (await data(session, "read", id=terminal, cursor=0))["text"]
     assert (await data(session, "read", id=terminal, lines=1))["text"].endswith("SystemExit(7)\n")
 

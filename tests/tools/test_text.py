@@ -144,11 +144,11 @@ def test_a_change_of_line_ends_alone_is_visible() -> None:
         (
             "def f():\n\treturn 1\n",
             "def f():\n    return 1\n",
-            r"line 2 differs in whitespace only: it is '\treturn 1'",
+            r"Line 2 differs only in whitespace: it is '\treturn 1'",
         ),
-        ("Hello World\n", "hello world", "line 1 has it in other upper and lower case"),
-        ("one\nreturn value + 1\n", "return value + 2", "the nearest line is 2: 'return value + 1'"),
-        ("one\n", "something entirely else", "nothing in the file is like it"),
+        ("Hello World\n", "hello world", "Line 1 has it in other upper and lower case"),
+        ("one\nreturn value + 1\n", "return value + 2", "The most similar line is 2: 'return value + 1'"),
+        ("one\n", "something entirely else", "No similar text exists"),
         ("a\n", "a \ufffd", "U+FFFD"),
         ("  a\n", "\n\na\n", "line 1 differs in whitespace only"),
     ],
@@ -168,7 +168,7 @@ def test_overlapping_places_are_all_found() -> None:
 
 def test_a_replacement_that_makes_a_text_too_large_is_refused_before_it_is_made() -> None:
     for old, text in (("a", "a" * 100_000), ("ab", "ab-" * 200)):
-        with pytest.raises(ToolError, match="the change makes a text of") as raised:
+        with pytest.raises(ToolError, match="The edited text would have") as raised:
             replaced("f", text, old, "b" * 500_000, replace_all=True)
         assert raised.value.kind == "limit"
 
@@ -182,8 +182,8 @@ def test_many_occurrences_are_replaced_in_one_step() -> None:
 
 def test_the_nearest_line_is_looked_for_in_bounded_work() -> None:
     lines = "\n".join("ab" * 150 for _ in range(5_000))
-    assert why_missing(lines, "ba" * 100_000 + "c").startswith(("the nearest line is 1", "nothing in the file"))
-    assert why_missing("first line\nsecond line here\n", "secnd line here").startswith("the nearest line is 2")
+    assert why_missing(lines, "ba" * 100_000 + "c").startswith(("The most similar line is 1", "No similar text"))
+    assert why_missing("first line\nsecond line here\n", "secnd line here").startswith("The most similar line is 2")
 
 
 @given(
