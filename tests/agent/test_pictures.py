@@ -130,9 +130,9 @@ def test_a_picture_is_what_its_first_bytes_say() -> None:
     assert [one.media_type for one in checked(list(kinds))] == list(kinds.values())
     assert kind_of(b"RIFF1234WAVE") is None and kind_of(b"") is None
     for wrong, words in (
-        ([b"<svg/>"], "image 1 is no PNG"),
-        ([PNG] * 17, "too many"),
-        ([PNG, PNG + b"x" * MOST_BYTES], "image 2 has"),
+        ([b"<svg/>"], "Image 1 is not a PNG"),
+        ([PNG] * 17, "The maximum is 16"),
+        ([PNG, PNG + b"x" * MOST_BYTES], "Image 2 has"),
     ):
         with pytest.raises(UsageError, match=words):
             checked(wrong)

@@ -270,7 +270,7 @@ async def test_a_broadcast_over_which_nothing_came_for_long_makes_room_and_no_nu
         await reader.receive("shared/a", timeout_ms=0)
         clock.now += channelling.IDLE_NS // 2
         await sender.send("shared/b", "y", kind="broadcast")
-        with pytest.raises(ToolError, match="2 channels already"):
+        with pytest.raises(ToolError, match="maximum of 2 channels"):
             await sender.send("shared/c", "z")
         before = there.switchboard.table.after(sender.key("shared/b"))[0].number
         clock.now += channelling.IDLE_NS // 2 + 1

@@ -182,7 +182,7 @@ async def test_todos_and_folders_come_back_and_go_only_when_it_is_closed(tmp_pat
             await kernel.close_session("ses_1")
         with pytest.raises(UsageError, match="is closed"):
             await kernel.fork("ses_1")
-        with pytest.raises(UsageError, match="no session"):
+        with pytest.raises(UsageError, match="does not exist"):
             await kernel.close_session("ses_nobody")
         session = await kernel.session("ses_1")
         assert (await session.call("todo", {})).data == {"todos": []}

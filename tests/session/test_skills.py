@@ -93,13 +93,13 @@ def test_what_is_no_skill_is_named_with_the_reason_and_keeps_no_other_from_being
         "pipe": "not a regular file",
         "folder": "not a regular file",
         "Bad\nname": "The name is invalid",
-        "empty": "has no SKILL.md",
+        "empty": "SKILL.md is missing",
         "bytes": "not UTF-8",
         "bare": "front matter",
         "endless": "no end",
         "nameless": "no `description`",
         "other": "'another'",
-        "twice": "says name twice",
+        "twice": "contains `name` twice",
         "yaml": "not plain text",
         "long": "2,000 characters",
     }
@@ -187,7 +187,7 @@ async def test_a_model_reads_a_skill_once_as_data_that_ends_where_it_ends(tmp_pa
         assert "grants no permissions" in first.data["from"]
         again, unknown, denied = [(await session.recall(f"{session.id}/2.{n}")).result for n in range(3)]
         assert (again.data["content"], "already" in again.data["note"]) == ("", True)
-        assert "did you mean 'deploy'?" in str(unknown.error_text)
+        assert "Did you mean 'deploy'?" in str(unknown.error_text)
         assert denied.error_kind == "denied"  # whatever the skill says of tools
 
 

@@ -237,7 +237,7 @@ async def test_a_text_that_is_not_the_only_one_is_refused_with_its_lines(desk: D
     await refused(desk.call("edit", path="f", old="x", new="z"), "invalid_input", "2 times", "lines 1, 3")
     desk.put("many", "x\n" * 50)
     await desk.call("read", path="many")
-    await refused(desk.call("edit", path="many", old="x", new="z"), "invalid_input", "50 times", "further")
+    await refused(desk.call("edit", path="many", old="x", new="z"), "invalid_input", "50 times", "and more")
     desk.put("overlap", "aaa")
     await desk.call("read", path="overlap")
     await refused(desk.call("edit", path="overlap", old="aa", new="b"), "invalid_input", "2 times")
@@ -246,7 +246,7 @@ async def test_a_text_that_is_not_the_only_one_is_refused_with_its_lines(desk: D
 async def test_a_text_that_is_not_there_is_refused_with_a_hint(desk: Desk) -> None:
     path = desk.put("f", "def f():\n\treturn 1\n")
     await desk.call("read", path="f")
-    await refused(desk.call("edit", path="f", old="    return 1", new="x"), "invalid_input", "line 2", "whitespace")
+    await refused(desk.call("edit", path="f", old="    return 1", new="x"), "invalid_input", "Line 2", "whitespace")
     await refused(desk.call("edit", path="f", old="return 1", new="return 1"), "invalid_input", "are equal")
     assert path.read_text() == "def f():\n\treturn 1\n"
 

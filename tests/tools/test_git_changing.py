@@ -47,8 +47,8 @@ async def test_add_stages_the_files_given_or_everything(desk: Desk, repo: Repo) 
     ]
     found = await desk.call("git.add", all=True)
     assert (found["staged"], list(found["left_out"])) == (["a"], ["other/"])
-    await refused(desk.call("git.add"), "invalid_input", "`all`")
-    await refused(desk.call("git.add", paths=["a"], all=True), "invalid_input", "`all`")
+    await refused(desk.call("git.add"), "invalid_input", "`all: true`")
+    await refused(desk.call("git.add", paths=["a"], all=True), "invalid_input", "`all: true`")
 
 
 async def test_commit_records_what_is_staged_by_the_repositorys_own_identity(desk: Desk, repo: Repo) -> None:
@@ -107,7 +107,7 @@ async def test_branches_are_made_and_checked_out_and_files_put_back(desk: Desk, 
     repo.git("checkout", "--quiet", "--force", "main")
     loose = await desk.call("git.checkout", ref=second)
     assert (loose["branch"], loose["detached"], loose["commit"]) == (None, True, second)
-    await refused(desk.call("git.checkout", ref="mian"), "invalid_input", "did you mean main")
+    await refused(desk.call("git.checkout", ref="mian"), "invalid_input", "Did you mean main")
     await refused(desk.call("git.checkout", ref="--orphan"), "invalid_input", "begin with '-'")
     await refused(desk.call("git.checkout"), "invalid_input", "`ref` is missing")
     repo.git("remote", "add", "origin", "https://example.org/x.git")
@@ -150,7 +150,7 @@ async def test_merge_moves_on_commits_or_lists_the_conflicts(desk: Desk, repo: R
     assert (await desk.call("git.add", paths=["a"]))["staged"] == ["a"]
     assert (await desk.call("git.commit", message="Both"))["subject"] == "Both"
     await refused(desk.call("git.merge", abort=True), "failed", "MERGE_HEAD")
-    await refused(desk.call("git.merge"), "invalid_input", "`abort`")
+    await refused(desk.call("git.merge"), "invalid_input", "`abort: true`")
     repo.git("checkout", "--quiet", "side")
     repo.put("b", "mine\n")
     repo.git("branch", "--force", "other", first)

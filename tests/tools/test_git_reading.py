@@ -97,7 +97,7 @@ async def test_log_pages_through_commits_of_a_branch_a_range_or_a_file(desk: Des
     assert [one["subject"] for one in ranged["commits"]] == ["number 3", "number 2"]
     assert [one["commit"] for one in (await desk.call("git.log", paths=["b"]))["commits"]] == [made_here[2]]
     repo.git("branch", "feature/login")
-    await refused(desk.call("git.log", ref="feature/logim"), "invalid_input", "did you mean feature/login")
+    await refused(desk.call("git.log", ref="feature/logim"), "invalid_input", "Did you mean feature/login")
     await refused(desk.call("git.log", paths=["../elsewhere"]), "invalid_input", "outside the repository")
 
 
@@ -151,7 +151,7 @@ async def test_files_that_rules_keep_from_being_read_are_left_out_by_name(desk: 
     assert all([row["path"] for row in one["files"]] == ["a"] for one in calls[:5])
     assert calls[5]["unstaged"] == [{"path": "a", "change": "modified"}]
     added = await desk.call("git.add", all=True)
-    assert (added["staged"], added["left_out"]) == (["a"], {"key": "Rules deny reading this file"})
+    assert (added["staged"], added["left_out"]) == (["a"], {"key": "Rules deny reading this file."})
 
 
 async def test_show_gives_a_commit_with_its_changes_or_a_file_as_it_was(desk: Desk, repo: Repo) -> None:

@@ -58,7 +58,7 @@ async def test_a_command_in_the_background_is_read_waited_for_and_seen_while_it_
     read = await data(session, "read_job", job_id=job_id)
     assert (read["text"], read["state"], read["more"]) == ("one\n", "running", True)
     waited = await data(session, "wait", job_id=job_id, timeout_ms=1)
-    assert waited["state"] == "running" and "goes on" in waited["note"]
+    assert waited["state"] == "running" and "keeps running" in waited["note"]
     assert [job["job_id"] for job in (await data(session, "jobs", running_only=True))["jobs"]] == [job_id]
     assert (await data(session, "bash", command="touch go"))["exit_code"] == 0, "the workspace is not held"
     result = (await data(session, "wait", job_id=job_id))["result"]

@@ -70,13 +70,13 @@ def test_line_ends_and_a_missing_last_one_stay_as_they_are(text: str, operation:
 @pytest.mark.parametrize(
     ("operation", "reason"),
     [
-        (replace(2, 4, "x"), "the file has 3 lines"),
-        (replace(3, 2, "x"), "replaces lines 3 to 2"),
+        (replace(2, 4, "x"), "The file has 3 lines"),
+        (replace(3, 2, "x"), "lines 3 to 2"),
         (insert(5, "x"), "at most 4"),
         (insert(1, ""), "empty `content`"),
-        ({"op": "append", "content": "x", "line": 3}, "takes content"),
-        ({"op": "replace", "content": "x", "first_line": 1}, "takes first_line, last_line and content"),
-        ({"op": "insert", "content": "x"}, "this one has content"),
+        ({"op": "append", "content": "x", "line": 3}, "Pass content, and"),
+        ({"op": "replace", "content": "x", "first_line": 1}, "Pass first_line, last_line and content"),
+        ({"op": "insert", "content": "x"}, "wrong fields: content"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(operation: dict[str, Any], reason: str) -> None:

@@ -50,8 +50,8 @@ def test_a_pointer_leads_to_its_value(pointer: str, value: Any) -> None:
         ("name", "begins with /"),
         ("$.servers.0", "'/servers/0'"),
         ("/nam/x", "'name', 'ratio', 'servers'"),
-        ("/servers/7/x", "a list of 2"),
-        ("/servers/01", "a list of 2"),
+        ("/servers/7/x", "has length 2"),
+        ("/servers/01", "has length 2"),
         ("/name/x", "not an object or a list"),
     ],
 )
@@ -64,7 +64,7 @@ def test_a_pointer_that_leads_nowhere_says_what_there_is(pointer: str, said: str
 def test_numbers_that_are_too_long_to_be_read_are_refused_with_words() -> None:
     for text, pointer, said in (
         ("[" + "1" * 5_000 + "]", "/0", "more than 4,300 digits"),
-        ("[1]", "/" + "1" * 5_000, "a list of 1"),
+        ("[1]", "/" + "1" * 5_000, "has length 1"),
     ):
         with pytest.raises(ToolError, match=said):
             value_at(text, pointer)
@@ -92,9 +92,9 @@ def test_what_is_put_into_a_text_of_windows_lines_has_windows_lines() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('{"a": 1e400, "b": 1}', "1e400, which is larger"),
+        ('{"a": 1e400, "b": 1}', "1e400, which is too large"),
         ('{"a": [-1e999], "b": 1}', "-1e999"),
-        ('{"a": {"k": 1, "k": 2, "k": 3}, "b": 1}', "'k' is there 3 times"),
+        ('{"a": {"k": 1, "k": 2, "k": 3}, "b": 1}', "'k' occurs 3 times"),
     ],
 )
 def test_what_is_no_one_value_is_refused_with_and_without_a_pointer(text: str, said: str) -> None:
@@ -180,7 +180,7 @@ async def test_a_file_that_was_not_read_or_is_no_json_is_not_changed(desk: Desk)
     await refused(desk.call("json_read", path="bad.json"), "invalid_input", "line 2, column 7")
     await desk.call("read", path="bad.json")
     await refused(desk.call("json_write", path="bad.json", pointer="/a", value=1), "invalid_input", "line 2")
-    await refused(desk.call("json_write", path="bad.json", value=1, remove=True), "invalid_input", "either")
+    await refused(desk.call("json_write", path="bad.json", value=1, remove=True), "invalid_input", "exactly one")
     assert path.read_text() == '{"a": 1,\n "b": }'
     desk.put("nan.json", '{"a": NaN}')
     await refused(desk.call("json_read", path="nan.json"), "invalid_input", "NaN")

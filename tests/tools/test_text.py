@@ -150,7 +150,7 @@ def test_a_change_of_line_ends_alone_is_visible() -> None:
         ("one\nreturn value + 1\n", "return value + 2", "The most similar line is 2: 'return value + 1'"),
         ("one\n", "something entirely else", "No similar text exists"),
         ("a\n", "a \ufffd", "U+FFFD"),
-        ("  a\n", "\n\na\n", "line 1 differs in whitespace only"),
+        ("  a\n", "\n\na\n", "Line 1 differs only in whitespace"),
     ],
 )
 def test_a_text_that_is_not_there_is_explained(text: str, part: str, hint: str) -> None:
@@ -207,7 +207,7 @@ def test_a_long_text_is_gone_through_in_pieces_with_the_same_outcome(
 
 def test_a_file_of_too_many_lines_is_not_edited_and_a_text_in_its_place_is_told_by_its_counts() -> None:
     many = "\n" * (MAX_LINES + 1)
-    with pytest.raises(ToolError, match=r"a\.txt has 1,000,001 lines; a file of up to 1,000,000 is edited"):
+    with pytest.raises(ToolError, match=r"a\.txt has 1,000,001 lines\. The maximum for edits is 1,000,000"):
         check_lines("a.txt", many.encode())
     check_lines("a.txt", b"\n" * MAX_LINES)
     found = compared("a.txt", many, "short\n", created=False)

@@ -122,7 +122,8 @@ def _block(number: int, operation: dict[str, Any], lines: Sequence[str], end: st
         first, last = operation["first_line"], operation["last_line"]
         if not first <= last <= total:
             raise ToolError(
-                f"Operation {number} replaces lines {first} to {last}, but the file has {total} lines. Correct the numbers.",
+                f"The range of operation {number} is invalid: lines {first} to {last}. The file has {total} lines. "
+                "Correct the numbers.",
                 kind="invalid_input",
             )
         _check(number, operation, lines[first - 1 : last], f"lines {first} to {last}")

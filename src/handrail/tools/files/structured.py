@@ -126,7 +126,7 @@ def locate(text: str, pointer: str) -> Place | Gap:
             if last and step in ("-", str(len(items))):
                 return Gap(place, None)
             if not _INDEX.match(step) or int(step) >= len(items):
-                text = f"No value exists at {_short(said)}. The list has {len(items)} items, counted from 0."
+                text = f"No value exists at {_short(said)}. The list has length {len(items)}, counted from 0."
                 raise ToolError(text, kind="invalid_input")
             place = items[int(step)]
         else:
