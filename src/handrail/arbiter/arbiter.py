@@ -52,15 +52,14 @@ from handrail.store.tables.jobs import JobTable, StateTable
 
 
 def look_ahead(call: Call, resources: Resources, authorisation: Authorisation) -> LookedAhead | None:
-    """What :attr:`Call.looked` of a call like this one will be, if its block closes as it stands. None where that takes more
-    than a look at it, and where it is not sound or cannot be looked at: whatever is to be said of it then is said when it is
-    proposed.
+    """Prevalidate a call as it will be if its block closes now, and wake the disk for its first record.
 
-    :param call: of no use afterwards
+    :param call: a call that is not used afterwards
+    :return: None if the checks take long, fail or do not apply; the call then reports errors when it is proposed
     """
     try:
         looked = _looked_at(call, resources, authorisation)
-    except Exception:  # a fault of its arguments, or a defect of ours, which is nobody else's
+    except Exception:  # wrong arguments, or a defect: the call itself reports them
         return None
     entry = call.entry
     if looked is not None and looked.verdict.action == "allow" and entry and entry.spec.side_effect != "read":
@@ -72,7 +71,7 @@ def _looked_at(call: Call, resources: Resources, authorisation: Authorisation) -
     entry, proposed = call.generation.resolve(call.proposed.name), call.proposed
     if entry is None or entry.withheld is not None:
         return None
-    if not isinstance(proposed.arguments, (str, bytes)):  # whoever made an object may still change it
+    if not isinstance(proposed.arguments, (str, bytes)):  # the caller may still change the object
         return None
     spec, tool = entry.spec, entry.tool
     if spec.mode != "direct" or spec.background_argument is not None or tool.types:
@@ -95,22 +94,24 @@ def _looked_at(call: Call, resources: Resources, authorisation: Authorisation) -
 # includes the tool's schema, and a tool with required reading does not run before the model has read its manual.
 
 MAX_SCHEMA = 32 * 1024
-"""Bytes of JSON; of a larger schema only the way to it is told."""
+"""Bytes of JSON. For a larger schema the error only names the call that shows it."""
 
 
 def near(call: Call) -> str:
-    """What a call to a tool that there is not may have meant."""
+    """Return which tools a call with an unknown name may have meant, as a sentence."""
     catalog, name = call.lane.catalog, call.proposed.name
     if awaited := call.generation.awaited(name):
         return awaited
     if close := catalog.near(call.generation, name):
-        return f"did you mean {' or '.join(close)}?"
-    return call.generation.awaited(name, else_any=True) or "no tool has a name like it."
+        return f"Did you mean {' or '.join(f'`{one}`' for one in close)}?"
+    return call.generation.awaited(name, else_any=True) or "No tool has a similar name. Use a tool from your list."
 
 
 def unseen(call: Call) -> dict[str, Any]:
-    """What goes with the refusal of arguments to a tool that the model has not seen: its schema, once. From its next request
-    on the model has the tool in view. Nothing where it has seen it."""
+    """Load a tool that the model has not seen, and return its schema for the error about its arguments.
+
+    :return: details for the refusal; empty if the model has seen the tool
+    """
     entry, catalog = call.entry, call.lane.catalog
     assert entry is not None
     if call.parent is not None or call.proposed.fault is not None:
@@ -122,7 +123,7 @@ def unseen(call: Call) -> dict[str, Any]:
     if len(orjson.dumps(entry.spec.parameters, default=str)) <= MAX_SCHEMA:
         told["parameters"] = dict(entry.spec.parameters)
     else:
-        told["manual"] = f"the schema is long: {_reading(entry.id)} shows it"
+        told["manual"] = f"The schema is too long for this error. To read it, {_reading(entry.id)}."
     details: dict[str, Any] = {"data": call.redactor.value(told) if call.redactor.active else told}
     if entry.untrusted:
         details["untrusted"] = f"it comes from {entry.untrusted}"
@@ -130,10 +131,10 @@ def unseen(call: Call) -> dict[str, Any]:
 
 
 async def read_first(call: Call) -> None:
-    """Go on only if the session has read the tool's manual. What a tool calls is its author's matter.
+    """Require that the session has read the documentation of the tool. Nested calls are exempt.
 
-    :raises Refusal: ``conflict``, with the call that reads it; or, where the agent cannot read it, with the manual
-    :raises LogUnavailable: when it cannot be told what was read
+    :raises Refusal: ``conflict``, with the call that reads it, or with the documentation if the agent cannot read it
+    :raises LogUnavailable: if it is unknown what the session has read
     """
     entry, catalog = call.entry, call.lane.catalog
     assert entry is not None
@@ -142,11 +143,15 @@ async def read_first(call: Call) -> None:
     reader = call.generation.resolve(READER)
     if reader is not None and reader.withheld is None:
         text = (
-            f"{entry.id} wants its manual read first: {_reading(entry.id)}, then make this call again. Nothing was run"
+            f"`{entry.id}` requires that you read its documentation first: {_reading(entry.id)}. Then repeat this call. "
+            "Nothing was run."
         )
         raise Refusal("validate", "conflict", text, manual_first=entry.id)
     await catalog.manuals.note(entry)
-    text = f"{entry.id} wants its manual read first, and here it is: make this call again if it still is right"
+    text = (
+        f"`{entry.id}` requires that you read its documentation first. The documentation is in this result. "
+        "Read it, then repeat the call. Nothing was run."
+    )
     raise Refusal("validate", "conflict", text, data={"manual": call.redactor.text(entry.spec.documentation)})
 
 
@@ -162,23 +167,23 @@ _new_answer: Callable[..., Answer] = _tuple.__new__
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Budgets that hold for every call; a tool's own time-out is in its spec."""
+    """Budgets of every call. The time-out of a tool is in its spec."""
 
     lock_wait_ms: int = 60_000
     grace_ms: int = 5_000
-    """How long work that was told to end may take to do so before its caller is answered without it."""
+    """How long work that was asked to stop may continue before its caller is answered without it."""
     state_idle_ms: int = 900_000
-    """How long what a stateful tool has open waits for its next step."""
+    """How long an open tool session waits for its next step."""
     open_states: int = 32
-    """Of one session."""
+    """Per session."""
     job_output_mib: int = 1024
-    """What the outputs of all jobs may take together."""
+    """Disk space for the outputs of all jobs together."""
     cut_output_mib: int = 1024
-    """What the whole of all outputs that were cut may take together."""
+    """Disk space for the full text of all truncated outputs together."""
     max_backlog: int = 20_000
-    """Records waiting for the disk before further calls wait for them."""
+    """Records that may wait for the disk before further calls wait."""
     lifetimes: Lifetimes = field(default_factory=Lifetimes)
-    """For how long people may answer, and what they answered holds."""
+    """How long approval requests stay open, and how long an approval stays valid."""
 
 
 class Arbiter:
@@ -213,26 +218,26 @@ class Arbiter:
         self.runs.states = self.states
 
     async def recover(self, interrupted: Iterable[Interrupted]) -> None:
-        """At start, when the log has been recovered: what became of all that a former process had at work.
+        """Settle what the former process left unfinished: jobs, approval requests and tool sessions. Call it at start.
 
-        :param interrupted: the calls that had begun
-        :raises LogUnavailable: when the log cannot tell, or cannot take the records
+        :param interrupted: the calls that had started
+        :raises LogUnavailable: if the log cannot be read or takes no records
         """
         await self.restarts.recover(interrupted)
         await self.states.recover()
 
     async def carry_out(self, call: Call, predecessors: Sequence[Call] = ()) -> Answer:
-        """The way of one call. Always returns exactly one answer; refusals are recorded like outcomes.
+        """Carry out one call and return exactly one answer.
+
+        Refusals are recorded like outcomes.
 
         :param predecessors: the earlier calls of the same model reply, in its order
-        :raises asyncio.CancelledError: if the awaiting task was cancelled, once the call is on record
+        :raises asyncio.CancelledError: if the awaiting task was cancelled, after the call is recorded
         """
-        call.lane.running.setdefault(call.id, call)  # a call by its key again, while that goes on as a job
+        call.lane.running.setdefault(call.id, call)  # the same key may run already, as a job
         try:
             try:
-                if (
-                    (job := call.job) is None or not job.decided
-                ):  # a job's steps up to there were taken in the turn that it was detached from
+                if (job := call.job) is None or not job.decided:  # the turn of a job took its first steps
                     if call.replayable and (recorded := await self.repeats.answer_to(call)) is not None:
                         return recorded
                     self._resolve(call)  # 1
@@ -247,7 +252,7 @@ class Arbiter:
                         await waits
                     if call.background and call.job is None:
                         return await self.jobs.detach(call, predecessors)
-                if not call.begun:  # one that was handed over while it runs goes on there
+                if not call.begun:  # a call that became a job while its tool ran continues there
                     if waits := self.locking.lock(call, predecessors):  # 4
                         await waits
                     if waits := self._intend(call):  # 5
@@ -263,7 +268,7 @@ class Arbiter:
             except Parked as parked:
                 shaped = self._park(call, parked.approval_id)
             except LogUnavailable as error:
-                text = f"the commit log takes no records, so nothing may run: {error}"
+                text = f"The commit log cannot be written, so no call can run: {error}. Ask the user to fix it."
                 shaped = self._refuse(call, Refusal("intend", "unavailable", text))
             except Exception as defect:
                 shaped = self._admit(call, defect)
@@ -280,7 +285,7 @@ class Arbiter:
             if lane.emptied is not None:
                 lane.emptied.set()
         if call.execution.owed is not None:
-            raise call.execution.owed  # the very one: structured concurrency tells its own cancellations by it
+            raise call.execution.owed  # the same object: structured concurrency recognises its cancellations by it
         if lane.failed is not None or shaped.result.type == "error":
             lane.heed(call, shaped.result, self.shaper.hash)
         if call.watched:
@@ -298,12 +303,14 @@ class Arbiter:
             if proposed.fault is not None:
                 raise Refusal("resolve", proposed.fault_kind, proposed.fault)
             name = self.shaper.redactor.head(proposed.name, 80)
-            text = f"there is no tool {name!r}; {near(call)}" if name else "the call names no tool."
+            text = (
+                f"Tool `{name}` does not exist. {near(call)}" if name else "The call names no tool. Give a tool's name."
+            )
             raise Refusal("resolve", "unknown_tool", text)
         call.tool_id = entry.id
         if entry.withheld is not None:
             self._propose(call, unrun(proposed.arguments, self.shaper.redactor))
-            raise Refusal("resolve", "unavailable", f"{entry.spec.id} is withheld: {entry.withheld}")
+            raise Refusal("resolve", "unavailable", f"Tool `{entry.spec.id}` is unavailable: {entry.withheld}")
         if call.parent is None:
             call.lane.catalog.called(entry.id)
 
@@ -335,7 +342,7 @@ class Arbiter:
         return self._take_arguments(call, arguments)
 
     async def _validate_in_process(self, call: Call, unfinished: UnfinishedCheck) -> ToolSpec:
-        """The rest of step 2 where the check is too much for the event loop."""
+        """Complete step 2 in a separate process, if the check is too expensive for the event loop."""
         entry = call.entry
         assert entry is not None
         shared = not isinstance(call.proposed.arguments, (str, bytes))
@@ -348,7 +355,7 @@ class Arbiter:
         return self._take_arguments(call, arguments)
 
     def _take_arguments(self, call: Call, arguments: dict[str, Any]) -> ToolSpec:
-        """Keep arguments that fit, and find what they lock."""
+        """Store valid arguments and find their locks."""
         assert call.entry is not None
         spec = call.entry.spec
         call.arguments = arguments
@@ -369,7 +376,10 @@ class Arbiter:
         return spec
 
     def _propose(self, call: Call, arguments: Any, compact: bytes | None = None) -> str | None:
-        """Record the proposal. Gives what is wrong with arguments that are more than a call may carry."""
+        """Record the proposal.
+
+        :return: what is wrong if the arguments are larger than a call may carry
+        """
         if call.resumed:
             attempt = {} if call.job is None else {"job": call.job.row.id, "attempt": call.job.row.job.attempt}
             asked = {"approval": [row.id for row in call.people.asked], "generation": call.generation.number}
@@ -400,10 +410,10 @@ class Arbiter:
     # ── 5 intend ─────────────────────────────────────────────────────────────────────────────────
 
     def _intend(self, call: Call) -> Awaitable[None] | None:
-        """The last look before anything happens, and the record that it is about to.
+        """Check the decision again and record that the call is about to start.
 
-        With side effects that record is durable first. A read's goes out when the read first waits for something, or
-        with its outcome, whichever comes first.
+        With side effects, the record is durable first. The record of a read is written when the read first waits, or with its
+        outcome.
         """
         assert call.entry is not None
         if call.rules is not call.lane.rules:
@@ -436,26 +446,26 @@ class Arbiter:
                     await uninterrupted(self.authorisation.asking.use(call, records), call.execution)
                 else:
                     await until_known(self.log.promise(records), call.execution)
-            except ToolError as error:  # a grant that cannot be used any more
+            except ToolError as error:  # an approval that is no longer valid
                 call.records = [record for record in records if record.kind != "intended"]
                 raise Refusal("intend", error.kind, error.text) from None
             except LogUnavailable:
-                # Nothing of it was written. What was proposed and decided is still true; the intent is not.
+                # None of the records was written. The proposal and the decision are still true; the intent is not.
                 call.records = [record for record in records if record.kind != "intended"]
                 raise
-            await call.known()  # it was handed to the writer before
+            await call.known()  # its write was queued earlier
             if not self.lease.valid:
                 await call.interruptible("intend", self._still_held)
         self._begin(call)
 
     async def _still_held(self) -> None:
-        """After a pause: nothing may happen before it is known that nobody has taken over meanwhile.
+        """Wait after a pause until it is certain that no other process holds the lease.
 
-        :raises Refusal: ``unavailable``, when somebody has
+        :raises Refusal: ``unavailable``, if another process has it
         """
         while not self.lease.valid:
             if (taken := self.lease.lost) is not None:
-                raise Refusal("intend", "unavailable", f"nothing was run: {taken}")
+                raise Refusal("intend", "unavailable", f"Nothing was run: {taken}")
             await asyncio.sleep(_LOOK_AGAIN_S)  # the lease's own thread finds out
 
     def _begin(self, call: Call) -> None:
@@ -511,7 +521,10 @@ class Arbiter:
     # ── 8 commit ─────────────────────────────────────────────────────────────────────────────────
 
     def _commit(self, call: Call, shaped: Shaped) -> Awaitable[None] | None:
-        """Record the outcome; with side effects it is durable before the locks go, and so is one that tells how jobs ended."""
+        """Record the outcome.
+
+        The record is durable before the locks are released if the call has side effects or its answer delivers notifications.
+        """
         assert call.entry is not None
         call.note("committed", shaped.logged)
         if call.entry.spec.side_effect != "read" or call.replayable or call.heard_of:
@@ -535,11 +548,11 @@ class Arbiter:
     def _refuse(self, call: Call, refusal: Refusal) -> Shaped:
         asked, granted, _ = call.people
         if asked:
-            again = call.job is None or call.job.row.arguments is not None  # else its job has ended, and is told so
-            undecided = asked if refusal.details.get("stopped_by") == "shutdown" else ()  # taken up, not asked yet
+            again = call.job is None or call.job.row.arguments is not None  # else its job has ended
+            undecided = asked if refusal.details.get("stopped_by") == "shutdown" else ()  # resumed, not asked yet
             waiting = granted or undecided
             if waiting and call.execution.reason == "shutdown" and again and not call.steps:
-                return self._park(call, waiting[0].id)  # it may run yet, when its session is taken up again
+                return self._park(call, waiting[0].id)  # it may still run when its session is resumed
             self.authorisation.asking.let_go(asked)
         details = refusal.details if call.job is None else {**refusal.details, **self.jobs.said_of(call.job)}
         result = call.answer_error(refusal.kind, self.shaper.redactor.text(refusal.text), **details)
@@ -549,22 +562,29 @@ class Arbiter:
         return said(result)
 
     def _park(self, call: Call, approval_id: str) -> Shaped:
-        """Answer the caller, and leave the call as it is: without an outcome, until its session is taken up again."""
+        """Answer the caller and leave the call without an outcome, until its session is resumed."""
         if call.steps:
-            text = f"{call.tool_id} needs a person, who does not answer now, and a step does not wait longer than what it goes on with is there; nothing was run"
+            text = (
+                f"`{call.tool_id}` requires approval, and no user can answer now. A step of a tool session cannot be "
+                "resumed later. Nothing was run. Repeat the step when the user is available."
+            )
             return self._refuse(call, Refusal("authorise", "unavailable", text))
-        text = f"{call.tool_id} waits for a person, as {approval_id}; nothing was run yet. It goes on when that was answered and its session is taken up again"
+        text = (
+            f"`{call.tool_id}` is awaiting approval ({approval_id}). Nothing was run yet. The call continues when a user "
+            "has answered and the session is resumed. Do not repeat it."
+        )
         result = call.answer_error("unavailable", text, parked=approval_id)
         call.flush()
         call.emit("parked", {"approval": approval_id})
         return Shaped(result, result, {})
 
     def _admit(self, call: Call, defect: Exception) -> Shaped:
-        """A defect of our own is an answer too, and says what is not known."""
+        """Answer with an error that reports a defect of Handrail and says whether the call had started."""
         self.authorisation.asking.let_go(call.people.asked)
-        text = f"Handrail itself failed while carrying out {call.tool_id} ({type(defect).__name__}); "
-        text += "whether it took effect is not known" if call.begun else "it was not begun"
-        result = call.answer_error("backend", f"{text}: {self.shaper.redactor.head(str(defect), 300)}")
+        effect = "The effect is unknown. Check it before you repeat the call." if call.begun else "Nothing was run."
+        said = f"{type(defect).__name__}: {self.shaper.redactor.head(str(defect), 300)}"
+        text = f"Handrail failed while it carried out `{call.tool_id}`. {effect} The error is {said}"
+        result = call.answer_error("backend", text)
         call.note("committed" if call.begun else "refused", {"result": result.to_dict(), "defect": True})
         call.flush()
         return said(result)
@@ -574,7 +594,7 @@ class Arbiter:
     def look_ahead(
         self, call_id: str, proposed: ProposedCall, lane: Lane, generation: Generation
     ) -> LookedAhead | None:
-        """Work out what :attr:`Call.looked` of a call like this one will be; see :mod:`handrail.arbiter.arbiter`."""
+        """Prevalidate a proposed call; see :func:`look_ahead`."""
         return look_ahead(self.call(call_id, proposed, lane, generation), self.resources, self.authorisation)
 
     def call(
@@ -590,11 +610,11 @@ class Arbiter:
         behind: Taken | None = None,
         looked: LookedAhead | None = None,
     ) -> Call:
-        """A call at the start of its way.
+        """Create a call that has not taken a step yet.
 
-        :param resumed: what was asked on its behalf, where its proposal is on record already
-        :param behind: the latest message before its proposal
-        :param looked: what was worked out of it, if it is the call that was looked at
+        :param resumed: its approval requests, if its proposal is already recorded
+        :param behind: the write of the latest message before its proposal
+        :param looked: the results of the prevalidation, which are used if the proposal is the same
         """
         execution = Execution(asyncio.get_running_loop(), self.limits.grace_ms / 1000)
         call = Call(call_id, proposed, lane, generation, execution, self.log, self.shaper.redactor)
@@ -613,7 +633,7 @@ class Arbiter:
 
 @lru_cache(maxsize=1024)
 def _intent_to_hold(wants: tuple[Want, ...]) -> dict[str, Any]:
-    """The record's body, made once for each set of locks and never changed."""
+    """Return the body of an ``intended`` record. One object per set of locks, which is never changed."""
     return {"locks": lock_names(wants)}
 
 
@@ -621,11 +641,10 @@ def _intent_to_hold(wants: tuple[Want, ...]) -> dict[str, Any]:
 
 
 class Reply:
-    """Takes calls as they are known, so that a stream may submit each one when its block closes.
+    """Carries out the calls of one model reply, each from the moment its block closes.
 
-    A call with side effects takes its place in the lock queue only after all earlier ones have taken theirs or
-    were refused: an open question to a person holds later side effects back. A read waits for an earlier call
-    only where the two conflict.
+    A call with side effects enters the lock queue after all earlier calls have entered it or were refused, so a pending
+    approval delays later side effects. A read waits for an earlier call only if their locks conflict.
     """
 
     __slots__ = ("_arbiter", "_calls", "_make", "_tasks")
@@ -637,7 +656,7 @@ class Reply:
         self._tasks: list[asyncio.Task[Answer]] = []
 
     def submit(self, proposed: ProposedCall) -> asyncio.Task[Answer]:
-        """Begin ``proposed`` as the next call of the reply: on return it has gone as far as it comes without a wait."""
+        """Start ``proposed`` as the next call of the reply. On return it has run up to its first wait."""
         call = self._make(proposed)
         loop = asyncio.get_running_loop()
         call.entered = loop.create_future()
@@ -646,9 +665,9 @@ class Reply:
         return begin_at_once(loop, self._arbiter.carry_out(call, predecessors), self._tasks.append)
 
     async def answers(self) -> list[Answer]:
-        """All answers, in call order, once every call has one.
+        """Return all answers, in call order, once every call has one.
 
-        :raises asyncio.CancelledError: if cancelled, after every call was stopped and is on record
+        :raises asyncio.CancelledError: if cancelled, after every call was stopped and recorded
         """
         owed: asyncio.CancelledError | None = None
         while pending := [task for task in self._tasks if not task.done()]:

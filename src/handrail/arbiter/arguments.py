@@ -35,15 +35,16 @@ from handrail.record.reading import LoggedRecord
 from handrail.store.encoding import decode, encode
 
 _MAX_LOOKED_AT = 64 * 1024
-"""Bytes of it that are read as text."""
+"""Bytes of unparsed arguments that are read as text."""
 MAX_NUMBERED = 20_000
-"""Characters that arguments write by their number, as HTML does. A look for secrets takes 0.5 µs for each, on the loop."""
+"""Characters that arguments may write as numeric HTML references. The search for secrets takes 0.5 µs for each, on the loop.
+"""
 _MAX_HEAD = 2_000
-"""Characters that are kept of text which is no JSON."""
+"""Characters that are kept of text that is not JSON."""
 
 
 def arguments_of(proposed: ProposedCall) -> tuple[dict[str, Any] | None, bytes | None, str]:
-    """The arguments as an object, their compact JSON where it is known already, and what is wrong where there is none."""
+    """Return the proposed arguments as an object, their compact JSON if known, and the fault if there is no object."""
     given: Any = proposed.arguments
     if proposed.fault is not None:
         return None, None, proposed.fault
@@ -59,43 +60,46 @@ def arguments_of(proposed: ProposedCall) -> tuple[dict[str, Any] | None, bytes |
         if fault := fault_in_size(sent):
             return None, None, fault
         return (sent if isinstance(sent, dict) else dict(sent)), None, ""
-    return None, None, f"the arguments are a JSON {json_type(given)}; expected an object"
+    return None, None, f"The arguments are a JSON {json_type(given)}. Expected an object. Send an object."
 
 
 def unrun(given: Any, redactor: Redactor) -> Any:
-    """Arguments that no tool gets, as they go on record: the head of what is text, for whoever asks what was sent, and the
-    kind alone of what is too much."""
+    """Return arguments that no tool receives, in the form for the record.
+
+    Text is cut to its head. Of an oversized value only the kind is recorded.
+    """
     if isinstance(given, (str, bytes)):
         text = given if isinstance(given, str) else given[:_MAX_LOOKED_AT].decode("utf-8", "replace")
         return {"unparsed": redactor.head(text, _MAX_HEAD)}
     if isinstance(given, (Mapping, list, tuple)) and fault_in_size(cast("Mapping[str, Any]", given)):
         return {"$oversized": json_type(cast("object", given))}
-    return given  # pyright: ignore[reportUnknownVariableType] - whatever it is, it is only recorded
+    return given  # pyright: ignore[reportUnknownVariableType] - any value can be recorded
 
 
 def for_the_record(arguments: Any, compact: bytes | None, redactor: Redactor) -> tuple[Any, str | None]:
-    """The arguments as they go on record, redacted and out of reach of a tool that changes its own; and what is wrong
-    where they are too much to be kept whole.
+    """Return the arguments in the form for the record, and what is wrong if they are too large.
 
-    :param compact: their JSON, where it is known
+    They are redacted, and a tool that changes its arguments does not change them.
+
+    :param compact: their JSON, if known
     """
     plain = True
     if compact is None:
         try:
             compact = orjson.dumps(arguments)
-        except TypeError:  # half surrogate pairs, huge integers, depth, cycles: the log keeps what it can of them
+        except TypeError:  # half surrogate pairs, huge integers, depth, cycles: the log stores a substitute
             compact, plain = encode(arguments, max_bytes=2**62), False
     if len(compact) > MAX_ARGUMENT_BYTES:
-        size = f"{len(compact):,} bytes of JSON; at most {MAX_ARGUMENT_BYTES:,} are taken"
-        return {"$oversized": len(compact)}, f"the arguments are {size}. Pass a path to a file instead"
+        size = f"{len(compact):,} bytes of JSON. The limit is {MAX_ARGUMENT_BYTES:,}"
+        return {"$oversized": len(compact)}, f"The arguments are {size}. Pass the path of a file instead."
     if redactor.active and (numbered := compact.count(b"&#")) > MAX_NUMBERED:
-        count = f"{numbered:,} characters by their number (&#…;); at most {MAX_NUMBERED:,} are taken"
-        return {"$oversized": len(compact)}, f"the arguments write {count}. Send the characters themselves"
+        count = f"{numbered:,} numeric HTML references (&#…;). The limit is {MAX_NUMBERED:,}"
+        return {"$oversized": len(compact)}, f"The arguments contain {count}. Send the characters themselves."
     if not plain:
         arguments = decode(compact)
     if redactor.active and not (plain and not redactor.found_in(compact)):
         return redactor.value(arguments), None
-    # A copy: what orjson gives keeps a buffer of 4 KB alive for as long as the record waits.
+    # A copy: the result of orjson keeps a buffer of 4 KB alive while the record waits.
     return (orjson.Fragment(bytes(memoryview(compact))) if plain else arguments), None
 
 
@@ -106,26 +110,26 @@ def for_the_record(arguments: Any, compact: bytes | None, redactor: Redactor) ->
 # without blocking the kernel.
 
 _TIMEOUT_S = 20.0
-"""Wall time; the processor time has a bound that a busy machine does not reach sooner."""
+"""Wall time. The limit of processor time comes first, except on a busy machine."""
 _AT_ONCE = 2
 _MOST_WAITING = 32
 _MODULE = "handrail.contract.schema.bounded_check"
 _START = f"import sys; sys.path[:0] = sys.argv[1:]; from {_MODULE} import main; main()"
-_BOUNDS = f"a separate process did not finish the check within {CPU_SECONDS} s and {MEMORY_MIB} MiB"
-_TOO_LARGE = "the arguments do not fit their schema, which is too large to say why; look at the schema"
+_BOUNDS = f"the check did not finish within {CPU_SECONDS} s and {MEMORY_MIB} MiB"
+_TOO_LARGE = "the arguments do not match the schema, which is too large to report details; compare them with the schema"
 
 
 class BoundedChecks:
-    """Starts a process for each check; none exists otherwise. Use it from one event loop."""
+    """A runner of argument checks, with a separate process for each. Use it on one event loop."""
 
     def __init__(self) -> None:
         self._slots = asyncio.Semaphore(_AT_ONCE)
         self._there = 0
 
     async def admitted(self, entry: Entry, unfinished: UnfinishedCheck, *, shared: bool) -> dict[str, Any]:
-        """Return what :meth:`Entry.admitted` returns, after a check in a process.
+        """Return what :meth:`Entry.admitted` returns, after a check in a separate process.
 
-        :param shared: the caller of the kernel still holds the object of the arguments, so it is copied
+        :param shared: the caller still holds the arguments object, so it is copied
         :raises ToolError: as :meth:`Entry.admitted`; :class:`UnfinishedCheck` if the process did not finish the check
         """
         arguments = copy.deepcopy(unfinished.arguments) if shared else unfinished.arguments
@@ -154,7 +158,7 @@ class BoundedChecks:
 
 
 async def _answer(question: object) -> list[object] | None:
-    """The lines that the process printed, as far as it came; None if it cannot be started."""
+    """Return the complete lines that the process printed; None if it cannot be started."""
     try:
         text = json.dumps(question).encode()
         process = await asyncio.create_subprocess_exec(
@@ -188,7 +192,7 @@ async def _answer(question: object) -> list[object] | None:
 
 
 def _import_path() -> list[str]:
-    """The import path of the process: that of this one without open workspaces, where a call could have written."""
+    """Return the import path for the process, without open workspaces, where a call could have written."""
     folders = workspaces()
     wanted = dict.fromkeys((str(Path(__file__).parents[2]), *sys.path))
     return [one for one in wanted if one.startswith("/") and folder_around(one, folders) is None]
@@ -198,11 +202,11 @@ def _import_path() -> list[str]:
 # twice.
 
 _MAY_PASS = frozenset({"unavailable", "cancelled", "timeout"})
-"""Kinds of refusals that a later try need not meet: a full disk, a stop, a lock that was not to be had in time."""
+"""Kinds of refusals whose cause may have passed: a full disk, a stop, a lock time-out."""
 
 
 def recorded_result(outcome: LoggedRecord) -> Result | None:
-    """What a call gave, by the record that ended it; None where that was removed or is damaged."""
+    """Return the result in the record that ended a call; None if it was removed or is damaged."""
     wire: Any = (outcome.body or {}).get("result")
     if not isinstance(wire, Mapping):
         return None
@@ -216,45 +220,45 @@ def recorded_result(outcome: LoggedRecord) -> Result | None:
 
 
 class Repeats:
-    """Looks a call's key up in the log."""
+    """A lookup of recorded answers by idempotency key."""
 
     def __init__(self, log: CommitLog, shaper: Shaper) -> None:
         self._log = log
         self._shaper = shaper
 
     async def answer_to(self, call: Call) -> Answer | None:
-        """What was answered before under the key that is this call's durable id, or None."""
+        """Return the recorded answer of an earlier call with the same key; None if there is none."""
         before = await self._log.proposal_of(call.id)
         outcome = await self._log.detachment_of(call.id) or await self._log.outcome_of(call.id)
         if before is None or outcome is None:
-            return None  # never proposed, or proposed and not begun
+            return None  # never proposed, or proposed and not started
         body = outcome.body
         if before.body is not None and before.body.get("key_hash") != self.key_hash(call):
-            kind, text = "conflict", "was used before with another tool or arguments; use a new key"
+            kind, text = "conflict", "was used before with another tool or other arguments. Use a new key."
         elif outcome.kind == "interrupted":
             kind, text = (
                 "interrupted",
-                "was begun before and nobody knows how it ended; it is not run again. Look at what it did, then use a new key",
+                "belongs to a call that was interrupted with an unknown outcome and is not run again. Check its effect, then "
+                "use a new key.",
             )
         elif body is None:
             kind, text = (
                 "unavailable",
-                "was answered before and its result has been removed from the log; use a new key",
+                "belongs to a call whose result was removed from the log. Use a new key.",
             )
         elif (recorded := recorded_result(outcome)) is None:
             kind, text = (
                 "unavailable",
-                "was answered before and what was recorded of that is damaged; it is not run again. "
-                "Look at what it did, then use a new key",
+                "belongs to a call whose recorded result is damaged; it is not run again. Check its effect, then use a new key.",
             )
         elif outcome.kind == "refused" and recorded.error_kind in _MAY_PASS:
-            return None  # nothing was run, and what stood in the way may be over
+            return None  # nothing was run, and the cause may have passed
         else:
             result = recorded.with_metadata(recorded=True)
             entry = call.generation.resolve(before.tool or call.proposed.name)  # of a step: the tool that was open
             at_face, model = (result, result) if entry is None else views(entry.spec, result)
             return Answer(call.id, call.proposed.name, at_face, model)
-        result = call.answer_error(kind, f"the key of call {call.id} {text}")
+        result = call.answer_error(kind, f"The idempotency key `{call.id}` {text}")
         return Answer(call.id, call.proposed.name, result, result)
 
     def key_hash(self, call: Call) -> str:

@@ -17,17 +17,17 @@ from handrail.policy.questions import Verdict
 
 
 class Authorisation:
-    """Decides calls by the authority of their lane, and asks where it says ask."""
+    """The authorisation of calls by capabilities, rules, watchdogs and users."""
 
     def __init__(self, approvals: Approvals, shaper: Shaper, resources: Resources) -> None:
         self._shaper = shaper
         self.asking = Asking(approvals, shaper, resources, self.judged, self._watched)
 
     def decide(self, call: Call) -> Awaitable[None] | None:
-        """Decide at once where rules alone do; otherwise give back what there is to wait for.
+        """Decide at once if rules alone decide; otherwise return an awaitable that decides.
 
-        :raises Refusal: ``denied``, by a rule, a watchdog, a person, or for want of one
-        :raises Parked: when a person has to be asked and is not there now
+        :raises Refusal: ``denied``, by a rule, a watchdog or a user, or because the session has no user to ask
+        :raises Parked: if a user must approve and cannot answer now
         """
         lane, looked = call.lane, call.looked
         call.rules = lane.rules
@@ -45,7 +45,7 @@ class Authorisation:
 
     @staticmethod
     def _has_to_wait(call: Call, lane: Lane) -> bool:
-        """Whether a call that the rules allow is looked at by somebody all the same."""
+        """Return whether a watchdog or a question may still stop a call that the rules allow."""
         entry = call.entry
         assert entry is not None
         if call.resumed or lane.authority.watchers(entry.spec, lane.failed is not None):
@@ -53,9 +53,9 @@ class Authorisation:
         return lane.attendant is not None and entry.asks_first and call.parent is None
 
     async def _narrow(self, call: Call, verdict: Verdict) -> None:
-        """What watchdogs and people make of it."""
+        """Apply watchdogs and, if necessary, ask the user."""
         if call.going is not None and call.going.kind == "close":
-            self._conclude(call, verdict)  # what was allowed to be opened may end
+            self._conclude(call, verdict)  # an open tool session may always end
             return
         assert call.entry is not None
         await call.known()
@@ -74,7 +74,7 @@ class Authorisation:
 
     @staticmethod
     def _read_only(call: Call) -> None:
-        """Where its command is proved to change nothing it runs so: nothing to write, no network, a shared lock."""
+        """Run a command that is proved to change nothing read-only: no writes, no network, shared locks."""
         verdict = call.verdict
         if verdict is not None and verdict.prepared.spec.only_its_command and verdict.reads_only:
             call.read_only = True
@@ -88,7 +88,7 @@ class Authorisation:
         call.note("authorised", verdict.by_rules)
 
     async def _watched(self, call: Call, verdict: Verdict) -> Verdict:
-        """The verdict as watchdogs leave it."""
+        """Return the verdict after the watchdogs."""
         assert call.entry is not None and call.arguments is not None
         spec, arguments, lane = call.entry.spec, call.arguments, call.lane
         if verdict.action == "deny" or not lane.authority.watchers(spec, lane.failed is not None):
@@ -110,7 +110,7 @@ class Authorisation:
         )
 
     def again(self, call: Call) -> None:
-        """The session's rules changed while the call waited: a new deny counts, an answered ask stays answered.
+        """Evaluate the call again after the session's rules changed: a new *deny* counts, an approval stays.
 
         :raises Refusal: ``denied``
         """
@@ -119,9 +119,9 @@ class Authorisation:
             raise Refusal("intend", "denied", verdict.reason)
 
     def judged(self, call: Call, located: dict[str, Located] | None = None) -> Verdict:
-        """What rules and capabilities say of it. Changes nothing.
+        """Return the verdict of rules and capabilities. Changes nothing else.
 
-        :param located: paths that were resolved in this very moment; None resolves all anew
+        :param located: paths that were resolved in the same loop turn; None resolves all of them
         """
         assert call.entry is not None and call.arguments is not None
         lane, caller, tool, spec = call.lane, call.parent, call.entry.tool, call.entry.spec
@@ -145,8 +145,10 @@ class Authorisation:
         )
 
     def _judged_in_its_place(self, call: Call) -> Verdict:
-        """A step is judged as a call of the tool that is open, and its own tool may be ruled out beside it. A state can
-        always be closed: what is denied by now, its end cannot touch either."""
+        """Evaluate a step as a call of the tool whose session is open.
+
+        The rules for the step tool apply as well. A tool session can always be closed, without capabilities if a rule denies it.
+        """
         going, entry, lane, caller = call.going, call.entry, call.lane, call.parent
         assert going is not None and going.by is not None and entry is not None and call.arguments is not None
         handed = None if caller is None or caller.verdict is None else caller.verdict.capabilities
@@ -162,6 +164,6 @@ class Authorisation:
             return verdict
         if verdict.action != "deny":
             return verdict
-        ends = verdict.noted(PolicyStep("rule", "allow", "what is open may end, without touching anything"))
+        ends = verdict.noted(PolicyStep("rule", "allow", "an open tool session may end, without any capability"))
         ends.action, ends.capabilities = "allow", CapabilitySet()
         return ends

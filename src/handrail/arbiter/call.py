@@ -58,7 +58,7 @@ class _Failing:
 
 
 class FailedCalls:
-    """Counts by tool and arguments, until something in the session changes anything."""
+    """A count of failed calls by tool and arguments, which starts again when a call of the session changes something."""
 
     __slots__ = ("_calls", "_successes", "tools")
 
@@ -66,10 +66,10 @@ class FailedCalls:
         self._calls: OrderedDict[tuple[str, str], _Failing] = OrderedDict()
         self._successes = 0
         self.tools: set[str] = set()
-        """Those of which some call has failed."""
+        """Ids of the tools of which a call has failed."""
 
     def failed(self, tool: str, arguments_hash: str, error_kind: str) -> None:
-        """A call has ended with an error."""
+        """Count a call that ended with an error."""
         if error_kind in _NOT_COUNTED:
             return
         failing = self._calls.setdefault((tool, arguments_hash), _Failing())
@@ -82,16 +82,16 @@ class FailedCalls:
             self._calls.popitem(last=False)
 
     def succeeded(self, tool: str, arguments_hash: str | None) -> None:
-        """A call that changes nothing went well.
+        """Count a successful call that changed nothing.
 
-        :param arguments_hash: None where no call of that tool has failed
+        :param arguments_hash: None if no call of that tool has failed
         """
         self._successes += 1
         if arguments_hash is not None:
             self._calls.pop((tool, arguments_hash), None)
 
     def before(self, tool: str, arguments_hash: str) -> tuple[int, int]:
-        """How often this very call has failed, and how often of that since anything else succeeded."""
+        """Return how often this call has failed, in all and since any other call succeeded."""
         failing = self._calls.get((tool, arguments_hash))
         if failing is None:
             return 0, 0
@@ -103,11 +103,14 @@ Step = Literal["resolve", "validate", "authorise", "lock", "intend", "execute"]
 
 _tuple: Any = tuple
 _new_record: Callable[..., Record] = _tuple.__new__
-"""Makes a ``Record`` in half the time of its own constructor, four times in each call."""
+"""Makes a ``Record`` in half the time of its own constructor. Each call makes four."""
 
 
 class Refusal(Exception):
-    """A step's no: becomes the call's error result and a ``refused`` record."""
+    """The rejection of a call by one step.
+
+    It becomes the error result of the call and a ``refused`` record.
+    """
 
     def __init__(self, step: Step, kind: ErrorKind, text: str, **details: Any) -> None:
         super().__init__(text)
@@ -121,19 +124,19 @@ class Refusal(Exception):
 class Lane:
     """One model's stream of calls within a session, as the arbiter sees it.
 
-    :func:`handrail.kernel.sessions.lane_of` makes it whole. What has a default changes while the session is open.
+    :func:`handrail.kernel.sessions.lane_of` builds it. Fields with a default change while the session is open.
 
-    :param authority: what its agent may do at most; each call is judged by it
-    :param rules: replaced as a whole, by :meth:`rule_by`, when a person answers "for this session"
-    :param current: gives the current generation of tools, which may be newer than the one that a turn keeps
-    :param catalog: what its model has in view
-    :param skills: those of its session
-    :param notices: where notices for its agent are left
-    :param agent_types: gives the agents to which its own agent may hand work
-    :param appoint: finds what an agent would work with for it; a :class:`ToolError` says why it cannot
-    :param mode: a sub-agent's own, in which it is as long as no session above is in a narrower one
-    :param origin: shown to people who are asked: which agent's sub-agent proposes the calls; ``""`` when it is none
-    :param named_hosts_of: the agent above that passes on hosts by their names alone; None where none does
+    :param authority: the most that its agent may do; the policy evaluates each call by it
+    :param rules: replaced as a whole, by :meth:`rule_by`, when a user answers "for this session"
+    :param current: returns the current generation of tools, which may be newer than that of a turn
+    :param catalog: the tools that are loaded for its model
+    :param skills: the skills of its session
+    :param notices: receives the notifications for its agent
+    :param agent_types: returns the agents to which its agent may delegate
+    :param appoint: loads what a sub-agent needs; raises :class:`ToolError` with the reason if it cannot
+    :param mode: the own mode of a sub-agent; a narrower mode of a parent session takes precedence
+    :param origin: names the sub-agent to the users who approve its calls; ``""`` for a root session
+    :param named_hosts_of: the parent agent that delegates hosts by name only; None if there is none
     """
 
     around: Surroundings
@@ -152,32 +155,32 @@ class Lane:
     named_hosts_of: str | None
 
     attendant: Attendant | None = None
-    """The person who can be asked; None when the lane is headless, so that ask means deny."""
+    """The approval handler; None if the lane is headless, so that *ask* means *deny*."""
     closed: str | None = None
-    """Why it accepts no more calls; None while it does."""
+    """Why it accepts no more calls; None while it accepts them."""
     delegates: Delegates | None = None
-    """Runs the sub-agents to which its calls hand work; None while no model is attached."""
+    """Runs the sub-agents of its calls; None while no model is attached."""
     below: list[Lane] = field(default_factory=list["Lane"])
     """The lanes of the sub-agents that work for its calls."""
     delegating: dict[str, Call] = field(default_factory=dict[str, "Call"])
-    """Its calls that wait for a sub-agent, by their ids; the same for each lane that its session has had with one at work."""
+    """Its calls that wait for a sub-agent, by id. Successive lanes of one session share it while a sub-agent works."""
     listeners: list[Callable[[Event], None]] = field(default_factory=list[Callable[[Event], None]])
     subscribed: Subscriptions | None = None
-    """The resources that it has subscribed to; None before the first."""
+    """Its resource subscriptions; None before the first one."""
     kept: Taken | None = None
-    """The latest message of its conversation that was handed to the store."""
+    """The write of its latest conversation message."""
     running: dict[str, Call] = field(default_factory=dict[str, "Call"])
     failed: FailedCalls | None = None
-    """Its failed calls; None until the first one."""
+    """Its failed calls; None before the first one."""
     emptied: asyncio.Event | None = None
-    """Set by each call that ends, while :meth:`answered` waits for the last one."""
+    """Set by each call that ends while :meth:`answered` waits."""
 
     @property
     def session_id(self) -> str:
         return self.around.session_id
 
     def rule_by(self, book: RuleBook) -> None:
-        """Judge calls by ``book`` from now on. The lanes of its sub-agents are bound by it as well."""
+        """Evaluate calls by ``book`` from now on, also in the lanes of sub-agents."""
         self.rules = book
         for lane in tuple(self.below):
             own = lane.rules if lane.mode is None else in_mode(lane.rules, lane.mode)
@@ -189,7 +192,7 @@ class Lane:
             return
         spec = call.entry.spec
         if result.ok and spec.side_effect != "read":
-            self.failed = None  # what failed before may go well now
+            self.failed = None  # calls that failed before may succeed now
             return
         failed = self.failed = self.failed or FailedCalls()
         if not result.ok:
@@ -199,7 +202,7 @@ class Lane:
 
     @property
     def in_flight(self) -> list[Call]:
-        """The calls that somebody waits for: all but jobs and the calls that tools of jobs make."""
+        """The calls whose answer a caller waits for: all but jobs and the nested calls of jobs."""
         return [call for call in self.running.values() if not call.of_a_job]
 
     async def answered(self) -> None:
@@ -214,14 +217,13 @@ class Lane:
 class LiveJob:
     """A job that runs in this process.
 
-    :param told: the answer that its proposer got
-    :param not_locked: the locks that it would hold in its turn and does without in the background
-    :param ended: set when it has ended and that is kept, or cannot be kept now
-    :param kept: whether it is kept that it has ended
-    :param decided: whether the first three steps of the call (resolve, validate, authorise) were taken in its turn
-    :param detached: its turn has let go of it, and its own task has not taken it up yet
-    :param delegates: runs its sub-agents, where its session has another runner now: it keeps the model and the budget that
-        it began with
+    :param told: the answer that its proposer received
+    :param not_locked: the locks that it would hold in its turn and does not take in the background
+    :param ended: set when it has ended and its end is stored, or cannot be stored now
+    :param kept: whether its end is stored
+    :param decided: whether its turn completed the first three steps (resolve, validate, authorise)
+    :param detached: whether its turn has released it and its own task has not started yet
+    :param delegates: runs its sub-agents if its session has another runner now: the job keeps its model and its budget
     """
 
     row: JobRow
@@ -239,13 +241,13 @@ class LiveJob:
 
 @dataclass(eq=False, slots=True)
 class Going:
-    """The state that a call of a stateful tool opens, or takes a step of.
+    """The tool session that a call opens, continues or closes.
 
-    :param kind: whether it opens a state, takes a step of one, or closes one
-    :param by: the tool that was called, where what runs is the one that is open
-    :param sent: what a step is sent
-    :param state: which is open; None where there is none
-    :param ended: how the state had ended before this call; None while it is open
+    :param kind: whether the call opens a tool session, takes a step or closes it
+    :param by: the tool that was called, if the call runs the tool of the open session instead
+    :param sent: the input of a step
+    :param state: the open tool session; None if there is none
+    :param ended: how the tool session ended before this call; None while it is open
     """
 
     kind: Literal["open", "step", "close"]
@@ -257,18 +259,18 @@ class Going:
 
     @property
     def told(self) -> dict[str, Any]:
-        """For the record of the proposal: the fields by which the calls of one state are found to belong together."""
+        """The fields of the proposal's record that connect the calls of one tool session."""
         if self.state is None and self.kind != "open":
             return {}
         return {"state": self.id} if self.by is None else {"state": self.id, "by": self.by.id}
 
 
 class LookedAhead(NamedTuple):
-    """What was worked out of a call before its block was closed; see :mod:`handrail.arbiter.arbiter`.
+    """The results of prevalidation; see :mod:`handrail.arbiter.arbiter`.
 
-    :param given: its arguments as they were sent, and ``compact`` their JSON
-    :param arguments: as its tool gets them
-    :param layer: of capabilities, by which, and by which rules, the verdict was found
+    :param given: the arguments as the model sent them, and ``compact`` their JSON
+    :param arguments: the arguments as the tool receives them
+    :param layer: the capability layer that the verdict is based on, with ``rules``
     """
 
     proposed: ProposedCall
@@ -282,11 +284,11 @@ class LookedAhead(NamedTuple):
 
 
 class AskedPeople(NamedTuple):
-    """What people were asked on behalf of one call. Replaced as a whole, by :mod:`handrail.arbiter.approvals.asking`.
+    """The approval requests of one call. :mod:`handrail.arbiter.approvals.asking` replaces it as a whole.
 
-    :param asked: the approvals that were asked for and are not used yet
-    :param granted: those of them that were granted, to be used up when it begins
-    :param answers: the questions that were asked before it began, and their answers
+    :param asked: the requests that are not used yet
+    :param granted: the granted requests among them, which are used up when the call starts
+    :param answers: the questions that a user answered before the call started, and the answers
     """
 
     asked: tuple[Approval, ...] = ()
@@ -298,42 +300,44 @@ NOBODY_ASKED = AskedPeople()
 
 
 class Call:
-    """The state of one call between its proposal and its one answer. Only the arbiter changes it.
+    """The state of one call between its proposal and its answer. Only the arbiter changes it.
 
-    Its fields are listed under the step that sets them. Fields that most calls never set have their default on the class, which
-    keeps making one cheap; those of a job, a state or a person's answer are in an object that is made with it.
+    Fields are listed under the step that sets them. A field that most calls never set has its default on the class, so a call
+    is cheap to make. The fields of a job, a tool session or a user's answer are in a separate object.
     """
 
-    # ── how it comes: set when it is made ──
+    # ── origin: set when it is made ──
     parent: Call | None = None
     replayable: bool = False
     resumed: bool = False
-    """Its proposal is on record already, from an earlier process: it continues with what people answered, or as a job."""
+    """An earlier process recorded its proposal: it continues with the user's answers, or as a job."""
     behind: Taken | None = None
-    """The latest message before its proposal, which may not be durable yet; see :meth:`known`."""
+    """The write of the latest message before its proposal, which may not be durable yet; see :meth:`known`."""
     looked: LookedAhead | None = None
-    """Where this very call was looked at before its block was closed."""
+    """The results of its prevalidation; None if it was not prevalidated."""
 
-    # ── 1 resolve, 2 validate: the arbiter; for stateful tools the states, for a person's arguments asking ──
+    # ── 1 resolve, 2 validate: the arbiter; `states` for stateful tools, `asking` for arguments that a user changed ──
     entry: Entry | None = None
     arguments: dict[str, Any] | None = None
     owns_arguments: bool = False
     going: Going | None = None
-    """The state that it opens or takes a step of; None unless its tool is stateful."""
+    """The tool session that it opens, continues or closes; None unless its tool is stateful."""
     background: bool = False
-    """To run in the background: it is answered with a job as soon as it is authorised."""
+    """It runs in the background: it is answered with a job as soon as it is authorised."""
     wants: tuple[Want, ...] = ()
     located: dict[str, Located] | None = None
-    """The paths that were resolved for its locks, for the rules that judge it in the same moment; None once anything was
-    awaited since, so that it is resolved anew."""
+    """The paths that were resolved for its locks, which the rules reuse in the same loop turn.
+
+    None after any ``await``, so that they are resolved again.
+    """
 
     # ── 3 authorise: authorisation, asking ──
     verdict: Verdict | None = None
     rules: RuleBook | None = None
     at_source: tuple[Offering, str] | None = None
-    """The source, and the resource or prompt of it, that the call was authorised for; None when it asks for neither."""
+    """The source and the resource or prompt that the call was authorised for; None if it names neither."""
     read_only: bool = False
-    """It only runs a command that was proved to change nothing, with everything mounted read-only."""
+    """It only runs a command that is proved to change nothing, with everything mounted read-only."""
     people: AskedPeople = NOBODY_ASKED
 
     # ── 4 lock: locking, the reply that it belongs to ──
@@ -343,32 +347,36 @@ class Call:
 
     # ── 5 intend: the arbiter ──
     begun: bool = False
-    """Its intent is on record and its tool has been started."""
+    """Its intent is recorded and its tool has started."""
 
-    # ── 6 execute: running, and the doors of its runtime ──
+    # ── 6 execute: running, and the services of its runtime ──
     over: bool = False
-    """Its tool has ended or was told to end, so it may make no further calls."""
+    """Its tool has ended or was asked to stop, so it may make no further calls."""
     left_off: tuple[Any, ...] | None = None
-    """``(budget_ms, runtime, finished)`` of its tool, when an earlier task has started it; see :mod:`handrail.arbiter.running`."""
+    """``(budget_ms, runtime, finished)`` of a tool that an earlier task started; see :mod:`handrail.arbiter.running`.
+    """
     children: int = 0
     nested: tuple[Call, ...] = ()
     """The calls that its tool is making now."""
     left: asyncio.Future[None] | None = None
     """Set when it is answered; None unless its caller waits for that."""
     artifacts: tuple[str, ...] = ()
-    """The artifacts in the answers to calls that its tool made."""
+    """The artifacts in the answers to its nested calls."""
     outflow: Outflow | None = None
-    """Its tool's output while it runs; None before there is any."""
+    """The output of its tool while it runs; None before there is any."""
     reached: tuple[Attempt, ...] = ()
-    """The hosts that it tried to reach, each once, up to a bound."""
+    """The hosts that it tried to reach, each once, up to a limit."""
     client_asks: int = 0
-    """How many requests it and the calls that it made have sent to the client at the face."""
+    """How many requests it and its nested calls have sent to the client."""
     hands_over: int = 0
     """How many sub-agents are working for it now."""
     handed: tuple[Handed, ...] = ()
     """The sub-agents that have worked for it."""
     heard_of: tuple[str, ...] = ()
-    """The notices of what it was told before its session's agent was: they are taken once its answer is on record."""
+    """Ids of the notifications that its answer already contains.
+
+    They are marked as delivered once its answer is recorded.
+    """
 
     # ── jobs ──
     job: LiveJob | None = None
@@ -401,18 +409,18 @@ class Call:
 
     @property
     def steps(self) -> bool:
-        """Whether it takes a step of an open state, which does not outlive this process."""
+        """Whether it takes a step of an open tool session, which this process cannot outlive."""
         return self.going is not None and self.going.state is not None
 
     @property
     def ended_state(self) -> str:
-        """The id of the state that it took a step of, if that has ended; otherwise ``""``."""
+        """The id of its tool session if that has ended; otherwise ``""``."""
         state = None if self.going is None else self.going.state
         return "" if state is None or state.ended is None else state.id
 
     @property
     def of_a_job(self) -> bool:
-        """Whether it, or the call that made it, is a job: nobody waits for its answer."""
+        """Whether it, or its outermost caller, is a job, so that no caller waits for its answer."""
         call = self
         while call.parent is not None:
             call = call.parent
@@ -421,7 +429,7 @@ class Call:
     def note(self, kind: Kind, body: dict[str, Any], redacted: Mapping[str, Any] | None = None) -> None:
         """Queue a record for the next write to the log, with secrets redacted.
 
-        :param redacted: further fields, in which there are none any more
+        :param redacted: further fields, which are already redacted
         """
         if self.redactor.active:
             body = self.redactor.record(body)
@@ -430,17 +438,19 @@ class Call:
         self.records.append(_new_record(Record, (kind, self.session_id, self.id, body)))
 
     def own_arguments(self) -> None:
-        """Copy the proposed arguments before anything is awaited, since whoever still holds the object could change what
-        has been judged. Arguments that were parsed from text here need no copy."""
+        """Copy the proposed arguments before the first ``await``.
+
+        The caller may still hold the object and change it after its evaluation. Arguments parsed from text need no copy.
+        """
         if not self.owns_arguments and self.arguments is not None:
             self.owns_arguments = True
             if not isinstance(self.proposed.arguments, (str, bytes)):
                 self.arguments = copy.deepcopy(self.arguments)
 
     async def known(self) -> None:
-        """Return once the conversation is durable up to its proposal, so that a later process knows of it.
+        """Wait until the conversation is durable up to its proposal, so that a later process knows of it.
 
-        :raises LogUnavailable: when it could not be made durable
+        :raises LogUnavailable: if it could not be made durable
         """
         if self.behind is not None and not self.behind.durable:
             await uninterrupted(self.behind.written(), self.execution)
@@ -452,9 +462,9 @@ class Call:
             self.log.append(records)
 
     async def interruptible(self, step: Step, work: Callable[[], Awaitable[Any]]) -> Any:
-        """Await ``work``, which a user's stop or a shutdown may end.
+        """Await ``work``, which the user's stop or a shutdown may end.
 
-        :raises Refusal: ``cancelled``, when one of them ended it
+        :raises Refusal: ``cancelled``, if one of them ended it
         """
         try:
             return await self.execution.inline(_begun(work))
@@ -462,16 +472,16 @@ class Call:
             raise self.stopped(step, stopped.reason) from None
 
     def stopped(self, step: Step, reason: StopReason) -> Refusal:
-        """The refusal of a call that was stopped before it ran."""
-        text = f"{self.tool_id} was {STOPPED_TEXT[reason]} before it began; nothing was run"
+        """Return the refusal of a call that was stopped before it ran."""
+        text = f"`{self.tool_id}` was {STOPPED_TEXT[reason]} before it started. Nothing was run."
         return Refusal(step, kind_of_stop(reason), text, stopped_by=reason)
 
     def to_tell(self, arguments: Any) -> Any:
-        """``arguments`` for whoever watches, who has no say in what is run: those that were parsed here are the call's own."""
+        """Return ``arguments`` for listeners, as a copy if the call itself uses the object."""
         return copy.deepcopy(arguments) if isinstance(self.proposed.arguments, (str, bytes)) else arguments
 
     def emit(self, kind: EventKind, data: Mapping[str, Any] | None = None) -> None:
-        """Send an event to the session's listeners. Costs nothing when there are none."""
+        """Send an event to the session's listeners. Costs nothing if there are none."""
         listeners = self.watched
         if listeners:
             told, redactor = data or {}, self.redactor
@@ -481,22 +491,25 @@ class Call:
             for listener in tuple(listeners):
                 try:
                     listener(event)
-                except Exception as error:  # whoever watches a call has no say in how it ends
+                except Exception as error:  # a listener must not change how a call ends
                     about = f"a listener to the events of session {self.session_id} failed at {kind!r}"
                     self.execution.loop.call_exception_handler({"message": about, "exception": error})
 
     def has_entered(self) -> None:
-        """It has its place in the lock queue, or will never need one: later calls of its reply may go on."""
+        """Mark that it is in the lock queue or needs no place, so that later calls of its reply may continue."""
         if self.entered is not None and not self.entered.done():
             self.entered.set_result(None)
 
     @property
     def elapsed_ms(self) -> float:
-        """Milliseconds since it began to run, to the microsecond."""
+        """Milliseconds since its tool started, to the microsecond."""
         return (time.monotonic_ns() - self.started_ns) // 1000 / 1000
 
     def network(self) -> dict[str, Any]:
-        """The hosts that it reached and those that it was refused, for its result; redacted, since a host name can hold a secret."""
+        """Return the hosts that it reached and those that were refused, for its result.
+
+        Host names are redacted, since they can contain a secret.
+        """
         text = self.redactor.text
         refused = ((f"{one.host}:{one.port}", one.refused) for one in self.reached if one.refused is not None)
         return {
@@ -514,11 +527,11 @@ async def _begun(work: Callable[[], Awaitable[Any]]) -> Any:
 
 @dataclass(eq=False, slots=True)
 class OpenState:
-    """One state, in this process.
+    """One open tool session in this process.
 
-    :param call_id: of the call that opened it
-    :param arguments: a copy of those that it was opened with
-    :param generation: those tools are held as long as it is open
+    :param call_id: the call that opened it
+    :param arguments: a copy of the arguments of that call
+    :param generation: keeps the tools of this generation in use while it is open
     """
 
     id: str

@@ -13,23 +13,27 @@ from handrail.contract.tool.names import nearest
 
 
 def naming(result: Result, handed: Sequence[Handed]) -> Result:
-    """``result`` of a call that was cut short, with the sessions of the sub-agents that it handed work to: what they did
-    stands there."""
+    """Add the sessions of sub-agents to the error of a call that was cut short.
+
+    Those sessions contain the work of the sub-agents so far.
+    """
     if not handed or result.ok:
         return result
     several = len(handed) > 1
     sessions = ", ".join(f"{one.session_id} ({one.agent})" for one in handed)
     text = (
-        f"{(result.error_text or '').rstrip('.')}. What its sub-agent{'s' if several else ''} did stands in session{'s' if several else ''} "
-        f"{sessions}; a fork of it goes on with that"
+        f"{(result.error_text or '').rstrip('.')}. The work of its sub-agent{'s' if several else ''} is in session"
+        f"{'s' if several else ''} {sessions}. Fork a session to continue that work."
     )
     data: object = [one._asdict() for one in handed] if several else handed[0]._asdict()
     return Result(result.type, data if result.data is None else result.data, text, result.metadata)
 
 
 class CallAgents:
-    """Implements :class:`~handrail.contract.doors.agents.Agents` for one call. What a sub-agent may use is its budget's to
-    say, so the call's own time does not count meanwhile."""
+    """The sub-agents of one call (:class:`~handrail.contract.doors.agents.Agents`).
+
+    A sub-agent has its own budget, so the time-out of the call pauses meanwhile.
+    """
 
     __slots__ = ("_of",)
 
@@ -54,19 +58,19 @@ class CallAgents:
 
     async def compact(self) -> Result:
         return await _attached(
-            self._of, "no model is attached to this session, so it has no conversation to compact"
+            self._of, "This session has no model, so it has no conversation to compact. Continue without compaction."
         ).compact()
 
 
 def note_handed(call: Call, to: Handed) -> None:
-    """Keep for its result that a sub-agent works for ``call``."""
+    """Add a sub-agent that works for ``call`` to its result."""
     call.handed = (*call.handed, to)
 
 
 def check_handing(call: Call) -> None:
-    """Look, before a call may run or become a job, whether the work that it hands over can be begun at all.
+    """Check, before a call runs or becomes a job, that its sub-agent can start.
 
-    :raises Refusal: as :meth:`~handrail.contract.doors.agents.Agents.run` fails
+    :raises Refusal: with the error of :meth:`~handrail.contract.doors.agents.Agents.run`
     """
     assert call.entry is not None and call.arguments is not None
     agent = call.entry.tool.hands_to(call.arguments)
@@ -79,9 +83,9 @@ def check_handing(call: Call) -> None:
 
 
 def ready(call: Call, agent: str) -> Delegates:
-    """Whoever runs the sub-agent that ``call`` hands work to.
+    """Return the runner of the sub-agent that ``call`` delegates to.
 
-    :raises ToolError: where it cannot be begun: there is no such agent for it, no model, no further level, or it is faulty
+    :raises ToolError: if the agent is unknown or faulty, no model is attached, or no further level is allowed
     """
     lane = call.lane
     check_type(agent, lane.agent_types())
@@ -91,7 +95,10 @@ def ready(call: Call, agent: str) -> Delegates:
 
 
 def _attached(call: Call, without: str = NO_MODEL) -> Delegates:
-    """:raises ToolError: ``unavailable`` where no model is attached, with the text ``without``"""
+    """Return the runner of the call's sub-agents.
+
+    :raises ToolError: ``unavailable`` with the text ``without``, if no model is attached
+    """
     first = call
     while first.parent is not None:
         first = first.parent
@@ -102,13 +109,14 @@ def _attached(call: Call, without: str = NO_MODEL) -> Delegates:
 
 
 def check_type(agent: str, types: Sequence[AgentType]) -> None:
-    """:raises ToolError: ``invalid_input`` where work cannot be handed to ``agent``, naming whom it can be handed to"""
+    """Check that work can be delegated to ``agent``.
+
+    :raises ToolError: ``invalid_input`` with the available agents, if it cannot
+    """
     ids = [one.id for one in types]
     if agent in ids:
         return
     close = nearest(agent, ids, 1)
-    hint = f"; did you mean {close[0]!r}?" if close else "."
-    there = ", ".join(ids) or "none"
-    raise ToolError(
-        f"there is no agent {agent[:80]!r} that takes work here{hint} There are: {there}", kind="invalid_input"
-    )
+    hint = f" Did you mean `{close[0]}`?" if close else ""
+    there = f"Available agents: {', '.join(ids)}." if ids else "No agent is available. Do the work yourself."
+    raise ToolError(f"Agent `{agent[:80]}` is not available for delegation.{hint} {there}", kind="invalid_input")

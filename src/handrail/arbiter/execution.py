@@ -26,9 +26,9 @@ from handrail.store.database.writer import Written
 def begin_at_once(
     loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T], known: Callable[[asyncio.Task[T]], object]
 ) -> asyncio.Task[T]:
-    """A task of ``loop``, the running one, that does ``work`` and has taken its first step: in that task and its context.
+    """Create a task of the running ``loop`` for ``work`` and take its first step at once, in the task's own context.
 
-    :param known: given the task before that step, which may already stop it
+    :param known: called with the task before that step, which may already stop it
     """
     context, begun = copy_context(), BegunInTask(work)
     task: asyncio.Task[T] = loop.create_task(begun, context=context)
@@ -47,7 +47,7 @@ def begin_at_once(
 
 
 class BegunInTask(Coroutine[Any, Any, Any]):
-    """What such a task runs. How the first step ends is told in the task's first turn."""
+    """The coroutine of such a task. The task's first loop turn reports how the first step ended."""
 
     __slots__ = ("_ended", "_first", "_is_first", "_owed", "_work")
 
@@ -55,11 +55,11 @@ class BegunInTask(Coroutine[Any, Any, Any]):
         self._work = work
         self._is_first = True
         self._first: Any = None
-        """What it waits for then."""
+        """The future that the first step waits for."""
         self._ended: BaseException | None = None
-        """How it ended with that."""
+        """The exception that the first step ended with."""
         self._owed: asyncio.CancelledError | None = None
-        """To be raised once what it waits for is there, which could not be cancelled."""
+        """A cancellation to raise after the wait of the first step, which could not be cancelled."""
 
     def begin(self) -> None:
         """Take the first step."""
@@ -102,14 +102,14 @@ class BegunInTask(Coroutine[Any, Any, Any]):
     def _took_first(self) -> Any:
         self._is_first = False
         first, ended = self._first, self._ended
-        self._first = self._ended = None  # not kept alive while the work goes on
+        self._first = self._ended = None  # released while the work continues
         if ended is not None:
             raise ended
         return first
 
 
 class Begun:
-    """Awaits a coroutine whose first step was already taken, in the same task."""
+    """An awaitable that continues a coroutine whose first step has already run, in the same task."""
 
     __slots__ = ("_first", "_work")
 
@@ -138,21 +138,21 @@ T = TypeVar("T")
 
 STOPPED_TEXT: dict[StopReason, str] = {
     "timeout": "timed out",
-    "budget": "ended, since the time that its run may take is used up",
+    "budget": "stopped because the time budget of its run is used up",
     "user": "stopped by the user",
-    "call": "stopped by a call of its own session",
+    "call": "stopped by another call of this session",
     "shutdown": "stopped because the kernel is shutting down",
     "parent": "aborted by parent",
 }
 
 
 def kind_of_stop(reason: StopReason) -> ErrorKind:
-    """The kind of error that what was stopped for ``reason`` ends as."""
+    """Return the error kind of work that was stopped for ``reason``."""
     return "timeout" if reason == "timeout" else "limit" if reason == "budget" else "cancelled"
 
 
 class Stopped(Exception):
-    """The work was ended before it returned."""
+    """The work was stopped before it returned."""
 
     def __init__(self, reason: StopReason) -> None:
         super().__init__(STOPPED_TEXT[reason])
@@ -160,7 +160,7 @@ class Stopped(Exception):
 
 
 class StillRunning(Stopped):
-    """The work was told to end and did not: :attr:`task` is still at it."""
+    """The work was asked to stop and still runs, in :attr:`task`."""
 
     def __init__(self, reason: StopReason, task: asyncio.Task[Any]) -> None:
         super().__init__(reason)
@@ -168,19 +168,22 @@ class StillRunning(Stopped):
 
 
 class HandedOver(BaseException):
-    """The work goes on, and somebody else awaits it from here on. No failure of the work's: nothing may take it for one."""
+    """The work continues, and another task awaits it from now on.
+
+    It derives from ``BaseException``, so that no handler takes it for a failure of the work.
+    """
 
 
 class Execution:
-    """Runs one piece of work at a time and can be told to stop it, from the same event loop.
+    """A runner of one piece of work at a time, which can be asked to stop on the same event loop.
 
-    Also the :class:`~handrail.contract.doors.runtime.Cancellation` that the tool sees.
+    It is also the :class:`~handrail.contract.doors.runtime.Cancellation` that the tool sees.
     """
 
-    # What a run that is not stopped never sets stands on the class, which keeps making one cheap.
+    # Attributes that only a stopped run sets have their default on the class, so an object is cheap to make.
     reason: StopReason | None = None
     owed: asyncio.CancelledError | None = None
-    """The awaiting task itself was cancelled, by this: it is raised again once the call is on record."""
+    """The cancellation of the awaiting task, which is raised again once the call is recorded."""
     _task: asyncio.Task[Any] | None = None
     _child: asyncio.Task[Any] | None = None
     _cancellable: bool = True
@@ -191,11 +194,11 @@ class Execution:
     _timer: asyncio.TimerHandle | None = None
     _pauses: int = 0
     _left_s: float | None = None
-    """Of its time-out, while that is paused."""
+    """The rest of the time-out while it is paused."""
     handing: asyncio.Future[bool] | None = None
-    """While it is being decided whether somebody else awaits the rest; nobody is answered before that."""
+    """Set while a handover is being decided; no caller is answered before the decision."""
     told: Callable[[StopReason], None] | None = None
-    """Called each time it is told to stop, before its work is: for work whose end is not in this process's hands."""
+    """Called on each request to stop, before the work is cancelled: for work that another process carries out."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, grace_s: float) -> None:
         self.loop = loop
@@ -207,10 +210,10 @@ class Execution:
 
     def check(self) -> None:
         if self.reason is not None:
-            raise ToolError(f"the call was {STOPPED_TEXT[self.reason]}", kind=kind_of_stop(self.reason))
+            raise ToolError(f"The call was {STOPPED_TEXT[self.reason]}.", kind=kind_of_stop(self.reason))
 
     def stop(self, reason: StopReason) -> None:
-        """Ask the work to end; the first reason counts. Does nothing when nothing runs any more, but is remembered."""
+        """Ask the work to stop. The first reason counts, also if nothing runs yet or any more."""
         if self.reason is None:
             self.reason = reason
         if self.told is not None:
@@ -222,11 +225,11 @@ class Execution:
                 self._grace = self.loop.call_later(self.grace_s, self._give_up)
         elif self._task is not None:
             self._strike(self._task)
-            # Work that swallows its cancellation is told again: it has no task of its own to be left behind in.
+            # Work that swallows its cancellation is cancelled again: it has no separate task that could be abandoned.
             self.loop.call_later(self.grace_s, self._insist, self._task)
 
     def pause(self) -> None:
-        """From here on its time-out does not count, until each pause has its :meth:`resume`: somebody else is waited for."""
+        """Pause the time-out until each pause has its :meth:`resume`, since the work waits for others."""
         self._pauses += 1
         if self._timer is not None:
             self._left_s = max(self._timer.when() - self.loop.time(), 0.0)
@@ -234,7 +237,7 @@ class Execution:
             self._timer = None
 
     def resume(self) -> None:
-        """Its time-out counts again, from where it was; see :meth:`pause`."""
+        """Continue the time-out where it was paused; see :meth:`pause`."""
         self._pauses -= 1
         if not self._pauses and self._left_s is not None:
             self._timer = self.loop.call_later(self._left_s, self.stop, "timeout")
@@ -255,7 +258,7 @@ class Execution:
     async def inline(self, work: Coroutine[Any, Any, Any], timeout_s: float | None = None) -> Any:
         """Await ``work`` in this task.
 
-        :raises Stopped: when it ended because it was told to
+        :raises Stopped: if it ended because it was asked to
         """
         try:
             first = self.first_step(work)
@@ -264,12 +267,11 @@ class Execution:
         return await self.rest(work, first, timeout_s)
 
     def first_step(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """Begin ``work`` in this task. Most short reads end with it: no timer, nothing to stop. Otherwise :meth:`rest`
-        awaits what is left.
+        """Start ``work`` in this task. Most short reads finish here; otherwise :meth:`rest` awaits the remainder.
 
-        :return: what it waits for
-        :raises StopIteration: with what it returned, when it never had to wait
-        :raises Stopped: when it was told to end before it began
+        :return: the future that it waits for
+        :raises StopIteration: with its result, if it never had to wait
+        :raises Stopped: if it was asked to stop before it started
         """
         if self.reason is not None:
             work.close()
@@ -282,10 +284,10 @@ class Execution:
             raise _own_failure(error) from error
 
     async def rest(self, work: Coroutine[Any, Any, Any], first: Any, timeout_s: float | None) -> Any:
-        """Await in this task what is left of ``work`` after its :meth:`first_step`.
+        """Await the remainder of ``work`` in this task, after its :meth:`first_step`.
 
-        :param timeout_s: from now on
-        :raises Stopped: when it ended because it was told to
+        :param timeout_s: counted from now on
+        :raises Stopped: if it ended because it was asked to
         """
         task = asyncio.current_task()
         assert task is not None
@@ -311,8 +313,8 @@ class Execution:
             while self._requests:
                 self._requests -= 1
                 task.uncancel()
-            # What is still counted was asked for by others, whatever the work made of it. The caller may also have
-            # cancelled its own task just before, so that it strikes here.
+            # Cancellations that are still counted came from elsewhere, whatever the work did with them. The caller may
+            # also have cancelled its own task just before, so that the cancellation arrives here.
             if task.cancelling() > before or (struck and self.reason is None and before and self.owed is None):
                 self.owed = struck or asyncio.CancelledError()
                 self.reason = self.reason or "user"
@@ -321,13 +323,12 @@ class Execution:
         raise _own_failure(struck or asyncio.CancelledError()) from struck
 
     async def apart(self, work: Coroutine[Any, Any, Any], timeout_s: float, *, cancellable: bool = True) -> Any:
-        """Await ``work`` in a task of its own, which takes its first step at once: the next turn of the event loop may have much
-        else to do first.
+        """Await ``work`` in a separate task, which takes its first step at once.
 
-        :param cancellable: False for work in a thread, which can only be asked through :attr:`requested`
-        :raises Stopped: when it ended because it was told to
-        :raises StillRunning: when it was told to and did not end within the grace period
-        :raises HandedOver: when somebody else awaits it from here on, by :meth:`to_its_end`
+        :param cancellable: False for work in a thread, which only sees :attr:`requested`
+        :raises Stopped: if it ended because it was asked to
+        :raises StillRunning: if it was asked to stop and did not within the grace period
+        :raises HandedOver: if another task awaits it from now on, with :meth:`to_its_end`
         """
         if self.reason is not None:
             work.close()
@@ -342,14 +343,14 @@ class Execution:
         self._child = child
 
     async def to_its_end(self) -> Any:
-        """Await what runs apart; see :meth:`apart`."""
+        """Await the work that runs apart; see :meth:`apart`."""
         child = self._child
         assert child is not None
         while not (child.done() or self._overdue) or self.handing is not None:
             if self.handing is not None and self.handing.done():
                 handed_over, self.handing = self.handing.result(), None
                 if handed_over:
-                    raise HandedOver  # it is stopped, timed and given up as before
+                    raise HandedOver  # stop, time-out and grace period apply as before
                 if self.owed is not None:
                     self.stop("user")
                 continue
@@ -374,20 +375,23 @@ class Execution:
         raise Stopped(self.reason)
 
     def hand_over(self) -> asyncio.Future[bool]:
-        """Begin to let somebody else await the rest of what runs apart. Whoever awaits it now is answered only once the
-        future that this gives is set: by :class:`HandedOver` where that is true, else as if nothing had been asked.
+        """Start to hand the work that runs apart over to another waiter, and return the future of that decision.
 
-        :raises ToolError: ``conflict`` where nothing runs apart, or that has ended or is about to
+        The present waiter is answered only after the future is set: with :class:`HandedOver` if it is true, otherwise as usual.
+
+        :raises ToolError: ``conflict`` if no work runs apart, or it has ended or is about to
         """
         if self._child is None or self._child.done() or self.reason is not None or self.handing is not None:
-            raise ToolError("it has ended, or is about to", kind="conflict")
+            raise ToolError("The call has ended or is about to end. Use its result.", kind="conflict")
         self.handing = self.loop.create_future()
         self.handing.add_done_callback(self._wake)
         return self.handing
 
     def _strike(self, task: asyncio.Task[Any]) -> None:
-        """Cancel the work where it waits. Asked by the work itself, that is where it waits next: a running task would
-        keep the cancellation for whatever it awaits after the work."""
+        """Cancel the work at its present wait, or at its next one if the work itself asks for it.
+
+        A running task would otherwise keep the cancellation for its first wait after the work.
+        """
         if task is asyncio.current_task(self.loop):
             self.loop.call_soon(self._cancel, task)
         else:
@@ -415,15 +419,16 @@ class Execution:
 
 
 _ORDINARY = (Exception, KeyboardInterrupt, GeneratorExit)
-"""What work may raise and passes on as it is. Anything else, as a tool's ``sys.exit()``, would end the kernel or pass
-by everything that answers its call."""
+"""Exceptions that work may raise and that are passed on. Any other, such as ``SystemExit``, would end the kernel or bypass
+the code that answers the call.
+"""
 
 
 def _own_failure(error: BaseException) -> RuntimeError:
-    """What work raised that must not reach the kernel as it is."""
+    """Return a plain exception for one that must not reach the kernel."""
     if isinstance(error, asyncio.CancelledError):
-        return RuntimeError("it awaited something that had been cancelled (CancelledError)")
-    return RuntimeError(f"it raised {type(error).__name__}: {error}")
+        return RuntimeError("the tool awaited a task that was cancelled (CancelledError)")
+    return RuntimeError(f"the tool raised {type(error).__name__}: {error}")
 
 
 async def _contained(work: Coroutine[Any, Any, T]) -> T:
@@ -436,9 +441,9 @@ async def _contained(work: Coroutine[Any, Any, T]) -> T:
 
 
 async def until_known(written: Written, execution: Execution) -> None:
-    """Await what becomes of records that were handed to the log; a cancellation of this task is owed afterwards.
+    """Wait until records are durable or failed. A cancellation of this task is raised later, as ``execution.owed``.
 
-    :raises LogUnavailable: when they could not be written
+    :raises LogUnavailable: if they could not be written
     """
     try:
         await written
@@ -448,7 +453,7 @@ async def until_known(written: Written, execution: Execution) -> None:
 
 
 async def uninterrupted(work: Coroutine[Any, Any, T] | asyncio.Future[T], execution: Execution) -> T:
-    """Await ``work`` to its end even if this task is cancelled meanwhile; the cancellation is owed afterwards."""
+    """Await ``work`` to its end. A cancellation of this task is raised later, as ``execution.owed``."""
     task = asyncio.ensure_future(work)
     while not task.done():
         try:

@@ -33,32 +33,32 @@ _DOORS = frozenset(
     }
 )
 _MOST_CLOSES = 8
-"""How often a generator that yields when it is told to end is told again."""
+"""How often a generator that yields although it is closed is closed again."""
 
 
 class Over:
-    """What :meth:`Steps.next` gives when there is no further step."""
+    """The value that :meth:`Steps.next` returns if there is no further step."""
 
 
 OVER: Final = Over()
 
 
 class NotEnding(Exception):
-    """A generator kept yielding when it was told to end."""
+    """A generator kept yielding although it was closed."""
 
 
 class Steps:
-    """One generator. Its steps are taken one at a time.
+    """The steps of one generator, which are taken one at a time.
 
-    :param begin: makes the generator, for the runtime that it is to see
-    :param name: of its tool
-    :param none: what its runtime says between steps
+    :param begin: makes the generator for the given runtime
+    :param name: the name of its tool
+    :param none: the error text of its runtime between steps
     """
 
     def __init__(self, begin: Callable[[Runtime], AsyncGenerator[object, Any]], name: str, none: str) -> None:
         self._loop = asyncio.get_running_loop()
         self.now: Runtime | None = None
-        """The runtime of the step that runs."""
+        """The runtime of the running step."""
         self._generator = begin(cast("Runtime", StepRuntime(lambda: self._running(none))))
         self._asked: asyncio.Queue[tuple[Any, bool, asyncio.Future[object]]] = asyncio.Queue()
         self.when_struck: Callable[[], None] | None = None
@@ -71,19 +71,19 @@ class Steps:
         self.task = self._loop.create_task(self._take_all(), name=f"handrail-steps-{name}")
 
     async def next(self, runtime: Runtime, sent: object = None) -> object:
-        """Take the next step. Cancelling this cancels the generator at its current wait, and waits for it to end.
+        """Take the next step. A cancellation cancels the generator at its present wait, and waits for its end.
 
-        :return: what it yields, or :data:`OVER`
-        :raises Exception: what it raises
+        :return: the value that it yields, or :data:`OVER`
+        :raises Exception: as the generator raises
         """
         return OVER if self.over else await self._ask(runtime, sent, closes=False)
 
     async def close(self, runtime: Runtime | None = None) -> None:
-        """Have the generator end: its ``finally`` blocks run now.
+        """Close the generator, which runs its ``finally`` blocks.
 
-        :param runtime: that it may use for it; None: nothing
-        :raises NotEnding: when it does not
-        :raises Exception: what it raises
+        :param runtime: the runtime that they may use; None for none
+        :raises NotEnding: if it does not end
+        :raises Exception: as the generator raises
         """
         if not self.over:
             await self._ask(runtime, None, closes=True)
@@ -131,7 +131,7 @@ class Steps:
                     await self._end()
                 else:
                     result = await self._advance(sent)
-            except BaseException as error:  # a tool's sys.exit() would end the event loop
+            except BaseException as error:  # the sys.exit() of a tool would end the event loop
                 self.over = True
                 failure = error
             finally:
@@ -153,7 +153,7 @@ class Steps:
         return value
 
     async def _after_strike(self, failure: BaseException | None) -> BaseException | None:
-        """It was cancelled. One that yields all the same is told to end: nobody awaits what it would give."""
+        """Close a generator that yielded although it was cancelled."""
         if failure is None and not self.over:
             try:
                 await self._end()
@@ -172,7 +172,7 @@ class Steps:
         raise NotEnding
 
     async def _left_over(self) -> None:
-        """Give the generator up. One that has not ended is closed once more, so that the event loop need not."""
+        """Abandon the generator and close it once more, so that the event loop does not have to."""
         while not self._asked.empty():
             _, _, answer = self._asked.get_nowait()
             _settle(answer, OVER, None, struck=False)
@@ -190,15 +190,15 @@ def _settle(answer: asyncio.Future[object], result: object, failure: BaseExcepti
     elif failure is None:
         answer.set_result(result)
     elif isinstance(failure, asyncio.CancelledError):
-        answer.set_exception(RuntimeError("it awaited something that had been cancelled (CancelledError)"))
+        answer.set_exception(RuntimeError("the tool awaited a task that was cancelled (CancelledError)"))
     else:
-        answer.set_exception(RuntimeError(f"it raised {type(failure).__name__}: {failure}"))
+        answer.set_exception(RuntimeError(f"the tool raised {type(failure).__name__}: {failure}"))
 
 
 class StepRuntime:
-    """The runtime of whichever step runs, also through what a tool keeps of it: a door asks the step of now each time.
+    """The runtime of the running step, also for services that a tool keeps: each access asks the present step.
 
-    :param now: gives that runtime, or raises between steps
+    :param now: returns the present runtime, or raises between steps
     """
 
     __slots__ = ("now",)
@@ -208,12 +208,14 @@ class StepRuntime:
 
     def __getattr__(self, name: str) -> Any:
         if name == "opened":
-            raise ToolError("a tool does not go on with itself", kind="denied")
+            raise ToolError(
+                "A stateful tool cannot continue its own tool session. Yield a value instead.", kind="denied"
+            )
         return _through(self.now, name, door=name in _DOORS)
 
 
 class _Door:
-    """One door of the runtime of now."""
+    """One service of the present runtime."""
 
     __slots__ = ("_of",)
 
@@ -238,5 +240,5 @@ def _through(of: Callable[[], Any], name: str, *, door: bool = False) -> Any:
 
 
 def running(runtime: Runtime) -> Runtime:
-    """The runtime that stands behind one that a generator was handed."""
+    """Return the runtime of the running step behind the one that a generator received."""
     return runtime.now() if isinstance(runtime, StepRuntime) else runtime

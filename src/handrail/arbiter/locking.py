@@ -15,29 +15,29 @@ from handrail.contract.errors import ToolError
 from handrail.contract.tool.spec import ToolSpec
 
 OPEN_STATE = "open state"
-"""The root of the locks that keep two steps of one state from running at the same time."""
+"""The root of the locks that keep two steps of one tool session apart."""
 
 
 def in_background(call: Call, spec: ToolSpec, arguments: Mapping[str, Any]) -> bool:
-    """Whether it is answered with a job. A call that a tool makes is awaited by it: the locks that it runs under are its
-    caller's.
+    """Return whether a call is answered with a job. A nested call never is, since it runs under its caller's locks.
 
-    :raises ToolError: ``invalid_input``, where such a call asks for it
+    :raises ToolError: ``invalid_input`` if a nested call asks for it
     """
     asked = spec.background_argument is not None and arguments.get(spec.background_argument) is True
     if call.parent is None:
         return asked or spec.mode == "background"
     if asked:
         raise ToolError(
-            f"{spec.background_argument}: a call that a tool makes is awaited by it; leave it out", kind="invalid_input"
+            f"`{spec.background_argument}` is not available for a call that a tool makes. Leave it out.",
+            kind="invalid_input",
         )
     return False
 
 
 def choose_locks(call: Call, resources: Resources) -> None:
-    """Set what it needs, by its validated arguments, and whether it is to be a job.
+    """Set the locks that a call requires, and whether it becomes a job, from its validated arguments.
 
-    :raises Refusal: where they name no resource
+    :raises Refusal: if an argument cannot name a resource
     """
     assert call.entry is not None and call.arguments is not None
     spec, roots = call.entry.spec, call.lane.around.roots
@@ -45,13 +45,13 @@ def choose_locks(call: Call, resources: Resources) -> None:
         call.background = in_background(call, spec, call.arguments)
         call.wants = resources.wants(spec, call.arguments, roots, background=call.background)
         if call.steps and call.going is not None and call.parent is None:
-            call.wants = (*call.wants, ((OPEN_STATE, call.going.id), "X"))  # one step of it after the other
+            call.wants = (*call.wants, ((OPEN_STATE, call.going.id), "X"))  # one step at a time
     except ToolError as error:
         raise Refusal("validate", error.kind, error.text) from None
 
 
 class Locking:
-    """Takes locks for calls, and gives them back.
+    """The locks of calls: acquires and releases them.
 
     :ivar wait_ms: how long a call may wait for its locks
     """
@@ -61,10 +61,10 @@ class Locking:
         self.wait_ms = wait_ms
 
     def lock(self, call: Call, predecessors: Sequence[Call]) -> Awaitable[None] | None:
-        """Take its locks now, or give back what there is to wait for.
+        """Acquire the locks now, or return an awaitable that waits for them.
 
         :param predecessors: the earlier calls of the same model reply, in its order
-        :raises Refusal: ``conflict`` where a call above holds locks that do not cover it
+        :raises Refusal: ``conflict`` if the locks of a calling call do not cover a nested call
         """
         if call.parent is not None and (held := _held_above(call)) is not None:
             _borrow(call, call.parent, held)
@@ -101,10 +101,10 @@ class Locking:
         call.emit("waiting", {"for": self.locks.waiting_for(request)})
         try:
             budget_s = self.wait_ms / 1000
-            with not_counted(call):  # the tool that makes a nested call does not use its time up by waiting
+            with not_counted(call):  # the wait does not use up the time-out of a calling tool
                 call.grant = await call.interruptible("lock", lambda: request.granted(budget_s))
         except LockTimeout as error:
-            text = f"waited {self.wait_ms} ms for {error}; nothing was run. Try again later."
+            text = f"`{call.tool_id}` waited {self.wait_ms} ms for a lock: {error}. Nothing was run. Try again later."
             raise Refusal("lock", "timeout", text) from None
         finally:
             if call.grant is None:
@@ -112,7 +112,7 @@ class Locking:
             call.lock_wait_ms = (time.monotonic_ns() - began) / 1e6
 
     def release(self, call: Call) -> None:
-        """Give back what it holds."""
+        """Release the locks of a call."""
         grant: Grant | None = call.grant
         if grant is not None:
             call.grant = None
@@ -120,9 +120,9 @@ class Locking:
 
 
 def _held_above(call: Call) -> Grant | None:
-    """Return what the nearest call above a nested call holds, of those that hold locks; None when no call above holds any.
+    """Return the grant of the nearest calling call that holds locks; None if there is none.
 
-    The lock on an open state does not count: a nested call never asks for one, so no cycle can form through it.
+    The lock on a tool session does not count: a nested call never asks for one, so no cycle can form through it.
     """
     above = call.parent
     while above is not None:
@@ -133,15 +133,17 @@ def _held_above(call: Call) -> Grant | None:
 
 
 def _borrow(call: Call, caller: Call, held: Grant) -> None:
-    """Check that a nested call may run under the locks ``held`` by a call above. It gets no others and waits for nobody, so that
-    no cycle can form.
+    """Check that a nested call may run under the locks of a calling call. It never waits for others, so no cycle can form.
 
     :raises Refusal: ``conflict``
     """
     if call.wants and not held.covers(call.wants):
         needed = ", ".join(lock_names(call.wants))
-        text = f"{call.tool_id} needs the locks {needed}, which its caller {caller.tool_id} does not hold"
-        raise Refusal("lock", "conflict", f"{text}; its author declares them in 'locks'")
+        text = f"`{call.tool_id}` needs the locks {needed}, which its caller `{caller.tool_id}` does not hold. Nothing was run."
+        hint = (
+            f"Call `{call.tool_id}` directly, or ask the user to declare these locks in `locks` of `{caller.tool_id}`."
+        )
+        raise Refusal("lock", "conflict", f"{text} {hint}")
 
 
 async def _until(entered: asyncio.Future[None]) -> None:

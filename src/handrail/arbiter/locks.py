@@ -55,9 +55,9 @@ _AGAINST: tuple[tuple[int, ...], ...] = (
     (_IX, _S, _SIX, _X),
     (_IS, _IX, _S, _SIX, _X),
 )
-"""For each mode, the modes it conflicts with; the relation is symmetric."""
+"""The conflicting modes of each mode. The relation is symmetric."""
 
-# A resource's counters are fields of one integer, so "does anything stand against me" is one AND.
+# The counters of a resource are fields of one integer, so the test for a conflict is one AND.
 _WIDTH = 32
 _ONE = tuple(1 << _WIDTH * mode for mode in range(5))
 _FIELD = tuple(((1 << _WIDTH) - 1) << _WIDTH * mode for mode in range(5))
@@ -65,11 +65,11 @@ _CONFLICTS = tuple(sum(_FIELD[other] for other in against) for against in _AGAIN
 
 
 class LockTimeout(HandrailError):
-    """A wait for locks used up its budget; the request has left every queue. The text says what held it up."""
+    """A wait for locks exceeded its budget, and the request has left every queue. The text names the holders."""
 
 
 class Grant:
-    """What one call holds, from ``try_acquire`` or ``granted`` until ``release``."""
+    """The locks of one call, from ``try_acquire`` or ``granted`` until ``release``."""
 
     __slots__ = ("_plan", "owner")
 
@@ -78,9 +78,9 @@ class Grant:
         self.owner = owner
 
     def covers(self, wants: Iterable[Want]) -> bool:
-        """Whether a nested call with these ``wants`` may run under this grant.
+        """Return whether a nested call with these ``wants`` may run under this grant.
 
-        X covers S and X, S covers S, on the resource and everything beneath it.
+        X covers S and X, S covers S, on the resource and everything below it.
         """
         held = dict(self._plan)
         for resource, mode in wants:
@@ -94,7 +94,7 @@ class Grant:
 
 
 class Request:
-    """A place in the queues. ``await granted(…)`` for its turn, or :meth:`withdraw`; nothing else is needed."""
+    """A place in the queues. Await :meth:`granted`, or call :meth:`withdraw`."""
 
     __slots__ = ("_arrival", "_grant", "_missing", "_plan", "_state", "_table", "_wake", "owner")
 
@@ -110,26 +110,26 @@ class Request:
 
     @property
     def ready(self) -> bool:
-        """Whether its turn has come and :meth:`granted` would return at once."""
+        """Whether its turn has come, so that :meth:`granted` returns at once."""
         return self._state == "granted"
 
     async def granted(self, timeout_s: float | None = None) -> Grant:
-        """Wait until everything asked for is held.
+        """Wait until all requested locks are held.
 
-        If the waiting task is cancelled the request leaves every queue, also if its turn came in the same moment.
+        If the waiting task is cancelled, the request leaves every queue, even if its turn came at the same time.
 
-        :param timeout_s: the budget of this wait in seconds; None waits as long as it takes
-        :raises LockTimeout: when the budget ran out first
+        :param timeout_s: the budget of this wait in seconds; None for no limit
+        :raises LockTimeout: if the budget is used up first
         :raises UsageError: if it was awaited before, or withdrawn
         """
         if self._state in ("taken", "withdrawn") or self._wake is not None:
-            raise UsageError(f"a lock request is awaited once; this one ({self!r}) was already awaited or withdrawn")
+            raise UsageError(f"The lock request {self!r} was already awaited or withdrawn. Await a request once.")
         if timeout_s is not None and not timeout_s >= 0:
-            raise UsageError(f"the budget of a lock wait is {timeout_s!r} s; expected 0 or more, or None")
+            raise UsageError(f"The budget of a lock wait is invalid: {timeout_s!r} s. Expected 0 or more, or None.")
         if self._grant is None:
             await self._turn(timeout_s)
         if self._grant is None:
-            raise UsageError(f"the lock request {self!r} was withdrawn while it was awaited")
+            raise UsageError(f"The lock request {self!r} was withdrawn while it was awaited.")
         self._state = "taken"
         return self._grant
 
@@ -155,9 +155,9 @@ class Request:
             self.withdraw()
 
     def withdraw(self) -> None:
-        """Give up a place that is still queued, or a grant that nobody has taken from :meth:`granted` yet.
+        """Give up a queued place, or a grant that :meth:`granted` has not returned yet.
 
-        Does nothing afterwards, so it may stand in a ``finally``.
+        Later calls have no effect, so it may be called in a ``finally``.
         """
         if self._state in ("taken", "withdrawn"):
             return
@@ -186,28 +186,28 @@ _Fifos = tuple["OrderedDict[Request, None]", ...]
 
 
 def lock_names(wants: tuple[Want, ...]) -> tuple[str, ...]:
-    """Locks as people read them: ``workspace/src/a.py:X``."""
+    """Return locks in readable form, such as ``workspace/src/a.py:X``."""
     return tuple(f"{'/'.join(resource)}:{mode}" for resource, mode in wants)
 
 
 class LockTable:
-    """Who holds and who waits for what. Belongs to one event loop; call it from that loop's thread only."""
+    """The holders and waiters of all locks. Use it only on the thread of its event loop."""
 
     __slots__ = ("_arrivals", "_grants", "_queues", "_taken")
 
     def __init__(self) -> None:
         self._taken: dict[Resource, int] = {}
-        """Resource to packed counters of the requests whose turn has come there: granted, or waiting elsewhere."""
+        """Packed counters by resource of the requests whose turn has come there: granted, or waiting elsewhere."""
         self._queues: dict[Resource, _Fifos] = {}
-        """Resource to one FIFO per mode of the requests whose turn has not come there; only where there are some."""
+        """One FIFO per mode and resource of the requests whose turn has not come; only for resources with waiters."""
         self._grants: set[Grant] = set()
         self._arrivals = 0
 
     def try_acquire(self, wants: Sequence[Want], owner: str = "") -> Grant | None:
-        """All of ``wants`` at once, or None if anything stands against it. Never waits, leaves nothing behind.
+        """Acquire all of ``wants`` at once, or return None if one conflicts. Never waits.
 
-        :param owner: who holds it, for what others are told while they wait
-        :raises UsageError: for a want that is none
+        :param owner: the holder, as other calls see it while they wait
+        :raises UsageError: for an invalid want
         """
         plan = _planned(wants)
         taken = self._taken
@@ -223,9 +223,9 @@ class LockTable:
         return grant
 
     def enqueue(self, wants: Sequence[Want], owner: str = "") -> Request:
-        """Take a place for ``wants`` at every resource, now, in the order of the calls of this method.
+        """Queue for ``wants`` at every resource, in the order of the calls of this method.
 
-        :raises UsageError: for a want that is none
+        :raises UsageError: for an invalid want
         """
         plan = _planned(wants)
         self._arrivals += 1
@@ -245,18 +245,18 @@ class LockTable:
         return request
 
     def release(self, grant: Grant) -> None:
-        """Give back everything ``grant`` holds, and let in those whose turn comes.
+        """Release everything that ``grant`` holds, and admit the waiters whose turn comes.
 
         :raises UsageError: if it was released before or belongs to another table; nothing changes then
         """
         try:
             self._grants.remove(grant)
         except KeyError:
-            raise UsageError(f"{grant!r} is not held: release a grant once, to the table it came from") from None
+            raise UsageError(f"{grant!r} is not held. Release a grant once, to the table that granted it.") from None
         self._give_back(grant._plan)
 
     def waiting_for(self, request: Request) -> str:
-        """What ``request`` waits for and who holds it, in one short line, for events and ``explain``."""
+        """Return in one line what ``request`` waits for and who holds it, for events and ``explain``."""
         parts: list[str] = []
         for resource, mode in request._plan:
             if request not in self._queues.get(resource, _NO_FIFOS)[mode]:
@@ -270,18 +270,18 @@ class LockTable:
             shown = ", ".join(sorted(holders)[:3]) + (f" and {len(holders) - 3} more" if len(holders) > 3 else "")
             parts.append(
                 f"{'/'.join(resource)}:{_NAMES[mode]} "
-                + (f"held by {shown}" if holders else "behind earlier calls that wait for it")
+                + (f"held by {shown}" if holders else "behind earlier waiting calls")
             )
         more = f"; and {len(parts) - 3} more resources" if len(parts) > 3 else ""
         return "; ".join(parts[:3]) + more
 
     @property
     def size(self) -> int:
-        """The number of resources with a holder or a waiter; 0 when nothing is going on."""
+        """The number of resources with a holder or a waiter."""
         return len(self._taken.keys() | self._queues.keys())
 
     def _has_turn(self, resource: Resource, mode: int) -> bool:
-        """Whether a request that came now would stand behind nobody it conflicts with."""
+        """Return whether a new request would conflict with no holder and no waiter."""
         if self._taken.get(resource, 0) & _CONFLICTS[mode]:
             return False
         fifos = self._queues.get(resource)
@@ -316,7 +316,7 @@ class LockTable:
                     self._let_in(resource, mode, fifos)
 
     def _let_in(self, resource: Resource, gone: int, fifos: _Fifos) -> None:
-        """Give their turn at ``resource`` to those that one of mode ``gone`` was the last to keep out."""
+        """Admit the waiters at ``resource`` that the last request of mode ``gone`` kept out."""
         taken = self._taken
         for mode in _AGAINST[gone]:
             fifo = fifos[mode]
@@ -336,7 +336,7 @@ class LockTable:
 
 
 def conflict(some: Iterable[Want], others: Iterable[Want]) -> bool:
-    """Whether two calls with these wants may not run at the same time."""
+    """Return whether two calls with these wants cannot run at the same time."""
     planned = dict(_planned(tuple(some)))
     return any(
         resource in planned and planned[resource] in _AGAINST[mode] for resource, mode in _planned(tuple(others))
@@ -347,13 +347,13 @@ _NO_FIFOS: _Fifos = tuple(OrderedDict[Request, None]() for _ in range(5))
 
 
 def _planned(wants: Sequence[Want]) -> _Plan:
-    """Each resource and ancestor once, in the one mode that covers all that is asked of it."""
+    """Return each resource and ancestor once, in the one mode that covers all wants."""
     try:
         asked = tuple(wants)
         return _remembered(asked) if len(asked) <= _FEW else _plan(asked)
     except (KeyError, ValueError, TypeError):
         raise UsageError(
-            f"{wants!r} are no lock wants; expected pairs of a resource and a mode, as (('workspace', 'a.py'), 'X')"
+            f"Invalid lock wants: {wants!r}. Expected pairs of a resource and a mode, such as (('workspace', 'a.py'), 'X')."
         ) from None
 
 
@@ -373,11 +373,11 @@ def _plan(wants: tuple[Want, ...]) -> _Plan:
 
 _FEW = 4
 _remembered = lru_cache(maxsize=1024)(_plan)
-"""Tools ask for the same few locks over and over."""
+"""Tools ask for the same few locks again and again."""
 
 
 def _join(one: int, other: int) -> int:
-    """The weakest mode that is at least as strong as both."""
+    """Return the weakest mode that is at least as strong as both."""
     if {one, other} == {_IX, _S}:
         return _SIX
     return max(one, other)
@@ -401,24 +401,24 @@ def _described(plan: _Plan) -> str:
 
 WORKSPACE = "workspace"
 ELSEWHERE = "file:/"
-"""The root of files outside the workspace. No template can be this by itself, so no other root meets it."""
+"""The root of files outside the workspace. No template can name it, so no other root conflicts with it."""
 
 MAX_RESOURCES = 10_000
-"""How many resources one template may stand for in one call."""
+"""How many resources one template may expand to in one call."""
 
 MAX_BITS = 4096
-"""The longest integer that names a resource; Python refuses to write out much longer ones."""
+"""The longest integer that can name a resource. Python refuses to print much longer ones."""
 
 _FILE = "file:"
 
 
 class Resources:
-    """Fills the lock templates of tools. One for a kernel; it remembers what it compiled."""
+    """A resolver of the lock templates of tools. A kernel has one, which caches compiled templates."""
 
     __slots__ = ("_compiled",)
 
     def __init__(self) -> None:
-        # By identity, which is quicker than hashing a whole spec; the entry goes with the spec, before another has its id.
+        # By identity, which is faster than hashing a whole spec. The entry is removed with the spec, before its id is reused.
         self._compiled: dict[int, tuple[weakref.ref[ToolSpec], Templates]] = {}
 
     def wants(
@@ -430,11 +430,11 @@ class Resources:
         *,
         background: bool = False,
     ) -> tuple[Want, ...]:
-        """What a call of ``spec`` with validated ``arguments`` has to hold.
+        """Return the locks that a call of ``spec`` with validated ``arguments`` requires.
 
-        :param located: takes the paths that are resolved for it, by their texts, for the rules that judge the call in the same moment
-        :param background: what it has to hold where nobody waits for it
-        :raises ToolError: ``invalid_input`` when an argument cannot be made a resource
+        :param located: receives the resolved paths by their texts, for the rules that evaluate the call in the same loop turn
+        :param background: return the locks of a background call
+        :raises ToolError: ``invalid_input`` if an argument cannot name a resource
         """
         located = {} if located is None else located
         if background:
@@ -449,12 +449,12 @@ class Resources:
 
 
 def shared(wants: tuple[Want, ...]) -> tuple[Want, ...]:
-    """The locks of a call that runs read-only: files are looked at beside others who look."""
+    """Return the locks of a call that runs read-only: shared instead of exclusive for files."""
     return tuple((resource, "S" if resource[0] in (WORKSPACE, ELSEWHERE) else mode) for resource, mode in wants)
 
 
 class _Template:
-    """One with places to fill, or a file's name. Most have a single place, which is filled with a text."""
+    """A template with placeholders, or the name of a file. Most have one placeholder, which takes a text."""
 
     __slots__ = ("_whole", "after", "before", "lock", "name")
 
@@ -463,13 +463,13 @@ class _Template:
         names = lock.arguments
         self._whole = () if names else (fill(lock.resource, {}),)
         self.name = names[0] if len(names) == 1 else ""
-        """Its only place: a text is filled in between ``before`` and ``after``."""
+        """Its only placeholder, which is filled in between ``before`` and ``after``."""
         self.before, _, self.after = fill(lock.resource, {self.name: "\0"}).partition("\0")
 
     def filled(self, arguments: Mapping[str, Any]) -> Iterable[str]:
-        """The resources that it stands for.
+        """Return the resources that it expands to.
 
-        :raises ToolError: ``invalid_input`` when an argument cannot be made a resource
+        :raises ToolError: ``invalid_input`` if an argument cannot name a resource
         """
         if self._whole:
             return self._whole
@@ -477,7 +477,7 @@ class _Template:
 
 
 class Templates:
-    """The lock templates of one tool, taken apart once."""
+    """The compiled lock templates of one tool."""
 
     __slots__ = ("constant", "filled")
 
@@ -485,7 +485,7 @@ class Templates:
         constant: list[Want] = []
         self.filled: list[_Template] = []
         for lock in locks:
-            # A file's name is located anew for each call, since links change.
+            # The name of a file is resolved again for each call, since links change.
             if lock.resource.startswith(_FILE) or placeholders(lock.resource):
                 self.filled.append(_Template(lock))
             else:
@@ -493,7 +493,7 @@ class Templates:
         self.constant = tuple(constant)
 
     def wants(self, arguments: Mapping[str, Any], roots: Roots, located: dict[str, Located]) -> tuple[Want, ...]:
-        """See :meth:`Resources.wants`."""
+        """Return the locks for these arguments; see :meth:`Resources.wants`."""
         wants = dict.fromkeys(self.constant)
         for template in self.filled:
             mode = template.lock.mode
@@ -514,7 +514,7 @@ class Templates:
 
 
 def _file(absolute: str, roots: Roots) -> tuple[Resource, ...]:
-    """The resources of one file, by its canonical path."""
+    """Return the resources of one file, by its canonical path."""
     workspace = roots.workspace
     inside = workspace if workspace == "/" else workspace + "/"
     if absolute.startswith(inside) and absolute != inside:
@@ -531,7 +531,7 @@ def _file(absolute: str, roots: Roots) -> tuple[Resource, ...]:
 
 
 def _spread(lock: LockSpec, arguments: Mapping[str, Any]) -> list[dict[str, str]]:
-    """The texts to fill in. A list stands for one resource per item, an empty one for an argument left out."""
+    """Return the texts to fill in: one set per item of a list, an empty text for an omitted argument."""
     spread: list[dict[str, str]] = [{}]
     for name in dict.fromkeys(lock.arguments):
         value = arguments.get(name)
@@ -541,7 +541,7 @@ def _spread(lock: LockSpec, arguments: Mapping[str, Any]) -> list[dict[str, str]
         texts = dict.fromkeys(_text(lock, name, item) for item in items)
         if len(spread) * len(texts) > MAX_RESOURCES:
             raise ToolError(
-                f"the tool's lock {lock} stands for more than {MAX_RESOURCES:,} resources with these arguments; pass fewer at once",
+                f"The arguments name too many resources for the lock `{lock}`. The limit is {MAX_RESOURCES:,}. Pass fewer at once.",
                 kind="invalid_input",
             )
         spread = [{**filled, name: text} for filled in spread for text in texts]
@@ -549,7 +549,7 @@ def _spread(lock: LockSpec, arguments: Mapping[str, Any]) -> list[dict[str, str]
 
 
 def _text(lock: LockSpec, name: str, value: object) -> str:
-    """One spelling for one value: 5 and 5.0 are the same JSON number."""
+    """Return one spelling per value: 5 and 5.0 are the same JSON number."""
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -559,6 +559,6 @@ def _text(lock: LockSpec, name: str, value: object) -> str:
     if isinstance(value, (str, float)) or (isinstance(value, int) and value.bit_length() <= MAX_BITS):
         return str(value)
     raise ToolError(
-        f"the argument {name!r} is a JSON {json_type(value)}, and the tool's lock {lock} needs a text, a number or a list of them",
+        f"Argument `{name}` is a JSON {json_type(value)}. The lock `{lock}` needs a string, a number or a list of these.",
         kind="invalid_input",
     )

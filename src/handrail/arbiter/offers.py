@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 _MOST_NAMED = 5
 _MOST_KEPT = 64
 _read: dict[int, tuple[ToolSpec, ToolSpec]] = {}
-"""By the identity of a spec: the spec, and the same for what only reads."""
+"""Cached results of :func:`reading`, by the identity of the spec."""
 
 
 def judged_as(
     entry: Entry, arguments: Mapping[str, Any], generation: Generation
 ) -> tuple[ToolSpec, str | None, tuple[Offering, str] | None]:
-    """As what a call is judged: the tool's spec, by whose rules, and what it is about where it asks a source for something.
+    """Return what a call is evaluated as: the spec, the origin that rules name, and the source with the requested item.
 
-    What is to go on with a state that there is not does nothing. The operator's own is only read. What a server gives is a request to that server, which rules name by
-    ``mcp:SERVER:METHOD``.
+    A step of an unknown tool session does nothing. The operator's own resources are only read. A request to an MCP server is
+    evaluated under ``mcp:SERVER:METHOD``.
     """
     request = entry.tool.asks_source
     if entry.tool.goes_on is not None:
@@ -46,7 +46,10 @@ def judged_as(
 
 
 def reading(spec: ToolSpec) -> ToolSpec:
-    """``spec`` as that of a tool that only reads: the same object for the same spec, since what is prepared of it is kept by that."""
+    """Return ``spec`` as that of a tool that only reads.
+
+    The same spec gives the same object, since prepared data is cached by identity.
+    """
     if spec.side_effect == "read":
         return spec
     kept = _read.get(id(spec))
@@ -58,7 +61,7 @@ def reading(spec: ToolSpec) -> ToolSpec:
 
 
 class CallOffers:
-    """Implements :class:`~handrail.contract.doors.offers.Offers` for one call."""
+    """The resources and prompts of sources for one call (:class:`~handrail.contract.doors.offers.Offers`)."""
 
     __slots__ = ("_call", "_runtime")
 
@@ -87,7 +90,7 @@ class CallOffers:
         offering, named = self._judged(uri)
         lane = self._call.lane
         if lane.closed is not None:
-            raise ToolError("the session ends", kind="cancelled")
+            raise ToolError("The session is closing, so it takes no more subscriptions.", kind="cancelled")
         if lane.subscribed is None:
             lane.subscribed = Subscriptions(lambda changed: tell(lane, "resource-updated", {"uri": changed}))
         await lane.subscribed.add(uri, offering, named)
@@ -97,16 +100,17 @@ class CallOffers:
         return subscribed is not None and await subscribed.remove(uri)
 
     def _judged(self, named: object) -> tuple[Offering, str]:
-        """
-        :raises ToolError: ``denied`` for what this call was not judged for; ``invalid_input`` for what there is not
+        """Return the source and the item that the call was authorised for.
+
+        :raises ToolError: ``denied`` if the call was authorised for another item; ``invalid_input`` if the item does not exist
         """
         call = self._call
         assert call.entry is not None and call.arguments is not None
         request = call.entry.tool.asks_source
         if request is None or call.arguments.get(request.argument) != named:
             raise ToolError(
-                f"{call.tool_id} was not judged for this; a tool gets what a source offers by runtime.call, as in "
-                'runtime.call("resource.read", {"uri": …}), which rules speak of',
+                f"`{call.tool_id}` is not authorised for `{str(named)[:200]}`. A tool reads resources and prompts through "
+                'runtime.call, as in runtime.call("resource.read", {"uri": …}), so that rules apply.',
                 kind="denied",
             )
         if call.at_source is None:
@@ -115,34 +119,40 @@ class CallOffers:
 
 
 def tell(lane: Lane, kind: Any, data: Mapping[str, Any]) -> None:
-    """Tell whoever watches a session of what is no call's."""
+    """Send an event that belongs to no call to the session's listeners."""
     if lane.listeners:
         event = Event(kind, lane.session_id, "", "", time.time_ns(), data)
         for listener in tuple(lane.listeners):
             try:
                 listener(event)
-            except Exception as error:  # whoever watches has no say in what happens
+            except Exception as error:  # a listener must not stop other listeners
                 about = f"a listener to the events of session {lane.session_id} failed at {kind!r}"
                 asyncio.get_running_loop().call_exception_handler({"message": about, "exception": error})
 
 
 def _given(offering: Offering, told: object, member: str) -> Given:
-    """
-    :raises ToolError: ``backend`` for what is no such result
+    """Return a validated answer of a source.
+
+    :raises ToolError: ``backend`` if the answer is invalid
     """
     data: Mapping[str, Any] = cast("Mapping[str, Any]", told) if isinstance(told, Mapping) else {}
     if not isinstance(data.get(member), list):
-        raise ToolError(f"{offering.source or 'the source'} gave no {member}", kind="backend")
+        named = f"Source `{offering.source}`" if offering.source else "The source"
+        raise ToolError(
+            f"{named} returned an invalid answer: expected a list `{member}`. Continue without it.", kind="backend"
+        )
     return Given(data, offering.source if offering.foreign else "")
 
 
 def _unknown(request: SourceRequest, named: object, offerings: Sequence[Offering]) -> str:
     if request.argument == "uri":
         there = [one.uri for offering in offerings for one in offering.resources]
-        what, lists = "resource", "resource.list"
+        what, lists = "Resource", "resource.list"
     else:
         there = [one.name for offering in offerings for one in offering.prompts]
-        what, lists = "prompt", "prompt.list"
-    shown = ", ".join(there[:_MOST_NAMED]) or "none"
-    more = f" and {len(there) - _MOST_NAMED} more, which {lists} lists" if len(there) > _MOST_NAMED else ""
-    return f"there is no {what} {str(named)[:200]!r}; there are {shown}{more}"
+        what, lists = "Prompt", "prompt.list"
+    text = f"{what} `{str(named)[:200]}` does not exist."
+    if not there:
+        return f"{text} This session has no {what.lower()}s."
+    more = f" and {len(there) - _MOST_NAMED} more; list them with {lists}" if len(there) > _MOST_NAMED else ""
+    return f"{text} Available: {', '.join(there[:_MOST_NAMED])}{more}."

@@ -18,26 +18,26 @@ from handrail.contract.errors import ToolError
 from handrail.contract.schema.schema import InvalidSchema, Schema, compile_schema
 
 MOST_AT_ONCE = 16
-"""Requests in one ask."""
+"""Requests in one batch."""
 MOST_OF_A_CALL = 256
-"""Requests of one call, whatever calls it has made since."""
+"""Requests of one call and its nested calls."""
 MAX_ASK_BYTES = 8 * 1024 * 1024
-"""Of one ask, as JSON."""
+"""Bytes of JSON in one batch."""
 MAX_ANSWER_BYTES = 16 * 1024 * 1024
 MAX_ANSWER_DEPTH = 64
 MAX_ROOTS = 10_000
 MAX_MESSAGE = 10_000
-"""Characters of a message of progress."""
+"""Characters of a progress message."""
 MAX_LOGGED = 65_536
-"""Bytes and parts of what is logged."""
+"""Bytes and parts of logged data."""
 _MAX_PARTS = 2_000_000
 _MAX_KEY = 200
 
 
 class CallPeer:
-    """Implements :class:`~handrail.contract.doors.peer.PeerDoor` for one call.
+    """The client of one call (:class:`~handrail.contract.doors.peer.PeerDoor`).
 
-    :param require: raises unless the tool has a capability, by its name
+    :param require: raises unless the tool has the named capability
     """
 
     __slots__ = ("_call", "_require")
@@ -53,7 +53,7 @@ class CallPeer:
         try:
             self._require(CAPABILITY_OF[method])
             return peer.offers(root_of(self._call).id, method, params or {}) is True
-        except Exception:  # without the capability, or a face that cannot tell
+        except Exception:  # without the capability, or with a frontend that cannot tell
             return False
 
     def let_go(self) -> None:
@@ -74,16 +74,19 @@ class CallPeer:
         peer, root = call.lane.around.peer, root_of(call)
         if peer is None:
             raise ToolError(
-                f"no client at this session answers {_methods(put)}; it has to go without", kind="unavailable"
+                f"This session has no client that answers {_methods(put)}. Continue without it.", kind="unavailable"
             )
         for ask in put.values():
             self._check_offered(peer, root.id, ask)
         schemas = {key: _form_of(key, ask) for key, ask in put.items()}
         if call.over or call.execution.reason is not None:
-            raise ToolError(f"{call.tool_id}, which asks this, is over", kind="cancelled")
+            raise ToolError(f"`{call.tool_id}` has ended, so its request was not sent.", kind="cancelled")
         root.client_asks += len(put)
         if root.client_asks > MOST_OF_A_CALL:
-            raise ToolError(f"a call may ask its client for {MOST_OF_A_CALL} things at most", kind="limit")
+            raise ToolError(
+                f"The call sent too many requests to the client. The limit is {MOST_OF_A_CALL}. Continue without it.",
+                kind="limit",
+            )
         told = [{"method": ask.method, "origin": ask.origin} for ask in put.values()]
         call.note("client-asked", {"asks": told})
         call.flush()
@@ -94,27 +97,36 @@ class CallPeer:
                 raise
             except Exception as error:
                 said = f"{type(error).__name__}: {call.redactor.head(str(error), 300)}"
-                raise ToolError(f"the client could not be asked: {said}", kind="unavailable") from None
+                raise ToolError(
+                    f"The request to the client failed: {said}. Continue without it.", kind="unavailable"
+                ) from None
         return _answers(answers, put, schemas)
 
     def _checked(self, asks: object) -> dict[str, Ask]:
-        """The requests as they go out: of known kinds, plain, within bounds, each with who asks it, without secrets.
+        """Return the requests as they are sent: validated, within limits, redacted and with their origin.
 
-        :raises ToolError: for what may not be asked
+        :raises ToolError: for an invalid or forbidden request
         """
         call = self._call
         if not isinstance(asks, Mapping) or not 0 < len(cast("Mapping[Any, Any]", asks)) <= MOST_AT_ONCE:
-            raise ToolError(f"expected 1 to {MOST_AT_ONCE} requests, each under a key", kind="invalid_input")
+            raise ToolError(
+                f"Invalid requests to the client. Expected a mapping of 1 to {MOST_AT_ONCE} requests by key.",
+                kind="invalid_input",
+            )
         assert call.entry is not None
         foreign = call.entry.foreign
         found: dict[str, Ask] = {}
         size = 0
         for key, ask in cast("Mapping[object, object]", asks).items():
             if not isinstance(key, str) or not 0 < len(key) <= _MAX_KEY or not key.isprintable():
-                raise ToolError("a request's key is 1 to 200 printable characters", kind="invalid_input")
+                raise ToolError(
+                    f"Invalid key of a request: {str(key)[:80]!r}. Expected 1 to {_MAX_KEY} printable characters.",
+                    kind="invalid_input",
+                )
             if not isinstance(ask, Ask) or ask.method not in CAPABILITY_OF:
                 raise ToolError(
-                    f"{key!r} is no request to a client; there are {', '.join(CAPABILITY_OF)}", kind="invalid_input"
+                    f"Request {key!r} has an unknown method. Expected one of: {', '.join(CAPABILITY_OF)}.",
+                    kind="invalid_input",
                 )
             self._require(CAPABILITY_OF[ask.method])
             params: Any = None
@@ -124,7 +136,9 @@ class CallPeer:
             except (TooLarge, TypeError, ValueError):
                 size = MAX_ASK_BYTES + 1
             if size > MAX_ASK_BYTES:
-                raise ToolError(f"what is asked of a client is at most {MAX_ASK_BYTES:,} bytes", kind="limit")
+                raise ToolError(
+                    f"The requests to the client are too large. The limit is {MAX_ASK_BYTES:,} bytes.", kind="limit"
+                )
             if call.redactor.active:
                 params = call.redactor.value(params)
             found[key] = Ask(ask.method, params, foreign.name if foreign is not None else ask.origin)
@@ -138,13 +152,13 @@ class CallPeer:
             offered = False
         if not offered:
             raise ToolError(
-                f"{NOT_ANSWERED} {ask.method} of this kind; go without",
+                f"{NOT_ANSWERED} {ask.method} of this kind. Continue without it.",
                 kind="unavailable",
             )
 
 
 def root_of(call: Call) -> Call:
-    """The call that the client made, whatever calls that one has made since."""
+    """Return the outermost calling call, which the client made."""
     while call.parent is not None:
         call = call.parent
     return call
@@ -152,7 +166,7 @@ def root_of(call: Call) -> Call:
 
 @contextlib.contextmanager
 def not_counted(call: Call) -> Generator[None]:
-    """While somebody outside is waited for, no time-out counts: neither the call's nor its callers'."""
+    """Pause the time-outs of the call and its calling calls while it waits for something outside."""
     waiting = [call.execution]
     above = call.parent
     while above is not None:
@@ -168,7 +182,7 @@ def not_counted(call: Call) -> Generator[None]:
 
 
 def on_the_loop(call: Call, tell: Callable[[], object]) -> None:
-    """Tell whoever watches, who lives on the kernel's event loop; a tool's thread may have one of its own."""
+    """Call ``tell`` on the kernel's event loop, also from the thread of a tool."""
     home = call.execution.loop
     try:
         here = asyncio.get_running_loop() is home
@@ -177,12 +191,12 @@ def on_the_loop(call: Call, tell: Callable[[], object]) -> None:
     if here:
         tell()
     else:
-        with contextlib.suppress(RuntimeError):  # closed: nobody watches any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed, so there are no listeners
             home.call_soon_threadsafe(tell)
 
 
 def far_along(message: str, fraction: float | None, done: float | None, total: float | None) -> dict[str, Any]:
-    """How far a tool says that it is, as watchers are told: figures that are none are left out."""
+    """Return the data of a progress event, without figures that are not finite numbers."""
     told: dict[str, Any] = {"message": str(message)[:MAX_MESSAGE], "fraction": _figure(fraction)}
     if done is not None:
         told["done"], told["total"] = have, of = _figure(done), _figure(total)
@@ -196,14 +210,14 @@ def _figure(value: object) -> float | int | None:
 
 
 def said(level: LogLevel, data: object, logger: str | None) -> dict[str, Any]:
-    """A message of a tool's, as watchers are told: plain, and within bounds."""
+    """Return the data of a log event, as plain JSON and within limits."""
     try:
         plain = Plain(data, MAX_LOGGED).data
         told = len(orjson.dumps(plain)) <= MAX_LOGGED
     except (TooLarge, MemoryError, TypeError, ValueError):
         plain, told = None, False
     if not told:
-        plain = f"(a message of more than {MAX_LOGGED:,} bytes is not told)"
+        plain = f"(message omitted: it has more than {MAX_LOGGED:,} bytes)"
     return {"level": level, "data": plain, "logger": None if logger is None else str(logger)[:_MAX_KEY]}
 
 
@@ -215,56 +229,59 @@ def _methods(put: Mapping[str, Ask]) -> str:
 
 
 def _form_of(key: str, ask: Ask) -> Schema | None:
-    """What a form's content is checked by; None for what is no form.
+    """Return the schema for the content of a form; None for other requests.
 
-    :raises ToolError: for a form that is none
+    :raises ToolError: for an invalid form
     """
     if ask.method != "elicitation/create":
         return None
     if not isinstance(ask.params.get("message"), str):
-        raise ToolError(f"{key!r}: an elicitation has a message, as text", kind="invalid_input")
+        raise ToolError(f"Request {key!r} has no `message`. An elicitation needs a text.", kind="invalid_input")
     if ask.params.get("mode") == "url":
         if not isinstance(ask.params.get("url"), str) or not ask.params["url"].startswith(("https://", "http://")):
-            raise ToolError(f"{key!r}: an address to visit begins with https://", kind="invalid_input")
+            raise ToolError(
+                f"Request {key!r} has an invalid `url`. Expected an address that begins with https://.",
+                kind="invalid_input",
+            )
         return None
     wanted = ask.params.get("requestedSchema")
     if not isinstance(wanted, Mapping):
-        raise ToolError(f"{key!r}: a form has a requestedSchema, as an object", kind="invalid_input")
+        raise ToolError(f"Request {key!r} has no `requestedSchema`. A form needs an object.", kind="invalid_input")
     try:
         return compile_schema(dict(cast("Mapping[str, Any]", wanted)))
     except InvalidSchema as error:
-        raise ToolError(f"{key!r}: its requestedSchema is none: {error}", kind="invalid_input") from None
+        raise ToolError(f"Request {key!r} has an invalid `requestedSchema`: {error}", kind="invalid_input") from None
 
 
 def _answers(
     answers: object, put: Mapping[str, Ask], schemas: Mapping[str, Schema | None]
 ) -> Mapping[str, Mapping[str, Any]]:
-    """What a client answered, if it is an answer to what it was asked.
+    """Return the validated answers of the client.
 
     :raises ToolError: ``backend``
     """
     if not isinstance(answers, Mapping) or set(cast("Mapping[Any, Any]", answers)) != set(put):
-        raise _garbage(f"it did not answer exactly {', '.join(put)[:200]}")
+        raise _garbage(f"expected answers to exactly {', '.join(put)[:200]}")
     try:
         given = cast("Mapping[str, Any]", answers)
         plain = Plain({key: given[key] for key in put}, _MAX_PARTS + MAX_ANSWER_BYTES)
         encoded = orjson.dumps(plain.data)
     except (TooLarge, TypeError, ValueError):
-        raise _garbage("it is more than may be taken") from None
+        raise _garbage("the answer is too large") from None
     if len(encoded) > MAX_ANSWER_BYTES:
-        raise _garbage(f"it is {len(encoded):,} bytes; at most {MAX_ANSWER_BYTES:,} are taken")
+        raise _garbage(f"the answer has {len(encoded):,} bytes, and the limit is {MAX_ANSWER_BYTES:,}")
     if plain.notes:
-        raise _garbage(f"it is not JSON: {plain.notes[0][:200]}")
+        raise _garbage(f"the answer is not JSON: {plain.notes[0][:200]}")
     if _deeper(plain.data, MAX_ANSWER_DEPTH):
-        raise _garbage(f"it is nested deeper than {MAX_ANSWER_DEPTH} levels")
+        raise _garbage(f"the answer is nested deeper than {MAX_ANSWER_DEPTH} levels")
     for key, ask in put.items():
         if (problem := _fault(ask, plain.data[key], schemas[key])) is not None:
-            raise _garbage(f"to {ask.method}: {problem}")
+            raise _garbage(f"{ask.method}: {problem}")
     return plain.data
 
 
 def _garbage(what: str) -> ToolError:
-    return ToolError(f"the client's answer cannot be taken: {what}", kind="backend")
+    return ToolError(f"The client returned an invalid answer ({what}). Continue without it.", kind="backend")
 
 
 def _deeper(value: Any, levels: int) -> bool:
@@ -291,50 +308,50 @@ def _fault(ask: Ask, answer: Any, form: Schema | None) -> str | None:
         return _fault_in_sampled(told)
     roots = told.get("roots")
     if not isinstance(roots, list) or len(cast("list[Any]", roots)) > MAX_ROOTS:
-        return f"expected at most {MAX_ROOTS:,} roots, as a list"
+        return f"expected a list of at most {MAX_ROOTS:,} roots"
     for root in cast("list[Any]", roots):
         if not isinstance(root, dict):
-            return "a root is no object"
+            return "a root is not an object"
         uri, name = cast("dict[str, Any]", root).get("uri"), cast("dict[str, Any]", root).get("name")
         if not isinstance(uri, str) or not uri.startswith("file://"):
-            return "a root's uri begins with file://"
+            return "the uri of a root does not begin with file://"
         if name is not None and not isinstance(name, str):
-            return "a root's name is text"
+            return "the name of a root is not a text"
     return None
 
 
 def _fault_in_elicited(told: dict[str, Any], form: Schema | None) -> str | None:
     action, content = told.get("action"), told.get("content")
     if action not in ("accept", "decline", "cancel"):
-        return "its action is not accept, decline or cancel"
+        return "the action is not accept, decline or cancel"
     if action != "accept" or form is None:
         return None
     given: dict[str, Any] = {} if content is None else content
     if not isinstance(given, dict):  # pyright: ignore[reportUnnecessaryIsInstance] - a client may say anything
-        return "its content is no object"
+        return "the content is not an object"
     for name, value in given.items():
         if isinstance(value, dict) or (
             isinstance(value, list) and not all(isinstance(one, str) for one in cast("list[Any]", value))
         ):
-            return f"{name[:80]!r} is no text, number, truth value or list of texts"
+            return f"the field {name[:80]!r} is not a string, number, boolean or list of strings"
     problems = form.problems(given)
     return None if not problems else "; ".join(problems)[:500]
 
 
 def _fault_in_sampled(told: dict[str, Any]) -> str | None:
     if told.get("role") not in ("user", "assistant"):
-        return "its role is not user or assistant"
+        return "the role is not user or assistant"
     if not isinstance(told.get("model"), str):
-        return "it names no model"
+        return "the model is missing"
     content: Any = told.get("content")
     blocks: list[Any] = cast("list[Any]", content) if isinstance(content, list) else [content]
     for block in blocks:
         if not isinstance(block, dict):
-            return "its content is no block, and no list of blocks"
+            return "the content is neither a block nor a list of blocks"
         kind = cast("dict[str, Any]", block).get("type")
         wanted = {"text": "text", "image": "data", "audio": "data", "tool_use": "name"}.get(str(kind))
         if kind not in ("text", "image", "audio", "tool_use", "tool_result"):
-            return f"a block of type {str(kind)[:40]!r}; expected text, image, audio or tool_use"
+            return f"a block has the type {str(kind)[:40]!r}, and expected is text, image, audio or tool_use"
         if wanted is not None and not isinstance(cast("dict[str, Any]", block).get(wanted), str):
-            return f"a block of type {kind} without its {wanted}"
+            return f"a block of type {kind} has no {wanted}"
     return None

@@ -50,19 +50,19 @@ from handrail.runtime.surface import CallRuntime
 logger = logging.getLogger("handrail.arbiter")
 
 SILENT_S = 1.0
-"""How long the end of a kernel waits before it says what for."""
+"""How long the end of a kernel waits before it logs what it waits for."""
 MAX_LAST_LINE = 200
 _MOST_NAMED = 5
 _MOST_REACHED = 100
 
 
 class ToolRuns:
-    """Runs tools, and keeps the locks of those that go on after their caller was answered.
+    """A runner of tools, which also keeps the locks of work that continues after its caller was answered.
 
-    :param asking: asks people on behalf of tools that run
-    :param jobs: the calls that outlive their turn
-    :param nested: makes the call that a tool asks for, with a fault where it asks too late
-    :param carry_out: carries it out
+    :param asking: asks users on behalf of running tools
+    :param jobs: the background jobs
+    :param nested: creates a nested call, with a fault if the tool has already ended
+    :param carry_out: carries out a nested call
     """
 
     def __init__(
@@ -79,11 +79,11 @@ class ToolRuns:
         self.nested = nested
         self.carry_out = carry_out
         self.states: States | None = None
-        """What stateful tools have open."""
+        """The open tool sessions."""
         self._late: dict[asyncio.Task[Any], str] = {}
 
     async def run(self, call: Call) -> object:
-        """Run the tool and give back what it returned, or the error result its failure stands for."""
+        """Run the tool and return its value, or the error result of its failure."""
         entry, verdict, arguments = call.entry, call.verdict, call.arguments
         assert entry is not None and verdict is not None and arguments is not None
         spec, execution, tool = entry.spec, call.execution, entry.tool
@@ -140,14 +140,15 @@ class ToolRuns:
             return self._stop_result(call, stopped.reason, budget_ms, _kept(runtime))
         except ToolError as error:
             return naming(Result.of(error), call.handed)
-        except LogUnavailable as error:  # what it keeps in its session cannot be read or written
+        except LogUnavailable as error:  # its stored values cannot be read or written
             if execution.reason is None:
-                return Result.error("unavailable", f"{spec.id} cannot go on: {error}", _kept(runtime))
+                text = f"`{spec.id}` cannot continue, since the workspace's database failed: {error}. Ask the user to fix it."
+                return Result.error("unavailable", text, _kept(runtime))
             return self._stop_result(call, execution.reason, budget_ms, _kept(runtime))
         except Exception as error:
             said = _defect(call, error, work)
             if execution.reason is None:
-                return Result.error("backend", f"{spec.id} failed unexpectedly: {said}")
+                return Result.error("backend", f"`{spec.id}` failed unexpectedly: {said}")
             stopped = self._stop_result(call, execution.reason, budget_ms, _kept(runtime))
             return stopped.with_metadata(failed_when_stopped=said)
         finally:
@@ -159,13 +160,13 @@ class ToolRuns:
                     call.outflow.finish()
 
     async def nest(self, parent: Call, make: Callable[[str | None], Call]) -> Result:
-        """Carry out a call that the tool of ``parent`` makes, for as long as that tool runs.
+        """Carry out a nested call of the tool of ``parent``, which ends with that tool.
 
-        :param make: the call, faulty with this text where there is one
+        :param make: creates the nested call, with a fault if the text is not None
         """
         stopped = parent.execution.reason
-        over = STOPPED_TEXT[stopped] if stopped else "over"
-        child = make(f"{parent.tool_id}, which makes this call, was {over}" if parent.over or stopped else None)
+        over = f"was {STOPPED_TEXT[stopped]}" if stopped else "has ended"
+        child = make(f"The calling tool `{parent.tool_id}` {over}." if parent.over or stopped else None)
         parent.nested = (*parent.nested, child)
         try:
             result = (await self.carry_out(child)).result
@@ -178,7 +179,7 @@ class ToolRuns:
                 child.left.set_result(None)
 
     async def _end_nested(self, call: Call) -> None:
-        """End the calls that a tool has left running: the locks they run under are about to go."""
+        """Stop the nested calls that a tool left running, since their locks are about to be released."""
         for child in call.nested:
             child.left = asyncio.get_running_loop().create_future()
             child.execution.stop(call.execution.reason or "user")
@@ -189,22 +190,22 @@ class ToolRuns:
         assert call.entry is not None
         spec = call.entry.spec
         if reason != "timeout":
-            over = f"; the state {call.ended_state} has ended with that" if call.ended_state else ""
-            text = f"{spec.id} was {STOPPED_TEXT[reason]}{over}"
+            over = f" Its tool session `{call.ended_state}` has ended." if call.ended_state else ""
+            text = f"`{spec.id}` was {STOPPED_TEXT[reason]}.{over}"
             return naming(Result.error(kind_of_stop(reason), text, kept, stopped_by=reason, **metadata), call.handed)
         if metadata:
-            step = "it is still running and keeps its locks until it ends"
+            step = "It did not stop, and it holds its locks until it ends. Wait before you repeat the call."
         elif call.ended_state:
-            step = f"the state {call.ended_state} has ended with that"
+            step = f"Its tool session `{call.ended_state}` has ended. Open a new one if you still need it."
         elif spec.timeout_argument is not None and budget_ms < spec.timeout_ms:
-            step = f"ask for less at once, or allow more with {spec.timeout_argument} (at most {spec.timeout_ms})"
+            step = f"Request less at once, or increase `{spec.timeout_argument}` (maximum {spec.timeout_ms})."
         else:
-            step = "ask for less at once"
-        text = f"{spec.id} was ended after its time-out of {budget_ms:.0f} ms; {step}"
+            step = "Request less at once."
+        text = f"`{spec.id}` timed out after {budget_ms:.0f} ms and was stopped. {step}"
         return naming(Result.error("timeout", text, kept, **metadata), call.handed)
 
     def _leave_behind(self, call: Call, still: StillRunning, answered: Result) -> None:
-        """Keep the locks of work that goes on after its answer, and record when it ends."""
+        """Keep the locks of work that continues after its answer, and record when it ends."""
         grant, call.grant = call.grant, None
         self._late[still.task] = f"{call.tool_id} ({call.id})"
 
@@ -227,13 +228,15 @@ class ToolRuns:
         still.task.add_done_callback(over)
 
     def wait_for(self, task: asyncio.Task[Any], name: str) -> None:
-        """Keep the end of a kernel waiting for this work, too."""
+        """Make the end of the kernel wait for this task, too."""
         self._late[task] = name
         task.add_done_callback(lambda ended: self._late.pop(ended, None))
 
     async def settled(self) -> None:
-        """Wait for work that was left behind, and say so where that takes long. Without bound: whoever has the workspace
-        next must not find it at work."""
+        """Wait for work that continues after its answer, and log it if that takes long.
+
+        The wait has no limit: the next holder of the workspace must not find such work running.
+        """
         said = asyncio.get_running_loop().call_later(SILENT_S, self._tell_what_goes_on)
         try:
             while self._late:
@@ -244,16 +247,16 @@ class ToolRuns:
     def _tell_what_goes_on(self) -> None:
         named = ", ".join(list(self._late.values())[:_MOST_NAMED])
         more = f" and {len(self._late) - _MOST_NAMED:,} more" if len(self._late) > _MOST_NAMED else ""
-        logger.warning("ending waits until these stop, as they were told to: %s%s", named, more)
+        logger.warning("the kernel waits for work that was asked to stop: %s%s", named, more)
 
 
 def _defect(call: Call, error: Exception, work: object) -> str:
-    """What a model reads of a defect in a tool: the error's class and text, which help it; a traceback would not.
+    """Return what a model reads of a defect in a tool: the class and text of the error, without a traceback.
 
-    :param work: what the tool's ``execute`` gave, None if it gave nothing
+    :param work: the return value of the tool's ``execute``; None if there is none
     """
     if work is not None and not hasattr(work, "send"):
-        return f"its execute gave {type(work).__name__} and no coroutine; its author writes async def execute"
+        return f"its `execute` returned {type(work).__name__} instead of a coroutine. Ask the user to declare it `async def`."
     return f"{type(error).__name__}: {call.redactor.head(str(error), 500)}"
 
 
@@ -262,7 +265,7 @@ def _kept(runtime: CallRuntime | None) -> Any:
 
 
 class _Doors:
-    """Whoever carries the call out, as its runtime sees them."""
+    """The services that a call's runtime gets from the arbiter."""
 
     __slots__ = ("of", "runs")
 
@@ -355,11 +358,14 @@ class _Doors:
 
 
 def _without_secrets(may: May, redactor: Redactor, capability: Capability, target: str | Sequence[str]) -> str | None:
-    """What ``may`` says; no registered secret is in a program's words, where other programs read it, or in a host's name."""
+    """Return what ``may`` returns, or an error text if a command or host name contains a registered secret."""
     words = (target,) if isinstance(target, str) else target
     if capability in ("shell.run", "net.fetch") and any(redactor.text(word) is not word for word in words):
         where = "the command" if capability == "shell.run" else "the host"
-        return f"{where} holds a registered secret, where others can read it; a tool that needs it declares it under secrets"
+        return (
+            f"{where} contains a registered secret, which others could read there. Remove the secret, or ask the user to "
+            "declare it under `secrets` of the tool"
+        )
     return may(capability, target)
 
 
@@ -370,8 +376,8 @@ async def _all(waiting: Sequence[asyncio.Future[None]]) -> None:
 async def in_a_thread_of_its_own(work: Callable[[], object], name: str) -> object:
     """Run ``work`` in a daemon thread.
 
-    Not in a pool: a function that hangs would take one of its places for ever, and hold up the end of the process.
-    Cancelling the wait leaves the thread to itself.
+    A pool would not do: a function that hangs would occupy one of its threads and delay the end of the process.
+    If the wait is cancelled, the thread continues alone.
     """
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[object] = loop.create_future()
@@ -383,7 +389,7 @@ async def in_a_thread_of_its_own(work: Callable[[], object], name: str) -> objec
             ended.set_result(value)
         elif isinstance(error, Exception) and not isinstance(error, StopIteration):
             ended.set_exception(error)
-        else:  # what would end the event loop, or what no future takes: a thread's way out is its own
+        else:  # an exception that would end the event loop, or that a future does not accept
             ended.set_exception(RuntimeError(f"the function raised {type(error).__name__}: {error}"))
 
     def run() -> None:
@@ -392,7 +398,7 @@ async def in_a_thread_of_its_own(work: Callable[[], object], name: str) -> objec
             value = context.run(work)
         except BaseException as error:
             failure = error
-        with contextlib.suppress(RuntimeError):  # the loop has been closed: nobody waits any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed, so no caller waits
             loop.call_soon_threadsafe(settle, value, failure)
 
     context = contextvars.copy_context()
@@ -401,7 +407,7 @@ async def in_a_thread_of_its_own(work: Callable[[], object], name: str) -> objec
 
 
 def flow_of(call: Call) -> Outflow:
-    """What the call shows of its output; made with the first piece. On the event loop only."""
+    """Return the output stream of the call, created with the first piece. Use it on the kernel's event loop."""
     if call.outflow is None:
         assert call.entry is not None
         spec = call.entry.spec
@@ -414,7 +420,7 @@ def flow_of(call: Call) -> Outflow:
 
 
 def _shown(call: Call, piece: str | bytes) -> None:
-    if not call.over:  # a thread that goes on after its call was answered shows nothing any more
+    if not call.over:  # the output of a thread that continues after the answer is dropped
         flow_of(call).feed(piece)
 
 

@@ -33,24 +33,24 @@ _RETIRED_EVERY = 64
 _MOST_REMEMBERED = 256
 
 _HOW: Mapping[StateEnd, str] = {
-    "done": "it gave its last step",
+    "done": "it returned its last step",
     "closed": "it was closed",
     "expired": "no step came in time",
-    "failed": "a step of it failed",
-    "timeout": "a step of it took too long",
-    "cancelled": "a step of it was stopped",
-    "suspended": "its session, or Handrail, ended meanwhile",
-    "changed": "its tool is no longer the one that opened it",
-    "interrupted": "Handrail ended while it was open, and nobody knows how far a step that ran then came; look at what it did",
+    "failed": "one of its steps failed",
+    "timeout": "one of its steps timed out",
+    "cancelled": "one of its steps was stopped",
+    "suspended": "its session or Handrail ended",
+    "changed": "the definition of its tool has changed",
+    "interrupted": "Handrail ended while it was open, so the outcome of its last step is unknown. Check its effect",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class StateLimits:
-    """Bounds of what stateful tools have open.
+    """Limits of tool sessions.
 
-    :param most: of one session
-    :param idle_s: for how long one may wait for its next step
+    :param most: open tool sessions of one session
+    :param idle_s: how long one may wait for its next step
     :param grace_s: how long its end may take
     """
 
@@ -60,9 +60,9 @@ class StateLimits:
 
 
 class States:
-    """Those of one workspace in the process that holds it. Bound to its event loop.
+    """The open tool sessions of one workspace, in the process that holds it. Use it on the kernel's event loop.
 
-    :param left: told of work that goes on when everything has ended
+    :param left: called with a task that continues although everything was asked to end
     :param clock: wall-clock time in nanoseconds
     """
 
@@ -83,21 +83,21 @@ class States:
         self._clock = clock
         self._ended = 0
         self._last: dict[tuple[str, str], StateEnd] = {}
-        """How the last ones ended, by session and id: their rows are written soon."""
+        """How the latest ones ended, by session and id, since their rows are written a moment later."""
         self._opening: dict[str, str] = {}
         """Calls whose first step is not taken yet, with their sessions."""
         self._closing: set[asyncio.Task[None]] = set()
 
     def of_session(self, session_id: str) -> list[OpenState]:
-        """Those that are open, the oldest first."""
+        """Return the open tool sessions of a session, the oldest first."""
         return [state for state in self.live.values() if state.session_id == session_id]
 
     # ── which state a call is about ──────────────────────────────────────────────────────────────
 
     def look(self, call: Call, arguments: Mapping[str, Any] | None) -> None:
-        """Find out what a call opens or goes on with, before it is recorded.
+        """Find the tool session that a call opens, continues or closes, before the call is recorded.
 
-        :param arguments: as they were proposed, where they are an object
+        :param arguments: the proposed arguments if they are an object
         """
         entry = call.entry
         assert entry is not None
@@ -117,16 +117,18 @@ class States:
             call.tool_id = state.entry.id
 
     def take(self, call: Call) -> None:
-        """Let a call that is valid go on as one of the tool that is open.
+        """Turn a valid call into a call of the tool whose session is open.
 
-        :raises Refusal: where there is no such state, or its tool takes no such input
+        :raises Refusal: if the tool session does not exist, or its tool does not accept the input
         """
         going, entry = call.going, call.entry
         assert going is not None and entry is not None and call.arguments is not None
         if going.kind == "open":
-            if STEP_INPUT in call.arguments:  # a step that waited for a person when the process ended
+            if STEP_INPUT in call.arguments:  # a step that was awaiting approval when the process ended
                 raise Refusal(
-                    "validate", "interrupted", f"it was to be a step of a state that {has_ended('interrupted')}"
+                    "validate",
+                    "interrupted",
+                    f"The tool session of this step {has_ended('interrupted')} Nothing was run.",
                 )
             if (full := self._full(call.session_id)) is not None:
                 raise Refusal("validate", "limit", full)
@@ -149,7 +151,7 @@ class States:
             step = checked(state.entry.spec).step
             if step is not None:
                 if problems := step.problems({"input": sent}):
-                    raise Refusal("validate", "invalid_input", f"{entry.id}: " + "; ".join(problems))
+                    raise Refusal("validate", "invalid_input", f"`{entry.id}`: " + "; ".join(problems))
                 call.arguments[STEP_INPUT] = step.whole({"input": sent})["input"]
 
     def _ended_or_unknown(self, call: Call, going: Going) -> None:
@@ -157,18 +159,18 @@ class States:
         if ended is None and (row := self.table.get(going.id, call.session_id)) is not None:
             ended = row.ended or "suspended"
         if ended is None:
-            there = self._those_there_are(call.session_id)
-            raise Refusal("validate", "invalid_input", f"no state {going.id[:80]!r} is open in this session{there}")
+            text = f"Tool session `{going.id[:80]}` does not exist. {self._those_there_are(call.session_id)}"
+            raise Refusal("validate", "invalid_input", text)
         going.ended = ended
         if going.kind == "step":
             raise refusal(going.id, ended)
 
     def _those_there_are(self, session_id: str) -> str:
         named = ", ".join(state.id for state in self.of_session(session_id)[-_MOST_NAMED:])
-        return f"; open are {named}" if named else "; none is"
+        return f"This session has open: {named}." if named else "This session has no open tool session."
 
     def _full(self, session_id: str) -> str | None:
-        """Why a session opens no further one; None where it may."""
+        """Return the error text if a session can open no further tool session; otherwise None."""
         most, there = self.limits.most, self.of_session(session_id)
         if len(there) + [*self._opening.values()].count(session_id) < most:
             return None
@@ -182,13 +184,13 @@ class States:
     # ── what a call does ─────────────────────────────────────────────────────────────────────────
 
     async def open(self, call: Call, tool: Tool, runtime: Runtime) -> object:
-        """Begin what a stateful tool does; gives the first step with the state's id, or that there is none."""
+        """Start a stateful tool, and return its first step with the id of the tool session, or that it took no step."""
         going, entry = call.going, call.entry
         assert going is not None and entry is not None and call.arguments is not None
-        if (full := self._full(call.session_id)) is not None:  # by others of the same reply
+        if (full := self._full(call.session_id)) is not None:  # other calls of the same reply opened some
             raise ToolError(full, kind="limit")
         arguments = copy.deepcopy(call.arguments)
-        none = f"no step of {going.id} runs: {entry.id} touches things only while one does"
+        none = f"No step of `{going.id}` is running. `{entry.id}` can use its runtime only during a step."
         steps = Steps(lambda of: steps_of(tool, call.arguments or {}, of), entry.id, none)
         own = replace(entry, tool=tool)
         state = OpenState(going.id, call.id, call.lane, own, arguments, steps, call.generation)
@@ -217,9 +219,11 @@ class States:
     async def step(self, call: Call, runtime: Runtime) -> object:
         state, going = self._going(call)
         if state.busy:
-            raise ToolError(f"another step of {state.id} runs; wait for it", kind="conflict")
-        if state.ended is not None:  # while this one waited
-            raise ToolError(f"the state {state.id} {has_ended(state.ended)}", kind=kind_of(state.ended))
+            raise ToolError(
+                f"Another step of `{state.id}` is running. Wait for it, then repeat the call.", kind="conflict"
+            )
+        if state.ended is not None:  # while this step waited
+            raise ToolError(f"Tool session `{state.id}` {has_ended(state.ended)}", kind=kind_of(state.ended))
         assert call.arguments is not None
         value = await self._next(state, call, runtime, call.arguments.get(STEP_INPUT, going.sent))
         if value is OVER:
@@ -227,10 +231,11 @@ class States:
             return {"state_id": state.id, "done": True}
         try:
             answer = self._answer(state, state.entry.tool, value)
-        except ToolError as error:  # it is no JSON
+        except ToolError as error:  # the value is not JSON
             self._forget(state, "failed")
             self._give_up(state)
-            raise ToolError(f"{error.text}. {over_now(state.id)}", kind=error.kind, data=error.data) from None
+            text = f"{error.text.removesuffix('.')}. {over_now(state.id)}"
+            raise ToolError(text, kind=error.kind, data=error.data) from None
         self._rest(state)
         return answer
 
@@ -241,30 +246,28 @@ class States:
         ended = going.ended if state is None else state.ended
         answer: dict[str, object] = {"state_id": going.id, "closed": True}
         if state is None or ended is not None:
-            return {**answer, "note": f"it had ended before: {how(ended or 'suspended')}"}
+            return {**answer, "note": f"The tool session had already ended: {how(ended or 'suspended')}."}
         if state.busy:
-            raise ToolError(f"a step of {state.id} runs; wait for it, then close", kind="conflict")
+            raise ToolError(f"A step of `{state.id}` is running. Wait for it, then close.", kind="conflict")
         self._forget(state, "closed")
         try:
             await state.steps.close(runtime)
         except NotEnding:
-            text = (
-                f"{going.id} is closed, but {state.entry.id} went on when it was told to end (it ignores GeneratorExit)"
-            )
-            raise ToolError(f"{text}; its author lets it end there", kind="backend") from None
+            text = f"`{going.id}` is closed, but `{state.entry.id}` ignored the request to end (GeneratorExit)."
+            raise ToolError(f"{text} Report this defect to the user.", kind="backend") from None
         except ToolError as error:
             raise ToolError(
-                f"{going.id} is closed, and ending it failed: {error.text}", kind=error.kind, data=error.data
+                f"`{going.id}` is closed, but its end failed: {error.text}", kind=error.kind, data=error.data
             ) from None
         except Exception as error:
             said = call.redactor.text(f"{type(error).__name__}: {error}")[:500]
-            raise ToolError(f"{going.id} is closed, and ending it failed: {said}", kind="backend") from None
+            raise ToolError(f"`{going.id}` is closed, but its end failed: {said}", kind="backend") from None
         return answer
 
     async def _next(self, state: OpenState, call: Call, runtime: Runtime, sent: object = None) -> object:
-        """Take one step. A state does not outlive a step that goes wrong."""
+        """Take one step. A step that fails ends the tool session."""
 
-        def struck() -> None:  # at once: whoever asks for it while it does not heed that is told so
+        def struck() -> None:  # at once, so that other calls see the end while the step still runs
             self._forget(state, "timeout" if call.execution.reason == "timeout" else "cancelled")
 
         state.busy = True
@@ -276,13 +279,14 @@ class States:
             self._forget(state, "failed")
             if call.going is None or call.going.kind == "open":
                 raise
-            raise ToolError(f"{error.text} {over_now(state.id)}", kind=error.kind, data=error.data) from None
+            text = f"{error.text.removesuffix('.')}. {over_now(state.id)}"
+            raise ToolError(text, kind=error.kind, data=error.data) from None
         except Exception as error:
             self._forget(state, "failed")
             if call.execution.reason is not None or call.going is None or call.going.kind == "open":
                 raise
-            said = call.redactor.text(f"{type(error).__name__}: {error}")[:500]  # a cut secret would not be found
-            text = f"{state.entry.id} failed unexpectedly: {said}. {over_now(state.id)}"
+            said = call.redactor.text(f"{type(error).__name__}: {error}")[:500]  # redacted first, then cut
+            text = f"`{state.entry.id}` failed unexpectedly: {said}. {over_now(state.id)}"
             raise ToolError(text, kind="backend") from None
         finally:
             state.busy = False
@@ -310,7 +314,7 @@ class States:
     # ── ends ─────────────────────────────────────────────────────────────────────────────────────
 
     def _rest(self, state: OpenState) -> None:
-        """Wait for the next step, for so long."""
+        """Start the time-out for the next step."""
         self._awake(state)
         if state.ended is None:
             loop = asyncio.get_running_loop()
@@ -324,15 +328,15 @@ class States:
 
     def _expire(self, state: OpenState) -> None:
         on_the_way = any(call.going is not None and call.going.state is state for call in state.lane.running.values())
-        if on_the_way:  # it waits for a lock, or for a person
+        if on_the_way:  # a step waits for a lock or an approval
             self._rest(state)
         else:
             self.end(state, "expired")
 
     def end(self, state: OpenState, ended: StateEnd) -> asyncio.Task[None] | None:
-        """End one that no call ends: on record, without anything that its tool could touch by its runtime.
+        """End a tool session without a call, on record and without access to the runtime.
 
-        :return: what ends it
+        :return: the task that ends it; None if it has already ended
         """
         if state.ended is not None:
             return None
@@ -355,7 +359,7 @@ class States:
             await asyncio.wait((closing,), timeout=self.limits.grace_s)
         if closing.done():
             if not closing.cancelled():
-                closing.exception()  # nobody is left to be told
+                closing.exception()  # retrieved, since no caller is left
         else:
             self._left(state.steps.task, f"{state.entry.id} ({state.id})")
 
@@ -374,28 +378,28 @@ class States:
                 self.table.retire(self._clock())
 
     async def end_session(self, session_id: str) -> None:
-        """End those of a session that takes no more calls, and wait for that; not for ever."""
+        """End all tool sessions of a session that takes no more calls, and wait for that within a limit."""
         for state in self.of_session(session_id):
             self.end(state, "suspended")
         if waiting := tuple(self._closing):
             await asyncio.wait(waiting)
 
     async def recover(self) -> None:
-        """At start: those that a former process had open are interrupted.
+        """Mark the tool sessions of a former process as interrupted. Call it at start.
 
-        :raises LogUnavailable: when that cannot be made durable
+        :raises LogUnavailable: if that cannot be made durable
         """
         await self.table.recover(self._clock())
 
 
 class CallOpened:
-    """Implements :class:`~handrail.contract.tool.spec.Opened` for one call."""
+    """The tool session of one call (:class:`~handrail.contract.tool.spec.Opened`)."""
 
     __slots__ = ("_call", "_runtime", "_states")
 
     def __init__(self, call: Call, states: States, runtime: Runtime) -> None:
         if call.going is None or call.going.kind == "open":
-            raise ToolError(f"{call.tool_id} goes on with no state", kind="denied")
+            raise ToolError(f"`{call.tool_id}` does not continue a tool session.", kind="denied")
         self._call = call
         self._states = states
         self._runtime = runtime
@@ -408,7 +412,7 @@ class CallOpened:
 
 
 class Opening(Tool):
-    """A stateful tool, as the call runs it that opens it."""
+    """A stateful tool, as the call that opens its tool session runs it."""
 
     def __init__(self, tool: Tool, call: Call, states: States) -> None:
         self.spec = tool.spec
@@ -428,7 +432,7 @@ class Opening(Tool):
 
 
 class SameArguments(Schema):
-    """What a person may put in the place of a step's arguments: what it is sent, and nothing else."""
+    """A schema of the arguments that a user may give instead of those of a step: only the input may differ."""
 
     __slots__ = ("_state",)
 
@@ -440,7 +444,7 @@ class SameArguments(Schema):
         given = dict(arguments)
         sent = given.pop(STEP_INPUT, None)
         if given != self._state.arguments:
-            return [f"a step keeps the arguments that its state was opened with; only {STEP_INPUT} may be another"]
+            return [f"a step keeps the arguments of its tool session; only {STEP_INPUT} may differ"]
         step = checked(self._state.entry.spec).step
         return [] if step is None else step.problems({"input": sent}, parsed=parsed)
 
@@ -452,37 +456,40 @@ class SameArguments(Schema):
 
 
 def how(ended: StateEnd) -> str:
-    """How one ended, as the end of a sentence."""
+    """Return how a tool session ended, as the end of a sentence."""
     return _HOW[ended]
 
 
 def has_ended(ended: StateEnd) -> str:
-    """What follows the name of one that has."""
-    return f"has ended: {_HOW[ended]}. Open another where it is still needed"
+    """Return the end of an error text about a tool session that has ended."""
+    return f"has ended: {_HOW[ended]}. Open a new one if you still need it."
 
 
 def how_to_go_on(idle_s: float) -> str:
-    """With the first step of one."""
+    """Return the note with the first step."""
     after = f"{idle_s / 60:.3g} min" if idle_s >= 60 else f"{idle_s:.3g} s"
-    return f"Go on by tool.step, end it by tool.close; without a step it ends after {after}."
+    return f"Continue with tool.step, and end with tool.close. Without a step, the tool session ends after {after}."
 
 
 def full(most: int, named: str) -> str:
+    """Return the error text for a session with too many tool sessions.
+
+    :param named: a sentence that names the open ones
     """
-    :param named: those that are open, as the end of a part of a sentence
-    """
-    return f"a session has at most {most} states open or being opened{named}; close one by tool.close. Nothing was run"
+    text = f"This session has the limit of {most} open tool sessions. Nothing was run."
+    return f"{text} {named + ' ' if named else ''}Close one with tool.close, then repeat the call."
 
 
 def over_now(state_id: str) -> str:
-    """What follows the text of a failure that ended one."""
-    return f"The state {state_id} has ended with that"
+    """Return the sentence that follows a failure which ended a tool session."""
+    return f"The tool session `{state_id}` has ended."
 
 
 def kind_of(ended: StateEnd) -> ErrorKind:
+    """Return the error kind for a tool session that has ended."""
     return "interrupted" if ended == "interrupted" else "conflict"
 
 
 def refusal(state_id: str, ended: StateEnd) -> Refusal:
-    """Of a step of one that has ended."""
-    return Refusal("validate", kind_of(ended), f"the state {state_id} {has_ended(ended)}")
+    """Return the refusal of a step of a tool session that has ended."""
+    return Refusal("validate", kind_of(ended), f"Tool session `{state_id}` {has_ended(ended)}")

@@ -16,9 +16,9 @@ logger = logging.getLogger("handrail.arbiter")
 MOST_SUBSCRIBED = 1_000
 """Resources of one session."""
 TOLD_EVERY_S = 0.1
-"""A session is told of one resource this often at most, and once more of what came meanwhile."""
+"""The shortest interval between two notifications about one resource. Changes in between give one more notification."""
 LOOK_EVERY_S = 1.0
-"""How often sources that do not tell are glanced at, while a session wants to hear of what they have."""
+"""How often the kernel checks subscribed resources of sources that send no notifications."""
 _ENDING_S = 5.0
 _SUBSCRIBING = SourceRequest("resources/subscribe", "uri")
 
@@ -26,44 +26,48 @@ Stop = Callable[[], Awaitable[None]]
 
 
 class Subscriptions:
-    """Of one session.
+    """The resource subscriptions of one session.
 
-    :param tell: told the URI of what has changed, as the session named it
+    :param tell: called with the URI of a changed resource, as the session names it
     """
 
     def __init__(self, tell: Callable[[str], None]) -> None:
         self._tell = tell
         self._stops: dict[str, Stop | None] = {}
         self._stamps: dict[str, str] = {}
-        """By URI, of those whose source can only be looked at."""
+        """Stamps by URI, for resources of sources that send no notifications."""
         self._glances: dict[str, str] = {}
-        """By URI, of those of them at which a glance tells something."""
+        """Cheap stamps by URI, for those of these resources that have one."""
         self._offerings: Sequence[Offering] = ()
-        """Those there are, as far as is known here."""
+        """The present sources, as far as known here."""
         self._watching: asyncio.Task[None] | None = None
         self._quiet: dict[str, bool] = {}
-        """By URI that was told of just now: whether it has changed again since."""
+        """URIs with a recent notification, and whether they have changed again since."""
         self._over = False
 
     def __contains__(self, uri: str) -> bool:
         return uri in self._stops
 
     async def add(self, uri: str, offering: Offering, named: str) -> None:
-        """
-        :param uri: as the session names it
-        :param named: as its source does
-        :raises ToolError: ``unavailable`` where the source does not tell; ``limit`` for too many
+        """Subscribe to a resource.
+
+        :param uri: the URI as the session names it
+        :param named: the URI as its source names it
+        :raises ToolError: ``unavailable`` if the source does not support subscriptions; ``limit`` if there are too many
         """
         if uri in self._stops:
             return
         if self._over or len(self._stops) >= MOST_SUBSCRIBED:
-            raise ToolError(f"a session is told of {MOST_SUBSCRIBED:,} resources at most", kind="limit")
-        self._stops[uri] = None  # its place, while the source is asked
+            raise ToolError(
+                f"This session cannot subscribe to more resources. The limit is {MOST_SUBSCRIBED:,}. Unsubscribe from some first.",
+                kind="limit",
+            )
+        self._stops[uri] = None  # reserves its place while the source answers
         before = uri[: len(uri) - len(named)] if uri.endswith(named) else ""
         try:
             stop = await offering.subscribe(named, lambda changed: self._updated(uri, before + changed))
             if isinstance(offering, Stamped):
-                glance = await asyncio.to_thread(offering.glance, named)  # first: what changes meanwhile is seen
+                glance = await asyncio.to_thread(offering.glance, named)  # first, so that a change meanwhile is noticed
                 self._stamps[uri] = await asyncio.to_thread(offering.stamp, named)
                 if glance:
                     self._watch(uri, glance, offering)
@@ -78,7 +82,7 @@ class Subscriptions:
             self._stops[uri] = stop
 
     async def remove(self, uri: str) -> bool:
-        """Whether there was one."""
+        """Remove a subscription and return whether there was one."""
         if uri not in self._stops:
             return False
         stop = self._stops.pop(uri)
@@ -88,7 +92,7 @@ class Subscriptions:
         return True
 
     async def aclose(self) -> None:
-        """End all of them, within bounds, whatever their sources do."""
+        """End all subscriptions within a limited time, even if sources do not answer."""
         self._over = True
         if self._watching is not None:
             self._watching.cancel()
@@ -97,12 +101,12 @@ class Subscriptions:
             async with asyncio.timeout(_ENDING_S):
                 for failure in await asyncio.gather(*(stop() for stop in stops), return_exceptions=True):
                     if isinstance(failure, Exception):
-                        logger.info("a source was not told that nobody listens any more: %s", failure)
+                        logger.info("a source could not be told to end a subscription: %s", failure)
 
     async def look_again(self, offerings: Sequence[Offering]) -> None:
-        """Tell of what is other now, of sources that do not tell themselves.
+        """Check sources that send no notifications, and report changed resources.
 
-        :param offerings: those there are now
+        :param offerings: the present sources
         """
         self._offerings = offerings
         await self._look(self._stamps)
@@ -125,7 +129,7 @@ class Subscriptions:
             self._watching = None
 
     def _watch(self, uri: str, glance: str, offering: Offering) -> None:
-        """Glance at it now and then, with all others in one go."""
+        """Check the resource at intervals, in one task for all."""
         self._glances[uri] = glance
         if not self._offerings:
             self._offerings = (offering,)
@@ -148,7 +152,7 @@ class Subscriptions:
             return
         if changed in self._quiet:
             self._quiet[changed] = True
-        elif len(self._quiet) < MOST_SUBSCRIBED:  # of a part that nobody named there may be any number
+        elif len(self._quiet) < MOST_SUBSCRIBED:  # a source may report any number of parts
             self._quiet[changed] = False
             asyncio.get_running_loop().call_later(TOLD_EVERY_S, self._again, uri, changed)
             self._tell(changed)
@@ -159,7 +163,7 @@ class Subscriptions:
 
 
 def _glances_at(found: Mapping[str, tuple[Offering, str] | None]) -> dict[str, str]:
-    """What a glance at each tells now; called in a thread."""
+    """Return the present cheap stamps. Called in a thread."""
     seen: dict[str, str] = {}
     for uri, at in found.items():
         seen[uri] = at[0].glance(at[1]) if at is not None and isinstance(at[0], Stamped) else ""

@@ -22,7 +22,7 @@ from handrail.store.folders import Folders, unwritable
 
 
 def read_private(path: Path, max_bytes: int) -> bytes | None:
-    """The content of a file that its owner alone could have written; None for anything else, or a longer one."""
+    """Return the content of a file that only its owner could have written; None otherwise, or if it is longer."""
     try:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
     except OSError:
@@ -42,9 +42,9 @@ def read_private(path: Path, max_bytes: int) -> bytes | None:
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Put ``content`` in the place of what was there, whole or not at all, durable when this returns.
+    """Replace a file atomically and durably.
 
-    :raises StartError: when its folder cannot be written
+    :raises StartError: if its folder cannot be written
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
     try:
@@ -66,9 +66,9 @@ def write_private(path: Path, content: bytes) -> None:
 
 
 def once(path: Path, content: bytes) -> bytes | None:
-    """Put ``content`` there unless there is something already; what is there then, or None where that cannot be trusted.
+    """Create a file unless it exists, and return its content; None if the content cannot be trusted.
 
-    However many do so at once, all get the same.
+    Concurrent callers all get the same content.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
     if not path.exists():
@@ -90,7 +90,7 @@ MAX_BYTES = 64 * 1024 * 1024
 
 
 def read_pins(state: Path, source: str) -> bytes | None:
-    """The record of what was approved of a source, or None where there is none.
+    """Return the record of the approved tools of a source; None if there is none.
 
     :param state: the root of all state
     """
@@ -98,7 +98,7 @@ def read_pins(state: Path, source: str) -> bytes | None:
 
 
 def tools_in(content: bytes, source: str) -> dict[str, dict[str, Any]]:
-    """By tool id, what a record says was approved of each; empty where it is no record of ``source``."""
+    """Return the approved tools in a record by id; empty if it is not a record of ``source``."""
     try:
         data: Any = json.loads(content)
         tools: Any = data["tools"] if data["version"] == VERSION and data["source"] == source else {}
@@ -111,9 +111,9 @@ def tools_in(content: bytes, source: str) -> dict[str, dict[str, Any]]:
 
 
 def write_pins(state: Path, source: str, tools: Mapping[str, Mapping[str, Any]]) -> None:
-    """Keep this, instead of what was approved of the source before.
+    """Replace the record of the approved tools of a source.
 
-    :raises StartError: when the state folder cannot be written
+    :raises StartError: if the state folder cannot be written
     """
     path = _path(state, source)
     try:
@@ -142,11 +142,11 @@ _MAX_BYTES = 16 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """One decision of a person.
+    """A user's decision to trust a workspace's configuration.
 
-    :param workspace: the real path it was made for
-    :param sha256: of the trusted content, in hexadecimal
-    :param at_ns: when, in nanoseconds of wall-clock time
+    :param workspace: the real path of the workspace
+    :param sha256: the hash of the trusted content, in hexadecimal
+    :param at_ns: wall-clock time in nanoseconds
     """
 
     workspace: str
@@ -155,20 +155,20 @@ class Trust:
 
 
 def of(folders: Folders) -> Trust | None:
-    """What is trusted in this workspace, or None."""
+    """Return what is trusted in this workspace; None if nothing is."""
     record = _read(folders.own / FILE_NAME)
     return record if record is not None and record.workspace == str(folders.workspace) else None
 
 
 def grant(folders: Folders, sha256: str, *, clock: Callable[[], int]) -> Trust:
-    """Trust this content from now on, instead of what was trusted before.
+    """Trust this content from now on, instead of earlier content.
 
-    :param folders: prepared
-    :raises UsageError: when ``sha256`` is no hash
-    :raises StartError: when the state folder cannot be written
+    :param folders: prepared folders
+    :raises UsageError: if ``sha256`` is not a hash
+    :raises StartError: if the state folder cannot be written
     """
     if not _SHA256.fullmatch(sha256):
-        raise UsageError(f"{sha256[:80]!r} is no SHA-256 hash; 64 hexadecimal digits were expected")
+        raise UsageError(f"Invalid SHA-256 hash: {sha256[:80]!r}. Expected 64 hexadecimal digits.")
     trust = Trust(str(folders.workspace), sha256, clock())
     text = json.dumps(
         {"version": VERSION, "workspace": trust.workspace, "sha256": trust.sha256, "at_ns": trust.at_ns}
@@ -178,9 +178,9 @@ def grant(folders: Folders, sha256: str, *, clock: Callable[[], int]) -> Trust:
 
 
 def revoke(folders: Folders) -> bool:
-    """Trust nothing here any more; whether anything was trusted.
+    """Revoke the trust in this workspace, and return whether there was any.
 
-    :raises StartError: when the record cannot be removed
+    :raises StartError: if the record cannot be removed
     """
     try:
         (folders.own / FILE_NAME).unlink()
@@ -192,7 +192,7 @@ def revoke(folders: Folders) -> bool:
 
 
 def everywhere(state: Path) -> list[Trust]:
-    """The records of all workspaces, by path."""
+    """Return the records of all workspaces, sorted by path."""
     try:
         folders = [folder for folder in (state / "ws").iterdir() if _KEY.fullmatch(folder.name)]
     except OSError:
@@ -202,7 +202,7 @@ def everywhere(state: Path) -> list[Trust]:
 
 
 def _read(path: Path) -> Trust | None:
-    """A record that its owner alone could have written; anything else is none."""
+    """Return a record that only its owner could have written; None otherwise."""
     content = read_private(path, _MAX_BYTES)
     if content is None:
         return None

@@ -28,13 +28,13 @@ _MAX_TEXT = 2_000
 
 
 def encode(value: object, max_bytes: int = MAX_BYTES) -> bytes:
-    """``value`` as JSON. Never raises.
+    """Return ``value`` as JSON. Never raises.
 
-    :param max_bytes: a longer text is replaced by ``{"$oversized": <its length>, "head": "<its beginning>"}``
+    :param max_bytes: a longer text is replaced with ``{"$oversized": <its length>, "head": "<its beginning>"}``
     """
     try:
         encoded = orjson.dumps(value, default=_stand_in)
-    except Exception:  # whatever it holds, it must be recorded
+    except Exception:  # every value must be recorded
         encoded = _slowly(value)
     if len(encoded) > max_bytes:
         head = encoded[: max_bytes // 4].decode("utf-8", "replace")
@@ -43,9 +43,9 @@ def encode(value: object, max_bytes: int = MAX_BYTES) -> bytes:
 
 
 def decode(encoded: bytes) -> Any:
-    """The inverse of :func:`encode`.
+    """Return the inverse of :func:`encode`.
 
-    :raises ValueError: when the bytes are not JSON
+    :raises ValueError: if the bytes are not JSON
     """
     return json.loads(encoded) if encoded[:1] == b" " else orjson.loads(encoded)
 
@@ -59,7 +59,7 @@ def _slowly(value: object) -> bytes:
 
 
 def _plain(value: object, depth: int) -> object:
-    """``value`` rebuilt of what the standard library's encoder takes."""
+    """Return ``value`` in types that the standard library's encoder accepts."""
     if value is None or isinstance(value, (bool, str)):
         return value if not isinstance(value, enum.Enum) else _plain(value.value, depth)
     if isinstance(value, int):
@@ -84,7 +84,7 @@ def _plain_compound(value: object, depth: int) -> object:
 
 
 def _stand_in(value: object) -> object:
-    """What is written for an object that JSON has no form for."""
+    """Return the substitute for an object without a JSON form."""
     if isinstance(value, (bytes, bytearray, memoryview)):
         return {"$bytes": base64.b64encode(bytes(cast("bytes", value))).decode("ascii")}
     if isinstance(value, Mapping):

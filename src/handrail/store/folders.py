@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 Identity = tuple[int, int]
 
 _BASES = ("/home", "/Users", "/export/home", "/var/home", "/usr/home")
-"""Folders whose folders are homes."""
+"""Folders that contain home folders."""
 _PRIVATE_IN_A_HOME = (
     *(
         ".ssh",
@@ -76,10 +76,10 @@ _PRIVATE_IN_A_HOME = (
     ),
     *("Library", "AppData", "snap"),
 )
-"""What is followed where it is a link: anything else with a dot in front is known by its name."""
+"""Names that are followed if they are links. Any other name with a leading dot is recognised by its name."""
 _NOT_HIDDEN = frozenset(name.casefold() for name in _PRIVATE_IN_A_HOME if not name.startswith("."))
 _OF_DOCUMENTS = frozenset({"mobile documents", "cloudstorage"})
-"""In macOS's Library, what a person keeps documents in."""
+"""Folders of documents in macOS's Library."""
 _VARIABLES = (
     *(
         "XDG_CONFIG_HOME",
@@ -99,7 +99,7 @@ _SHARED = (
     *("/var", "/private/var", "/var/lib", "/opt", "/mnt", "/media", "/Volumes", "/usr/src", "/usr/local/src"),
     *_BASES,
 )
-"""What many put things into. A folder in it may be a project."""
+"""Folders that several users or programs share. A folder in them may be a project."""
 _OF_THE_SYSTEM = (
     *(
         "/etc",
@@ -132,18 +132,18 @@ _OF_THE_SYSTEM = (
 )
 _PROJECTS_IN_IT = ("/usr/src", "/usr/local/src", "/usr/home", "/dev/shm", "/run/media")  # noqa: S108 - no file is made
 _DEVICES = ("/mnt", "/media", "/Volumes", "/run/media")
-"""Where the system mounts disks, each as a folder, or as one below a user's."""
+"""Folders in which the system mounts disks, directly or below a user's folder."""
 
 
 _MOST_PASSWD_BYTES = 1024 * 1024
-_OWN = "a place for keys, settings or other programs' own files"
+_OWN = "a folder for keys, settings or program files"
 
 Line = list[tuple[str, Identity | None]]
-"""A folder and all above it but the root, each with what the file system knows it by."""
+"""A folder and all its parents but the root, each with its identity in the file system."""
 
 
 def too_broad(folder: Path) -> str | None:
-    """What makes the canonical ``folder`` hold more than anybody's project, or None."""
+    """Return why the canonical ``folder`` is broader than a project; None if it is not."""
     real = str(folder)
     if real == folder.anchor:
         return "the whole file system"
@@ -151,31 +151,31 @@ def too_broad(folder: Path) -> str | None:
     if (personal := _personal(real, line)) is not None:
         return personal
     if any(real == shared or _identity(shared) == line[0][1] is not None for shared in _SHARED):
-        return "everybody's, as a folder that many put things into"
+        return "a folder that several users or programs share"
     mounted = any(_beneath(real, base) for base in _DEVICES) and os.path.ismount(real)
-    return "a whole disk, or what the system mounts for a user" if mounted or _beneath(real, "/run/user") else None
+    return "a whole disk or a mount for a user" if mounted or _beneath(real, "/run/user") else None
 
 
 def of_the_system(folder: Path) -> str | None:
-    """Which folder of the system the canonical ``folder`` is or lies in, or None."""
+    """Return which system folder the canonical ``folder`` is or lies in; None if neither."""
     real = str(folder)
     if any(real != base and _beneath(real, base) for base in _PROJECTS_IN_IT):
         return None
     line = _line(real)
-    return next((f"a folder of the system, {place}" for place in _OF_THE_SYSTEM if _within(line, place)), None)
+    return next((f"a system folder, {place}" for place in _OF_THE_SYSTEM if _within(line, place)), None)
 
 
 def _is_in_documents(real: str, folder: str) -> bool:
-    """Whether a path is in a folder of documents that macOS's Library, if ``folder`` is that, has."""
+    """Return whether a path is in a folder of documents of the macOS Library ``folder``."""
     within = [part.casefold() for part in real[len(folder) + 1 :].split("/")]
     return folder.rpartition("/")[2].casefold() == "library" and len(within) > 1 and within[0] in _OF_DOCUMENTS
 
 
 def _personal(real: str, line: Line) -> str | None:
-    """What a folder is or holds of what is one person's own, whatever they keep there."""
+    """Return why a folder is or contains a user's private folder; None if it does not."""
     for home in _homes():
         if _beneath(home, real) or _identity(home) == line[0][1]:
-            return "a home folder" if home == real else f"a folder that holds the home folder {home}"
+            return "a home folder" if home == real else f"a folder that contains the home folder {home}"
         if (private := _kept_apart(real, home, line)) is not None:
             return private
     above = os.path.dirname(real)
@@ -189,7 +189,7 @@ def _personal(real: str, line: Line) -> str | None:
 
 
 def _kept_apart(real: str, home: str, line: Line) -> str | None:
-    """What of ``home`` a folder is, lies in or holds that is for keys, settings or programs' own files."""
+    """Return which folder of ``home`` for keys, settings or program files a folder is, contains or lies in."""
     own = _identity(home)
     for folder, _ in line:
         above, name = os.path.split(folder)
@@ -203,12 +203,12 @@ def _kept_apart(real: str, home: str, line: Line) -> str | None:
             continue
         leads_to = os.path.realpath(place)
         if any(identity == found for _, identity in line) or (leads_to != place and _beneath(leads_to, real)):
-            return f"{_OWN}, {place}, or holds it"
+            return f"{_OWN}, {place}, or contains it"
     return None
 
 
 def _homes() -> list[str]:
-    """The homes of whoever runs this, by the environment and by the system, and those of the other people."""
+    """Return the home folders of this user, by environment and system, and those of other users."""
     found: dict[str, None] = {}
     for text in _home_texts():
         with contextlib.suppress(OSError, ValueError):
@@ -234,7 +234,7 @@ def _home_texts() -> Iterator[str]:
         return
     for line in lines:
         fields = line.rstrip("\n").split(":")
-        # An account of a service has a folder of the system as its home, such as /var/www or /bin.
+        # The home of a service account is a system folder, such as /var/www or /bin.
         if len(fields) == 7 and fields[2].isdigit() and (fields[2] == "0" or 1000 <= int(fields[2]) < 60_000):
             yield fields[5] if fields[5].startswith("/") else "/"
 
@@ -252,7 +252,7 @@ def _beneath(path: str, folder: str) -> bool:
 
 
 def _within(line: Line, place: str) -> bool:
-    """Whether a folder is ``place`` or lies in it, by the folders above it."""
+    """Return whether a folder is ``place`` or lies in it, by the folder and its parents."""
     found = _identity(place)
     return any(folder == place or (found is not None and identity == found) for folder, identity in line)
 
@@ -273,16 +273,16 @@ STATE_VARIABLE = "HANDRAIL_STATE"
 _SESSION_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _PARTS = ("ws", "output", "scratch", "user-data", "search", "sources", "mcp", "heads")
 _KEY_LENGTH = 24
-"""96 bits in hexadecimal: no collisions, and short enough for a socket path (108 bytes) beneath it."""
+"""96 bits in hexadecimal: free of collisions, and short enough for a socket path (108 bytes) below it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Folders:
-    """The folders of one workspace. All paths are absolute and canonical.
+    """The state folders of one workspace. All paths are absolute and canonical.
 
     :param workspace: the real path of the workspace
     :param state: the root of all state
-    :param key: names the workspace beneath ``state``
+    :param key: the name of the workspace below ``state``
     """
 
     workspace: Path
@@ -291,7 +291,7 @@ class Folders:
 
     @property
     def own(self) -> Path:
-        """This workspace's private folder: database, journal, holder, artifacts."""
+        """The private folder of this workspace: database, journal, holder file, artifacts."""
         return self.state / "ws" / self.key
 
     @property
@@ -300,12 +300,12 @@ class Folders:
 
     @property
     def head(self) -> Path:
-        """How far the log was written, apart from the database."""
+        """The file with the position of the log, outside the database."""
         return self.state / "heads" / self.key
 
     @property
     def name(self) -> Path:
-        """A file that says which workspace this is: the key is a hash, which tells nobody."""
+        """The file with the path of the workspace, since the key is only a hash."""
         return self.own / "workspace"
 
     @property
@@ -314,68 +314,67 @@ class Folders:
 
     @property
     def search(self) -> Path:
-        """What searches keep between two starts: of every workspace, found by what it was made of."""
+        """The cache of search indexes, shared by all workspaces."""
         return self.state / "search"
 
     @property
     def user_data(self) -> Path:
-        """The folder that ``{user-data}`` means: one for all workspaces of this user. It need not exist."""
+        """The folder behind ``{user-data}``, one for all workspaces of this user. It need not exist."""
         return self.state / "user-data"
 
     def make_user_data(self) -> Path:
-        """Make :attr:`user_data`, private.
+        """Create :attr:`user_data` as a private folder.
 
-        :raises StartError: when it cannot be made or is not private
+        :raises StartError: if it cannot be created or is not private
         """
         _private(self.user_data)
         return self.user_data
 
     @property
     def variables(self) -> Variables:
-        """The values of the variables of ``requires`` in this workspace. Which outputs a session reaches is a matter
-        of its rules and roots."""
+        """The values of the variables in ``requires``. Rules and roots decide which outputs a session can reach."""
         from handrail.contract.tool.requires import (
-            Variables,  # brings pydantic, which completing a command does without
+            Variables,  # imports pydantic, which command completion does not need
         )
 
         return Variables((str(self.workspace),), user_data=(str(self.user_data),), output=(str(self.outputs),))
 
     @property
     def outputs(self) -> Path:
-        """What holds the output folders of this workspace's sessions."""
+        """The folder with the output folders of this workspace's sessions."""
         return self.state / "output" / self.key
 
     def output(self, session_id: str) -> Path:
-        """The session's output folder, made private on first use.
+        """Return the session's output folder, created as private on first use.
 
-        :raises UsageError: for an id that could not be a folder's name
-        :raises StartError: when the folder cannot be made or is not private
+        :raises UsageError: for an id that cannot name a folder
+        :raises StartError: if the folder cannot be created or is not private
         """
         return self._of_session("output", session_id)
 
     def scratch(self, session_id: str) -> Path:
-        """The session's scratch folder (HOME in its sandbox); see :meth:`output`."""
+        """Return the session's scratch folder, which is HOME in its sandbox; see :meth:`output`."""
         return self._of_session("scratch", session_id)
 
     def home_of(self, tool_id: str) -> str:
-        """HOME of a tool's programs in every session, where they do not share the session's; see :meth:`output`."""
+        """Return the separate HOME of a tool's programs, which all sessions share; see :meth:`output`."""
         return str(self.scratch(f"tool-{wire_name(tool_id)[-59:]}"))
 
     def clear_sockets(self, name: str) -> None:
-        """Remove the sockets where former holders were joined, all but ``name``."""
+        """Remove the sockets of former holders, all but ``name``."""
         for path in self.own.glob("kernel-*.sock"):
             if path.name != name:
                 with contextlib.suppress(OSError):
                     path.unlink()
 
     def in_output(self, session_id: str) -> str:
-        """The part of a path by which a file in the session's output folder is known; it holds nothing that JSON escapes."""
+        """Return the part of a path that identifies files in the session's output folder. JSON does not escape it."""
         return f"/output/{self.key}/{session_id}/"
 
     def fork_output(self, session_id: str, forked_id: str) -> None:
-        """Let a fork have what its session's output folder holds now, under the same names. Nothing is written twice.
+        """Link the files of a session's output folder into the folder of its fork, under the same names.
 
-        :raises StartError: when it cannot be made
+        :raises StartError: if they cannot be linked
         """
         source, target = self.output(session_id), self.output(forked_id)
         try:
@@ -387,7 +386,7 @@ class Folders:
             raise unwritable(target, error) from None
 
     def discard(self, session_id: str) -> None:
-        """Remove what a session wrote, once it is closed for good. Follows no links; what is gone already is fine."""
+        """Remove the files of a session that is closed for good. Follows no links; missing files are ignored."""
         check_session_id(session_id)
         for part in ("output", "scratch"):
             remove_tree(self.state / part / self.key / session_id)
@@ -397,19 +396,19 @@ class Folders:
         folder = self.state / part / self.key / session_id
         _private(self.state / part)
         _private(folder.parent)
-        # Root gives a scratch to the user as whom programs run; nobody but root gets to it through the folders around.
+        # Root gives a scratch folder to the user that programs run as; only root can reach it through its parents.
         _private(folder, given_away=part == "scratch" and os.name != "nt" and os.geteuid() == 0)
         return folder
 
 
 def locate(workspace: str | Path, state: str | Path | None = None, *, allow_home: bool = False) -> Folders:
-    """Which folders belong to a workspace, without making any: enough to read a log.
+    """Return the state folders of a workspace without creating any, which is enough to read a log.
 
     :param workspace: an existing folder
-    :param state: the root of all state; None: ``HANDRAIL_STATE``, else the platform's state folder
-    :param allow_home: accept what is no project as the workspace: a home folder, a place of keys or settings, a folder of
-        the system, the whole file system
-    :raises StartError: when the workspace or the state folder is unfit, with what to do
+    :param state: the root of all state; None: ``HANDRAIL_STATE``, else the state folder of the platform
+    :param allow_home: accept a workspace that is not a project: a home folder, a folder of keys or settings, a system folder, the
+        whole file system
+    :raises StartError: if the workspace or the state folder is unsuitable, with the next step
     """
     real = workspace_folder(Path(workspace), allow_home=allow_home)
     root = state_root(state)
@@ -418,17 +417,17 @@ def locate(workspace: str | Path, state: str | Path | None = None, *, allow_home
 
 
 def state_root(state: str | Path | None = None) -> Path:
-    """The root of all state, canonical; it need not exist."""
+    """Return the canonical root of all state. It need not exist."""
     return Path(os.path.realpath(_state_root(state)))
 
 
 def key_of(workspace: Path) -> str:
-    """What names a workspace, given by its real path, beneath the state folder."""
+    """Return the name of a workspace below the state folder, from its real path."""
     return hashlib.sha256(os.fsencode(workspace)).hexdigest()[:_KEY_LENGTH]
 
 
 def prepare(workspace: str | Path, state: str | Path | None = None, *, allow_home: bool = False) -> Folders:
-    """:func:`locate`, then make the private folders and check that they are ours alone."""
+    """Return :func:`locate`, create the private folders, and check that only this user can access them."""
     folders = locate(workspace, state, allow_home=allow_home)
     _root(folders.state)
     _private(folders.state / "ws")
@@ -440,30 +439,30 @@ def prepare(workspace: str | Path, state: str | Path | None = None, *, allow_hom
 
 
 def check_session_id(session_id: str) -> str:
-    """The id itself, if it can be a folder's name.
+    """Return the id if it can name a folder.
 
-    :raises UsageError: when it cannot
+    :raises UsageError: if it cannot
     """
     if not _SESSION_ID.fullmatch(session_id):
         raise UsageError(
-            f"{session_id[:80]!r} is no session id; expected 1 to 64 letters, digits, '_' or '-', "
-            "beginning with a letter or digit"
+            f"Invalid session id: {session_id[:80]!r}. Expected 1 to 64 letters, digits, '_' or '-', starting with a letter "
+            "or digit."
         )
     return session_id
 
 
 def unwritable(path: Path, error: OSError) -> StartError:
-    """Why the state folder cannot be used, and the next step."""
+    """Return an error that says why the state folder cannot be used, with the next step."""
     reason = error.strerror or str(error)
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        step = "free some space there"
+        step = "Free some disk space there"
     elif error.errno == errno.EROFS:
-        step = "mount it writable"
+        step = "Mount it writable"
     else:
-        step = "make it writable for this user"
+        step = "Make it writable for this user"
     return StartError(
-        f"the state folder {path} cannot be written: {reason}. Handrail keeps its log there and runs no call "
-        f"without one; {step}, or choose another folder with --state DIR or {STATE_VARIABLE}"
+        f"The state folder {path} cannot be written: {reason}. Handrail stores its log there and runs no call without a log. "
+        f"{step}, or choose another folder with --state DIR or {STATE_VARIABLE}."
     )
 
 
@@ -479,7 +478,7 @@ def _state_root(state: str | Path | None) -> Path:
 def workspace_folder(path: Path, *, allow_home: bool) -> Path:
     """Return the real path of a workspace.
 
-    :raises StartError: for what is not an existing folder, and without ``allow_home`` for what is not a project
+    :raises StartError: if it is not an existing folder or, without ``allow_home``, not a project
     """
     try:
         real = path.expanduser().resolve(strict=True)
@@ -487,14 +486,14 @@ def workspace_folder(path: Path, *, allow_home: bool) -> Path:
     except (OSError, RuntimeError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise StartError(
-            f"the workspace {str(path)!r} cannot be opened: {reason}; pass an existing folder with --workspace DIR"
+            f"The workspace {str(path)!r} cannot be opened: {reason}. Pass an existing folder with --workspace DIR."
         ) from None
     if not is_folder:
-        raise StartError(f"the workspace {real} is not a folder; pass an existing folder with --workspace DIR")
+        raise StartError(f"The workspace {real} is not a folder. Pass an existing folder with --workspace DIR.")
     if not allow_home and (what := too_broad(real) or of_the_system(real)):
         raise StartError(
-            f"the workspace {real} is {what}, so tools would reach everything in it; choose a project folder with "
-            "--workspace DIR, or pass --allow-home if that is what you want"
+            f"The workspace {real} is {what}, so tools could reach everything in it. Choose a project folder with "
+            "--workspace DIR, or pass --allow-home if you want that."
         )
     return real
 
@@ -502,19 +501,19 @@ def workspace_folder(path: Path, *, allow_home: bool) -> Path:
 def _check_apart(workspace: Path, state: Path) -> None:
     if _is_inside(state, workspace):
         raise StartError(
-            f"the state folder {state} lies inside the workspace {workspace}, where tools could change the log; "
-            f"choose one outside with --state DIR or {STATE_VARIABLE}"
+            f"The state folder {state} is inside the workspace {workspace}, where tools could change the log. "
+            f"Choose a folder outside with --state DIR or {STATE_VARIABLE}."
         )
     for part in _PARTS:
         if _is_inside(workspace, state / part):
             raise StartError(
-                f"the workspace {workspace} lies inside Handrail's own state folder {state}; "
-                "choose a project folder with --workspace DIR"
+                f"The workspace {workspace} is inside the state folder {state} of Handrail. "
+                "Choose a project folder with --workspace DIR."
             )
 
 
 def _is_inside(path: Path, folder: Path) -> bool:
-    """By the file system's own identity where both exist, so that letter case or a bind mount does not hide it."""
+    """Return whether a path lies in a folder, also through a bind mount or with another letter case."""
     if path == folder or folder in path.parents:
         return True
     try:
@@ -532,7 +531,7 @@ def _is_inside(path: Path, folder: Path) -> bool:
 
 
 def _root(path: Path) -> None:
-    """The state folder itself: made private, or found ours and not writable by others."""
+    """Create the state folder as private, or check that it belongs to this user and others cannot write in it."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.mkdir(mode=0o700, exist_ok=True)
@@ -541,8 +540,8 @@ def _root(path: Path) -> None:
         raise unwritable(path, error) from None
     if os.name != "nt" and found.st_mode & 0o022:
         raise StartError(
-            f"others may write in the state folder {path} (mode {stat.S_IMODE(found.st_mode):04o}); "
-            f"run chmod 700 {path}, or choose another with --state DIR"
+            f"Other users can write in the state folder {path} (mode {stat.S_IMODE(found.st_mode):04o}). "
+            f"Run `chmod 700 {path}`, or choose another folder with --state DIR."
         )
 
 
@@ -554,8 +553,8 @@ def _private(path: Path, *, given_away: bool = False) -> None:
         raise unwritable(path, error) from None
     if os.name != "nt" and found.st_mode & 0o077:
         raise StartError(
-            f"the state folder {path} is open to other users (mode {stat.S_IMODE(found.st_mode):04o}); "
-            f"look whether somebody changed it, then run chmod 700 {path}"
+            f"Other users can access the state folder {path} (mode {stat.S_IMODE(found.st_mode):04o}). "
+            f"Check whether its files were changed, then run `chmod 700 {path}`."
         )
 
 
@@ -571,7 +570,7 @@ def _name(folders: Folders) -> None:
                 os.write(descriptor, name)
         finally:
             os.close(descriptor)
-    except OSError:  # it is for people; whether anything can be written here is the database's to say
+    except OSError:  # the file only informs users; the database reports a folder that cannot be written
         pass
 
 
@@ -579,20 +578,20 @@ def _status(path: Path, *, given_away: bool = False) -> os.stat_result:
     found = path.lstat()
     if not stat.S_ISDIR(found.st_mode):
         raise StartError(
-            f"{path} is not a folder but should be one of Handrail's state; move it away, or use --state DIR"
+            f"{path} should be a state folder, but is not a folder. Move it away, or choose another folder with --state DIR."
         )
     if os.name != "nt" and found.st_uid != os.geteuid() and not given_away:
         raise StartError(
-            f"the state folder {path} belongs to user {found.st_uid}, not to you (user {os.geteuid()}); "
-            "choose one of your own with --state DIR"
+            f"The state folder {path} belongs to user {found.st_uid}, not to you (user {os.geteuid()}). "
+            "Choose a folder of yours with --state DIR."
         )
     return found
 
 
 def remove_tree(folder: Path) -> None:
-    """Remove a folder that programs wrote in, as far as the system lets it: however deep, and without its permissions.
+    """Remove a folder that programs wrote in, however deep it is, and despite its permissions where possible.
 
-    Step by step from each folder to the next, since a tree may be deeper than any recursion and any path's length.
+    It goes from folder to folder by descriptor, since a tree may be deeper than any recursion and any path.
     """
     if os.scandir not in os.supports_fd or os.unlink not in os.supports_dir_fd:
         shutil.rmtree(folder, ignore_errors=True)
@@ -617,14 +616,14 @@ def remove_tree(folder: Path) -> None:
             here = there
         folder.rmdir()
     except OSError:
-        pass  # gone already, or somebody else's by now: what is left is private all the same
+        pass  # already removed, or of another user: the rest stays private
     finally:
         if here >= 0:
             os.close(here)
 
 
 def _empty_until_a_folder(descriptor: int) -> str | None:
-    """Unlink what is no folder; the name of the first folder, if there is one."""
+    """Unlink files up to the first folder, and return its name; None if there is no folder."""
     with os.scandir(descriptor) as entries:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):

@@ -27,7 +27,7 @@ _last: _Looked | None = None
 
 
 def entry_points(group: str) -> tuple[metadata.EntryPoint, ...]:
-    """The entry points of a group, of the packages that are in this environment now and not in an open workspace."""
+    """Return the entry points of a group, without those of packages in an open workspace."""
     global _last
     seen = _packages()
     looked = _last
@@ -40,7 +40,7 @@ def entry_points(group: str) -> tuple[metadata.EntryPoint, ...]:
 
 
 def _packages() -> tuple[object, ...]:
-    """What an answer rests on: who looks for packages, where, in what order, and each one's list."""
+    """Return what the result depends on: the finders, the search path, and each package's list."""
     found: list[object] = [tuple(map(id, sys.meta_path))]
     for place in sys.path:
         try:
@@ -50,7 +50,7 @@ def _packages() -> tuple[object, ...]:
             found.append((place, _version(place)))  # an archive, or nothing
             continue
         lists = ((entry.name, _version(f"{entry.path}/entry_points.txt")) for entry in packages)
-        found.append((os.path.abspath(place), *lists))  # noqa: PTH100 - keeps links as they are
+        found.append((os.path.abspath(place), *lists))  # noqa: PTH100 - does not resolve links
     return tuple(found)
 
 

@@ -23,20 +23,20 @@ _KEY = re.compile(r"[0-9a-f]{24}")
 _REMOVED = ".removed-"
 _PARTS = ("ws", "output", "scratch")
 USER_DATA = "user-data"
-"""Stands in place of a key for what tools keep for the user, in whatever workspace."""
+"""Used instead of a key for the data that tools keep for the user in all workspaces."""
 _MAX_NAME = 65_536
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """One workspace's state, or what tools keep for the user.
+    """The stored state of one workspace, or the data that tools keep for the user.
 
-    :param key: the workspace's, or ``USER_DATA``
-    :param workspace: its path, None where that is not known any more
-    :param gone: that folder is certainly not there any more
-    :param bytes: of all files
-    :param used_ns: when its database was last written, wall clock; None where there is none
-    :param holder: who holds it now, in words, or None
+    :param key: the key of the workspace, or ``USER_DATA``
+    :param workspace: the path of the workspace; None if unknown
+    :param gone: whether the workspace certainly no longer exists
+    :param bytes: the size of all files
+    :param used_ns: wall-clock time of the last write to its database; None if there is none
+    :param holder: the present holder in words; None if there is none
     """
 
     key: str
@@ -48,10 +48,10 @@ class Kept:
 
 
 def inventory(state: Path) -> list[Kept]:
-    """What is kept beneath a state folder, the most recently used first.
+    """Return the stored state below a state folder, the most recently used first.
 
-    :param state: what :func:`~handrail.store.folders.state_root` gives
-    :raises StartError: when it is not the user's own folder
+    :param state: the result of :func:`~handrail.store.folders.state_root`
+    :raises StartError: if it is not a folder of this user
     """
     _check(state)
     keys = sorted({name for part in _PARTS for name in _names(state / part) if _KEY.fullmatch(name)})
@@ -63,17 +63,17 @@ def inventory(state: Path) -> list[Kept]:
 
 
 def remove(state: Path, key: str) -> list[str]:
-    """Remove what is kept for one workspace. Says what could not be removed.
+    """Remove the stored state of one workspace, and return what could not be removed.
 
-    :raises StartError: when a process holds it, or the state folder is not the user's own
+    :raises StartError: if a process holds it, or the state folder is not a folder of this user
     """
     _check(state)
     if key == USER_DATA:
         remove_tree(state / key)
-        return [f"{state / key}: could not be removed"] if os.path.lexists(state / key) else []
+        return [f"{state / key}: cannot be removed"] if os.path.lexists(state / key) else []
     folders = _folders(state, key)
     _refuse_if_held(folders)
-    # Put aside first: whoever comes now begins anew, and never finds half of it.
+    # Renamed first, so that a process that starts now finds no state instead of a part of it.
     aside = f"{_REMOVED}{key}-{secrets.token_hex(4)}"
     own, put_aside = folders.own, state / "ws" / aside
     try:
@@ -84,7 +84,7 @@ def remove(state: Path, key: str) -> list[str]:
         return [f"{own}: {error.strerror or error}"]
     else:
         try:
-            _refuse_if_held(replace(folders, key=aside))  # it may have come in between
+            _refuse_if_held(replace(folders, key=aside))  # a process may have started in between
         except StartError:
             put_aside.rename(own)
             raise
@@ -102,7 +102,7 @@ def remove(state: Path, key: str) -> list[str]:
 
 
 def sweep(state: Path) -> list[str]:
-    """Remove what an earlier removal put aside and did not come to the end with. Says what could not be removed."""
+    """Finish interrupted removals, and return what could not be removed."""
     problems: list[str] = []
     for part in _PARTS:
         for name in _names(state / part):
@@ -110,12 +110,12 @@ def sweep(state: Path) -> list[str]:
                 folder = state / part / name
                 remove_tree(folder)
                 if os.path.lexists(folder):
-                    problems.append(f"{folder}: could not be removed")
+                    problems.append(f"{folder}: cannot be removed")
     return problems
 
 
 def tree_bytes(folder: Path) -> int:
-    """Bytes of all files beneath a folder; links are not followed, what vanishes meanwhile counts nothing."""
+    """Return the size of all files below a folder. It follows no links and ignores files that vanish meanwhile."""
     total = 0
     todo = [str(folder)]
     while todo:
@@ -132,7 +132,7 @@ def tree_bytes(folder: Path) -> int:
 
 
 def _folders(state: Path, key: str) -> Folders:
-    """Of a workspace whose path may not be known; then its state stands for it in messages."""
+    """Return the folders of a workspace. If its path is unknown, messages name its state folder instead."""
     own = state / "ws" / key
     return Folders(_workspace(own / "workspace", key) or own, state, key)
 
@@ -144,7 +144,7 @@ def _kept(state: Path, key: str) -> Kept:
         held = holder_of(folders)
         holder = None if held is None else f"{held}, {held.state}"
     except StartError as error:
-        holder = f"not to be told: {error}"
+        holder = f"unknown: {error}"
     return Kept(
         key,
         workspace,
@@ -168,7 +168,7 @@ def _workspace(file: Path, key: str) -> Path | None:
 
 
 def _is_gone(workspace: Path) -> bool:
-    """A folder that cannot be looked at is not known to be gone."""
+    """Return whether a folder certainly no longer exists."""
     try:
         return not stat.S_ISDIR(workspace.lstat().st_mode)
     except (FileNotFoundError, NotADirectoryError):
@@ -190,7 +190,7 @@ def _last_used(database: Path) -> int | None:
 def _refuse_if_held(folders: Folders) -> None:
     if (holder := holder_of(folders)) is not None:
         raise StartError(
-            f"the state of {folders.workspace} is in use by {holder}, {holder.state}; stop that process first"
+            f"The state of {folders.workspace} is in use by {holder}, {holder.state}. Stop that process first."
         )
 
 
@@ -201,13 +201,15 @@ def _check(state: Path) -> None:
         except (FileNotFoundError, NotADirectoryError):
             continue
         except OSError as error:
-            raise StartError(f"the state folder {folder} cannot be looked at: {error.strerror or error}") from None
+            raise StartError(
+                f"The state folder {folder} cannot be read: {error.strerror or error}. Make it readable for this user."
+            ) from None
         if not stat.S_ISDIR(found.st_mode):
-            raise StartError(f"{folder} is not a folder but should be one of Handrail's state; look who put it there")
+            raise StartError(f"{folder} should be a state folder, but is not a folder. Check who put it there.")
         if os.name != "nt" and found.st_uid != os.geteuid():
             raise StartError(
-                f"the state folder {folder} belongs to user {found.st_uid}, not to you (user {os.geteuid()}); "
-                "name one of your own with --state DIR"
+                f"The state folder {folder} belongs to user {found.st_uid}, not to you (user {os.geteuid()}). "
+                "Choose a folder of yours with --state DIR."
             )
 
 

@@ -45,11 +45,11 @@ from handrail.store.folders import Folders, unwritable
 # look paused. A note for people and for connecting processes follows the beat.
 
 STALE_NS = 2_000_000_000
-"""A holder that has not renewed for so long may be replaced."""
+"""A holder without a renewal for this long may be replaced."""
 
 _NAME = re.compile(r"holder-([0-9]{1,19})")
 _BEAT = struct.Struct("<QQQ")
-"""The token, the time in nanoseconds, and both in one as a check."""
+"""The token, the time in nanoseconds, and both combined as a check."""
 _NOTE_AT = 64
 _MAX_BYTES = 4096
 _FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK if sys.platform != "win32" else 0
@@ -59,14 +59,13 @@ State = Literal["alive", "paused", "hung"]
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who holds a workspace, as its file says; fields are None where the file does not tell.
+    """The holder of a workspace's lease, as its file describes it. A field is None if the file does not say.
 
     :param since_ns: wall-clock time of the acquisition
-    :param protocol: version of what it speaks to those who join; 0: nobody can
-    :param socket: name of the socket in the workspace's private folder where it is joined, or ``""``; see also
-        :attr:`is_brief`
-    :param state: ``alive`` renews its lease; ``paused`` was stopped (Ctrl-Z, SIGSTOP) and ``hung`` does not get to
-        renewing: both may be replaced
+    :param protocol: the version of the protocol for client processes; 0: none can connect
+    :param socket: the name of its socket in the workspace's private folder, or ``""``; see also :attr:`is_brief`
+    :param state: ``alive`` renews its lease; ``paused`` was stopped (Ctrl-Z, SIGSTOP), and ``hung`` does not renew: both may be
+        replaced
     """
 
     pid: int | None = None
@@ -79,7 +78,7 @@ class Holder:
 
     @property
     def is_brief(self) -> bool:
-        """Whether it only writes an answer and is about to be done: whoever wants the workspace waits for that."""
+        """Whether it only writes an answer and ends soon, so that other processes wait for it."""
         return self.protocol > 0 and not self.socket
 
     def __str__(self) -> str:
@@ -93,17 +92,17 @@ class Holder:
 
 
 def holder_of(folders: Folders, clock: Callable[[], int] = monotonic_ns) -> Holder | None:
-    """Who holds the workspace now, or None. Reads small files only: no database, and no wait.
+    """Return the present holder of the workspace; None if there is none. Reads small files only, without a wait.
 
     :param clock: the machine's monotonic time in nanoseconds
-    :raises StartError: when what should be a holder's file is something else, or somebody else's
+    :raises StartError: if a holder file is not a plain file of this user
     """
     found = (look(folders, token, clock) for token in sorted(_tokens(folders), reverse=True))
     return next((holder for holder in found if holder is not None), None)
 
 
 def look(folders: Folders, token: int, clock: Callable[[], int] = monotonic_ns) -> Holder | None:
-    """The living process that acquired ``token``, or None; see :func:`holder_of`."""
+    """Return the living process that acquired ``token``; None if there is none. See :func:`holder_of`."""
     path = _path(folders, token)
     try:
         descriptor = os.open(path, os.O_RDONLY | _FLAGS)
@@ -114,10 +113,10 @@ def look(folders: Folders, token: int, clock: Callable[[], int] = monotonic_ns) 
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            raise _unfit(path, "it is no plain file")
+            raise _unfit(path, "it is not a plain file")
         if sys.platform != "win32" and status.st_uid != os.geteuid():
             raise _unfit(path, f"it belongs to user {status.st_uid}, not to you (user {os.geteuid()})")
-        # The clock first: a beat that is written meanwhile can only make the holder look younger.
+        # The clock first: a beat that is written meanwhile can only make the holder look more recent.
         now = clock()
         if not _is_locked(descriptor):
             return None
@@ -128,24 +127,24 @@ def look(folders: Folders, token: int, clock: Callable[[], int] = monotonic_ns) 
         os.close(descriptor)
     holder = replace(_noted(content[_NOTE_AT:]), token=token)
     beat = _beat(content, token)
-    # What cannot be read is no reason to take over from somebody who lives.
+    # An unreadable beat is not a reason to replace a living process.
     if beat is None or now - beat < STALE_NS:
         return holder
     return replace(holder, state="paused" if _is_stopped(holder.pid) else "hung")
 
 
 def clear_former(folders: Folders, token: int) -> None:
-    """Remove what earlier acquisitions left. Its own process sees in this that it was replaced."""
+    """Remove the files of earlier acquisitions. A replaced process notices that its file is missing."""
     for former in _tokens(folders):
         if former != token:
             try:
                 _path(folders, former).unlink()
-            except OSError:  # it tells nobody anything any more, the database's token does
+            except OSError:  # only the token in the database counts
                 pass
 
 
 class HolderFile:
-    """This process's own file, locked until :meth:`remove` or the end of the process."""
+    """This process's holder file, locked until :meth:`remove` or the end of the process."""
 
     def __init__(self, path: Path, descriptor: int, token: int) -> None:
         self._path = path
@@ -154,16 +153,15 @@ class HolderFile:
 
     @staticmethod
     def create(folders: Folders, holder: Holder, now_ns: int) -> HolderFile:
-        """Make and lock the file of ``holder.token``, with its first beat.
+        """Create and lock the file of ``holder.token``, with its first beat.
 
-        The caller has the database to itself and that token is not counted yet: a file of that name is the rest of
-        an attempt that failed.
+        The caller has locked the database, and the token is not counted yet. So a file of that name was left by a failed attempt.
 
-        :raises StartError: when it cannot be made
+        :raises StartError: if it cannot be created
         """
         token = holder.token or 0
         path = _path(folders, token)
-        # Complete and locked before it gets its name: whoever sees it knows where its process is joined.
+        # Complete and locked before it gets its name, so that every reader finds the socket in it.
         made = path if sys.platform == "win32" else path.with_name(f"new-{path.name}")
         try:
             path.unlink(missing_ok=True)
@@ -194,21 +192,21 @@ class HolderFile:
 
     @property
     def is_in_place(self) -> bool:
-        """Whether others who look for it find this very file."""
+        """Whether other processes find this very file."""
         try:
             return os.path.samestat(os.fstat(self._descriptor), self._path.lstat())
         except FileNotFoundError:
             return False
 
     def beat(self, now_ns: int) -> None:
-        """Write the time of a renewal. Not synced: it means nothing after a restart of the machine.
+        """Write the time of a renewal. It is not synced, since it means nothing after a restart of the machine.
 
-        :raises OSError: when it cannot be written
+        :raises OSError: if it cannot be written
         """
         _write_at(self._descriptor, _BEAT.pack(self._token, now_ns, self._token ^ now_ns), 0)
 
     def remove(self) -> None:
-        """Take it out of its place and unlock it. Twice is once."""
+        """Remove and unlock the file. Repeated calls have no further effect."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor < 0:
             return
@@ -218,14 +216,14 @@ class HolderFile:
                     os.close(descriptor)
                     descriptor = -1
                 self._path.unlink()
-        except OSError:  # an unlocked file holds nothing, and the next holder removes it
+        except OSError:  # an unlocked file has no effect, and the next holder removes it
             pass
         finally:
             if descriptor >= 0:
                 os.close(descriptor)
 
     def let_go(self) -> None:
-        """In a copy of the process that holds it: close, and leave it in place."""
+        """Close the file and leave it in place, in a fork of the process that holds it."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
@@ -255,7 +253,7 @@ def _beat(content: bytes, token: int) -> int | None:
 
 
 def _noted(content: bytes) -> Holder:
-    """The note. Its holder may be about to write it, so anything missing is simply unknown."""
+    """Parse the note. The holder may be about to write it, so missing fields are unknown."""
     try:
         note: Any = json.loads(content)
     except ValueError:
@@ -282,9 +280,9 @@ def _noted(content: bytes) -> Holder:
 
 
 def _is_stopped(pid: int | None) -> bool:
-    """Whether the system shows that process as stopped; False where it does not tell."""
+    """Return whether the system shows the process as stopped; False if it does not tell."""
     try:
-        # The program's name comes before, in brackets, and may hold anything.
+        # The program's name comes before, in brackets, and may contain anything.
         state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2][:1]
     except OSError:
         return False
@@ -307,8 +305,8 @@ def _reason(error: OSError) -> str:
 
 def _unfit(path: Path, reason: str) -> StartError:
     return StartError(
-        f"{path} should be the file of the process that holds this workspace, but cannot be used: {reason}. "
-        "See who put it there, remove it, and start again"
+        f"{path} should be the holder file of this workspace, but cannot be used: {reason}. "
+        "Check who put it there, remove it, and start again."
     )
 
 
@@ -341,7 +339,7 @@ else:
         return True
 
     def _is_locked(descriptor: int) -> bool:
-        """Asked with a shared lock, so that those who ask at once do not take each other for the holder."""
+        """Return whether the file is locked, tested with a shared lock, so that two tests do not see each other."""
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -351,34 +349,34 @@ else:
 
 RENEW_S = 0.5
 VALID_NS = STALE_NS * 3 // 4
-"""How long a renewal lasts. Less than what others wait, so that what is begun just before its end has begun."""
+"""How long a renewal lasts. It is shorter than the wait of other processes, so work that starts in time has started."""
 
 _PATIENCE_MS = 500
-"""How long the database may be locked by somebody who is about to be done with it."""
+"""How long the database may be locked by a process that is about to end."""
 _ATTEMPTS = 4
 
 
 class WorkspaceHeld(StartError):
-    """Another process holds the workspace. :attr:`holder` tells which; :attr:`is_writing`, that it was paused or hangs
-    in the middle of a write, so that nobody else can write before it goes on or ends."""
+    """Another process, :attr:`holder`, holds the workspace.
+
+    :attr:`is_writing` says that it was paused or hangs during a write, so that no other process can write meanwhile.
+    """
 
     def __init__(self, folders: Folders, holder: Holder, *, is_writing: bool = False) -> None:
         self.folders = folders
         self.holder = holder
         self.is_writing = is_writing and holder.state != "alive"
-        step = "stop that process, or choose another --workspace"
+        step = "Stop that process, or choose another --workspace."
         if self.is_writing:
-            step = (
-                f"it is {holder.state} in the middle of a write: let it go on (kill -CONT PID), or end it (kill -9 PID)"
-            )
+            step = f"It is {holder.state} during a write. Continue it (kill -CONT PID), or end it (kill -9 PID)."
             step = step.replace("PID", str(holder.pid)) if holder.pid is not None else step
-        super().__init__(f"the workspace {folders.workspace} is in use by {holder}; {step}")
+        super().__init__(f"The workspace {folders.workspace} is in use by {holder}. {step}")
 
 
 class Lease:
-    """The right to be the one arbiter of a workspace, held until :meth:`release`, the end of the process, or a pause.
+    """The right to be the only arbiter of a workspace, until :meth:`release`, a pause, or the end of the process.
 
-    A thread renews it every half second. :attr:`token` is the fencing token: it grows with every acquisition.
+    A thread renews it every half second. :attr:`token` is the fencing token, which grows with every acquisition.
     """
 
     def __init__(
@@ -398,7 +396,7 @@ class Lease:
         self._renewed_ns = renewed_ns
         self._released = False
         self._lost: str | None = None
-        self.remedy = "start it again"
+        self.remedy = "restart it"
         """The next step if another process has taken over."""
         self._callbacks: list[Callable[[], None]] = []
         self._losing = threading.Lock()
@@ -416,17 +414,18 @@ class Lease:
         socket: str = "",
         renewing: bool = True,
     ) -> Lease:
-        """Take the lease of a prepared workspace, or say in one line who has it. Makes the database if there is none,
-        and brings its schema up to date. Does not wait for a holder.
+        """Acquire the lease of a prepared workspace. Does not wait for a holder.
 
-        :param face: how this process is reached, for the others' messages (``cli``, ``mcp``, ``library``)
-        :param clock: wall-clock time in nanoseconds, for people to read
+        Creates the database if there is none, and migrates its schema.
+
+        :param face: the frontend of this process, for messages of other processes (``cli``, ``mcp``, ``library``)
+        :param clock: wall-clock time in nanoseconds, for users to read
         :param monotonic: the machine's monotonic time in nanoseconds
         :param protocol: see :class:`Holder`
         :param socket: see :class:`Holder`
-        :param renewing: renew in a thread of its own; otherwise the caller calls :meth:`renew`
-        :raises WorkspaceHeld: when another process holds it
-        :raises StartError: when the state cannot be used
+        :param renewing: renew in a separate thread; otherwise the caller calls :meth:`renew`
+        :raises WorkspaceHeld: if another process holds it
+        :raises StartError: if the state cannot be used
         """
         holder = holder_of(folders, monotonic)
         if holder is not None and holder.state == "alive":
@@ -440,18 +439,19 @@ class Lease:
 
     @staticmethod
     def holder_of(folders: Folders) -> Holder | None:
-        """Who holds the workspace now, and whether it answers; see :func:`handrail.store.lease.holder_of`."""
+        """Return the present holder of the workspace; see :func:`handrail.store.lease.holder_of`."""
         return holder_of(folders)
 
     @staticmethod
     async def until_free(folders: Folders, *, interval_s: float = 0.1) -> None:
-        """Return when nobody validly holds the workspace: at once when its holder is dead, two seconds after the last
-        renewal when it is paused. Who comes first with :meth:`acquire` then has it.
+        """Return when no process validly holds the workspace. The first :meth:`acquire` then gets it.
 
-        :param interval_s: how often to look
+        That is at once if the holder is dead, and two seconds after the last renewal if it is paused.
+
+        :param interval_s: how often to check
         :raises StartError: see :func:`handrail.store.lease.holder_of`
         """
-        while (holder := holder_of(folders)) is not None and holder.state == "alive":  # noqa: ASYNC110 - another's pause is no event here
+        while (holder := holder_of(folders)) is not None and holder.state == "alive":  # noqa: ASYNC110 - no event tells of a pause
             await asyncio.sleep(interval_s)
 
     @property
@@ -464,24 +464,24 @@ class Lease:
 
     @property
     def held(self) -> bool:
-        """Neither given back nor lost. A holder that was paused may not know yet; see :attr:`valid`."""
+        """Whether it is neither released nor lost. A process that was paused may not know yet; see :attr:`valid`."""
         return not self._released and self._lost is None
 
     @property
     def valid(self) -> bool:
-        """Whether nobody can have taken over by now: one look at the clock, to be asked just before a side effect.
+        """Whether no other process can have taken over. Check it just before a side effect; it only reads the clock.
 
-        False after a pause until the database has confirmed that nobody did; false for ever once somebody has.
+        After a pause it is False until the database confirms the lease. Once another process has taken over, it stays False.
         """
         return self._lost is None and not self._released and self._clock() - self._renewed_ns < VALID_NS
 
     @property
     def lost(self) -> str | None:
-        """Who has taken over and what to do, or None."""
+        """Which process has taken over and what to do; None if none has."""
         return self._lost
 
     def when_lost(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` once when somebody else has taken over, from the thread that finds out; at once if it is so."""
+        """Call ``callback`` once when another process has taken over, on the thread that notices it, or at once."""
         with self._losing:
             if self._lost is None:
                 self._callbacks.append(callback)
@@ -489,15 +489,15 @@ class Lease:
         callback()
 
     def superseded(self) -> str:
-        """The database counts another's token, or others cannot see this holder any more: it is over. Returns why."""
+        """Mark the lease as lost, since another process has the token or replaced the holder file, and return why."""
         try:
             successor = holder_of(self._folders, self._clock)
         except StartError:
             successor = None
-        who = f"another process ({successor})" if successor is not None and successor.token != self.token else None
+        who = f"Another process ({successor})" if successor is not None and successor.token != self.token else None
         text = (
-            f"{who or 'another process'} has taken over this workspace while this one was paused or hung; "
-            f"here nothing is run or recorded any more: {self.remedy}"
+            f"{who or 'Another process'} has taken over this workspace while this process was paused or hung. "
+            f"This process runs and records no more calls: {self.remedy}"
         )
         with self._losing:
             if self._lost is not None:
@@ -511,7 +511,7 @@ class Lease:
         return text
 
     def renew(self) -> None:
-        """Hold it for a while longer, or find out that it is over. Once it is over nothing happens."""
+        """Renew the lease, or notice that it is lost. A lost lease stays lost."""
         if not self.held:
             return
         now = self._clock()
@@ -519,7 +519,7 @@ class Lease:
             try:
                 self._file.beat(now)
                 in_place = self._file.is_in_place
-            except OSError:  # it lapses, unless the next one can be written
+            except OSError:  # the lease expires unless the next beat can be written
                 return
             if in_place and self._clock() - self._renewed_ns < VALID_NS:
                 self._renewed_ns = now
@@ -527,7 +527,7 @@ class Lease:
         self._confirm()
 
     def release(self) -> None:
-        """Give it back. Twice is once."""
+        """Release the lease. Repeated calls have no further effect."""
         if self._released:
             return
         self._released = True
@@ -607,12 +607,12 @@ def _counted_when_unlocked(
                 raise
             if (holder := holder_of(folders, monotonic)) is not None:
                 raise WorkspaceHeld(folders, holder, is_writing=True) from None
-            # Whoever had it locked has ended since.
+            # The process that had it locked has ended meanwhile.
     return _counted(folders, connection, wanted, monotonic)
 
 
 def _counted(folders: Folders, connection: sqlite3.Connection, wanted: Holder, monotonic: Callable[[], int]) -> Lease:
-    """Count the token and be its holder, in one transaction: of several who try, one does."""
+    """Count the token and create the holder file in one transaction, so that only one of several processes succeeds."""
     connection.execute("BEGIN IMMEDIATE")
     file: HolderFile | None = None
     try:
@@ -623,7 +623,7 @@ def _counted(folders: Folders, connection: sqlite3.Connection, wanted: Holder, m
             raise WorkspaceHeld(folders, present)
         ours = replace(wanted, token=token + 1)
         now = monotonic()
-        # Locked before anybody can see the token, so that nobody finds a token without its living holder.
+        # Locked before other processes can see the token, so that they never find a token without its holder.
         file = HolderFile.create(folders, ours, now)
         set_aside(folders.own)
         connection.execute("UPDATE meta SET value = ? WHERE key = 'token'", (token + 1,))

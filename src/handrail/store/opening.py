@@ -20,7 +20,7 @@ from handrail.store.tables.sessions import SeenHashes, SessionRules, Sessions, S
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """Everything of a workspace that outlives a process, held by this one."""
+    """The durable state of a workspace, held by this process."""
 
     folders: Folders
     lease: Lease
@@ -47,13 +47,13 @@ class Store:
         socket: str = "",
         engine: str | None = None,
     ) -> Store:
-        """Prepare the folders, take the lease (which makes the database and counts the token), open the database.
+        """Prepare the folders, acquire the lease, which creates the database, and open the database.
 
-        :param protocol: version of what is spoken to those who join; 0: nobody can
-        :param socket: name of the socket in the workspace's private folder where this process is joined
-        :param engine: what is to open its database (:mod:`handrail.store.database.connection`); None for whatever has made it
-        :raises WorkspaceHeld: when another process holds the workspace
-        :raises StartError: with what is wrong and the next step
+        :param protocol: the version of the protocol for client processes; 0: none can connect
+        :param socket: the name of this process's socket in the workspace's private folder
+        :param engine: the engine for its database (:mod:`handrail.store.database.connection`); None for the one that created it
+        :raises WorkspaceHeld: if another process holds the workspace
+        :raises StartError: with the problem and the next step
         """
         folders = prepare(workspace, state, allow_home=allow_home)
         if engine is not None:
@@ -80,11 +80,11 @@ class Store:
         )
 
     async def aclose(self) -> None:
-        """Write what is left, close, and give the lease back."""
+        """Write what is queued, close the database and release the lease."""
         await asyncio.to_thread(self._close)
 
     def _close(self) -> None:
-        # In one thread, so that also a cancelled caller gives the lease back only after the last write.
+        # In one thread, so that even a cancelled caller releases the lease only after the last write.
         try:
             self.database.close()
         finally:

@@ -66,32 +66,34 @@ _SHELLS = (
         "elvish",
     }
 )
-"""And what opens one where it is not told what to run."""
+"""Shells, and programs that open one unless they are given a command."""
 _SETTERS = frozenset(("set", "reset", "tset"))
 _STTY_SHOWS = frozenset(("size", "speed", "-a", "--all", "-g", "--save"))
 _UNFINISHED = (
-    "it is not a whole line, so nobody can tell what will be run; end it with a newline, or with enter among keys"
+    "the text is not a complete line, so the command is unknown; end it with a newline, or with enter in `keys`"
 )
-_ADDED = "something stands in the terminal's line already, with which it is read; press ctrl-c first, or enter what stands there"
+_ADDED = (
+    "the terminal's line already contains text, which the shell reads together with this; press ctrl-c or enter first"
+)
 _TAKEN = (
-    "what ran last in the terminal's shell may still be at work and take it, in whole or in part; look with terminal.read whether "
-    "the prompt is there again (a shell without line editing, as dash, never shows that)"
+    "the last program in the terminal may still run and read this input; check with terminal.read that the prompt is back "
+    "(a shell without line editing, such as dash, does not show that)"
 )
-_EDITS = "'!', a tab, or '^' at the beginning of a line has an interactive shell put something else in its place"
-_KEYS = "its keys run, or may run, a line that keys have made, which nobody can read here; type it as text"
-_LINES = (
-    "a quoted part of it goes on over a line's end, where a program may take the first line, and the shell the next"
-)
-_AHEAD = (
-    "a program of one of its lines may take part of the next ones before the shell reads them; send one line at a time"
-)
-_SETS = "it changes how the shell or its terminal reads lines"
-_FOLDER = "it opens a file by a name that depends on the folder that the terminal's shell is in"
+_EDITS = "an interactive shell expands '!', a tab, and '^' at the beginning of a line"
+_KEYS = "the keys may run a line that keys have edited, which is unknown here; send the line as `text`"
+_LINES = "a quoted part spans several lines, so a program may read the first line and the shell the next one"
+_AHEAD = "a program in one line may read the next lines before the shell does; send one line at a time"
+_SETS = "the command changes how the shell or its terminal reads lines"
+_FOLDER = "the command opens a file by a name that depends on the current folder of the terminal's shell"
 
 
 def typed_into(call: Call) -> Target | None:
-    """The command that a call types into a shell; None where it runs none, or something else than a shell runs there.
-    That a terminal is started in a folder is a command of its own, as it is in a shell: names mean something else there."""
+    """Return the command that a call types into a shell, or starts a terminal with in another folder.
+
+    Starting a terminal in a folder counts as ``cd`` followed by the command, since names depend on the folder.
+
+    :return: None if the call runs no command, or another program than a shell reads the input
+    """
     arguments = call.arguments
     assert arguments is not None
     if call.tool_id == START:
@@ -123,13 +125,13 @@ def typed_into(call: Call) -> Target | None:
 
 
 def typed_from(call: Call) -> tuple[str | None, ...]:
-    """The folders in which the shell is that a call types into."""
+    """Return the folders that the shell which a call types into may be in."""
     terminal = call.lane.around.terminals.find(str((call.arguments or {}).get("id")))
     return () if terminal is None else terminal.process.folders()
 
 
 def _started_with(lane: Lane, terminal_id: str) -> str | None:
-    """The command of a terminal that is about to be opened; None where there is none."""
+    """Return the command of a terminal that is about to open; None if there is none."""
     for other in lane.running.values():
         if other.job is not None and other.job.row.id == terminal_id:
             given = (other.arguments or {}).get("command", DEFAULT_COMMAND)
@@ -171,7 +173,10 @@ def _sets(command: Command) -> bool:
 
 @lru_cache(maxsize=256)
 def runs_a_shell(command: str) -> bool:
-    """Whether a terminal that was started with this reads commands. Where that is not clear, it does."""
+    """Return whether a terminal that was started with this command reads shell commands.
+
+    If that is unclear, the answer is yes.
+    """
     script = parse(command)
     if script.unclear is not None:
         return True
@@ -180,14 +185,14 @@ def runs_a_shell(command: str) -> bool:
 
 _MOST_FILES_ON_RECORD = 50
 MAX_TRIES = 5
-"""How often an attendant may give arguments that cannot be taken before that is a no."""
+"""How many invalid argument changes an approval handler may send before the request is denied."""
 
 Judge = Callable[[Call], Verdict]
 Watch = Callable[[Call, Verdict], Awaitable[Verdict]]
 
 
 class Parked(Exception):
-    """The call waits for a person and goes on when its session is taken up again: it has no outcome yet."""
+    """The call is suspended until a user answers and its session is resumed; it has no outcome yet."""
 
     def __init__(self, approval_id: str) -> None:
         super().__init__(approval_id)
@@ -195,10 +200,10 @@ class Parked(Exception):
 
 
 class Asking:
-    """Asks on behalf of calls.
+    """Obtains approvals and answers for calls.
 
-    :param judged: a call's arguments by the rules of now
-    :param watched: the same, with what watchdogs make of it
+    :param judged: evaluates the arguments of a call by the current rules
+    :param watched: applies the watchdogs to a verdict
     """
 
     def __init__(
@@ -213,10 +218,10 @@ class Asking:
     # ── may it run? ──────────────────────────────────────────────────────────────────────────────
 
     async def permission(self, call: Call) -> None:
-        """Ask whether ``call`` may run, or go on with what was answered to an earlier process.
+        """Obtain approval for ``call``, or apply the answer that an earlier process received.
 
-        :raises Refusal: when the answer is no, or nobody can be asked
-        :raises Parked: when nobody is there now
+        :raises Refusal: if the answer is no, or the session has no user to ask
+        :raises Parked: if no user can answer now
         """
         assert call.verdict is not None
         call.own_arguments()
@@ -231,7 +236,7 @@ class Asking:
         call.emit("approved", {"choice": row.choice, "approval": row.id})
 
     async def not_needed(self, call: Call) -> None:
-        """The rules of now allow what a person had been asked about: their no still holds.
+        """Apply an earlier rejection although the current rules allow the call.
 
         :raises Refusal: ``denied``
         """
@@ -243,22 +248,26 @@ class Asking:
         assert call.verdict is not None
         reason = call.verdict.reason
         if call.parent is not None:
-            text = f"{reason} A call that a tool makes cannot ask a person, so it is denied; a rule has to allow it."
+            text = (
+                f"{reason} A call that a tool makes cannot ask the user, so it is denied. Ask the user to add a rule that "
+                "allows it."
+            )
             raise Refusal("authorise", "denied", text)
         if call.lane.attendant is None:
             raise Refusal(
                 "authorise",
                 "denied",
-                f"{reason} Nobody is attached to this session who could be asked, so it is denied.",
+                f"{reason} This session has no user to ask, so the call is denied. Continue without it and report what you "
+                "could not run.",
             )
 
     async def _files(self, call: Call) -> Mapping[str, str]:
-        """The files of the workspace that the call runs, as they are now.
+        """Return the workspace files that the call runs, with their present state.
 
-        :raises Refusal: where it names more than can be looked for
+        :raises Refusal: if the command names too many files
         """
         if not _runs_commands(call):
-            return {}  # at once, so that calls of one reply are asked about in its order
+            return {}  # without a wait, so that the requests of one reply keep its order
         try:
             return await call.interruptible("authorise", lambda: asyncio.to_thread(self._run_files, call))
         except ToolError as error:
@@ -272,7 +281,7 @@ class Asking:
         return {text(path): mark for path, mark in found.items()}
 
     async def check_files(self, call: Call) -> None:
-        """What a person said yes to are the files that the call runs, as they were when the person was asked.
+        """Check that the files which the call runs are the same as when the user approved it.
 
         :raises Refusal: ``conflict``
         """
@@ -303,12 +312,14 @@ class Asking:
         )
 
     def _showable(self, rule: str | None) -> str | None:
-        """A rule is stored and shown as it is, so one with a secret in it is not offered."""
+        """Return the rule, or None if it contains a secret: rules are stored and shown in full."""
         return rule if rule is None or self._shaper.redact(rule) == rule else None
 
     def _about(self, call: Call) -> ApprovalRequest:
-        """What is shown is a copy, with the names of registered secrets in the secrets' places; what runs is what the
-        hash was made of."""
+        """Build the request of a call.
+
+        The shown arguments are a redacted copy. The hash covers the arguments that run.
+        """
         assert call.entry is not None and call.arguments is not None
         return ApprovalRequest(
             call_id=call.id,
@@ -323,7 +334,7 @@ class Asking:
         )
 
     async def _ask(self, call: Call, asked: Approval) -> Approval:
-        """Make the request durable, with the call's records up to it."""
+        """Make the request durable, with the records of the call so far."""
         request = asked.request
         told: dict[str, Any] = {
             "approval": asked.id,
@@ -342,16 +353,16 @@ class Asking:
         try:
             await uninterrupted(self.approvals.ask(asked, records, whole=whole), call.execution)
         except ToolError as error:
-            call.records = records[:-1]  # it was not asked
+            call.records = records[:-1]  # the request was not created
             raise Refusal("authorise", error.kind, error.text) from None
         call.people = call.people._replace(asked=(*call.people.asked, asked))
         call.emit("asking", {"reason": request.reason, "always": request.always, "approval": asked.id})
         return asked
 
     def _taken_up(self, call: Call, kind: ApprovalKind) -> Approval | None:
-        """What an earlier attempt at this very call asked.
+        """Return the request that an earlier attempt at this call created; None if there is none.
 
-        :raises Refusal: ``conflict`` where the call is no longer what was asked about
+        :raises Refusal: ``conflict`` if the call differs from the request
         """
         if not call.resumed and not call.replayable:
             return None
@@ -363,10 +374,12 @@ class Asking:
         assert call.entry is not None
         request, tool = row.request, call.entry.spec.id
         if call.entry.definition_hash != request.definition_hash:
-            why = f"{tool} is no longer defined as it was when {row.id} was asked; propose the call again"
+            why = (
+                f"The definition of `{tool}` has changed since request {row.id}. Nothing was run. Make the call again."
+            )
             raise Refusal("authorise", "conflict", why)
         if self._shaper.hash(call.arguments) != request.arguments_hash:
-            why = f"the arguments of this call are not those that {row.id} was asked about; propose the call again"
+            why = f"The arguments of this call differ from those of request {row.id}. Nothing was run. Make the call again."
             raise Refusal("authorise", "conflict", why)
         return row
 
@@ -375,10 +388,10 @@ class Asking:
     async def _until_decided(
         self, call: Call, row: Approval, ask: Callable[[Call, Attendant, Approval], Awaitable[Approval | None]]
     ) -> Approval:
-        """Wait for the attendant, and for every other door, whoever is first.
+        """Wait for the first answer, from the approval handler or any other frontend.
 
-        :raises Parked: when nobody is there now, or the process ends
-        :raises Refusal: when the call was stopped, or its face cannot ask
+        :raises Parked: if no user can answer now, or the process ends
+        :raises Refusal: if the call was stopped, or its frontend cannot ask
         """
         attendant = call.lane.attendant
         if attendant is None:
@@ -396,7 +409,7 @@ class Asking:
                     asking.cancel()
                     await asyncio.wait((asking,), timeout=call.execution.grace_s)
                 elif not asking.cancelled():
-                    asking.exception()  # looked at: the answer came from elsewhere
+                    asking.exception()  # retrieved, since another frontend answered
 
         try:
             decided = await call.interruptible("authorise", first)
@@ -407,23 +420,25 @@ class Asking:
         except LogUnavailable:
             raise
         except Exception as error:
-            text = self._shaper.redact(str(error))[:300]  # a cut secret would not be found
+            text = self._shaper.redact(str(error))[:300]  # redacted first: part of a secret would not be found
             said = error.text if isinstance(error, ToolError) else f"{type(error).__name__}: {text}"
-            why = row.request.reason or f"{call.tool_id} asks a question."
+            why = row.request.reason or f"`{call.tool_id}` asks a question."
             raise Refusal(
-                "authorise", "denied", f"{why} The user could not be asked ({said}), so it is denied."
+                "authorise",
+                "denied",
+                f"{why} The user could not be asked ({said}), so the call is denied. Continue without it.",
             ) from None
         if decided is None:
             raise Parked(row.id)
         return decided
 
     async def _approved_by(self, call: Call, attendant: Attendant, row: Approval) -> Approval | None:
-        """The decision that the attendant brings about; None when nobody is there now."""
+        """Return the decision of the approval handler; None if no user can answer now."""
         request = replace(row.request, arguments=self._shaper.redact(row.request.arguments))
         for _ in range(MAX_TRIES):
             answer = cast("object", await attendant.approve(request))
             if not isinstance(answer, ApprovalAnswer):
-                raise TypeError(f"its answer was a {type(answer).__name__}")
+                raise TypeError(f"The approval handler returned a {type(answer).__name__}. Expected an ApprovalAnswer.")
             if answer.choice == "later":
                 return None
             if (narrowed := WITHOUT_A_RULE.get(answer.choice)) is not None and rule_offered(
@@ -437,16 +452,16 @@ class Asking:
                     return await self._as_it_is(row)
                 if answer.arguments is None:
                     raise
-                request = replace(request, reason=f"{row.request.reason}\nThese arguments are not taken: {error}")
-        raise ToolError(f"arguments that cannot be taken, {MAX_TRIES} times", kind="invalid_input")
+                request = replace(request, reason=f"{row.request.reason}\nThese arguments are invalid: {error}")
+        raise ToolError(f"the changed arguments were invalid {MAX_TRIES} times", kind="invalid_input")
 
     async def _as_it_is(self, row: Approval) -> Approval:
-        """The row after somebody else, or the clock, was faster."""
+        """Return the current row after another answer or the expiry came first."""
         await self.approvals.sweep()
         return self.approvals.get(row.id)
 
     def _check(self, call: Call, given: Mapping[str, Any]) -> Mapping[str, str]:
-        """Judge arguments that a person gives instead, while they can still correct them. Give the files that they run."""
+        """Evaluate arguments that a user changed, and return the files that a call with them runs."""
         assert call.entry is not None
         lane = call.lane
         check_changed(call.entry, given, lane.authority, lane.rules, lane.around.roots)
@@ -458,9 +473,9 @@ class Asking:
     # ── what was answered ────────────────────────────────────────────────────────────────────────
 
     async def _heed(self, call: Call, row: Approval) -> None:
-        """Go on where the answer is yes, by the rules of now: a grant answers asks, never a deny.
+        """Apply the answer to the call. An approval answers *ask*; it does not override *deny*.
 
-        :raises Refusal: where it is no
+        :raises Refusal: if the answer is no, or a current rule denies the call
         """
         lane = call.lane
         if row.state != "approved":
@@ -473,7 +488,7 @@ class Asking:
         call.people = call.people._replace(granted=(*call.people.granted, row))
 
     async def _change(self, call: Call, changed: Mapping[str, Any]) -> None:
-        """Take a person's arguments instead of the model's: steps 2 and 3 again."""
+        """Use the arguments that the user changed, and repeat steps 2 and 3 for them."""
         assert call.entry is not None
         try:
             call.arguments, call.owns_arguments = call.entry.admitted(dict(changed)), True
@@ -487,26 +502,34 @@ class Asking:
         call.verdict = verdict
 
     def _refusal(self, call: Call, row: Approval) -> Refusal:
-        said = f": {row.message}" if row.message else "."
+        said = f": {row.message}" if row.message else ". Do not try it another way."
+        stopped = f": {row.message}" if row.message else ". Nothing was run."
         if row.choice == "stop" and row.state == "rejected":
             self.approvals.stop_session(row, call.lane)
             return Refusal(
                 "authorise",
                 "cancelled",
-                f"the user stopped this session{said}",
+                f"The user stopped this session{stopped}",
                 stopped_by="user",
                 session_stopped=True,
             )
         if row.state == "rejected":
-            what = "did not answer" if row.kind == "question" else "rejected this call"
-            return Refusal("authorise", "denied", f"the user {what}{said}")
+            text = f"The user rejected this call{said}"
+            if row.kind == "question":
+                text = (
+                    f"The user did not answer{f': {row.message}' if row.message else '. Continue without the answer.'}"
+                )
+            return Refusal("authorise", "denied", text)
         if row.state == "expired":
-            return Refusal("authorise", "denied", f"nobody answered {row.id} in time, so it is denied; nothing was run")
+            text = f"Request {row.id} expired without an answer, so the call is denied. Nothing was run. Continue without it."
+            return Refusal("authorise", "denied", text)
         if row.state == "withdrawn":
-            return Refusal("authorise", "cancelled", f"{row.id} is no longer asked; nothing was run", stopped_by="user")
-        return Refusal(
-            "authorise", "conflict", f"the approval {row.id} is {row.state}; it holds for one run. Nothing was run"
+            text = f"Request {row.id} was withdrawn. Nothing was run."
+            return Refusal("authorise", "cancelled", text, stopped_by="user")
+        text = (
+            f"Approval {row.id} is already {row.state} and is valid for one run. Nothing was run. Make the call again."
         )
+        return Refusal("authorise", "conflict", text)
 
     def _authorised(self, row: Approval) -> dict[str, Any]:
         told = {"by": "person", "choice": row.choice, "approval": row.id, "arguments_hash": row.request.arguments_hash}
@@ -515,10 +538,10 @@ class Asking:
     # ── questions ────────────────────────────────────────────────────────────────────────────────
 
     async def questions(self, call: Call) -> None:
-        """Ask what the tool of ``call`` wants to know before it runs, and keep the answers for it.
+        """Ask the questions of the tool before it runs, and keep the answers for it.
 
-        :raises Refusal: when a person declined, or the tool has no questions for these arguments
-        :raises Parked: when nobody is there now
+        :raises Refusal: if a user declined, or the tool rejects these arguments
+        :raises Parked: if no user can answer now
         """
         assert call.entry is not None and call.arguments is not None
         call.own_arguments()
@@ -553,9 +576,9 @@ class Asking:
             raise
 
     async def during(self, call: Call, questions: Sequence[Question]) -> list[list[str]]:
-        """Ask on behalf of a tool that is running. It can be answered from every door, and ends with the call.
+        """Ask questions for a running tool. Any frontend can answer; the request ends with the call.
 
-        :raises ToolError: ``unavailable`` when nobody is there now, ``denied`` when they declined
+        :raises ToolError: ``unavailable`` if no user can answer now, ``denied`` if the user declined
         """
         attendant = call.lane.attendant
         assert attendant is not None
@@ -582,40 +605,43 @@ class Asking:
         else:
             self.approvals.let_go(row or asked)
         if row is None:
-            raise ToolError("nobody is here to answer now, and a tool that is running cannot wait", kind="unavailable")
+            raise ToolError(
+                "No user can answer now, and a running tool cannot wait. Repeat the call when the user is available.",
+                kind="unavailable",
+            )
         if row.state != "approved":
             raise ToolError(self._refusal(call, row).text, kind="denied")
         return [list(answer) for answer in row.answers]
 
-    # ── the call begins, or has its answer ──────────────────────────────────────────────────────────────────────────────────
+    # ── when the call starts or is answered ──────────────────────────────────────────────────────
 
     @staticmethod
     def check_definition(call: Call) -> None:
-        """What a person said yes to is the tool as it was shown, also where its turn keeps an older one.
+        """Check that the tool is still defined as it was when the user approved the call.
 
         :raises Refusal: ``conflict``
         """
         assert call.entry is not None
         now = call.lane.current().resolve(call.entry.id)
         if now is None or now.definition_hash != call.entry.definition_hash:
-            why = f"{call.tool_id} is no longer defined as it was when a person approved this call; propose it again"
+            why = f"The definition of `{call.tool_id}` has changed since this call was approved. Nothing was run. Make the call again."
             raise Refusal("intend", "conflict", why)
 
     async def use(self, call: Call, records: Sequence[Record]) -> None:
-        """Use what was granted, with the record of the call's intent; see :meth:`Approvals.use`."""
+        """Use up the granted requests, together with the record of the call's intent; see :meth:`Approvals.use`."""
         asked, granted, answers = call.people
         await self.approvals.use(granted, records)
         used = {row.id for row in granted}
-        self.let_go(row for row in asked if row.id not in used)  # a rule had answered it meanwhile
+        self.let_go(row for row in asked if row.id not in used)  # a rule has answered these meanwhile
         call.people = AskedPeople(answers=answers)
 
     def let_go(self, rows: Iterable[Approval]) -> None:
-        """Their call has its answer without having used them."""
+        """Withdraw requests whose call was answered without using them."""
         for row in rows:
             self.approvals.let_go(row)
 
 
 def _runs_commands(call: Call) -> bool:
-    """Return whether a call runs a command, or types one, so that files of the workspace may be run by it."""
+    """Return whether a call runs or types a command, and so may run files of the workspace."""
     assert call.verdict is not None and call.entry is not None
     return call.entry.tool.types or any(target.capability == "shell.run" for target in call.verdict.targets)

@@ -27,7 +27,7 @@ from handrail.runtime.files.roots import Roots, is_beneath
 from handrail.runtime.ripgrep import alternatives
 
 MOST_HASHED_BYTES = 16 * 1024 * 1024
-"""Of one file. A larger one is bound by what it is: device, inode, size and times of change."""
+"""Per file. A larger file is bound by device, inode, size and times instead of its content."""
 MOST_HASHED_IN_ALL = 64 * 1024 * 1024
 MOST_FILES = 2_000
 _MOST_LOOKUPS = 200_000
@@ -35,9 +35,9 @@ _MOST_NAMED = 5
 
 
 class RunFiles:
-    """Finds the files of the workspace that calls of one session run.
+    """A finder of the workspace files that calls of one session run.
 
-    :param home: the home folder of its programs; None where that is not known
+    :param home: the home folder of its programs; None if unknown
     """
 
     def __init__(self, roots: Roots, home: str | None) -> None:
@@ -47,11 +47,12 @@ class RunFiles:
     def of(
         self, targets: Sequence[Target], arguments: Mapping[str, Any], folders: Iterable[str | None] = ()
     ) -> dict[str, str]:
-        """Return each file that a call may run, with what it is now; nothing for a call that runs no file there.
+        """Return each file that a call may run, by path, with a mark of its present state.
 
         :param arguments: a text among them that names a folder may be where the command starts
-        :param folders: others where it may start
-        :raises ToolError: ``limit`` for a command that names more than can be looked for
+        :param folders: further folders where the command may start
+        :return: empty if the call runs no file of the workspace
+        :raises ToolError: ``limit`` if the command names too many files
         """
         texts = [(target.subject, target.value) for target in targets if target.capability == "shell.run"]
         steps = [step for script, text in texts if isinstance(script, Script) for step in run_steps(script, text)]
@@ -65,7 +66,7 @@ class RunFiles:
         return _Search(self, starts).marks(steps)
 
     def located(self, folder: str, word: str) -> Located | None:
-        """Where a word leads from a folder, if that is in the workspace, another root or the programs' home."""
+        """Return where a word leads from a folder; None outside the workspace, the roots and the programs' home."""
         if word.startswith(HOME) and self._home is not None:
             word = self._home + word[len(HOME) :]
         path = os.path.join(folder, word)  # noqa: PTH118
@@ -87,7 +88,7 @@ class RunFiles:
         return located.absolute if located is not None and Path(located.absolute).is_dir() else None
 
     def with_those_above(self, folders: Iterable[str]) -> Iterable[str]:
-        """The folders, and those above them within the workspace, each once."""
+        """Return the folders and their parents within the workspace, each once."""
         top = self._roots.workspace
         found: dict[str, None] = {}
         for folder in folders:
@@ -99,7 +100,7 @@ class RunFiles:
 
 
 class _Search:
-    """One look for files. It fails rather than leave out any: what is beyond its bounds would not be covered."""
+    """A bounded search for files, which fails rather than leave a file out."""
 
     def __init__(self, files: RunFiles, starts: Sequence[str]) -> None:
         self._files = files
@@ -124,7 +125,7 @@ class _Search:
         words = [one for word in step.words for one in self._expanded(word)]
         inner: dict[str, int] = {}
         waiting = list(self._folders)
-        for folder in waiting:  # which grows meanwhile
+        for folder in waiting:  # the loop appends to it
             for word in words:
                 there = self._take(folder, word)
                 if there is not None and there not in inner and there not in self._folders:
@@ -141,7 +142,7 @@ class _Search:
             self._folders = list(dict.fromkeys((*self._folders, *inner)))
 
     def _take(self, folder: str, word: str) -> str | None:
-        """Keep the file that a word names; give the folder that it names."""
+        """Add the file that a word names, or return the folder that it names."""
         if len(word) > LONGEST:
             return None
         self._count(1 + len(folder) // 32)  # the system takes longer for a path of many names
@@ -159,17 +160,20 @@ class _Search:
         return None
 
     def _count(self, lookups: int) -> None:
-        """:raises ToolError: ``limit`` where that is too much"""
+        """Count lookups.
+
+        :raises ToolError: ``limit`` if there are too many
+        """
         self._looked_up += lookups
         if self._looked_up > _MOST_LOOKUPS or len(self._found) > MOST_FILES:
             raise ToolError(
-                f"the command names too much for an approval to cover the files that it runs: more than {MOST_FILES} files, or "
-                f"{_MOST_LOOKUPS} words and folders together. Run it in parts, or from a script",
+                "The command names too many files for one approval. The limit is "
+                f"{MOST_FILES} files, or {_MOST_LOOKUPS} words and folders together. Split the command, or put it into a script.",
                 kind="limit",
             )
 
     def _expanded(self, word: str) -> Iterator[str]:
-        """The word itself, and what a shell makes of its braces and wildcards."""
+        """Yield the word and what a shell makes of its braces and wildcards."""
         yield word
         if len(word) > LONGEST:
             return
@@ -178,7 +182,7 @@ class _Search:
             try:
                 read += alternatives(word)
             except ToolError:
-                self._count(_MOST_LOOKUPS)  # they stand for too many
+                self._count(_MOST_LOOKUPS)  # they expand to too many
             yield from read[1:]
         for pattern in read:
             if has_magic(pattern):
@@ -186,7 +190,7 @@ class _Search:
                     yield from self._matches(folder, "", pattern.split("/"))
 
     def _matches(self, folder: str, before: str, parts: Sequence[str]) -> Iterator[str]:
-        """What the parts of a pattern stand for in a folder, each found name counted."""
+        """Yield the paths that match a pattern below a folder. Each listed name counts as a lookup."""
         if not parts:
             yield before.removesuffix("/")
             return
@@ -199,7 +203,7 @@ class _Search:
                 yield from self._matches(folder, f"{before}{name}/", rest)
 
     def _names(self, folder: str) -> tuple[str, ...]:
-        """The names in a folder of the workspace; none in what is no folder, or lies elsewhere."""
+        """Return the names in a folder of the workspace; empty for any other path."""
         names = self._listed.get(folder)
         if names is None:
             located = self._files.located(folder, ".")
@@ -213,7 +217,10 @@ class _Search:
 
 
 def _mark(located: Located, most: int) -> tuple[str, int]:
-    """What a file is: its content's hash, or where it is too large what the system says of it; and how much was read."""
+    """Return the mark of a file and how many bytes were read.
+
+    The mark is the hash of the content, or the file's identity if it is too large.
+    """
     try:
         descriptor = beneath.open_beneath(located, beneath.READ)
     except OSError as error:
@@ -238,22 +245,22 @@ def _mark(located: Located, most: int) -> tuple[str, int]:
 
 
 def changes(approved: Mapping[str, str], now: Mapping[str, str]) -> str | None:
-    """Return what a call is refused with whose files are others than those that were approved; None where they are the same."""
+    """Return the error text if the files differ from the approved ones; None if they are the same."""
     if approved == now:
         return None
     faults: list[str] = []
     for path in sorted({*approved, *now}):
         if path not in now:
-            faults.append(f"{visible(path)} is gone")
+            faults.append(f"`{visible(path)}` was removed")
         elif path not in approved:
-            faults.append(f"{visible(path)} is new")
+            faults.append(f"`{visible(path)}` was added")
         elif approved[path] != now[path]:
-            faults.append(f"{visible(path)} has changed")
+            faults.append(f"`{visible(path)}` has changed")
     if not faults:
         return None
     more = len(faults) - _MOST_NAMED
     named = ", ".join(faults[:_MOST_NAMED]) + (f", and {more} more" if more > 0 else "")
     return (
-        f"nothing was run: {named} since this call was approved, and it may run that. Ask again: propose the call once "
-        "more, so that a person is asked about the files as they are now"
+        f"Files that this call may run differ since its approval: {named}. Nothing was run. Make the call again, so that the "
+        "user can approve the present files."
     )

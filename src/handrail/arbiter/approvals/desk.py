@@ -48,7 +48,7 @@ from handrail.store.tables.approvals import ApprovalTable
 
 HOUR_NS = 3_600_000_000_000
 ID_CHARACTERS = "0123456789abcdefghjkmnpqrstvwxyz"
-"""Crockford's alphabet: no letter that is taken for a digit or for another one."""
+"""Crockford's alphabet: no letter that resembles a digit or another letter."""
 
 
 WITHOUT_A_RULE: dict[Choice, Choice] = {
@@ -58,7 +58,7 @@ WITHOUT_A_RULE: dict[Choice, Choice] = {
     "project-wider": "once",
     "reject-always": "reject",
 }
-"""What an attendant's answer is worth where no rule was offered: never more than it said."""
+"""The choice that an approval handler's answer counts as if the request offers no rule: never more than was said."""
 _STORED: dict[Choice, tuple[str, Scope]] = {
     "session": (suggestions.SOURCE, "session"),
     "project": (suggestions.PROJECT, "project"),
@@ -73,62 +73,72 @@ _FOR_A_SESSION: frozenset[Choice] = frozenset({"session", "session-wider"})
 
 @dataclass(frozen=True, slots=True)
 class Lifetimes:
-    """For how long a request can be answered, and for how long a yes that was not used holds."""
+    """How long a request can be answered, and how long an unused approval stays valid."""
 
     request_ns: int = 7 * 24 * HOUR_NS
     grant_ns: int = 24 * HOUR_NS
 
 
 def new_id(prefix: str) -> str:
-    """Short enough to type: 40 random bits."""
+    """Return a new id with 40 random bits, short enough to type."""
     return f"{prefix}_{''.join(secrets.choice(ID_CHARACTERS) for _ in range(8))}"
 
 
 def check_choice(row: Approval, answer: ApprovalAnswer) -> None:
-    """:raises ToolError: ``invalid_input`` for an answer that this request does not offer"""
+    """Check that a request offers an answer.
+
+    :raises ToolError: ``invalid_input`` if it does not
+    """
     choice, request, problem = answer.choice, row.request, ""
     if choice not in CHOICES:
-        problem = f"is answered with one of {', '.join(CHOICES)}, not {str(choice)[:40]!r}"
+        problem = f"does not accept `{str(choice)[:40]}`. Answer with one of: {', '.join(CHOICES)}."
     elif row.kind == "question" and choice not in ("reject", "stop"):
-        problem = "asks a question: give its answers, or reject"
+        problem = "asks a question. Answer the question, or use reject or stop."
     elif choice in _FOR_A_SESSION and request.shared:
         problem = (
-            "is of a session that several clients share, where one's yes is not the others': answer once or project"
+            f"belongs to a session that several clients share, so `{choice}` is not available. Use once or project."
         )
     elif choice in ("session", "project") and request.always is None:
-        problem = "has no rule that would allow just this call; answer once or reject"
+        problem = f"has no rule that would allow only this call, so `{choice}` is not available. Use once or reject."
     elif choice in ("session-wider", "project-wider") and request.wider is None:
-        problem = f"has no wider rule that is known to be safe; answer {choice.removesuffix('-wider')} or once"
+        narrower = choice.removesuffix("-wider")
+        problem = f"has no wider rule that is safe, so `{choice}` is not available. Use {narrower} or once."
     elif choice == "reject-always" and request.never is None:
-        problem = "has no rule that would deny just this call; answer reject"
+        problem = "has no rule that would deny only this call, so `reject-always` is not available. Use reject."
     elif answer.arguments is not None and choice != "once":
-        problem = "takes other arguments with the answer once only: a stored rule is about those that were shown"
+        problem = (
+            f"does not accept changed arguments with `{choice}`: a rule covers only the shown arguments. Use once."
+        )
     if problem:
-        raise ToolError(f"{row.id} {problem}", kind="invalid_input")
+        raise ToolError(f"Request {row.id} {problem}", kind="invalid_input")
 
 
 def responded(row: Approval, body: dict[str, Any]) -> Record:
+    """Return the record of an answer."""
     request = row.request
     return Record("approval-responded", request.session_id, request.call_id, {"approval": row.id, **body})
 
 
 def why_not_open(row: Approval, lifetimes: Lifetimes) -> str:
-    """Why a request cannot be answered any more."""
+    """Return the error text for a request that can no longer be answered."""
     if row.pending or row.state == "expired":
-        return f"{row.id} has expired: nobody answered within {_lasting(lifetimes.request_ns)}"
+        lasting = _lasting(lifetimes.request_ns)
+        return (
+            f"Request {row.id} expired after {lasting} without an answer. Run the call again to create a new request."
+        )
     if row.state == "withdrawn":
-        return f"{row.id} is no longer asked: its call was stopped or refused, or its session closed"
+        return f"Request {row.id} was withdrawn: its call was stopped or refused, or its session was closed."
     said = row.choice or row.state
-    return f"{row.id} was answered before, with {said!r} at the door {row.decided_by!r}; that answer stays"
+    return f"Request {row.id} was already answered with `{said}` ({row.decided_by}). The first answer is final."
 
 
 def why_not_usable(approval_id: str, row: Approval | None, lifetimes: Lifetimes) -> str:
-    """Why a grant cannot be used any more."""
+    """Return the error text for an approval that can no longer be used."""
     if row is not None and row.state == "approved":
         lasting = _lasting(lifetimes.grant_ns)
-        return f"the approval {approval_id} was not used within {lasting} and has expired; nothing was run"
-    state = "gone" if row is None else row.state
-    return f"the approval {approval_id} cannot be used: it is {state}; it holds for one run. Nothing was run"
+        return f"Approval {approval_id} expired unused after {lasting}. Nothing was run. Make the call again."
+    state = "deleted" if row is None else row.state
+    return f"Approval {approval_id} is {state} and is valid for one run. Nothing was run. Make the call again."
 
 
 def _lasting(lifetime_ns: int) -> str:
@@ -137,7 +147,7 @@ def _lasting(lifetime_ns: int) -> str:
 
 
 def rule_of(row: Approval) -> Rule | None:
-    """The rule that an answer stored, as it holds from then on."""
+    """Return the rule that an answer stores; None if it stores none."""
     text = None if row.choice is None else rule_offered(row.request, row.choice)
     if text is None or row.choice is None:
         return None
@@ -146,7 +156,7 @@ def rule_of(row: Approval) -> Rule | None:
 
 
 def rule_offered(request: ApprovalRequest, choice: Choice) -> str | None:
-    """The rule that this answer would store, as it was shown."""
+    """Return the rule that this choice would store, as the request shows it."""
     if choice in _FOR_A_SESSION and request.shared:
         return None
     if choice in ("session", "project"):
@@ -159,9 +169,9 @@ def rule_offered(request: ApprovalRequest, choice: Choice) -> str | None:
 def check_changed(
     entry: Entry, given: Mapping[str, Any], authority: Authority, rules: RuleBook, roots: PathRoots
 ) -> Verdict:
-    """Judge arguments that a person gives instead of those proposed.
+    """Evaluate arguments that a user gives instead of the proposed ones.
 
-    :raises ToolError: ``invalid_input`` where the tool does not take them, ``denied`` where a rule denies them
+    :raises ToolError: ``invalid_input`` if the tool does not accept them, ``denied`` if a rule denies them
     """
     arguments = entry.admitted(dict(given))
     origin, behind = entry.tool.origin, entry.behind
@@ -173,26 +183,26 @@ def check_changed(
 
 MOST_OF_A_SESSION = 100
 MOST_OF_A_WORKSPACE = 1_000
-"""Requests that wait for a person at once. A model that asks more floods whoever answers, who then looks at none."""
+"""Limits of pending requests. A flood of requests makes users approve without reading."""
 _MOST_LEAVING = 10_000
 _LONGEST_TIMER_S = 600.0
 """Expiry is checked again at least this often, since clocks can be set."""
 _AGAIN_NS = 10_000_000_000
-"""Expiry is checked again after this long when the database could not be read."""
+"""The next check of expiry if the database could not be read."""
 
 CheckChanged = Callable[[Approval, Mapping[str, Any]], Mapping[str, str]]
-"""Checks arguments that a person gave instead of those proposed. Gives the files that a call with them runs, as they are now.
+"""Checks arguments that a user changed, and returns the files that a call with them runs.
 
-:raises ToolError: ``invalid_input`` when they do not fit the schema, ``denied`` when a rule denies them
+:raises ToolError: ``invalid_input`` if they do not fit the schema, ``denied`` if a rule denies them
 """
 
 
 class OpenSessions(NamedTuple):
-    """The sessions of the process that holds a workspace, as far as answers concern them.
+    """Access to the open sessions of the process that holds a workspace.
 
-    :param lane: of one that is open, by its id
-    :param lanes: of all that are open
-    :param judged_by: what a parked call of no open session is judged by
+    :param lane: returns the lane of an open session, by its id
+    :param lanes: returns the lanes of all open sessions
+    :param judged_by: returns what evaluates a suspended call whose session is not open
     """
 
     lane: Callable[[str], Lane | None]
@@ -201,7 +211,7 @@ class OpenSessions(NamedTuple):
 
 
 class Approvals:
-    """The requests of one workspace, as every door uses them. Bound to the event loop of the kernel.
+    """The approval requests of one workspace, for all frontends. Use it on the kernel's event loop.
 
     :param clock: wall-clock time in nanoseconds
     """
@@ -222,41 +232,43 @@ class Approvals:
         self._clock = clock
         self._waiting: dict[str, _Wait] = {}
         self._asking: dict[str, str] = {}
-        """The sessions of requests that are being made durable, by the requests' ids."""
+        """The sessions of requests that are being made durable, by request id."""
         self._leaving: set[str] = set()
-        """Requests that were let go of, which may not be durable yet."""
+        """Ids of withdrawn requests whose withdrawal may not be durable yet."""
         self._listeners: list[Callable[[Approval], None]] = []
         self._timer: asyncio.TimerHandle | None = None
         self._sweeping: asyncio.Task[None] | None = None
         self._sessions: OpenSessions | None = None
 
-    # ── the doors ────────────────────────────────────────────────────────────────────────────────
+    # ── for frontends ────────────────────────────────────────────────────────────────────────────
 
     def pending(self, session_id: str | None = None) -> list[Approval]:
-        """What can be answered now, the oldest first."""
+        """Return the requests that can be answered now, the oldest first."""
         rows = self._table.reader.pending(self._clock(), session_id=session_id)
         return [row for row in rows if row.id not in self._leaving] if self._leaving else rows
 
     def get(self, approval_id: str) -> Approval:
-        """One request, in whatever state.
+        """Return one request, in any state.
 
-        :raises ToolError: ``invalid_input`` when there is none
+        :raises ToolError: ``invalid_input`` if it does not exist
         """
         found = self._table.reader.get(approval_id)
         if found is None:
             raise ToolError(
-                f"there is no request {approval_id[:40]!r} in this workspace; handrail approve lists those that wait",
+                f"Request `{approval_id[:40]}` does not exist in this workspace. List pending requests with `handrail approve`.",
                 kind="invalid_input",
             )
         return self._as_known(found)
 
     async def decide(self, approval_id: str, answer: ApprovalAnswer, *, by: str) -> Approval:
-        """Answer a request; durable on return. This runs nothing: the call goes on in the process that waits, or when resumed.
+        """Answer a request. The answer is durable on return.
 
-        :param by: the door, for the record
-        :raises ToolError: ``invalid_input`` for an answer that cannot be, ``denied`` for changed arguments that a rule
-            denies (the request stays), ``conflict`` when it was answered before, expired, or its call was stopped
-        :raises LogUnavailable: when it cannot be made durable
+        This runs nothing: the call continues in the process where it waits, or when its session is resumed.
+
+        :param by: the frontend, for the record
+        :raises ToolError: ``invalid_input`` for an invalid answer; ``denied`` for changed arguments that a rule denies (the request
+            stays pending); ``conflict`` if it was answered before, has expired, or its call was stopped
+        :raises LogUnavailable: if it cannot be made durable
         """
         row = self._open(approval_id)
         if answer.choice == "later":
@@ -278,17 +290,18 @@ class Approvals:
         return await self._decided(decided, now, self._rule_works(decided, now))
 
     async def answer(self, approval_id: str, answers: Sequence[Sequence[str]], *, by: str) -> Approval:
-        """Answer the questions of a request, one list for each; see :meth:`decide`."""
+        """Answer the questions of a request with one list per question; see :meth:`decide`."""
         row = self._open(approval_id)
         if row.kind != "question":
             raise ToolError(
-                f"{row.id} asks whether {row.request.tool_id} may run; answer it once, session, project, reject, "
-                "reject-always or stop",
+                f"Request {row.id} asks for approval of `{row.request.tool_id}` and has no questions. Answer with once, session, "
+                "project, reject, reject-always or stop.",
                 kind="invalid_input",
             )
         if len(answers) != len(row.questions):
             raise ToolError(
-                f"{row.id} has {len(row.questions)} questions and {len(answers)} answers were given; give one list for each",
+                f"Request {row.id} has {len(row.questions)} questions, but {len(answers)} answers were given. Give one list of "
+                "answers per question.",
                 kind="invalid_input",
             )
         now = self._clock()
@@ -305,18 +318,19 @@ class Approvals:
         return await self._decided(decided, now, [])
 
     def rules(self) -> list[StoredRule]:
-        """The project's rules that people's answers stored."""
+        """Return the project rules that answers have stored."""
         return self._table.reader.rules()
 
     async def forget_rule(self, rule_id: str) -> StoredRule:
-        """Remove one of :meth:`rules`. Gives what it was.
+        """Revoke a stored project rule and return it.
 
-        :raises ToolError: ``invalid_input`` when there is none of that id
+        :raises ToolError: ``invalid_input`` if no stored rule has that id
         """
         found = next((rule for rule in self.rules() if rule.id == rule_id), None)
         if found is None:
             raise ToolError(
-                f"there is no stored rule {rule_id[:40]!r}; handrail approve --rules lists them", kind="invalid_input"
+                f"Stored rule `{rule_id[:40]}` does not exist. List stored rules with `handrail approve --rules`.",
+                kind="invalid_input",
             )
         record = Record("approval-responded", "", "", {"forgotten": found.text, "rule": found.id})
         await self._table.commit(self._table.forget_rule(found.id), self._log.work([record]))
@@ -327,7 +341,10 @@ class Approvals:
         return found
 
     def watch(self, listener: Callable[[Approval], None]) -> Callable[[], None]:
-        """Call ``listener`` with each new request and each change of one, once it is durable. Gives a function that stops it."""
+        """Call ``listener`` with each new or changed request, once it is durable.
+
+        :return: a function that removes the listener
+        """
         self._listeners.append(listener)
 
         def stop() -> None:
@@ -337,34 +354,33 @@ class Approvals:
         return stop
 
     def attach(self, sessions: OpenSessions) -> None:
-        """Let answers take effect in the sessions of this process from now on."""
+        """Apply answers to the sessions of this process from now on."""
         self._sessions = sessions
 
     def stop_session(self, row: Approval, lane: Lane) -> None:
-        """Stop the session of a call whose request was answered with ``stop``; also when it is opened again after that.
-        Twice is once."""
+        """Stop the session of a request that was answered with ``stop``. Repeated calls have no further effect."""
         if row.choice == "stop" and row.state == "rejected":
-            lane.closed = lane.closed or f"session {lane.session_id} was stopped by the user"
+            lane.closed = lane.closed or f"Session {lane.session_id} was stopped by the user."
             for call in tuple(lane.running.values()):
-                if call.id != row.request.call_id:  # which hears of it by itself
+                if call.id != row.request.call_id:  # that call receives the answer itself
                     call.execution.stop("user")
 
-    # ── the calls ────────────────────────────────────────────────────────────────────────────────
+    # ── for calls ────────────────────────────────────────────────────────────────────────────────
 
     def new(
         self, request: ApprovalRequest, *, kind: ApprovalKind = "approval", questions: Sequence[Question] = ()
     ) -> Approval:
-        """A request with its id and times, not yet asked."""
+        """Return a new request with id and times, which is not stored yet."""
         now = self._clock()
         request = replace(request, id=new_id("apr"), created_ns=now, expires_ns=now + self.lifetimes.request_ns)
         return Approval(request, kind, questions=tuple(questions))
 
     async def ask(self, asked: Approval, records: Sequence[Record], *, whole: bool) -> None:
-        """Make a request durable, with the records of its call up to here.
+        """Make a request durable, with the records of its call so far.
 
-        :param whole: whether its arguments are the very ones that were proposed
-        :raises ToolError: ``limit`` where as many wait already as a person is asked at once
-        :raises LogUnavailable: when it cannot be
+        :param whole: whether its arguments are exactly the proposed ones
+        :raises ToolError: ``limit`` if too many requests are pending
+        :raises LogUnavailable: if it cannot be made durable
         """
         self._check_room(asked.request.session_id)
         self._asking[asked.id] = asked.request.session_id
@@ -375,25 +391,28 @@ class Approvals:
         self._tell(asked)
 
     def _check_room(self, session_id: str) -> None:
-        """:raises ToolError: ``limit``"""
+        """Check the limits of pending requests.
+
+        :raises ToolError: ``limit`` if one is reached
+        """
         now = self._clock()
         for whose, most in ((session_id, MOST_OF_A_SESSION), (None, MOST_OF_A_WORKSPACE)):
             coming = {one for one, session in self._asking.items() if whose in (None, session)}
             if len(coming | self._table.reader.pending_ids(now, whose)) >= most:
                 where = "workspace" if whose is None else "session"
                 raise ToolError(
-                    f"{most:,} requests of this {where} wait for a person already, which is the most; nothing was asked and "
-                    "nothing was run. Wait until some are answered (handrail approve)",
+                    f"{most:,} approval requests are pending in this {where}, which is the limit. Nothing was run. Ask the user "
+                    "to answer some of them (`handrail approve`), then make the call again.",
                     kind="limit",
                 )
 
     def wait(
         self, asked: Approval, check: CheckChanged | None = None, call: Call | None = None
     ) -> asyncio.Future[Approval]:
-        """A future of what becomes of a pending request, in this process. Call :meth:`stop_waiting` afterwards.
+        """Return a future of the decision about a pending request. Call :meth:`stop_waiting` afterwards.
 
-        :param check: judges arguments that a person gives instead
-        :raises LogUnavailable: when the database cannot be read
+        :param check: evaluates arguments that a user changes
+        :raises LogUnavailable: if the database cannot be read
         """
         now = self._table.reader.get(asked.id)
         waiting = _Wait(asyncio.get_running_loop().create_future(), check, call)
@@ -407,22 +426,24 @@ class Approvals:
         self._waiting.pop(approval_id, None)
 
     def of_call(self, session_id: str, call_id: str) -> list[Approval]:
-        """The requests of a call that has no result yet, those of a former process too."""
+        """Return the requests of a call that has no result yet, including those of a former process."""
         return self._table.reader.of_call(session_id, call_id)
 
     def unanswered(self, session_id: str) -> list[Approval]:
-        """The requests of a session whose calls have no result yet, in the order they were asked."""
+        """Return the requests of a session whose calls have no result yet, the oldest first."""
         return self._table.reader.unanswered(session_id)
 
     def is_whole(self, approval_id: str) -> bool:
-        """Whether the arguments in the row are the very ones that were proposed."""
+        """Return whether the stored arguments are exactly the proposed ones."""
         return self._table.reader.is_whole(approval_id)
 
     async def use(self, granted: Iterable[Approval], records: Sequence[Record]) -> None:
-        """Use up grants, with the record that their call is about to begin: both are durable on return, or neither.
+        """Use up approvals, together with the record that their call is about to start.
 
-        :raises ToolError: ``conflict`` when one of them was used, has expired or was withdrawn
-        :raises LogUnavailable: when it cannot be made durable
+        On return both are durable; if it raises, neither is.
+
+        :raises ToolError: ``conflict`` if one of them was used, has expired or was withdrawn
+        :raises LogUnavailable: if it cannot be made durable
         """
         grants, now = tuple(granted), self._clock()
         try:
@@ -437,10 +458,7 @@ class Approvals:
             self._tell(replace(one, state="used", answered=True))
 
     async def end(self, row: Approval, state: ApprovalState, *records: Record) -> Approval:
-        """Move a request that is still open on to ``expired`` or ``withdrawn``; one that is not stays as it is.
-
-        Gives what it is now.
-        """
+        """Move an open request to ``expired`` or ``withdrawn``, and return its present state."""
         works = [self._table.end(row.id, row.state, state)]
         if records:
             works.append(self._log.work(records))
@@ -456,8 +474,10 @@ class Approvals:
         return ended
 
     def let_go(self, row: Approval) -> None:
-        """Withdraw a request whose call has its result, or is about to, without having used it. This is not waited for:
-        until it is durable, the log shows that the call has ended."""
+        """Withdraw a request whose call is answered without using it.
+
+        This does not wait. Until it is durable, the log shows that the call has ended.
+        """
         self._table.append(self._table.let_go(row.id))
         if row.state in ("pending", "approved"):
             if len(self._leaving) >= _MOST_LEAVING:
@@ -466,24 +486,24 @@ class Approvals:
             self._tell(replace(row, state="withdrawn", answered=True))
 
     async def close_session(self, session_id: str, why: str = "its session was closed", by: str = "user") -> None:
-        """Refuse, on record, the requests of a session that nobody will resume."""
+        """Record refusals for the open requests of a session that will not be resumed."""
         for row in self.unanswered(session_id):
-            result = Result.error("cancelled", f"{why} before it could run; nothing was run", stopped_by=by).to_dict()
+            text = f"The call was not run: {why}."
+            result = Result.error("cancelled", text, stopped_by=by).to_dict()
             if await self._log.outcome_of(row.request.call_id) is None:
                 refused = {"step": "authorise", "result": result}
                 self._log.append([Record("refused", session_id, row.request.call_id, refused)])
             self.let_go(row)
 
     async def sweep(self) -> None:
-        """Expire requests that nobody answered in time."""
+        """Expire requests whose time is over."""
         for row in self._table.reader.due(self._clock()):
             await self.end(row, "expired", responded(row, {"choice": "expired"}))
 
     async def recover(self, interrupted: Iterable[Interrupted]) -> None:
-        """At the start: what was asked in the middle of calls that are ``interrupted``, or by sub-agents of the process
-        before, concerns nobody any more.
+        """Withdraw requests of interrupted calls and of sub-agents of the former process. Call it at start.
 
-        :raises LogUnavailable: when the log cannot tell
+        :raises LogUnavailable: if the log cannot be read
         """
         for lost in interrupted:
             for row in self.of_call(lost.session_id, lost.call_id):
@@ -499,10 +519,10 @@ class Approvals:
         if self._sweeping is not None:
             self._sweeping.cancel()
 
-    # ── within ───────────────────────────────────────────────────────────────────────────────────
+    # ── internal ─────────────────────────────────────────────────────────────────────────────────
 
     def _as_known(self, row: Approval) -> Approval:
-        """The row as it will be once pending writes are durable."""
+        """Return the row as it will be once pending writes are durable."""
         if row.id not in self._leaving:
             return row
         if row.state in ("pending", "approved"):
@@ -517,13 +537,17 @@ class Approvals:
         return row
 
     def _changed(self, decided: Approval, given: Mapping[str, Any]) -> Approval:
-        """The decision with other arguments, once those have been judged."""
+        """Return the decision with the changed arguments, after their evaluation."""
         if decode(encode(dict(given), max_bytes=2**62)) != given:
-            raise ToolError(f"the arguments for {decided.id} are not plain JSON; give an object", kind="invalid_input")
+            raise ToolError(
+                f"The changed arguments for request {decided.id} are not plain JSON. Give a JSON object.",
+                kind="invalid_input",
+            )
         given = dict(given)
         if self._shaper.redact(given) != given:
             raise ToolError(
-                f"the arguments for {decided.id} hold a registered secret, which is never stored; leave it out",
+                f"The changed arguments for request {decided.id} contain a registered secret, which must not be stored. "
+                "Remove it.",
                 kind="invalid_input",
             )
         changed_hash = self._shaper.hash(given)
@@ -535,10 +559,11 @@ class Approvals:
         return replace(decided, changed=given, changed_hash=changed_hash, changed_files=files)
 
     def _check_parked(self, row: Approval, given: Mapping[str, Any]) -> Mapping[str, str]:
-        """Judge changed arguments of a call that no process carries, as :data:`CheckChanged` does."""
+        """Evaluate changed arguments of a suspended call; see :data:`CheckChanged`."""
         if self._sessions is None:
             text = (
-                f"other arguments for {row.id} cannot be judged here, where no tools are; open the workspace for that"
+                f"The changed arguments for request {row.id} cannot be checked without the workspace's tools. Open the "
+                "workspace, then answer the request there."
             )
             raise ToolError(text, kind="unavailable")
         lane = self._lane(row)
@@ -547,7 +572,7 @@ class Approvals:
             authority, rules, roots = lane.authority, lane.rules, lane.around.roots
             generation = lane.current()
         entry = generation.resolve(row.request.tool_id)
-        if entry is None:  # it is refused when it is taken up
+        if entry is None:  # the call is refused when its session is resumed
             return {}
         verdict = check_changed(entry, given, authority, rules, roots)
         return RunFiles(roots, None if lane is None else lane.around.scratch).of(verdict.targets, given)
@@ -556,7 +581,7 @@ class Approvals:
         return () if self._sessions is None else self._sessions.lanes()
 
     def _lane(self, row: Approval) -> Lane | None:
-        """That of the call that waits, or of its session; None where neither is in this process."""
+        """Return the lane of the waiting call or of its session; None if neither is in this process."""
         waiting = self._waiting.get(row.id)
         if waiting is not None and waiting.call is not None:
             return waiting.call.lane
@@ -599,7 +624,7 @@ class Approvals:
         return decided
 
     def _take_effect(self, row: Approval) -> None:
-        """Apply what an answer changes beside its own call."""
+        """Apply the effects of an answer beyond its call: stored rules and a stopped session."""
         lane = self._lane(row)
         if (rule := rule_of(row)) is not None:
             further = [one for one in self._lanes() if one is not lane] if rule.scope == "project" else []
@@ -619,12 +644,12 @@ class Approvals:
         for listener in tuple(self._listeners):
             try:
                 listener(row)
-            except Exception as error:  # whoever watches has no say in what was decided
+            except Exception as error:  # a listener must not change a decision
                 about = {"message": f"a listener to requests failed at {row.id}", "exception": error}
                 asyncio.get_running_loop().call_exception_handler(about)
 
     def _set_timer(self) -> None:
-        """Set a timer for the next expiry, while somebody waits in this process."""
+        """Set a timer for the next expiry if a call waits in this process."""
         if self._timer is not None or not self._waiting:
             return
         try:
@@ -643,7 +668,7 @@ class Approvals:
         try:
             await self.sweep()
         except LogUnavailable:
-            pass  # it is tried again, and expired requests cannot be answered meanwhile
+            pass  # the timer tries again; expired requests cannot be answered meanwhile
         self._set_timer()
 
 

@@ -47,26 +47,28 @@ from handrail.store.tables.jobs import JobRow, JobTable, Retention
 
 MAX_ABOUT = 160
 MAX_IN_NOTICE = 2_000
-"""Characters of a result that its session is told when the job ends; the rest is asked for."""
+"""Characters of a result in the notification of its job's end; the agent reads the rest with ``read_job``."""
 
 
 MOST_ATTEMPTS = 5
-"""How often a job is started in all when each attempt ends with its process: the job may be what ends it."""
-NOT_BEGUN = "Handrail ended before this job began, so it had no effect; call again if that is still wanted"
+"""How often a job is started in all if each attempt ends with its process, since the job may be the cause."""
+NOT_BEGUN = "Handrail ended before this job started, so it had no effect. Make the call again if you still need it."
 _UNKNOWN = (
-    "Handrail ended while this job ran, and nobody knows how far it came; it is not run again. Look at what it did"
+    "Handrail ended while this job ran, so its outcome is unknown. It is not run again. Check its effect before you "
+    "repeat the call."
 )
 _GIVEN_UP = (
-    "Handrail ended while this job ran, and nobody knows how far it came; a further attempt was stopped by the user. "
-    "Look at what it did"
+    "Handrail ended while this job ran, so its outcome is unknown. The user stopped a further attempt. Check its effect "
+    "before you repeat the call."
 )
 _TOO_OFTEN = (
-    f"this job was begun {MOST_ATTEMPTS} times and Handrail ended each time while it ran; it is not begun again"
+    f"This job was started {MOST_ATTEMPTS} times, and Handrail ended each time while it ran. It is not started again. "
+    "Report this to the user."
 )
 
 
 def cut_short(row: JobRow, *, begun: bool) -> Result:
-    """The result of a job that has ended with its process."""
+    """Return the result of a job that ended with its process."""
     if row.given_up:
         return Result.error("interrupted", _GIVEN_UP, job=row.id, stopped_by="user")
     text = NOT_BEGUN if not begun else _TOO_OFTEN if row.job.attempt >= MOST_ATTEMPTS else _UNKNOWN
@@ -74,7 +76,7 @@ def cut_short(row: JobRow, *, begun: bool) -> Result:
 
 
 def state_of(result: Result) -> JobState:
-    """The end that a result is."""
+    """Return the end state of a job with this result."""
     if result.ok:
         return "done"
     return (
@@ -87,16 +89,16 @@ def state_of(result: Result) -> JobState:
 
 
 def notice_id(job_id: str) -> str:
-    """Of the notice that a job leaves when it ends."""
+    """Return the id of the notification that a job leaves when it ends."""
     return f"job/{job_id}"
 
 
 def notice_of(row: JobRow, model: Result, now_ns: int) -> Notice:
-    """What the session is told when a job ends."""
+    """Return the notification of a job's end."""
     text = as_text(model).strip()
     if len(text) > MAX_IN_NOTICE:
-        text = f"{text[:MAX_IN_NOTICE]}\n[…] read_job has the rest"
-    said = f"The job {row.id} ({row.job.tool_id}) is {row.job.state}."
+        text = f"{text[:MAX_IN_NOTICE]}\n[… truncated; use read_job for the rest]"
+    said = f"Job {row.id} ({row.job.tool_id}) is {row.job.state}."
     return Notice(
         notice_id(row.id),
         row.job.session_id,
@@ -110,6 +112,7 @@ def notice_of(row: JobRow, model: Result, now_ns: int) -> Notice:
 
 
 def as_text(result: Result) -> str:
+    """Return a result as text for the output of a job."""
     parts = [result.error_text] if result.error_text else []
     if isinstance(result.data, str):
         parts.append(result.data)
@@ -119,7 +122,7 @@ def as_text(result: Result) -> str:
 
 
 def about(shown: object, spec: ToolSpec) -> str:
-    """Its arguments in one line."""
+    """Return the arguments of a call in one line."""
     if not isinstance(shown, dict):
         return ""
     arguments = cast("dict[str, Any]", shown)
@@ -138,13 +141,13 @@ _RETIRED_EVERY = 32
 
 @dataclass(frozen=True, slots=True)
 class JobLimits:
-    """Bounds of the jobs of one workspace.
+    """Limits of the jobs of one workspace.
 
     :param most: unfinished jobs of one session
-    :param grace_s: how long work that was told to end may take to do so
-    :param keep: for how long those that ended can be looked at
-    :param output_bytes: what their outputs may take together
-    :param again_s: how long until it is tried again to keep the end of one
+    :param grace_s: how long work that was asked to stop may take to end
+    :param keep: how long jobs that ended are kept
+    :param output_bytes: disk space for all outputs together
+    :param again_s: delay before the end of a job is stored again after a failure
     """
 
     most: int = 1_000
@@ -155,7 +158,7 @@ class JobLimits:
 
 
 class DetachedCalls:
-    """The jobs of one workspace in the process that holds it. Bound to its event loop.
+    """The background jobs of one workspace, in the process that holds it. Use it on the kernel's event loop.
 
     :param carry_out: takes the remaining steps of a call
     :param clock: wall-clock time in nanoseconds
@@ -182,7 +185,7 @@ class DetachedCalls:
         self.outputs = OutputRoom(self.limits.output_bytes)
         self.clock = clock
         self.tree: Tree | None = None
-        """Tells which sessions are sub-agents'; None when there are none."""
+        """Tells which sessions belong to sub-agents; None if there are none."""
         self._notices = NoticeTable(log.database)
         self._ended = 0
         self._promoting: dict[Call, asyncio.Task[Job]] = {}
@@ -190,10 +193,10 @@ class DetachedCalls:
     # ── from a turn to a job ─────────────────────────────────────────────────────────────────────
 
     async def detach(self, call: Call, predecessors: Sequence[Call]) -> Answer:
-        """Turn an authorised call into a job, before it takes its locks. Gives the answer for its proposer.
+        """Turn an authorised call into a job before it takes its locks, and return the answer for its proposer.
 
-        :raises Refusal: ``limit`` when its session has too many jobs
-        :raises LogUnavailable: when it cannot be made durable; nothing was detached
+        :raises Refusal: ``limit`` if its session has too many jobs
+        :raises LogUnavailable: if the job cannot be made durable; then nothing has changed
         """
         self._check_room(call.session_id)
         call.own_arguments()
@@ -203,22 +206,23 @@ class DetachedCalls:
         return self._begin(live, predecessors)
 
     async def promote(self, lane: Lane, call_id: str) -> Job:
-        """Turn a running call of a promotable tool into a job: its caller gets the job as the answer. Doing so again has no
-        further effect.
+        """Move a running call to the background: its caller receives the job as the answer.
 
-        :raises ToolError: ``invalid_input`` when there is no such call, or its tool is not promotable; ``conflict`` where
-            it has ended, or is about to: its caller has its result; ``limit`` where its session has too many jobs
-        :raises LogUnavailable: when it cannot be made durable; it goes on as it was
+        A repeated request has no further effect.
+
+        :raises ToolError: ``invalid_input`` if there is no such call or its tool is not promotable; ``conflict`` if it has ended or is
+            about to; ``limit`` if its session has too many jobs
+        :raises LogUnavailable: if the job cannot be made durable; the call continues in its turn
         """
         call = lane.running.get(call_id)
         if call is None or call.parent is not None or call.entry is None:
-            raise ToolError(f"no call {call_id[:80]!r} is running in session {lane.session_id}", kind="invalid_input")
+            raise ToolError(f"Call `{call_id[:80]}` is not running in session {lane.session_id}.", kind="invalid_input")
         if call.job is not None:
             return call.job.row.job
         if (under_way := self._promoting.get(call)) is not None:
             return await asyncio.shield(under_way)
         if not call.entry.spec.promotable:
-            text = f"a call of {call.tool_id} stays in its turn: the tool does not say that it is promotable"
+            text = f"Call `{call_id}` cannot move to the background: tool `{call.tool_id}` is not promotable."
             raise ToolError(text, kind="invalid_input")
         try:
             self._check_room(lane.session_id)
@@ -227,10 +231,8 @@ class DetachedCalls:
         try:
             handing = call.execution.hand_over()
         except ToolError as error:
-            raise ToolError(
-                f"the call {call_id} cannot go on in the background: {error.text}", kind=error.kind
-            ) from None
-        # From here on its caller waits for what becomes of this, whoever asked for it.
+            raise ToolError(f"Call `{call_id}` cannot move to the background. {error.text}", kind=error.kind) from None
+        # From here on the call's own caller also waits for the outcome of the handover.
         task = self._promoting[call] = call.execution.loop.create_task(self._promote(call, handing))
         task.add_done_callback(lambda _: self._promoting.pop(call, None))
         return await asyncio.shield(task)
@@ -248,17 +250,21 @@ class DetachedCalls:
         return live.row.job
 
     def took_over(self, call: Call) -> Answer:
-        """The caller of a promoted call no longer waits. Gives the answer for it."""
+        """Start the job of a promoted call whose caller no longer waits, and return the answer for that caller."""
         assert call.job is not None
         return self._begin(call.job, ())
 
     def _check_room(self, session_id: str) -> None:
+        """Check the limit of unfinished jobs.
+
+        :raises Refusal: ``limit``
+        """
         if self.count(session_id) >= self.limits.most:
-            text = f"this session has {self.limits.most:,} jobs that have not ended; wait for some, or stop them"
-            raise Refusal("lock", "limit", f"{text}. Nothing was run")
+            text = f"This session has {self.limits.most:,} unfinished jobs, which is the limit. Nothing was run."
+            raise Refusal("lock", "limit", f"{text} Wait for some of them or stop them, then make the call again.")
 
     def count(self, session_id: str) -> int:
-        """How many jobs of a session have not ended."""
+        """Return how many jobs of a session have not ended."""
         return sum(live.row.job.session_id == session_id for live in self.live.values())
 
     def _new(self, call: Call, state: JobState) -> LiveJob:
@@ -287,11 +293,11 @@ class DetachedCalls:
         return live
 
     def output(self, row: JobRow, *, ring: bool = False) -> OutputFile:
-        """Where its output is kept."""
+        """Return the output file of a job."""
         return OutputFile(Path(row.output), self.outputs, ring=ring)
 
     def _not_locked(self, call: Call, spec: ToolSpec) -> tuple[str, ...]:
-        """The locks that the call would hold in its turn and does without in the background."""
+        """Return the locks that the call would hold in its turn and does not take in the background."""
         if not call.background or call.arguments is None:
             return ()
         direct = self._resources.wants(spec, call.arguments, call.lane.around.roots)
@@ -300,22 +306,23 @@ class DetachedCalls:
         return tuple(lock_names(tuple(want for want in direct if want not in call.wants)))
 
     def _told(self, live: LiveJob) -> Result:
-        """The answer for its proposer."""
+        """Return the answer for the proposer of a job."""
         call, job = live.call, live.row.job
         assert call.entry is not None
         state = "running" if not call.wants else job.state
         data: dict[str, Any] = {"job_id": job.id, "state": state}
         if live.not_locked:
             held = ", ".join(live.not_locked)
-            data["note"] = f"It runs without the lock on {held}: other calls may read and change the same meanwhile."
+            data["note"] = f"The job runs without the lock on {held}. Other calls may read and change it meanwhile."
         elif call.begun and call.wants:
-            data["note"] = f"It keeps {', '.join(lock_names(call.wants))} until it ends: calls that need it wait."
+            held = ", ".join(lock_names(call.wants))
+            data["note"] = f"The job holds the lock on {held} until it ends. Calls that need it wait."
         metadata = {"duration_ms": call.elapsed_ms, "confined_by": call.entry.confined_by, **self.said_of(live)}
         return Result("output", data, None, metadata)
 
     @staticmethod
     def said_of(live: LiveJob) -> dict[str, Any]:
-        """The metadata that all its results carry."""
+        """Return the metadata of all results of a job."""
         unlocked = {"not_locked": list(live.not_locked)} if live.not_locked else {}
         return {"job": live.row.id, **unlocked}
 
@@ -334,7 +341,7 @@ class DetachedCalls:
         call.job = live
 
     def _begin(self, live: LiveJob, predecessors: Sequence[Call]) -> Answer:
-        """Let the job go on from here, in a task of its own."""
+        """Start the job in a separate task and return the answer for its proposer."""
         call = live.call
         live.decided = live.detached = True
         owed, call.execution.owed = call.execution.owed, None
@@ -352,7 +359,7 @@ class DetachedCalls:
             live.call.lane.notices.expect(live.row.id)
         live.task = asyncio.get_running_loop().create_task(self._run(live, predecessors))
 
-    # ── a job's own way ──────────────────────────────────────────────────────────────────────────
+    # ── the steps of a job ───────────────────────────────────────────────────────────────────────
 
     async def _run(self, live: LiveJob, predecessors: Sequence[Call]) -> None:
         live.detached = False
@@ -370,14 +377,14 @@ class DetachedCalls:
         await self._retire_some()
 
     def begun(self, call: Call) -> None:
-        """Its tool is about to run."""
+        """Mark the job of a call as running, since its tool is about to start."""
         live = call.job
         if live is not None and live.row.job.state == "pending":
             live.row = live.row.moved("running")
             self.table.append(self.table.move(live.row))
 
     def _has_ended(self, live: LiveJob, answer: Answer) -> bool:
-        """Whether it has, for good."""
+        """Update the row of a job whose task is done, and return whether the job has ended for good."""
         row, result = live.row, answer.result
         if self.may_go_on(row, result):
             live.row = row.moved("pending")
@@ -390,28 +397,34 @@ class DetachedCalls:
         return True
 
     async def _end(self, live: LiveJob, model: Result) -> bool:
-        """Store how a job ended, which is on record already, and leave a notice for its session. Gives whether that is done;
-        where the process ends before, the next one finds it out from the log."""
+        """Store the recorded end of a job and notify its session.
+
+        If the process ends first, the next one recovers the end from the log.
+
+        :return: whether nothing is left to do
+        """
         try:
             if not live.kept:
                 await self.table.commit(self.table.end(live.row))
                 live.kept = True
             return await self.tell(live.call.lane, live.row, model)
         except LogUnavailable:
-            with contextlib.suppress(LogUnavailable):  # closed for good, or ended by somebody else?
+            with contextlib.suppress(LogUnavailable):  # closed for good, or ended elsewhere?
                 known = self.table.get(live.row.id)
                 return known is None or known.job.ended
             return False
 
     @staticmethod
     def may_go_on(row: JobRow, result: Result) -> bool:
-        """Whether only the end of the process ended it, and it may be run again."""
+        """Return whether a job ended only with its process and may run again."""
         by_its_end = result.metadata.get("stopped_by") == "shutdown" or "parked" in result.metadata
         return by_its_end and row.arguments is not None and row.job.attempt < MOST_ATTEMPTS
 
     async def tell(self, lane: Lane, row: JobRow, model: Result) -> bool:
-        """Leave a notice for its session; where that is not open, it is left when it is opened again. Gives whether nothing is
-        left to do now."""
+        """Notify the session of a job's end, or defer that until the session is opened again.
+
+        :return: whether nothing is left to do now
+        """
         if lane.closed is not None:
             self.leave_untold(row)
             return True
@@ -423,15 +436,14 @@ class DetachedCalls:
         return True
 
     def leave_untold(self, row: JobRow) -> None:
-        """Its session is not open: it is told when it goes on, unless it is a sub-agent's, with which nobody does."""
+        """Leave the notification for the next opening of the session. A sub-agent's session is never opened again."""
         if self.tree is not None and self.tree.is_below(row.job.session_id):
             self.table.append(self.table.told(row.id))
 
     async def record_telling(self, call: Call, records: Sequence[Record]) -> None:
-        """Record the outcome of a call whose answer tells how jobs ended. With it, and not before, their notices are taken:
-        killed in between, the agent would hear neither.
+        """Record the outcome of a call whose answer contains notifications, and mark these as delivered, in one transaction.
 
-        :raises LogUnavailable: when that cannot be made durable; they stay to be told
+        :raises LogUnavailable: if that cannot be made durable; the notifications stay pending
         """
         await call.known()
         await self.table.commit(self.log.work(records), self._notices.taking(call.session_id, call.heard_of))
@@ -446,20 +458,20 @@ class DetachedCalls:
                 await live.ended.wait()
 
     def stop_all(self, reason: StopReason, session_id: str | None = None) -> list[LiveJob]:
-        """Tell all jobs, or those of a session, to end. Gives these."""
+        """Ask all jobs, or those of a session, to stop, and return them."""
         found = [live for live in self.live.values() if session_id in (None, live.row.job.session_id)]
         for live in found:
             live.call.execution.stop(reason)
         return found
 
     async def end(self, reason: StopReason, session_id: str | None = None) -> None:
-        """Stop all jobs, or those of a session, and wait until they have ended, within a bound."""
+        """Stop all jobs, or those of a session, and wait for their end, within a limit."""
         await asyncio.gather(*self._promoting.values(), return_exceptions=True)
         waiting: list[asyncio.Task[None]] = []
         for live in self.stop_all(reason, session_id):
             if live.task is not None:
                 waiting.append(live.task)
-                if live.ended.is_set():  # its end cannot be kept now
+                if live.ended.is_set():  # its end cannot be stored now
                     live.task.cancel()
         if waiting:
             await asyncio.wait(waiting, timeout=self._patience_s)
@@ -475,9 +487,9 @@ class DetachedCalls:
                 await self.retire()
 
     async def retire(self) -> None:
-        """Remove jobs that ended long ago, or before very many others, with their outputs. The log keeps their records.
+        """Remove jobs that ended long ago or exceed the limit, with their outputs. The log keeps their records.
 
-        :raises LogUnavailable: when that cannot be made durable
+        :raises LogUnavailable: if that cannot be made durable
         """
         gone = self.table.retired(self.clock(), self.limits.keep)
         if gone:
@@ -486,26 +498,26 @@ class DetachedCalls:
             await asyncio.to_thread(unlink, [row.output for row in gone])
 
     async def count_outputs(self) -> None:
-        """At start: what a former process left of outputs takes room, too.
+        """Count the outputs that a former process left. Call it at start.
 
-        :raises LogUnavailable: when the database cannot tell
+        :raises LogUnavailable: if the database cannot be read
         """
         rows = [row for row in self.table.by_end() if row.output]
         sizes = await asyncio.to_thread(lambda: [stored(row.output) for row in rows])
         for row, size in zip(rows, sizes, strict=True):
             self.outputs.found(row.output, size, ended=row.job.ended)
-        self.outputs.trim()  # they may take less now
+        self.outputs.trim()  # the limit may be lower now
 
     async def give_up(self, row: JobRow) -> JobRow:
-        """Cancel a job that waits for its session to be opened again. Gives it as it is afterwards.
+        """Cancel a job that waits for its session to be opened, and return its present row.
 
-        :raises LogUnavailable: when that cannot be made durable
+        :raises LogUnavailable: if that cannot be made durable
         """
         outcome = await self.log.outcome_of(row.job.call_id)
         if (live := self.live.get(row.id)) is not None:  # its session was opened meanwhile
             await self.stop(live, "user")
             return live.row
-        text = f"the job {row.id} was stopped by the user before it was begun again"
+        text = f"Job {row.id} was stopped by the user before it was started again."
         result = Result.error("cancelled", text, job=row.id, stopped_by="user")
         record = Record("refused", row.job.session_id, row.job.call_id, {"step": "lock", "result": result.to_dict()})
         row = row if outcome is None else replace(row, given_up=True)
@@ -515,9 +527,9 @@ class DetachedCalls:
         return ended
 
     async def result_of(self, row: JobRow) -> Result:
-        """The result of a job that has ended, as a model may see it.
+        """Return the result of an ended job, as the model may see it.
 
-        :raises LogUnavailable: when the log cannot be read
+        :raises LogUnavailable: if the log cannot be read
         """
         outcome = await self.log.outcome_of(row.job.call_id)
         if outcome is None or outcome.kind == "interrupted":
@@ -526,7 +538,9 @@ class DetachedCalls:
             return naming(cut_short(row, begun=begun), handed)
         if (recorded := recorded_result(outcome)) is None:
             return Result.error(
-                "unavailable", "what it gave has been removed from the log, or is damaged there", job=row.id
+                "unavailable",
+                f"The result of job {row.id} is no longer in the log, or is damaged. Run the call again if you still need it.",
+                job=row.id,
             )
         if outcome.kind == "refused":
             return for_model(recorded)
@@ -538,9 +552,9 @@ class DetachedCalls:
 
 
 class Restarts:
-    """For one workspace.
+    """The recovery of one workspace's jobs after a restart.
 
-    :param make: a call at the start of its way, by id, proposal, lane and generation
+    :param make: creates a call from an id, a proposal, a lane and a generation
     """
 
     def __init__(
@@ -551,11 +565,12 @@ class Restarts:
         self._make = make
 
     async def recover(self, interrupted: Iterable[Interrupted]) -> None:
-        """At start, when the log has been recovered: what became of those that a former process left, and of what it asked.
-        Those that may be run again are, once their session is opened; a sub-agent's never is.
+        """Settle the jobs and approval requests that a former process left. Call it at start.
 
-        :param interrupted: the calls that had begun
-        :raises LogUnavailable: when the log cannot tell, or cannot take the records
+        Jobs that may run again do so when their session is opened. Jobs of sub-agents never run again.
+
+        :param interrupted: the calls that had started
+        :raises LogUnavailable: if the log cannot be read or takes no records
         """
         await self._approvals.recover(interrupted)
         for row in self._jobs.table.open():
@@ -568,7 +583,7 @@ class Restarts:
         await self._jobs.count_outputs()
 
     async def _end_of(self, row: JobRow) -> JobRow | None:
-        """How a job that nobody carries has ended, by what is on record; None where it is to be run again."""
+        """Return the end of a job that no process carries, from the log; None if it runs again."""
         outcome = await self._jobs.log.outcome_of(row.job.call_id)
         ended = outcome is not None and outcome.kind != "interrupted"
         result = None if outcome is None or not ended else recorded_result(outcome)
@@ -584,24 +599,23 @@ class Restarts:
         return await self._interrupt(row, outcome)
 
     async def _interrupt(self, row: JobRow, outcome: LoggedRecord | None) -> JobRow:
-        """It did not end and is not run again: that is on record, too."""
+        """Record that a job did not end and does not run again."""
         if outcome is None:
             body = {"tool": row.job.tool_id, "job": row.id, "outcome": "not-begun", "reason": NOT_BEGUN}
             await self._jobs.log.commit([Record("interrupted", row.job.session_id, row.job.call_id, body)])
         return row.moved("interrupted", self._jobs.clock())
 
     async def take_up(self, lane: Lane) -> None:
-        """A session was opened: its jobs are its own again, those that are to be run again are, and it is told of those that
-        ended without its knowing.
+        """Resume the jobs of a session that was opened, and notify it of those that ended meanwhile.
 
-        :raises LogUnavailable: when the database cannot tell
+        :raises LogUnavailable: if the database cannot be read
         """
         rows = self._jobs.table.waiting(lane.session_id)
         for row in rows:
             if (live := self._jobs.live.get(row.id)) is not None:
                 self._adopt(live, lane)
         for known in [row for row in rows if row.id not in self._jobs.live]:
-            row = self._jobs.table.get(known.id)  # it may have ended while others were seen to
+            row = self._jobs.table.get(known.id)  # it may have ended during this loop
             if row is None or row.told or row.id in self._jobs.live:
                 continue
             if not row.job.ended:
@@ -625,26 +639,28 @@ class Restarts:
         lane.notices.expect(live.row.id)
 
     async def _again(self, row: JobRow, lane: Lane) -> None:
-        """Run it again, as another attempt that is recorded: all nine steps, by the rules of now."""
+        """Run a job again as a recorded attempt, with all nine steps and the present rules."""
         assert row.arguments is not None
         generation = lane.current()
         proposed = ProposedCall(row.job.tool_id, row.arguments)
         entry = generation.resolve(row.job.tool_id)
         if entry is None or entry.definition_hash != row.definition:
-            fault = f"{row.job.tool_id} is no longer defined as it was when the job {row.id} began; call it anew"
+            fault = (
+                f"The definition of `{row.job.tool_id}` has changed since job {row.id} started. Make the call again."
+            )
             proposed = ProposedCall(row.job.tool_id, row.arguments, fault=fault, fault_kind="conflict")
         row = row.moved("pending", attempt=row.job.attempt + 1)
         call = self._make(row.job.call_id, proposed, lane, generation)
         live = LiveJob(row, call, self._jobs.output(row), Result.output(None), ())
         call.job = live
-        self._jobs.live[row.id] = live  # first: whoever stops it from here on stops this attempt
+        self._jobs.live[row.id] = live  # first: a stop from here on applies to this attempt
         try:
             await self._jobs.table.commit(self._jobs.table.move(row))
             known = self._jobs.table.get(row.id)
         except BaseException:
             self._let_go(live)
             raise
-        if known is None or known.job.ended:  # somebody has stopped it before
+        if known is None or known.job.ended:  # it was stopped before
             self._let_go(live)
             if known is not None:
                 await self._jobs.tell(lane, known, await self._jobs.result_of(known))
@@ -654,6 +670,6 @@ class Restarts:
         self._jobs.start(live, ())
 
     def _let_go(self, live: LiveJob) -> None:
-        """It does not begin after all."""
+        """Remove a job that does not start after all."""
         del self._jobs.live[live.row.id]
         live.ended.set()

@@ -21,29 +21,30 @@ from handrail.arbiter.output.sidecar import MAX_SIDECAR, OutputRoom, removal_of
 from handrail.contract.doors.jobs import JobOutput
 
 MAX_TOLD = 256 * 1024
-"""Bytes of one call's output that watchers are sent; later output is only stored."""
+"""Bytes of one call's output that listeners receive; later output is only stored."""
 MAX_PIECE = 16 * 1024
 """Characters of one event."""
 MAX_HELD = 256 * 1024
-"""Characters that are kept for a call that may yet become a job."""
+"""Characters that are held for a call that may become a job."""
 MAX_READ = 1024 * 1024
-"""Bytes that one read of a job's output gives at most."""
+"""The most bytes that one read of a job's output returns."""
 MAX_LINES = 10_000
 KEPT_AT_LEAST = 4 * 1024 * 1024
-"""Bytes that are kept of an output whose end matters."""
+"""The fewest bytes that remain of an output whose end matters."""
 _BLOCK = 64 * 1024
 PUNCHED_EVERY = 1024 * 1024
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
 
 
 class OutputFile:
-    """A job's output, in a file that its owner alone may write. Made with the first byte; at most 64 MiB, and its last line
-    says so where there was more.
+    """The output of a job, in a file that only its owner may write. It is created with the first byte.
 
-    :param room: what it may take of the place of all outputs together; None: no bound
-    :param ring: keep the end instead of the beginning: the last 4 MiB at least, 5 at most. What was before becomes a hole
-        in the file, so a place in it stays what it was; where the file system knows no holes, the beginning is kept
-    :ivar size: bytes that can be read
+    A file holds at most 64 MiB, and its last line says if there was more output.
+
+    :param room: the quota of all outputs together; None for no quota
+    :param ring: keep the end instead of the beginning, 4 to 5 MiB. The earlier part becomes a hole in the file, so positions stay
+        valid. A file system without holes keeps the beginning.
+    :ivar size: bytes up to the end, including a hole
     """
 
     def __init__(self, path: Path, room: OutputRoom | None = None, *, ring: bool = False) -> None:
@@ -56,14 +57,14 @@ class OutputFile:
         self._descriptor = -1
 
     def write(self, text: str) -> None:
-        """Add a piece. It is dropped when the disk is full, the file cannot be opened, or there is no room for it."""
+        """Append a piece. It is dropped if the disk is full, the file cannot be opened, or the quota is used up."""
         data = text.encode("utf-8", "backslashreplace")
         if self.dropped or not self._opened():
             self.dropped += len(data)
             return
         if (why := self._no_room_for(len(data))) is not None:
             self.dropped = len(data)
-            data = f"\n[the output goes on; {why}]\n".encode()
+            data = f"\n[more output follows; {why}]\n".encode()
             if self._room is not None:
                 self._room.give(-len(data))
         try:
@@ -83,30 +84,30 @@ class OutputFile:
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
             try:
                 self._descriptor = os.open(self.path, flags, 0o600)
-                self.size = os.fstat(self._descriptor).st_size  # an earlier attempt's stays
+                self.size = os.fstat(self._descriptor).st_size  # the output of an earlier attempt stays
             except OSError:
                 return False
         return True
 
     def _no_room_for(self, length: int) -> str | None:
-        """Why there is no room for so many bytes; None where there is, and it is taken."""
+        """Reserve space for ``length`` bytes; return the reason if that fails."""
         if self.size - self._hole + length > MAX_SIDECAR and not self._ring:
-            return f"its first {self.size:,} bytes are kept"
+            return f"only the first {self.size:,} bytes are stored"
         if self._room is not None and not self._room.take(length):
-            return f"it is not kept from here on: {self._room.full}"
+            return f"it is not stored: {self._room.full}"
         return None
 
     def _forget(self, end: int) -> None:
-        """Free the disk space of everything before ``end``, by a hole in the file."""
+        """Free the disk space before ``end`` by punching a hole in the file."""
         if _fallocate()(self._descriptor, _KEEP_SIZE | _PUNCH_HOLE, 0, end):
-            self._ring = False  # no holes here
+            self._ring = False  # the file system has no holes
         else:
             if self._room is not None:
                 self._room.give(end - self._hole)
             self._hole = end
 
     def ended(self) -> None:
-        """Its job has: nothing is added any more, and it may be removed to make room for others."""
+        """Mark the output as complete, so that it may be removed when the quota needs space."""
         if self._room is not None:
             path = str(self.path)
             self._room.ended(path, self.size - self._hole if self._descriptor >= 0 else stored(path))
@@ -118,10 +119,10 @@ class OutputFile:
 
 
 class Outflow:
-    """The output of one call. For the event loop's thread.
+    """The output of one call. Use it on the kernel's event loop.
 
-    :param tell: called with each piece while anybody watches; None when the people at the face may not see it
-    :param keep: whether it may become a job that a model reads
+    :param tell: called with each piece while there are listeners; None if the frontend may not see the output
+    :param keep: whether the call may become a job whose output a model reads
     """
 
     def __init__(self, redactor: Redactor, tell: Callable[[str], None] | None, *, keep: bool) -> None:
@@ -134,7 +135,7 @@ class Outflow:
         self._held_length = 0
         self._file: OutputFile | None = None
         self.kept = False
-        """Whether any of it is stored, so that a job's reader can find it."""
+        """Whether any of it is stored, so that readers of the job find it."""
 
     def feed(self, piece: str | bytes) -> None:
         """Take the next piece."""
@@ -142,11 +143,11 @@ class Outflow:
         self._show(self._stream.feed(text))
 
     def finish(self) -> None:
-        """Nothing more comes: show what was held back."""
+        """Flush what was held back, since the output is complete."""
         self._show(self._stream.feed(self._decoder.decode(b"", final=True)) + self._stream.finish())
 
     def into(self, file: OutputFile) -> None:
-        """Store the output in ``file`` from here on, beginning with what is held, because the call has become a job."""
+        """Store the output in ``file`` from now on, starting with what is held, since the call has become a job."""
         if not self._keep:
             return
         self._file, held = file, "".join(self._held)
@@ -155,7 +156,7 @@ class Outflow:
             file.write(held)
         if self._held_length > MAX_HELD:
             more = self._held_length - MAX_HELD
-            file.write(f"\n[{more:,} characters that came before it was a job are left out here]\n")
+            file.write(f"\n[{more:,} characters from before the call became a job are omitted]\n")
 
     def _show(self, text: str) -> None:
         if not text:
@@ -173,17 +174,17 @@ class Outflow:
             for start in range(0, len(text), MAX_PIECE):
                 self._tell(text[start : start + MAX_PIECE])
             if self._told >= MAX_TOLD:
-                self._tell("\n[what comes after this is not shown while it runs]\n")
+                self._tell("\n[further output is not shown while the call runs]\n")
 
 
 # Reading a job's output file.
 
 
 def read(path: str, cursor: int, max_bytes: int, *, grows: bool) -> JobOutput:
-    """Read a job's output from a cursor on, whole characters only. Blocks.
+    """Read a job's output from a cursor on, in whole characters. Blocks.
 
-    :param cursor: below 0: from the beginning; beyond the end: nothing, and the cursor of the end
-    :param grows: whether more may still come
+    :param cursor: below 0: from the beginning; beyond the end: nothing, with the cursor of the end
+    :param grows: whether more output may follow
     """
     with _opened(path) as file:
         if not file.there and (removed := removal_of(path, cursor)) is not None:
@@ -198,7 +199,10 @@ def read(path: str, cursor: int, max_bytes: int, *, grows: bool) -> JobOutput:
 
 
 def read_lines(path: str, offset: int, count: int, *, grows: bool) -> JobOutput:
-    """Read ``count`` lines from line ``offset`` on; a negative offset counts from the end. An unfinished last line counts. Blocks."""
+    """Read ``count`` lines from line ``offset`` on. Blocks.
+
+    A negative offset counts from the end. An unfinished last line counts.
+    """
     count = min(max(count, 1), MAX_LINES)
     with _opened(path) as file:
         if not file.there and (removed := removal_of(path, 0)) is not None:
@@ -215,13 +219,13 @@ def read_lines(path: str, offset: int, count: int, *, grows: bool) -> JobOutput:
 
 
 def stored(path: str) -> int:
-    """How many bytes a job's output takes, without what has become a hole. Blocks."""
+    """Return how many bytes a job's output occupies on disk, without holes. Blocks."""
     with _opened(path) as file:
         return file.size - file.begins
 
 
 class _opened:
-    """A job's output file, which may not be there yet."""
+    """A job's output file while it is read, which may not exist yet."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -249,7 +253,7 @@ class _opened:
         return os.pread(self._descriptor, length, start) if self._descriptor >= 0 and length > 0 else b""
 
     def lines(self) -> int:
-        """How many lines there are."""
+        """Return the number of lines."""
         count, last = 0, b"\n"
         for place in range(self.begins, self.size, _BLOCK):
             block = self.at(place, _BLOCK)
@@ -257,11 +261,11 @@ class _opened:
         return count + (last != b"\n")
 
     def start_of(self, line: int) -> int:
-        """Where a line begins; the end where there are fewer."""
+        """Return where a line begins; the end if there are fewer lines."""
         return self.end_of(self.begins, line) if line > 0 else self.begins
 
     def end_of(self, start: int, count: int) -> int:
-        """Where ``count`` lines end that begin at ``start``."""
+        """Return where ``count`` lines from ``start`` end."""
         while start < self.size:
             block = self.at(start, _BLOCK)
             ends = block.count(b"\n")
@@ -277,7 +281,7 @@ class _opened:
 
 @lru_cache(maxsize=1)
 def _fallocate() -> Callable[[int, int, int, int], int]:
-    """fallocate(2), with offsets of 64 bits; nothing but an error where there is none."""
+    """Return fallocate(2) with 64-bit offsets, or a function that fails if the system has none."""
     found: Any = getattr(ctypes.CDLL(None, use_errno=True), "fallocate64", None)
     if found is None:
         return _no_holes
@@ -291,7 +295,7 @@ def _no_holes(descriptor: int, mode: int, start: int, length: int) -> int:
 
 
 def _whole(data: bytes) -> int:
-    """How many bytes of ``data`` are whole characters."""
+    """Return how many bytes of ``data`` form whole characters."""
     for back in range(1, min(4, len(data)) + 1):
         byte = data[-back]
         if byte < 0x80:

@@ -22,9 +22,9 @@ _MOST_NAMED = 10
 
 
 class JobView:
-    """Implements :class:`~handrail.contract.doors.jobs.Jobs`.
+    """Jobs of one session or of the workspace (:class:`~handrail.contract.doors.jobs.Jobs`).
 
-    :param session_id: whose they are; None for all
+    :param session_id: the session whose jobs it shows; None for all
     """
 
     _stopped_by: StopReason = "user"
@@ -34,17 +34,20 @@ class JobView:
         self._session_id = session_id
 
     def check(self, of_job: OfJob, job_id: str) -> None:
-        """Check that a call which is about a job names one.
+        """Check the job that a call names.
 
-        :raises ToolError: ``invalid_input`` unless it is a job of the session and of the tool; ``conflict`` for one that has ended
-            where it has to be running
+        :raises ToolError: ``invalid_input`` if it is not a job of the session and of the tool; ``conflict`` if it has ended and the
+            call needs a running one
         """
         job = self._now(self._row(job_id)).job
         if of_job.tool_id not in (None, job.tool_id):
-            text = f"{job.id} is a job of {job.tool_id}, not of {of_job.tool_id}. Use read_job and stop_task for it"
+            text = f"Job `{job.id}` belongs to tool `{job.tool_id}`, not to `{of_job.tool_id}`. Use read_job and stop_task."
             raise ToolError(text, kind="invalid_input")
         if of_job.running and job.ended:
-            text = f"{job.id} has ended ({job.state}). read_job shows its output, wait its result; start another with {of_job.tool_id}"
+            text = (
+                f"Job `{job.id}` has ended ({job.state}). Use read_job for its output or wait for its result, or start another "
+                f"one with `{of_job.tool_id}`."
+            )
             raise ToolError(text, kind="conflict")
 
     async def list(self) -> Sequence[Job]:
@@ -90,17 +93,17 @@ class JobView:
         row = self._jobs.table.get(job_id) if live is None else live.row
         if row is not None and self._session_id in (None, row.job.session_id):
             return row
-        raise ToolError(f"there is no job {job_id[:80]!r}{self._those_there_are()}", kind="invalid_input")
+        raise ToolError(f"Job `{job_id[:80]}` does not exist. {self._those_there_are()}", kind="invalid_input")
 
     def _those_there_are(self) -> str:
-        where = "here" if self._session_id is None else "in this session"
+        whose = "This workspace" if self._session_id is None else "This session"
         table = self._jobs.table
         rows = table.all(limit=_MOST_NAMED) if self._session_id is None else table.of_session(self._session_id)
         named = ", ".join(row.id for row in rows[-_MOST_NAMED:])
-        return f" {where}; there are {named}" if named else f"; there are none {where}"
+        return f"{whose} has the jobs {named}." if named else f"{whose} has no jobs."
 
     def _now(self, row: JobRow) -> JobRow:
-        """The row as this process knows it: what it wrote last may be on its way to the disk."""
+        """Return the present row, since the latest write may not be durable yet."""
         live: LiveJob | None = self._jobs.live.get(row.id)
         return row if live is None else live.row
 
@@ -113,10 +116,10 @@ class JobView:
 
 
 class WorkspaceView(JobView):
-    """Implements :class:`~handrail.contract.doors.jobs.WorkspaceJobs`.
+    """The jobs of the whole workspace (:class:`~handrail.contract.doors.jobs.WorkspaceJobs`).
 
-    :param lanes: those of all open sessions
-    :param shaper: takes the secrets out of what is told of a call
+    :param lanes: returns the lanes of all open sessions
+    :param shaper: redacts the arguments of calls
     """
 
     def __init__(self, jobs: DetachedCalls, lanes: Callable[[], Iterable[Lane]], shaper: Shaper) -> None:
@@ -137,7 +140,10 @@ class WorkspaceView(JobView):
             if call_id in lane.running:
                 return await self._jobs.promote(lane, call_id)
         there = ", ".join(call.call_id for call in (await self.promotable())[:_MOST_NAMED])
-        text = f"no call {call_id[:80]!r} is running; {there or 'none'} can be promoted now"
+        text = f"Call `{call_id[:80]}` is not running. "
+        text += (
+            f"Calls that can move to the background: {there}." if there else "No call can move to the background now."
+        )
         raise ToolError(text, kind="invalid_input")
 
     def _about(self, call: Call) -> str:
@@ -145,8 +151,10 @@ class WorkspaceView(JobView):
 
 
 class SessionJobs(JobView):
-    """The jobs of one session, as a call of its own looks at them: an end that it was told is no news any more, once the call
-    that its agent made has gone well and is on record. Until then nobody but this process knows that it was told."""
+    """The jobs of one session, as a call of that session sees them.
+
+    If the call reports the end of a job, the notification of that end counts as delivered once the call is recorded as successful.
+    """
 
     _stopped_by = "call"
 

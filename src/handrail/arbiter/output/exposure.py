@@ -17,14 +17,15 @@ from handrail.contract.tool.spec import ToolSpec
 # Users, programs, the log, artifacts and sidecars get the original text.
 
 FLAG = "neutralised"
-"""In the metadata: how many places of which kind were spelled out."""
+"""The metadata key with the number of neutralised places by kind."""
 
 
 def for_model(result: Result, encoded: bytes | None = None) -> Result:
-    """``result`` with what acts, hides or imitates spelled out in data, error text and metadata; the same object where
-    there is nothing of it.
+    """Return ``result`` with active, hidden and deceptive characters spelled out in data, error text and metadata.
 
-    :param encoded: the JSON of its data, where that is at hand
+    The same object is returned if there are none.
+
+    :param encoded: the JSON of its data, if known
     """
     counts: Counter[str] = Counter()
     data = result.data
@@ -47,7 +48,7 @@ def _walked(value: Any, counts: Counter[str]) -> Any:
     if isinstance(value, dict):
         members = cast("dict[str, Any]", value)
         walked = {_text(key, counts): _walked(item, counts) for key, item in members.items()}
-        # Keys that are shown alike would hide one another: as a list of pairs all of them stay.
+        # Keys that become equal would overwrite each other: a list of pairs keeps all of them.
         return walked if len(walked) == len(members) else {"pairs": [list(pair) for pair in _pairs(members)]}
     if isinstance(value, (list, tuple)):
         return [_walked(item, counts) for item in cast("list[Any]", value)]
@@ -87,7 +88,7 @@ _OF_THE_CALL = frozenset(
         "not_locked",
     }
 )
-"""Metadata on how the call went."""
+"""Metadata about the call."""
 _OF_THE_OUTPUT = frozenset(
     {
         "truncated",
@@ -100,19 +101,19 @@ _OF_THE_OUTPUT = frozenset(
         "artifact",
     }
 )
-"""Metadata on where the output is and how large."""
+"""Metadata about the place and size of the output."""
 
 
 def views(spec: ToolSpec, result: Result) -> tuple[Result, Result]:
-    """``result`` as the face and as the model may see it, by the tool's exposure and mask."""
-    at_face = result if spec.exposure in SEEN_AT_FACE else _hidden(spec, result, "the people at the face")
+    """Return ``result`` as the frontend and as the model may see it, by the tool's exposure and mask."""
+    at_face = result if spec.exposure in SEEN_AT_FACE else _hidden(spec, result, "the user")
     if spec.exposure not in SEEN_BY_MODEL:
         return at_face, for_model(_hidden(spec, result, "the model"))
     return at_face, for_model(_masked(result) if spec.prompt_mask else result)
 
 
 def _hidden(spec: ToolSpec, result: Result, audience: str) -> Result:
-    """What one side is told of an output that is not meant for it: that there is one, and how the call went."""
+    """Return the result without its output, for an audience that may not see it."""
     known = {key: value for key, value in result.metadata.items() if key in _OF_THE_CALL}
     known["withheld"] = f"exposure: {spec.exposure}"
     data = {"summary": f"The tool ran. Its output is not shown to {audience}."} if result.ok else None
@@ -120,7 +121,7 @@ def _hidden(spec: ToolSpec, result: Result, audience: str) -> Result:
 
 
 def _masked(result: Result) -> Result:
-    """What a prompt has of an output that is kept out of prompts: a summary, and where the output is."""
+    """Return the result with a summary and the place of its output, for a prompt that leaves the output out."""
     known = {key: value for key, value in result.metadata.items() if key in _OF_THE_CALL or key in _OF_THE_OUTPUT}
     known["withheld"] = "prompt_mask"
     whole: object = result.data

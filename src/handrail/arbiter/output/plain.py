@@ -30,14 +30,14 @@ from handrail.contract.call import Blob, Result
 # not release the interpreter. So long texts and large containers are encoded in pieces.
 
 PIECE = 128 * 1024
-"""Characters that one native call writes, and in containers about so many bytes."""
+"""Characters that one native call encodes; for containers, about as many bytes."""
 _WEIGHT = 8
 """Bytes that a value counts in addition to its text."""
 _MAX_DEPTH = 100
 
 
 class NotPlain(Exception):
-    """A value that JSON has in another form."""
+    """The value has another form in JSON."""
 
 
 def dumps(value: object, option: int | None = None) -> bytes:
@@ -52,9 +52,9 @@ def dumps_indented(value: object) -> bytes:
 
 
 def copied(value: Any) -> Any:
-    """Return what ``orjson.loads(orjson.dumps(value))`` returns. Texts are shared.
+    """Return what ``orjson.loads(orjson.dumps(value))`` returns. Strings are shared.
 
-    :raises NotPlain: for a value that JSON has in another form
+    :raises NotPlain: for a value that has another form in JSON
     """
     kind: object = type(value)  # pyright: ignore[reportUnknownVariableType]
     if value is None or kind is str or kind is int or kind is float or kind is bool:
@@ -70,7 +70,7 @@ def copied(value: Any) -> Any:
 
 
 def fits(value: Any, most: int) -> bool:
-    """Return whether the texts and members of a container come to ``most`` at most: a quick look before it is written."""
+    """Return whether the strings and members of a container add up to at most ``most``: a quick estimate before it is encoded."""
     return _rest(value, most, 0) >= 0
 
 
@@ -91,13 +91,16 @@ def _rest(value: Any, left: int, depth: int) -> int:
 
 
 class _Lightened:
-    """:param whole: containers that come to much are written in groups of members, not only texts in pieces"""
+    """An encoder of large parts in pieces.
+
+    :param whole: encode large containers in groups of members, not only long strings in pieces
+    """
 
     def __init__(self, option: int | None, *, whole: bool) -> None:
         self._option, self._whole = option, whole
 
     def of(self, value: Any) -> tuple[Any, int]:
-        """``value`` with what is large in it written already, and what the rest of it comes to."""
+        """Return ``value`` with its large parts already encoded, and the size of the remainder."""
         kind: object = type(value)  # pyright: ignore[reportUnknownVariableType]
         if kind is str:
             if len(value) > PIECE:
@@ -160,18 +163,18 @@ _MAX_FOREIGN_TEXT = 10_000
 _AS_TEXT = (Decimal, UUID, Fraction, complex, datetime.timedelta)
 _MEDIA_TYPE = re.compile(r"[A-Za-z0-9!#$&^_.+-]{1,80}/[A-Za-z0-9!#$&^_.+-]{1,80}(;[ -~]{0,100})?")
 _STRICT = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_SUBCLASS
-"""orjson then refuses what it would otherwise write in its own way, and it is left to :class:`Plain`."""
+"""Options under which orjson refuses values that :class:`Plain` converts in its own way."""
 
 _dumps = orjson.dumps
 
 
 class TooLarge(Exception):
-    """The value has more parts than were allowed for; nothing was made of it."""
+    """The value has more parts than allowed; the conversion has no result."""
 
 
 @dataclasses.dataclass(slots=True)
 class Binary:
-    """One binary part: ``place`` is the object that stands for it in the data, its ``artifact`` still None."""
+    """One binary part. ``place`` is the object that replaces it in the data, with ``artifact`` still None."""
 
     place: dict[str, Any]
     data: bytes
@@ -179,9 +182,9 @@ class Binary:
 
 
 def encoded_as_it_is(value: object, *, large: bool = False) -> bytes | None:
-    """JSON text of a value that is plain already; None if it is not, or only a look at each part can tell.
+    """Return the JSON of a value that is already plain; None if it is not, or that is unclear without a full walk.
 
-    :param large: it is written in pieces, so that the event loop continues meanwhile
+    :param large: encode in pieces, so that the event loop continues meanwhile
     """
     try:
         encoded = dumps(value, _STRICT) if large else _dumps(value, None, _STRICT)
@@ -192,14 +195,15 @@ def encoded_as_it_is(value: object, *, large: bool = False) -> bytes | None:
 
 
 class Plain:
-    """One value made plain: :attr:`data`, the :attr:`binaries` taken out of it, and :attr:`notes` on what was changed."""
+    """The conversion of one value to plain JSON: :attr:`data`, its :attr:`binaries`, and :attr:`notes` about changes."""
 
     __slots__ = ("_left", "_open", "_where", "binaries", "data", "more_notes", "notes")
 
     def __init__(self, value: object, max_parts: int = MAX_PARTS) -> None:
-        """
-        :param max_parts: how many parts to go through, a long text counting by its length
-        :raises TooLarge: when there are more
+        """Convert ``value``.
+
+        :param max_parts: how many parts to convert; a long string counts by its length
+        :raises TooLarge: if there are more
         """
         self._left = max_parts
         self._open: set[int] = set()
@@ -226,11 +230,16 @@ class Plain:
             return self._part(value)
         except (TooLarge, MemoryError):
             raise
-        except Exception as error:  # its own code runs here (properties, iterators, __str__), and may do anything
+        except (
+            Exception
+        ) as error:  # code of the value runs here (properties, iterators, __str__) and may raise anything
             return self._note(f"<{kind.__name__}>", f"a {kind.__name__} cannot be read ({type(error).__name__})")
 
     def _part(self, value: object) -> Any:
-        """Anything but the four simple types. Containers are entered once: inside themselves they are a cycle."""
+        """Convert a value that has none of the four simple types.
+
+        Each container is entered once at a time: a container inside itself is a cycle.
+        """
         if isinstance(value, (bytes, bytearray, memoryview)):
             return self._binary(bytes(cast("bytes", value)), "application/octet-stream")
         if isinstance(value, Blob):
@@ -252,7 +261,7 @@ class Plain:
             self._open.discard(id(value))
 
     def _simple(self, value: object) -> Any:
-        """What is one value and not a container; None if it is something else."""
+        """Convert a single value; return None for a container or a foreign object."""
         if isinstance(value, str):
             return self._text(str.__str__(value))
         if isinstance(value, int):
@@ -270,7 +279,7 @@ class Plain:
         return None
 
     def _container(self, value: object) -> Any:
-        # Before a copy is made: some sequences are longer than any memory, as range(10**18) is.
+        # Before a copy is made: some sequences, such as range(10**18), are larger than any memory.
         if isinstance(value, (Mapping, Sequence, Set)) and len(cast("Sequence[object]", value)) > self._left:
             raise TooLarge
         if isinstance(value, Mapping):
@@ -279,7 +288,7 @@ class Plain:
             return self._object(list(zip(names, cast("tuple[object, ...]", value), strict=True)))
         if isinstance(value, Set):
             return self._array(sorted(cast("Set[object]", value), key=_in_some_order))
-        if isinstance(value, Sequence):  # list, tuple, deque, range, …; texts and bytes do not come here
+        if isinstance(value, Sequence):  # list, tuple, deque, range, …; strings and bytes are handled before
             return self._array(list(cast("Sequence[object]", value)))
         if isinstance(value, Result):
             return self._object(list(value.to_dict().items()))
@@ -288,7 +297,7 @@ class Plain:
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             return self._object([(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)])
         text = self._text(_foreign(str(value)))
-        return self._note(text, f"a {type(value).__name__} is not JSON, sent as its text")
+        return self._note(text, f"a {type(value).__name__} has no JSON form, sent as text")
 
     def _object(self, items: Sequence[tuple[object, object]]) -> dict[str, Any]:
         made: dict[str, Any] = {}
@@ -332,7 +341,7 @@ class Plain:
             text.encode()
         except UnicodeEncodeError:
             shown = text.encode("utf-8", "backslashreplace").decode()
-            return self._note(shown, "is no valid Unicode text; the faulty characters are written as \\udcXX")
+            return self._note(shown, "is not valid Unicode; the invalid characters are written as \\udcXX")
         return text
 
     def _integer(self, number: int) -> int | str:
@@ -345,7 +354,7 @@ class Plain:
         if math.isfinite(number):
             return number
         shown = "NaN" if math.isnan(number) else "Infinity" if number > 0 else "-Infinity"
-        return self._note(shown, f"is {shown}, which JSON has not, sent as text")
+        return self._note(shown, f"is {shown}, which has no JSON form, sent as text")
 
     def _binary(self, data: bytes, media_type: object) -> dict[str, Any]:
         known = isinstance(media_type, str) and _MEDIA_TYPE.fullmatch(media_type)
@@ -367,10 +376,10 @@ class Plain:
 
 
 def _foreign(text: str) -> str:
-    """What an object says of itself: whole, since a secret that is cut is found no more, or not at all."""
+    """Return the text of a foreign object, or only its length if it is long: part of a secret would not be found."""
     return text if len(text) <= _MAX_FOREIGN_TEXT else f"(a text of {len(text):,} characters)"
 
 
 def _in_some_order(value: object) -> tuple[str, str]:
-    """Sets have no order; the same set should give the same output."""
+    """Return a sort key, so that the same set always gives the same output."""
     return type(value).__name__, str(value)

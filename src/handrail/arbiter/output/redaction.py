@@ -20,54 +20,55 @@ from handrail.contract.session import Values
 from handrail.runtime.secrets import fault_in_name
 
 MIN_SECRET = 4
-"""Characters. A shorter value would occur in ordinary text and redact that."""
+"""Characters. A shorter value would occur in ordinary text, which would then be redacted."""
 
 
 MAX_SECRET = 16 * 1024
-"""Characters. A longer one is a document, and to look for all its forms would hold every call up."""
+"""Characters. A longer value is a document, and the search for all its encodings would delay every call."""
 
 
 _LONG = 64 * 1024
-"""Bytes from which on a second look costs more than keeping what was looked at."""
+"""Bytes from which a second search costs more than caching the searched text."""
 
 
 class Redactor:
-    """Knows the secrets of one kernel, those that its processes brought along included."""
+    """The registered secrets of one kernel, including those of client processes, and their redaction."""
 
     __slots__ = ("_binary", "_clean", "_forms", "_numeric", "_secrets", "active")
 
     def __init__(self, secrets: Mapping[str, str] | None = None) -> None:
-        """
-        :param secrets: name to value; a name may be shown to anybody
-        :raises ValueError: for a value that cannot be redacted; the text gives its name and never the value
+        """Register secrets.
+
+        :param secrets: name to value; every reader may see a name
+        :raises ValueError: for a value that cannot be redacted; the text contains the name and never the value
         """
         self._secrets: dict[str, frozenset[str]] = {}
         self.learn(secrets or {})
 
     def learn(self, secrets: Mapping[str, str]) -> None:
-        """Redact these too from now on, beside all that were known before. A name may stand for several values.
+        """Register further secrets. A name may have several values.
 
-        :raises ValueError: for a value that cannot be redacted; the text gives its name and never the value
+        :raises ValueError: for a value that cannot be redacted; the text contains the name and never the value
         """
         every = dict(self._secrets)
         for name, value in secrets.items():
             if problem := fault_in_name(name):
                 raise ValueError(problem)
             if fault := fault_in(value):
-                raise ValueError(f"the secret {name!r} {fault}")
+                raise ValueError(f"Secret `{name}` {fault}.")
             every[name] = every.get(name, frozenset()) | {value}
         labelled = {_label(name): sorted(values) for name, values in every.items()}
         forms = Forms(labelled)
         for label in labelled:
             for found in forms.occurrences(label):
                 raise ValueError(
-                    f"the secret {found.label[8:-1]!r} has a value that is part of {label!r}, which would be put "
-                    "in a secret's place; use a longer, random value"
+                    f"Secret `{found.label[8:-1]}` has a value that is part of the placeholder `{label}`. Use a longer, "
+                    "random value."
                 )
         ascii_only = all(value.isascii() for values in every.values() for value in values)
         self._secrets, self._forms = every, forms
         self._clean = b""
-        """The last long text without secrets: arguments are looked at once for the record and once for people."""
+        """The last long text without secrets, since arguments are searched once for the record and once for the user."""
         self._binary = forms if ascii_only else Forms(labelled, as_bytes=True)
         digits = set("0123456789.eE+-")
         self._numeric = any(
@@ -77,23 +78,25 @@ class Redactor:
             for form in (value, value.encode().hex())
         )
         self.active = bool(every)
-        """Whether there is anything to look for."""
+        """Whether any secret is registered."""
 
     def text(self, text: str) -> str:
-        """``text`` without secrets; the same object when there are none in it."""
+        """Return ``text`` without secrets; the same object if it contains none."""
         if not self.active or not self._forms.may_be_in(text):
             return text
         return self._cut(self._forms, text, len(text), 0)[0]
 
     def head(self, text: str, most: int) -> str:
-        """The first ``most`` characters of ``text`` without secrets. No more than a fixed length of it is looked at, and what
-        may be the beginning of a secret at its end is left out."""
+        """Return the first ``most`` characters of ``text`` without secrets.
+
+        Only a fixed length is searched. A possible beginning of a secret at its end is left out.
+        """
         if len(text) <= _LONG:
             return self.text(text)[:most]
         return self.stream().feed(text[:_LONG])[:most]
 
     def binary(self, data: bytes) -> bytes:
-        """``data`` without secrets in UTF-8."""
+        """Return ``data`` without secrets in UTF-8."""
         if not self.active or not self._binary.may_be_in_bytes(data):
             return data
         text = data.decode("latin-1")
@@ -101,7 +104,7 @@ class Redactor:
         return data if shown is text else shown.encode("latin-1")
 
     def found_in(self, data: bytes) -> bool:
-        """Whether UTF-8 or JSON text has a secret in it."""
+        """Return whether UTF-8 or JSON text contains a secret."""
         if len(data) > _LONG and data == self._clean:
             return False
         if self._binary.may_be_in_bytes(data) and self._binary.occurrences(data.decode("latin-1")):
@@ -111,23 +114,23 @@ class Redactor:
         return False
 
     def record(self, body: dict[str, Any]) -> dict[str, Any]:
-        """As :meth:`value`, for what has seldom a secret in it: one look at the whole of it first."""
+        """Return ``body`` without secrets, with one search of the whole first: most bodies contain none."""
         try:
             if not self.found_in(orjson.dumps(body)):
                 return body
-        except TypeError:  # something that only a look at each part tells
+        except TypeError:  # a value that only the walk below can handle
             pass
         return self._walk(body)
 
     def value(self, value: Any) -> Any:
-        """Plain JSON data without secrets, in keys as well; parts without any are the same objects.
+        """Return plain JSON data without secrets, also in keys. Parts without secrets are the same objects.
 
-        A number whose digits are a secret becomes its name. Keys that become the same are told apart by a count.
+        A number whose digits are a secret becomes its name. Keys that become equal get a count.
         """
         return self._walk(value) if self.active else value
 
     def stream(self) -> RedactedStream:
-        """For text that comes in pieces."""
+        """Return a redactor for text that arrives in pieces."""
         return RedactedStream(self)
 
     def _walk(self, value: Any) -> Any:
@@ -161,10 +164,10 @@ class Redactor:
 
     @staticmethod
     def _cut(forms: Forms, text: str, upto: int, covered: int) -> tuple[str, int]:
-        """Redact what begins before ``upto``.
+        """Redact the occurrences that begin before ``upto``.
 
         :param covered: how many characters at the start belong to an occurrence whose label was already written
-        :return: the text to show, and how many characters after ``upto`` belong to what it ends with
+        :return: the redacted text, and how many characters after ``upto`` belong to its last occurrence
         """
         out: list[str] = []
         shown = covered
@@ -183,7 +186,7 @@ class Redactor:
 
 
 class RedactedStream:
-    """Redacts text that comes in pieces, as if it had come whole. Holds back what may be a secret's beginning."""
+    """A redactor of text in pieces, with the same result as for the whole text. It holds back possible beginnings of secrets."""
 
     __slots__ = ("_covered", "_pending", "_redactor")
 
@@ -193,11 +196,11 @@ class RedactedStream:
         self._covered = 0
 
     def feed(self, chunk: str) -> str:
-        """What may be shown now."""
+        """Take the next piece, and return the text that can be shown now."""
         return chunk if not self._redactor.active else self._advance(self._pending + chunk, end=False)
 
     def finish(self) -> str:
-        """The rest, after the last chunk."""
+        """Return the rest, after the last piece."""
         return self._advance(self._pending, end=True) if self._pending else ""
 
     def _advance(self, text: str, *, end: bool) -> str:
@@ -214,7 +217,7 @@ def _label(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RedactedValues:
-    """What tools keep in a session, without secrets; implements :class:`~handrail.contract.session.Values`."""
+    """The values that tools keep in a session, redacted when they are stored (:class:`~handrail.contract.session.Values`)."""
 
     values: Values
     redactor: Redactor
@@ -227,7 +230,7 @@ class RedactedValues:
 
 
 def redactor_of(given: Mapping[str, str] | None) -> Redactor:
-    """A redactor of what a program passed as its secrets.
+    """Return a redactor for the secrets that a program passed.
 
     :raises UsageError: for a name or value that cannot be redacted
     """
@@ -238,19 +241,19 @@ def redactor_of(given: Mapping[str, str] | None) -> Redactor:
 
 
 def fault_in(value: object) -> str | None:
-    """Why a value cannot be redacted, without telling it; None where it can."""
+    """Return why a value cannot be redacted, without the value; None if it can."""
     if not isinstance(value, str):
-        return f"is a {type(value).__name__}; expected text"
+        return f"is a {type(value).__name__}. Expected a string"
     if len(value) < MIN_SECRET:
-        return f"has {len(value)} characters; expected at least {MIN_SECRET}, since a shorter value occurs in ordinary text"
+        return f"has {len(value)} characters. Expected at least {MIN_SECRET}, since a shorter value occurs in ordinary text"
     if len(value) > MAX_SECRET:
-        return f"has {len(value):,} characters; expected at most {MAX_SECRET:,}"
+        return f"has {len(value):,} characters. Expected at most {MAX_SECRET:,}"
     if not value.strip():
-        return "is only white space; expected a value that does not occur in ordinary text"
+        return "is only white space. Expected a value that does not occur in ordinary text"
     try:
         value.encode()
     except UnicodeEncodeError:
-        return "has half of a surrogate pair in it; expected valid Unicode text"
+        return "contains half of a surrogate pair. Expected valid Unicode"
     return None
 
 
@@ -265,12 +268,12 @@ LOGGERS = (
     "handrail.mcp",
     "handrail.session",
 )
-"""Every logger of Handrail's own: a filter on one does not see what is logged on those beneath it."""
+"""All loggers of Handrail: a filter on one does not apply to its children."""
 
 
 @contextmanager
 def redacted_logs(redactor: Redactor) -> Generator[None]:
-    """Redact what is logged until the block ends, also what ``redactor`` learns meanwhile."""
+    """Redact log messages until the block ends, also secrets that ``redactor`` learns meanwhile."""
     redaction = _Redaction(redactor)
     for name in LOGGERS:
         logging.getLogger(name).addFilter(redaction)
@@ -296,7 +299,7 @@ class _Redaction(logging.Filter):
             traced = record.exc_text or logging.Formatter().formatException(record.exc_info)
             if (shown := self._redactor.text(traced)) is not traced:
                 record.exc_text = shown
-                # For handlers that look at the error itself: one of the same name, with its redacted text and no frames.
+                # For handlers that use the exception: one of the same name, with its redacted text and no frames.
                 told = type(type(error).__name__, (Exception,), {})(self._redactor.text(str(error)))
                 record.exc_info = (type(told), told, None)
         if record.stack_info:

@@ -28,29 +28,31 @@ import orjson
 Atom = tuple[str, ...]
 
 MIN_BASE64 = 6
-"""Characters of base64 that say enough of a value to be taken for it; fewer occur by chance."""
+"""Characters of base64 that identify a value; fewer occur by chance."""
 JSON_LEVELS = 3
-"""Text in JSON in JSON in JSON, as an answer about an answer has it."""
+"""JSON strings nested three times, as in an answer that quotes an answer."""
 _LINE_ENDS = ("\n", "\r\n", "\\n", "\\r\\n", "\\\\n")
 _UNBROKEN = 40
-"""Base64 is wrapped in longer lines, so in so many characters there is one line end at most."""
+"""Base64 wraps in longer lines, so this many characters contain at most one line end."""
 _HTML = {"&": "amp", "<": "lt", ">": "gt", '"': "quot", "'": "apos"}
 _BY_NUMBER = "&#"
+"""Searched first: one byte is found ten times as fast as two."""
 _AMPERSAND = ord("&")
 """Looked for first: one byte is found ten times as quickly as two."""
 _NUMBERED = re.compile(r"(&#(?:[xX]0*[0-9a-fA-F]{1,6}(?![0-9a-fA-F])|0*[0-9]{1,7}(?![0-9]));?)")
 _UNFINISHED = re.compile(r"&(?:#(?:[xX][0-9a-fA-F]*|[0-9]*))?")
 _LONGEST_BY_NUMBER = 64
-"""Characters of one that a stream waits for; a longer one is all zeros, and is found in whole texts only."""
+"""Characters of a numeric reference that a stream waits for. A longer one has leading zeros and is found only in whole texts.
+"""
 _GATE = 5
 _SLICE = 64 * 1024
-"""Characters that are read in one step, after which other threads may run."""
+"""Characters that are decoded in one step, after which other threads may run."""
 _SHORT = 8192
-"""Characters. In a shorter text one search for the beginnings of all needles is quicker than one for each."""
+"""Characters. In a shorter text, one search for the beginnings of all needles is faster than one search per needle."""
 
 
 class Found(NamedTuple):
-    """One occurrence: ``text[start:end]`` is a form of the secret with this label."""
+    """One occurrence: ``text[start:end]`` is an encoding of the secret with this label."""
 
     start: int
     end: int
@@ -58,7 +60,7 @@ class Found(NamedTuple):
 
 
 class _Needle(NamedTuple):
-    """A piece of every occurrence of its form, or one of several of which one is; and how much stands before it."""
+    """A part that every occurrence of an encoding contains, or one of several alternatives, with its distance from the start."""
 
     text: str
     before_least: int
@@ -67,12 +69,12 @@ class _Needle(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """One way to write one secret."""
+    """One encoding of one secret."""
 
     atoms: tuple[Atom, ...]
     label: str
     literal: str = ""
-    """The form in one piece; an occurrence that begins so is tried no other way."""
+    """The encoding as one string, if it has one; an occurrence that begins with it needs no other match."""
     needles: tuple[_Needle, ...] = field(default=(), compare=False)
 
     @property
@@ -80,8 +82,10 @@ class Form:
         return sum(max(map(len, atom)) for atom in self.atoms)
 
     def at(self, text: str, start: int) -> tuple[int, bool]:
-        """Where the longest occurrence from ``start`` on ends (-1: there is none), and whether the end of ``text``
-        leaves open that there is one, or a longer one."""
+        """Return the end of the longest occurrence from ``start`` on, and whether it may be incomplete.
+
+        The end is -1 if there is none. It may be incomplete if the end of ``text`` leaves an occurrence, or a longer one, open.
+        """
         if self.literal and text.startswith(self.literal, start):
             return start + len(self.literal), False
         size = len(text)
@@ -104,14 +108,14 @@ class Form:
 
 
 class Read:
-    """A text in which every character that HTML writes by its number (``&#116;``, ``&#x0074``) is read as that.
+    """A text with its numeric HTML references (``&#116;``, ``&#x0074``) decoded.
 
-    :param as_bytes: the text is bytes, each a character of the same number, and so is what is read
+    :param as_bytes: each character of the text stands for a byte, before and after decoding
     """
 
     def __init__(self, text: str, as_bytes: bool) -> None:
-        # Split, not searched: a text may be made of nothing else, and a step in Python for each would hold a call up. Each
-        # slice is a few steps that hold the interpreter.
+        # Split, not searched: a text may consist of references only, and one Python step for each would delay a call. Each
+        # slice takes a few steps that hold the interpreter.
         self._pieces: list[str] = [""]
         self._read: list[str] = [""]
         characters: dict[str, str] = {}
@@ -128,15 +132,15 @@ class Read:
 
     @cached_property
     def _ends(self) -> tuple[list[int], list[int]]:
-        """Where each piece ends: in the text, and in what was read."""
+        """Return where each piece ends, in the text and in its decoded form."""
         return _ends_of(self._pieces), _ends_of(self._read)
 
     def start(self, index: int) -> int:
-        """Where in the text that stands which is at ``index`` of what was read."""
+        """Return where the character at ``index`` of the decoded text starts in the original."""
         return self._place(index, index)
 
     def end(self, index: int) -> int:
-        """Where in the text that ends which ends before ``index`` of what was read."""
+        """Return where the character before ``index`` of the decoded text ends in the original."""
         if index <= 0:
             return index
         nth = bisect.bisect_right(self._ends[1], index - 1)
@@ -155,7 +159,7 @@ class Read:
 
 
 def _slices(text: str) -> Iterator[str]:
-    """A text in parts, none of which ends within a character that is written by its number."""
+    """Yield the text in parts that do not split a numeric reference."""
     begin = 0
     while begin < len(text):
         end = len(text) if len(text) - begin <= _SLICE else text.rfind("&", begin + 1, begin + _SLICE)
@@ -173,7 +177,7 @@ def _ends_of(pieces: Sequence[str]) -> list[int]:
 
 
 def _character(numbered: str, as_bytes: bool) -> str:
-    """The character that is written by its number; the text itself where there is none of that number."""
+    """Return the character of a numeric reference; the reference itself if the number is invalid."""
     digits = numbered[2:].removesuffix(";")
     number = int(digits[1:], 16) if digits[0] in "xX" else int(digits.lstrip("0") or "0")
     if number > 0x10FFFF or 0xD800 <= number <= 0xDFFF:
@@ -182,10 +186,10 @@ def _character(numbered: str, as_bytes: bool) -> str:
 
 
 class Forms:
-    """All forms of all secrets.
+    """All encodings of all secrets.
 
-    :param secrets: label to the values that it stands for
-    :param as_bytes: for texts that are bytes, each a character of the same number
+    :param secrets: label to the values of a secret
+    :param as_bytes: for texts in which each character stands for a byte
     """
 
     def __init__(self, secrets: Mapping[str, Iterable[str]], *, as_bytes: bool = False) -> None:
@@ -209,7 +213,7 @@ class Forms:
         self._longest = max((form.longest for form in self._forms), default=0)
 
     def may_be_in(self, text: str) -> bool:
-        """Whether a closer look is needed; quick, and True for every text with an occurrence."""
+        """Return whether a full search is necessary. Quick, and True for every text with an occurrence."""
         if len(text) < _SHORT:
             if self._gate.search(text) is not None:
                 return True
@@ -220,7 +224,7 @@ class Forms:
         return "&" in text and _BY_NUMBER in text and self._opens(Read(text, self._as_bytes).text)
 
     def may_be_in_bytes(self, data: bytes) -> bool:
-        """The same of bytes."""
+        """Return the same for bytes."""
         if len(data) < _SHORT:
             if self._binary_gate.search(data) is not None:
                 return True
@@ -231,12 +235,12 @@ class Forms:
         return _AMPERSAND in data and b"&#" in data and self._opens(Read(data.decode("latin-1"), self._as_bytes).text)
 
     def _opens(self, text: str) -> bool:
-        """Whether the beginning of a needle is in a text."""
+        """Return whether a text contains the beginning of a needle."""
         steps = range(0, len(text), _SLICE)
         return any(self._gate.search(text, at, at + _SLICE + _GATE) is not None for at in steps)
 
     def occurrences(self, text: str) -> list[Found]:
-        """Every one, overlapping ones too, in order; of those with one beginning the longest first."""
+        """Return all occurrences in order, including overlapping ones; the longest first among those with one start."""
         found = self._occurrences(text)
         if _BY_NUMBER in text:
             read = Read(text, self._as_bytes)
@@ -262,7 +266,7 @@ class Forms:
         return found
 
     def held_back(self, text: str) -> int:
-        """Where the first possible beginning of a secret stands that the end of ``text`` leaves open."""
+        """Return where the first possible beginning of a secret starts that the end of ``text`` leaves open."""
         held = self._held_back(text)
         tail = max(text.rfind("&", max(0, len(text) - _LONGEST_BY_NUMBER)), 0)
         whole = tail if _UNFINISHED.fullmatch(text, tail) else len(text)
@@ -290,7 +294,7 @@ def _forms_of(value: str, label: str, *, as_bytes: bool) -> Iterator[Form]:
 
 
 def _as_text(character: str, as_bytes: bool) -> Atom:
-    """One character: itself, and as JSON, URLs, HTML and messages that quote it write it."""
+    """Return the spellings of one character: plain, and as in JSON, URLs, HTML and quoting messages."""
     found = [character.encode().decode("latin-1") if as_bytes else character]
     level = [character]
     quoted = "\\'" if character == "'" else repr(character)[1:-1]
@@ -311,8 +315,10 @@ def _as_text(character: str, as_bytes: bool) -> Atom:
 
 
 def _in_base64(value: bytes, place: int, label: str) -> Iterator[Form]:
-    """What is certain of ``value`` where so many bytes before it do not fill a group of three; without the characters
-    that it shares with its neighbours, and with the last one where it is the end."""
+    """Yield the base64 encodings of ``value`` after ``place`` bytes of an incomplete group.
+
+    Characters that ``value`` shares with its neighbours are left out, and with its last one if it is at the end.
+    """
     encoded = base64.b64encode(b"\0" * place + value).decode()
     first, end = -(-place * 8 // 6), (place + len(value)) * 8 // 6
     certain, rest = encoded[first:end], encoded[end:]
@@ -337,7 +343,7 @@ def _as_base64(character: str, *, wraps: bool) -> Atom:
 
 
 def _halves(text: str) -> list[tuple[int, int]]:
-    """Two stretches of which a single line end leaves one whole."""
+    """Return two stretches of which a single line end leaves one intact."""
     reach = min(len(text), _UNBROKEN)
     return [(0, reach // 2), (reach // 2, reach)]
 
@@ -352,7 +358,7 @@ def _made(
 
 
 def _needles(atoms: Sequence[Atom], lo: int, hi: int, wrapped: bool) -> list[_Needle]:
-    """The longest run of atoms without a choice, line ends aside; else all the ways to write the two first ones."""
+    """Return the longest run of atoms without alternatives, apart from line ends, or all spellings of the first two atoms."""
 
     def choices(index: int) -> tuple[str, ...]:
         alternatives = atoms[index]
@@ -380,20 +386,20 @@ def _needles(atoms: Sequence[Atom], lo: int, hi: int, wrapped: bool) -> list[_Ne
 
 
 def _further(before: Sequence[Atom], at: Atom) -> int:
-    """By how much a line end and characters written in three ways can move what follows them."""
+    """Return by how much a line end and characters with several spellings can shift what follows."""
     spread = sum(2 for atom in before if len(atom[0]) == 1 and any(one.startswith("%") for one in atom))
     return spread + max(map(len, _LINE_ENDS)) * (1 + len(before) // _UNBROKEN) * bool(len(at) > 1 or before)
 
 
 def _cases(text: str) -> tuple[str, ...]:
-    """An escape with its hexadecimal digits in either case, the two mixed included."""
+    """Return an escape with its hexadecimal digits in either case, and mixed."""
     if len(text) < 2 or text[0] not in "%\\&":
         return (text,)
     return tuple("".join(parts) for parts in itertools.product(*(dict.fromkeys((c.lower(), c.upper())) for c in text)))
 
 
 def _joined(atoms: Sequence[Atom]) -> tuple[Atom, ...]:
-    """Neighbours without a choice as one atom."""
+    """Return the atoms with neighbours without alternatives joined."""
     joined: list[Atom] = []
     run: list[str] = []
     for atom in atoms:
@@ -410,7 +416,7 @@ def _joined(atoms: Sequence[Atom]) -> tuple[Atom, ...]:
 
 
 def _trie(words: Iterable[str]) -> str:
-    """A pattern that finds the first of many words, branching as they do."""
+    """Return a pattern that finds the first of many words, as a trie."""
     root: dict[str, dict[str, object]] = {}
     for word in words:
         node: dict[str, object] = root  # pyright: ignore[reportAssignmentType]

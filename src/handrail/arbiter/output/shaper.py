@@ -55,25 +55,25 @@ from handrail.record.artifacts import Artifacts
 # Small values of the other keys of an object stay unchanged next to ``head``.
 
 _SMALL = 4
-"""What stands beside the head may take one part in so many of the limit."""
+"""The other keys may take at most one part in this many of the limit."""
 
 
 class Cut(NamedTuple):
-    """What is left of an output, and the whole of it."""
+    """A truncated output and its full text."""
 
     data: dict[str, Any]
     """``head``, and the small other keys."""
     counts: dict[str, Any]
-    """For the metadata: ``head_is``, and ``output_bytes`` and ``omitted_bytes`` or ``entries`` and ``omitted_entries``."""
+    """Metadata: ``head_is``, and ``output_bytes`` and ``omitted_bytes``, or ``entries`` and ``omitted_entries``."""
     whole: str
-    """The sidecar's text."""
+    """The text for the output file."""
 
 
 def cut(data: Any, encoded: bytes, spec: ToolSpec, redact: Callable[[str], str]) -> Cut | None:
-    """``data`` within the limits of ``spec``, or None where it is within them already.
+    """Truncate ``data`` to the limits of ``spec``; return None if it is within them.
 
     :param encoded: the compact JSON of ``data``
-    :param redact: looks through a text that was put together here, before it is cut
+    :param redact: redacts a text that is built here, before it is cut
     """
     if spec.max_entries is not None and (
         found := _cut_entries(data, encoded, spec.max_output, spec.max_entries, redact)
@@ -96,7 +96,7 @@ def cut(data: Any, encoded: bytes, spec: ToolSpec, redact: Callable[[str], str])
 
 
 def first_bytes(encoded: bytes, count: int) -> str:
-    """At most ``count`` bytes of UTF-8, ending at a character's end."""
+    """Return at most ``count`` bytes of UTF-8, ending at the end of a character."""
     return encoded[: max(0, count)].decode("utf-8", "ignore")
 
 
@@ -158,13 +158,13 @@ def _only_list(data: Any) -> tuple[list[Any] | None, str | None]:
 
 
 def _beside(data: dict[str, Any], key: str) -> tuple[dict[str, Any], int]:
-    """The other keys, and the bytes of JSON they take."""
+    """Return the other keys, and the bytes of JSON that they take."""
     others = {other: value for other, value in data.items() if other != key}
     return others, len(orjson.dumps(others)) if others else 0
 
 
 def _line(entry: Any) -> str:
-    """One entry as one line."""
+    """Return an entry as one line."""
     text: str | None = entry if isinstance(entry, str) else None
     if isinstance(entry, dict):
         match = cast("dict[str, Any]", entry)
@@ -183,21 +183,23 @@ MAX_METADATA = 16 * 1024
 """Bytes of JSON that a tool's own metadata may take."""
 _SCALARS = frozenset({bool, int, float})
 _FEW_DIGITS, _SHORT = 10**9, 16
-"""Numbers below, and how long their JSON text is at most."""
+"""A bound for small integers, and the longest JSON text below it."""
 _dumps = orjson.dumps
 _INLINE_BYTES = 256 * 1024
 _INLINE_SPELLED = 4 * 1024
-"""Bytes that are spelled out on the event loop: a text of nothing but hidden characters takes 5 µs for each."""
+"""Bytes that are neutralised on the event loop: a text of hidden characters takes 5 µs for each."""
 _INLINE_PARTS = 2_000
-"""How many parts of a value are gone through on the event loop; more are a thread's work."""
+"""How many parts of a value are converted on the event loop; a thread converts larger values."""
 _PLACED = "artifacts"
-"""In the metadata: the references in the data that the kernel put there itself. A tool can write any text that looks like
-one, and cannot write this."""
+"""The metadata key of artifact references that the kernel itself put into the data.
+
+A tool can write any text that looks like a reference, but not this key.
+"""
 
 
 @dataclass(slots=True)
 class Shaped:
-    """One output, three ways. ``logged`` is the body of the log's record and stays as it is whatever is done to the others."""
+    """One output in three forms. ``logged`` is the body of the log record and never changes."""
 
     result: Result
     model: Result
@@ -205,12 +207,12 @@ class Shaped:
 
 
 def said(result: Result) -> Shaped:
-    """What the arbiter says itself of a call, which is on record already."""
+    """Return a result of the arbiter itself, which is already recorded."""
     return Shaped(result, for_model(result), {})
 
 
 def told_at_the_end(result: Result) -> dict[str, Any]:
-    """What the session's listeners are told of a call's end. Its result is its caller's."""
+    """Return the data of the event for a call's end. Only the caller receives the result."""
     told: dict[str, Any] = {"type": result.type, "error_kind": result.error_kind}
     data: object = result.data
     if isinstance(data, dict):
@@ -220,12 +222,12 @@ def told_at_the_end(result: Result) -> dict[str, Any]:
 
 
 class Shaper:
-    """Shapes outputs for one kernel.
+    """The stages of output for one kernel.
 
-    :param redactor: what must come through nowhere
-    :param artifacts: where binary parts go
-    :param folder: from a session's id to its output folder, which that session may read
-    :ivar room: what the cut outputs in these folders may take together
+    :param redactor: removes registered secrets
+    :param artifacts: stores binary parts
+    :param folder: returns the output folder of a session, which that session may read
+    :ivar room: the quota of all output files together
     """
 
     def __init__(
@@ -236,17 +238,17 @@ class Shaper:
         room: SidecarRoom,
     ) -> None:
         self.redactor, self._artifacts, self.folder, self.room = redactor, artifacts, folder, room
-        # Threads of its own: the loop's are shared with synchronous tools, which may hang in them.
+        # Separate threads: those of the loop are shared with synchronous tools, which may hang in them.
         self._threads = ThreadPoolExecutor(2, "handrail-output")
 
     def close(self) -> None:
-        """Give the threads back when all is written."""
+        """Wait until everything is written, and end the threads."""
         self._threads.shutdown(wait=True)
 
     def shape_small(self, spec: ToolSpec, value: Any, metadata: dict[str, Any]) -> Shaped | None:
-        """The quick way, for what is plain, small and seen by all. None: take :meth:`shape`.
+        """Shape a plain, small output that all audiences may see; return None for any other, which needs :meth:`shape`.
 
-        :param metadata: the arbiter's own, plain JSON; it is the result's from here on
+        :param metadata: the arbiter's metadata, plain JSON; the result takes it over
         """
         if spec.exposure != "both" or spec.prompt_mask:
             return None
@@ -273,8 +275,8 @@ class Shaper:
         if self.redactor.active and self.redactor.found_in(encoded):
             return None
         if kind is dict or kind is list:
-            data = orjson.loads(encoded)  # a copy: the tool may go on changing what it returned
-            kept: Any = orjson.Fragment(bytes(memoryview(encoded)))  # orjson's own keeps a buffer of 4 KB alive
+            data = orjson.loads(encoded)  # a copy: the tool may still change the object that it returned
+            kept: Any = orjson.Fragment(bytes(memoryview(encoded)))  # the bytes of orjson keep a buffer of 4 KB alive
         else:
             data = kept = value
         if spec.max_entries is not None and len(encoded) > 2 * spec.max_entries and cut(data, encoded, spec, str):
@@ -301,11 +303,11 @@ class Shaper:
         session_id: str,
         nested: Sequence[str] = (),
     ) -> Shaped:
-        """Any value's way, also a whole :class:`Result`. Large ones are prepared and written in a thread.
+        """Shape any value, also a :class:`Result`. A thread handles large ones.
 
-        Once begun the files are written, also if the waiting task is cancelled.
+        Files are written even if the waiting task is cancelled.
 
-        :param nested: the artifacts that the tool was given by calls of its own, which it may pass on
+        :param nested: artifacts in the answers to nested calls, which the tool may pass on
         """
         work = partial(self._shape, spec, value, metadata, call_id, session_id, nested)
         try:
@@ -313,7 +315,7 @@ class Shaper:
         except _NeedsThread:
             try:
                 written = asyncio.get_running_loop().run_in_executor(self._threads, partial(work, inline=False))
-            except RuntimeError:  # closed already: a last call may be slow, but has its answer
+            except RuntimeError:  # closed already: the last call may block the loop, but is answered
                 return work(inline=False)
             return await asyncio.shield(written)
 
@@ -322,7 +324,7 @@ class Shaper:
     @overload
     def redact(self, value: object) -> Any: ...
     def redact(self, value: object) -> Any:
-        """Any value as plain JSON without secrets, as a copy: for the log and for events."""
+        """Return a redacted copy of any value as plain JSON, for the log and for events."""
         if type(value) is str:
             return self.redactor.text(value)
         encoded = encoded_as_it_is(value)
@@ -334,7 +336,7 @@ class Shaper:
             return f"<a {type(value).__name__} that cannot be shown ({type(error).__name__})>"
 
     def hash(self, value: object) -> str:
-        """SHA-256 of a value's canonical JSON, in hexadecimal: what an approval is bound to."""
+        """Return the SHA-256 of a value's canonical JSON, in hexadecimal, which an approval is bound to."""
         digest = hashlib.sha256()
         if encoded_as_it_is(value) is None:
             plain = Plain(value)
@@ -367,12 +369,14 @@ class Shaper:
                 raise _NeedsThread from None
             result = Result.error(
                 "limit",
-                f"{spec.id} ran, and its output has too many parts to be shown; ask for less at once",
+                f"`{spec.id}` ran, but its output has too many parts to be shown. Request less at once.",
                 **metadata,
             )
-        except Exception as error:  # it ran: whatever is wrong with its output, it gets its answer
+        except Exception as error:  # the tool ran, so the call is answered even if its output is faulty
             result = Result.error(
-                "backend", f"{spec.id} ran, and its output cannot be shown ({type(error).__name__})", **metadata
+                "backend",
+                f"`{spec.id}` ran, but its output cannot be shown ({type(error).__name__}). Check its effect before you repeat it.",
+                **metadata,
             )
         encoded = orjson.dumps(result.data)
         if inline and len(encoded) > _INLINE_SPELLED and may_have_any(encoded):
@@ -384,11 +388,11 @@ class Shaper:
         logged = result.to_dict()
         if "data" in logged:
             logged["data"] = orjson.Fragment(encoded)
-        why = model.metadata.get("withheld")  # whoever looks the call up for the model is to know
+        why = model.metadata.get("withheld")  # for later look-ups of this call for the model
         return Shaped(at_face, model, {"result": logged} if why is None else {"result": logged, "withheld": why})
 
     def _within_limits(self, call: _Call, result: Result, model: Result) -> Result:
-        """What spelling out made too long, cut once more; the sidecar has the output as it was."""
+        """Truncate a result again that neutralisation made too long. The output file has the original text."""
         limit, error_text, more = call.spec.max_output, model.error_text, dict(model.metadata)
         if error_text is not None and len(error_text) > limit:
             error_text = first_bytes(error_text.encode(), limit)
@@ -402,13 +406,13 @@ class Shaper:
         return Result(model.type, model.data if found is None else found.data, error_text, more)
 
     def _complete(self, call: _Call, value: object, metadata: Mapping[str, Any]) -> Result:
-        """The whole result, as it may be seen by somebody who may see everything."""
+        """Return the full result, before parts are hidden from audiences."""
         given = value if isinstance(value, Result) else Result("output", value)
         more = self._metadata(given.metadata, call) if given.metadata else {}
         data, encoded = self._redacted(self._plain(call, given.data, more))
         error_text = None
         if given.type == "error":
-            error_text = self._error_text(call, str(given.error_text or f"{call.spec.id} failed"), more)
+            error_text = self._error_text(call, str(given.error_text or f"`{call.spec.id}` failed."), more)
             if more.get("error_kind") not in ERROR_KINDS:
                 more["error_kind"] = "failed"
         if call.spec.prompt_mask and data is not None:
@@ -422,7 +426,7 @@ class Shaper:
         return Result(given.type, data, error_text, {**more, **metadata})
 
     def _plain(self, call: _Call, value: object, more: dict[str, Any]) -> Any:
-        """The data as plain JSON, with every binary part as an artifact."""
+        """Return the data as plain JSON, with binary parts stored as artifacts."""
         if not call.inline and encoded_as_it_is(value, large=True) is not None:
             with suppress(NotPlain):
                 return copied(value)
@@ -446,19 +450,19 @@ class Shaper:
         if self.redactor.active and self.redactor.found_in(encoded):
             data = self.redactor.value(data)
             encoded = dumps(data)
-            if self.redactor.found_in(encoded):  # across the borders of its parts: then it is one text
+            if self.redactor.found_in(encoded):  # a secret spans several parts, so the whole becomes one text
                 data = self.redactor.text(encoded.decode())
                 encoded = dumps(data)
         return data, encoded
 
     def _metadata(self, given: Mapping[str, Any], call: _Call) -> dict[str, Any]:
-        """A tool's own metadata: plain, redacted, and bounded."""
+        """Return a tool's own metadata: plain, redacted and limited."""
         kept: dict[str, Any] = {}
         dropped: list[str] = []
         left = MAX_METADATA
         for key, value in self.redactor.value(Plain(dict(given), call.parts).data).items():
             if key == _PLACED:
-                continue  # what the kernel alone says
+                continue  # only the kernel sets this key
             size = len(key) + len(orjson.dumps(value))
             if size <= left:
                 left -= size
@@ -488,20 +492,20 @@ class Shaper:
     def _sidecar(
         self, call: _Call, text: str, more: dict[str, Any], prefix: str = "output_", ending: str = ".txt"
     ) -> None:
-        """Write the whole; if that fails the result says that the rest is lost, and why."""
+        """Write the output file; if that fails, add the reason to the metadata."""
         call.leave_the_loop()
         try:
             path, kept = sidecar.write(self.room, Path(self.folder(call.session_id)), call.id, text, ending)
         except (OSError, HandrailError) as error:
-            more[prefix + "lost"] = f"the rest of the output could not be kept: {self.redactor.text(_reason(error))}"
+            more[prefix + "lost"] = f"The full output could not be saved: {self.redactor.text(_reason(error))}"
             return
         more[prefix + "path"] = str(path)
         if kept < (whole := more[prefix + "bytes"]):
             more[prefix + "kept_bytes"] = kept
-            more[prefix + "lost"] = f"the file holds the first {kept:,} of {whole:,} bytes"
+            more[prefix + "lost"] = f"The file contains the first {kept:,} of {whole:,} bytes."
 
     def _masked_away(self, call: _Call, data: Any, encoded: bytes, more: dict[str, Any]) -> str | None:
-        """A reference to data that the prompt will not show."""
+        """Return a reference to data that the prompt leaves out."""
         if isinstance(data, dict) and (own := cast("dict[str, Any]", data).get("artifact")) is not None:
             return str(own)
         call.leave_the_loop()
@@ -513,11 +517,11 @@ class Shaper:
 
 
 class _NeedsThread(Exception):
-    """What is left would hold the event loop up."""
+    """The remaining work would block the event loop."""
 
 
 class _Call:
-    """Whose output it is, and whether the event loop waits for this."""
+    """The call whose output is shaped, and whether that happens on the event loop."""
 
     __slots__ = ("id", "inline", "placed", "session_id", "spec")
 

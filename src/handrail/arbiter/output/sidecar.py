@@ -20,41 +20,43 @@ from handrail.contract.doors.jobs import JobOutput
 # reader learns of the removal.
 
 JOB_ENDING = ".job.txt"
-"""What an output's file name ends with."""
+"""The end of the name of a job's output file."""
 REMOVED = ".removed"
-"""What follows an output's file name in that of the note in its place."""
+"""Appended to the name of an output file for the note that replaces it."""
 _MIB = 1024 * 1024
 _MAX_NOTE = 4096
 
 
 class OutputRoom:
-    """The outputs of all jobs of one workspace. For the event loop's thread.
+    """The disk quota for the outputs of all jobs of one workspace. Use it on the kernel's event loop.
 
-    :param most: bytes that they may take together
+    :param most: bytes for all of them together
     """
 
     def __init__(self, most: int) -> None:
         self.most = most
         self._used = 0
         self._ended: dict[str, int] = {}
-        """Bytes of the outputs that may be removed, by their files, the next one first."""
+        """Bytes of removable outputs by file, the next one to remove first."""
         self._removable = 0
 
     @property
     def full(self) -> str:
-        """Why there is none, as a part of a sentence."""
-        return f"the outputs of all jobs here may take {self.most / _MIB:,.4g} MiB together (limits.job_output_mib)"
+        """Why the quota is used up, as a part of a sentence."""
+        return f"the limit for the outputs of all jobs is {self.most / _MIB:,.4g} MiB (limits.job_output_mib)"
 
     def take(self, size: int) -> bool:
-        """Take so many bytes, and remove outputs where that makes room for them. Gives whether there is room; else nothing
-        was removed."""
+        """Reserve bytes, and remove outputs if necessary; return whether there is space.
+
+        If there is not, nothing is removed.
+        """
         if self._used - self._removable + size > self.most or not self.trim(size):
             return False
         self._used += size
         return True
 
     def trim(self, size: int = 0) -> bool:
-        """Remove outputs until so many bytes have room. Gives whether they have."""
+        """Remove outputs until ``size`` bytes are free, and return whether they are."""
         while self._used + size > self.most and self._ended:
             path = next(iter(self._ended))
             removable = self._ended.pop(path)
@@ -64,38 +66,38 @@ class OutputRoom:
         return self._used + size <= self.most
 
     def give(self, size: int) -> None:
-        """So many are free again."""
+        """Free reserved bytes."""
         self._used -= size
 
     def found(self, path: str, size: int, *, ended: bool) -> None:
-        """An earlier process left one; call it for those of jobs that ended in the order of their ends."""
+        """Add an output of an earlier process. Add those of ended jobs in the order of their ends."""
         self._used += size
         if ended:
             self.ended(path, size)
 
     def ended(self, path: str, size: int) -> None:
-        """The job of one has ended, so it may be removed.
+        """Mark an output as removable, since its job has ended.
 
-        :param size: bytes of it that were taken
+        :param size: the bytes reserved for it
         """
         if size:
             self._removable += size - self._ended.pop(path, 0)
             self._ended[path] = size
 
     def forget(self, paths: Iterable[str]) -> None:
-        """Outputs of jobs that ended are removed with all that is known of these."""
+        """Free the bytes of outputs that are removed together with their ended jobs."""
         for path in paths:
             size = self._ended.pop(path, 0)
             self._removable -= size
             self._used -= size
 
     def forget_in(self, folder: Path) -> None:
-        """All that were in a folder are."""
+        """Free the bytes of all outputs in a removed folder."""
         self.forget([path for path in self._ended if Path(path).parent == folder])
 
 
 def removal_of(path: str, cursor: int) -> JobOutput | None:
-    """What is read of an output that was removed, from a cursor on; None where none was. Blocks."""
+    """Return the note of a removed output as the output from a cursor on; None if there is none. Blocks."""
     try:
         with os.fdopen(os.open(f"{path}{REMOVED}", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
             size, _, note = file.read(_MAX_NOTE).decode("utf-8", "replace").partition("\n")
@@ -106,7 +108,7 @@ def removal_of(path: str, cursor: int) -> JobOutput | None:
 
 
 def unlink(paths: Iterable[str]) -> None:
-    """Remove outputs, and the notes of those that were removed before. Blocks."""
+    """Remove outputs and the notes that replaced them. Blocks."""
     for path in paths:
         if path:
             for name in (path, f"{path}{REMOVED}"):
@@ -115,17 +117,17 @@ def unlink(paths: Iterable[str]) -> None:
 
 
 def _remove(path: str, why: str) -> bool:
-    """Remove one that is full of what nobody may need any more. Gives whether its place on the disk is free."""
+    """Replace an output with a note, and return whether its disk space is free."""
     try:
         size = os.lstat(path).st_size
-        note = f"{size}\n[this output of {size:,} bytes was removed to make room: {why}, and those of the jobs that ended first go first]\n"
-        noted = _write(f"{path}{REMOVED}", note)  # first: nobody finds nothing at all
+        note = f"{size}\n[this output of {size:,} bytes was removed to free space: {why}, and the oldest outputs are removed first]\n"
+        noted = _write(f"{path}{REMOVED}", note)  # first, so that a reader always finds the output or the note
         Path(path).unlink()
     except FileNotFoundError:
         return True
     except OSError:
         return False
-    if not noted:  # for which the disk was too full
+    if not noted:  # the disk was full before
         _write(f"{path}{REMOVED}", note)
     return True
 
@@ -146,13 +148,13 @@ def _write(path: str, text: str) -> bool:
 # session learns of the removal. The files of open sessions stay, and so do files that a fork shares.
 
 NOTE = ".note"
-"""What follows a file's name in that of the note on its way to its place."""
+"""Appended to the name of a file for its note, before the note replaces it."""
 _WORTH = 4096
-"""Bytes. Less is not worth a note in its place."""
+"""Bytes. Removing a smaller file frees too little."""
 _NOTED = 512
-"""Bytes. What a note takes at most."""
+"""The most bytes of a note."""
 _OTHERS = (JOB_ENDING, f"{JOB_ENDING}{REMOVED}")
-"""Outputs of jobs, which have a bound of their own."""
+"""Outputs of jobs, which have a separate quota."""
 
 
 class _File(NamedTuple):
@@ -162,11 +164,11 @@ class _File(NamedTuple):
 
 
 class SidecarRoom:
-    """The sidecars of all sessions of one workspace. For any thread; what it does blocks.
+    """The disk quota for the output files of all sessions of one workspace. For any thread. Blocks.
 
-    :param folder: holds the sessions' output folders
-    :param most: bytes that they may take together
-    :ivar in_use: whether a session's files have to stay; until somebody says so, all have to
+    :param folder: contains the output folders of the sessions
+    :param most: bytes for all of them together
+    :ivar in_use: returns whether the files of a session must stay; by default all must
     """
 
     def __init__(self, folder: Path, most: int) -> None:
@@ -175,30 +177,32 @@ class SidecarRoom:
         self._most = most
         self._lock = threading.Lock()
         self._used = most
-        """At most so many bytes are in use: exactly so many after each look."""
+        """An upper bound of the bytes in use; exact after each scan."""
         self._oldest: list[_File] = []
-        """What the last look found that could be removed."""
+        """The removable files of the last scan."""
         self._changed = True
-        """Whether another look might find more to remove, or less in use."""
+        """Whether another scan may find more removable files or fewer bytes in use."""
 
     @property
     def full(self) -> str:
-        """Why there is none, as a part of a sentence."""
-        return f"the cut outputs of all sessions here may take {self._most / _MIB:,.4g} MiB together (limits.cut_output_mib)"
+        """Why the quota is used up, as a part of a sentence."""
+        return (
+            f"the limit for truncated outputs of all sessions is {self._most / _MIB:,.4g} MiB (limits.cut_output_mib)"
+        )
 
     def changed(self) -> None:
-        """Files are gone."""
+        """Note that files were removed elsewhere."""
         self._changed = True
 
     @contextmanager
     def taken(self, size: int) -> Generator[None, None, None]:
-        """Write a file of so many bytes meanwhile. Where that raises, they are free again.
+        """Reserve bytes while a file is written. If the block raises, they are free again.
 
-        :raises OSError: where there is no room
+        :raises OSError: if there is no space
         """
-        with self._lock:  # also while it is written, so that a look counts all there is
+        with self._lock:  # also during the write, so that a scan counts all files
             if not self._has_room_for(size):
-                raise OSError(f"{self.full}, and have no room for it; ask for less, or close sessions that are over")
+                raise OSError(f"{self.full}, and it is used up. Request less, or ask the user to close old sessions.")
             self._used += size
             self._changed = True
             try:
@@ -211,12 +215,12 @@ class SidecarRoom:
         while self._used + size > self._most and not self._cleared(size):
             if not self._changed:
                 return False
-            self._changed = False  # first: what changes from here on is looked at again
+            self._changed = False  # first, so that a later change causes another scan
             self._look()
         return True
 
     def _cleared(self, size: int) -> bool:
-        """Whether there is room for so many bytes, once the oldest that may go have made some. Else nothing goes in vain."""
+        """Remove the oldest removable files if that frees enough, and return whether ``size`` bytes are free."""
         spare = [one for one in self._oldest if not self.in_use(one.path.parent.name)]
         if self._used + size - sum(one.size - _NOTED for one in spare) > self._most:
             return False
@@ -237,26 +241,29 @@ class SidecarRoom:
                 with suppress(OSError):
                     about = file.stat(follow_symlinks=False)
                     if stat.S_ISREG(about.st_mode) and not file.name.endswith(_OTHERS):
-                        sizes[about.st_dev, about.st_ino] = about.st_size  # a fork's is the same file
+                        sizes[about.st_dev, about.st_ino] = about.st_size  # a fork shares the file
                         if about.st_nlink == 1 and about.st_size > _WORTH:
                             found.append(_File(about.st_mtime_ns, Path(file.path), about.st_size))
         self._used = sum(sizes.values())
         self._oldest = sorted(found)
 
     def _remove(self, path: Path) -> None:
-        """Put the note in its place, if it may go."""
+        """Replace a file with a note, unless a fork shares it."""
         with suppress(OSError):  # it stays
             about = path.lstat()
             if about.st_nlink > 1:
                 return
-            text = f"[this output of {about.st_size:,} bytes was removed to make room: {self.full}, and the oldest of sessions that nobody has open go first]\n"
+            text = (
+                f"[this output of {about.st_size:,} bytes was removed to free space: {self.full}, and the oldest outputs of "
+                "closed sessions are removed first]\n"
+            )
             note = path.with_name(f"{path.name}{NOTE}")
-            note.unlink(missing_ok=True)  # of a process that was killed
+            note.unlink(missing_ok=True)  # left by a process that was killed
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
             try:
                 with os.fdopen(os.open(note, flags, 0o600), "wb") as file:
                     file.write(text.encode())
-                note.replace(path)  # at once: nobody finds nothing at all, or a part
+                note.replace(path)  # atomic, so that a reader always finds the file or the whole note
             except OSError:
                 note.unlink(missing_ok=True)
                 raise
@@ -272,7 +279,7 @@ def _entries(folder: str | Path) -> list[os.DirEntry[str]]:
 
 
 MAX_SIDECAR = 64 * 1024 * 1024
-"""Bytes. What is longer is cut there, and the file's last line says so."""
+"""Bytes. A longer text is cut, and the last line of the file says so."""
 
 _NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_-]")
 _MAX_NAME = 100
@@ -280,18 +287,18 @@ _MAX_SAME_NAME = 100
 
 
 def write(room: SidecarRoom, folder: Path, call_id: str, text: str, ending: str = ".txt") -> tuple[Path, int]:
-    """Write a new file named for the call, readable by its owner alone.
+    """Write a new output file named for the call, which only its owner can read. Blocks.
 
-    Blocks; leaves no part of a file behind when it fails.
+    If it fails, it leaves no partial file.
 
-    :param room: what all of them may take together
-    :return: the file, and how many bytes of ``text`` are in it
-    :raises OSError: when it cannot be written, or has no room
+    :param room: the quota of all output files together
+    :return: the file, and how many bytes of ``text`` it contains
+    :raises OSError: if it cannot be written, or the quota is used up
     """
     encoded = text.encode("utf-8", "backslashreplace")
     kept = len(encoded)
     if kept > MAX_SIDECAR:
-        note = f"\n[this file ends here: it holds the first {MAX_SIDECAR:,} of {kept:,} bytes]\n".encode()
+        note = f"\n[this file ends here: it contains the first {MAX_SIDECAR:,} of {kept:,} bytes]\n".encode()
         head = encoded[: MAX_SIDECAR - len(note)].decode("utf-8", "ignore").encode()
         kept, encoded = len(head), head + note
     with room.taken(len(encoded)):
@@ -300,13 +307,13 @@ def write(room: SidecarRoom, folder: Path, call_id: str, text: str, ending: str 
             with os.fdopen(descriptor, "wb") as file:
                 file.write(encoded)
         except BaseException:
-            path.unlink(missing_ok=True)  # on a full disk its part is worth more as free space
+            path.unlink(missing_ok=True)  # a full disk needs the space
             raise
     return path, kept
 
 
 def file_name(call_id: str) -> str:
-    """``call_id`` as a file's name: itself where it is one, else what fits of it and a hash of the whole."""
+    """Return a file name for ``call_id``: the id itself if it is a valid name, otherwise a part of it and a hash."""
     name = _NOT_IN_A_NAME.sub("_", call_id)[:_MAX_NAME]
     if name == call_id and name:
         return name
@@ -314,7 +321,7 @@ def file_name(call_id: str) -> str:
 
 
 def _new(folder: Path, name: str, ending: str) -> tuple[Path, int]:
-    """A file that was not there before: an earlier attempt of the same call keeps its own."""
+    """Create a new file. An earlier attempt of the same call keeps its own file."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
     for attempt in range(1, _MAX_SAME_NAME):
         path = folder / (f"{name}{ending}" if attempt == 1 else f"{name}-{attempt}{ending}")
@@ -322,4 +329,4 @@ def _new(folder: Path, name: str, ending: str) -> tuple[Path, int]:
             return path, os.open(path, flags, 0o600)
         except FileExistsError:
             continue
-    raise FileExistsError(17, f"there are {_MAX_SAME_NAME} outputs of this call already", str(folder / name))
+    raise FileExistsError(17, f"this call already has {_MAX_SAME_NAME} output files", str(folder / name))

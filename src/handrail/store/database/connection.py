@@ -34,24 +34,24 @@ if TYPE_CHECKING:
 
 GROUP = "handrail.stores"
 OWN = "sqlite"
-"""The name of SQLite as Python has it."""
+"""The name of Python's own SQLite."""
 _MOST_BYTES = 200
 
 Engine = Callable[..., sqlite3.Connection]
-"""Called as :func:`sqlite3.connect` is."""
+"""A function with the parameters of :func:`sqlite3.connect`."""
 
 
 def installed() -> Iterable[metadata.EntryPoint]:
-    """What the packages in this environment offer."""
+    """Return the entry points of engines in this environment."""
     return entry_points(GROUP)
 
 
 def connected(path: Path, database: str | Path, **options: Any) -> sqlite3.Connection:
-    """A connection to the database in the file ``path``, by the engine that has made it.
+    """Connect to the database in the file ``path``, with the engine that created it.
 
-    :param database: as :func:`sqlite3.connect` takes it, with its ``options``
-    :raises sqlite3.Error: when it cannot be opened
-    :raises StartError: when its engine is not there any more, or gives something else
+    :param database: the first argument of :func:`sqlite3.connect`, with its ``options``
+    :raises sqlite3.Error: if it cannot be opened
+    :raises StartError: if its engine is no longer installed, or returns another type
     """
     name = name_of(path)
     if name == OWN:
@@ -61,16 +61,19 @@ def connected(path: Path, database: str | Path, **options: Any) -> sqlite3.Conne
     except (sqlite3.Error, StartError):
         raise
     except Exception as error:
-        raise StartError(f"the store {name!r} cannot open {path}: {type(error).__name__}: {error}") from error
+        raise StartError(f"Store `{name}` cannot open {path}: {type(error).__name__}: {error}") from error
     if not isinstance(connection, sqlite3.Connection):
-        raise StartError(f"the store {name!r} gave {type(connection).__name__} for {path}; expected sqlite3.Connection")
+        raise StartError(
+            f"Store `{name}` returned {type(connection).__name__} for {path}. Expected sqlite3.Connection. "
+            "Report this to the maker of the store."
+        )
     return connection
 
 
 def name_of(path: Path) -> str:
-    """The engine that has made the database in the file ``path``, by name.
+    """Return the name of the engine that created the database in the file ``path``.
 
-    :raises StartError: where something else says so than the operator's own file
+    :raises StartError: if the file with the name does not belong to this user
     """
     beside = _beside(path)
     if not beside.exists():
@@ -79,16 +82,15 @@ def name_of(path: Path) -> str:
     name = "" if said is None else said.decode("utf-8", "replace").strip()
     if not name:
         raise StartError(
-            f"{beside} should name what opens the log, but cannot be read as your own; see who put it there"
+            f"{beside} should name the store of the log, but is not a readable file of yours. Check who put it there."
         )
     return name
 
 
 def settle(path: Path, wanted: str) -> None:
-    """Before the database in the file ``path`` is opened to be written: say what will have made it, if it is to be made
-    now; and see that what there is was made so.
+    """Store the engine for a database that does not exist yet, or check that an existing one was created by it.
 
-    :raises StartError: where it was made by another, or ``wanted`` is not there
+    :raises StartError: if another engine created it, or ``wanted`` is not installed
     """
     if not path.exists() or not path.stat().st_size:
         if wanted != OWN:
@@ -102,8 +104,8 @@ def settle(path: Path, wanted: str) -> None:
             raise unwritable(path.parent, error) from None
     elif (made_by := name_of(path)) != wanted:
         raise StartError(
-            f"the state of this workspace was made by the store {made_by!r}, and [state] store asks for {wanted!r}; "
-            f"set it to {made_by!r}, or choose another folder with --state DIR"
+            f"The state of this workspace was created by store `{made_by}`, but `[state] store` is `{wanted}`. "
+            f"Set it to `{made_by}`, or choose another folder with --state DIR."
         )
 
 
@@ -116,70 +118,70 @@ def _engine(name: str) -> Engine:
     points = {point.name: point for point in installed()}
     if name not in points:
         there = ", ".join((OWN, *sorted(points)))
-        raise StartError(f"there is no store {name!r} ([state] store); there are: {there}")
+        raise StartError(f"Store `{name}` of `[state] store` is not installed. Available: {there}.")
     try:
         made: Any = points[name].load()
     except Exception as error:
         raise StartError(
-            f"the store {name!r} from {points[name].value} cannot be used: {type(error).__name__}: {error}"
+            f"Store `{name}` from {points[name].value} cannot be loaded: {type(error).__name__}: {error}"
         ) from error
     if not callable(made):
         raise StartError(
-            f"the store {name!r} from {points[name].value} is none: expected a function that is called as sqlite3.connect is"
+            f"Store `{name}` from {points[name].value} is invalid. Expected a function with the parameters of sqlite3.connect."
         )
     return cast("Engine", made)
 
 
 _CHECKPOINT_PAGES = 4000
-"""The write-ahead log is folded into the database every 16 MiB, and overwritten in place from then on."""
+"""SQLite moves the write-ahead log into the database every 16 MiB and then overwrites it in place."""
 _CACHED_STATEMENTS = 256
 _PATIENCE_S = 5.0
-"""How long somebody else may keep the database locked for a moment."""
+"""How long another process may keep the database locked."""
 
 
 class NotMadeYet(StartError):
-    """There is no database, or one that another process is making at this moment."""
+    """The database does not exist, or another process is creating it."""
 
 
 def token_of(connection: sqlite3.Connection) -> int:
-    """The fencing token that was counted last.
+    """Return the last fencing token.
 
-    :raises sqlite3.Error: when it cannot be read
+    :raises sqlite3.Error: if it cannot be read
     """
     row = connection.execute("SELECT value FROM meta WHERE key = 'token'").fetchone()
     if row is None or type(row[0]) is not int or not 0 <= row[0] < 2**62:
-        raise sqlite3.DatabaseError("the fencing token is no number")
+        raise sqlite3.DatabaseError("the fencing token is not a number")
     return row[0]
 
 
 def journalled(connection: sqlite3.Connection) -> tuple[int, int]:
-    """Whose journal was used last, by its token, and up to which note the database has it.
+    """Return the token of the last journal, and the number of its last note that the database contains.
 
-    :raises sqlite3.Error: when it cannot be read
+    :raises sqlite3.Error: if they cannot be read
     """
     row = connection.execute("SELECT value FROM meta WHERE key = 'journalled'").fetchone()
     try:
         token, number = (0, 0) if row is None else map(int, str(row[0]).split(":"))
     except ValueError:
-        raise sqlite3.DatabaseError("up to where the journal is written is no number") from None
+        raise sqlite3.DatabaseError("the position of the journal is not a number") from None
     return token, number
 
 
 def open_reader(path: Path) -> sqlite3.Connection:
-    """A connection that cannot write, usable while another process holds the lease, from any thread.
+    """Open a read-only connection, for any thread, also while another process holds the lease.
 
-    :raises NotMadeYet: when there is no database
-    :raises StartError: when it is damaged or newer than this program
+    :raises NotMadeYet: if there is no database
+    :raises StartError: if it is damaged or newer than this program
     """
     if not path.exists():
         raise NotMadeYet(
-            f"there is no log yet at {path}: nothing was run in this workspace with this --state, or the state is elsewhere"
+            f"The log {path} does not exist yet. No call was run in this workspace with this state folder. Check --state."
         )
     try:
         return _read_only(path, "mode=ro")
     except (sqlite3.Error, OSError) as error:
-        # Where nothing can be written SQLite cannot make the file by which readers and a writer agree. A log that was
-        # closed well needs none: it is all in the one file.
+        # On a read-only file system SQLite cannot create the shared-memory file. A log that was closed properly needs
+        # none: all of it is in one file.
         if getattr(error, "sqlite_errorname", "") == "SQLITE_CANTOPEN" and not Path(f"{path}-wal").exists():
             try:
                 return _read_only(path, "mode=ro&immutable=1")
@@ -192,13 +194,13 @@ def _read_only(path: Path, how: str) -> sqlite3.Connection:
     connection = connected(
         path, f"{path.absolute().as_uri()}?{how}", uri=True, isolation_level=None, check_same_thread=False
     )
-    # Damaged text is shown as what it is; a reader that stopped at it could not show the rest.
+    # Damaged text is replaced; a reader that failed at it could not show the rest.
     connection.text_factory = _readable
     try:
         connection.execute("PRAGMA query_only = 1")
         _check_version(path, connection)
         if connection.execute("PRAGMA user_version").fetchone() == (0,):
-            raise NotMadeYet(f"there is no log yet at {path}: it is just being made; try again in a moment")
+            raise NotMadeYet(f"The log {path} is just being created. Try again in a moment.")
     except BaseException:
         connection.close()
         raise
@@ -211,10 +213,10 @@ def _readable(text: bytes) -> str:
 
 @contextmanager
 def readable(source: Path | sqlite3.Connection) -> Generator[None]:
-    """Around each look-up of a kernel that runs, with the opening of its connection: damage may be found by any of them.
+    """Map errors of reading to :class:`LogUnavailable`. Wrap each read of a running kernel in it, with the opening.
 
-    :param source: the database, by its file or through a connection
-    :raises LogUnavailable: when it cannot be read, or a row in it is :func:`not what was written <not_as_written>`
+    :param source: the database, by its file or a connection
+    :raises LogUnavailable: if it cannot be read or a row is :func:`damaged <not_as_written>`
     """
     try:
         yield
@@ -226,11 +228,11 @@ def readable(source: Path | sqlite3.Connection) -> Generator[None]:
 
 
 def not_as_written(row: str) -> sqlite3.DatabaseError:
-    """Damage that SQLite does not see, told in the way of that which it does see.
+    """Return an error for damage that SQLite does not detect, in the form of the damage that it detects.
 
-    :param row: which row it is in
+    :param row: names the damaged row
     """
-    return sqlite3.DatabaseError(f"{row} is not what was written")
+    return sqlite3.DatabaseError(f"{row} is damaged")
 
 
 def _file_of(connection: sqlite3.Connection) -> Path:
@@ -241,14 +243,14 @@ def _file_of(connection: sqlite3.Connection) -> Path:
 
 
 def start_error(path: Path, error: Exception) -> StartError:
-    """A database failure at start, as what is wrong and what to do."""
+    """Return a :class:`StartError` for a database failure, with the next step."""
     if isinstance(error, OSError):
         return unwritable(path.parent, error)
     return StartError(explained(path, error))
 
 
 def explained(path: Path, error: Exception) -> str:
-    """What is wrong with the database, and the next step."""
+    """Return what is wrong with the database, and the next step."""
     name = str(getattr(error, "sqlite_errorname", ""))
     said = f"{error} ({name})" if name else str(error)
     if isinstance(error, SinkUnavailable):
@@ -256,27 +258,28 @@ def explained(path: Path, error: Exception) -> str:
     if isinstance(error, OSError):
         return str(unwritable(path.parent, error))
     if name.startswith("SQLITE_FULL"):
-        return f"the log {path} cannot be written: {said}. Free some space there; until then every call is refused"
+        return (
+            f"The log {path} cannot be written: {said}. Free some disk space there. Until then every call is refused."
+        )
     if name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM", "SQLITE_IOERR")):
         return (
-            f"the log {path} cannot be written: {said}. Make its folder writable and see that the disk is sound "
-            "and not full, or choose another folder with --state DIR; without a log no call is run"
+            f"The log {path} cannot be written: {said}. Make its folder writable and check the disk, or choose another "
+            "folder with --state DIR. Without a log no call is run."
         )
     if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
-        return f"the log {path} is locked by another program: {said}. Close whatever has that file open"
+        return f"The log {path} is locked by another program: {said}. Close the program that has the file open."
     return (
-        f"the log {path} is damaged: {said}. Keep a copy for inspection and move it away "
-        f"(mv '{path}' '{path}.damaged') to begin a new log (handrail log acknowledge); nothing is repaired by guessing"
+        f"The log {path} is damaged: {said}. Handrail does not repair it. Keep a copy for inspection, move it away "
+        f"(mv '{path}' '{path}.damaged'), and start a new log with `handrail log acknowledge`."
     )
 
 
 def _create_private(path: Path) -> None:
-    """Make an empty file, or see that what is there is one of ours.
+    """Create an empty file, or check that the existing one belongs to this user.
 
-    It is not opened where that can be avoided: closing it would let go of the locks that other connections of this
-    process have on it.
+    An existing file is not opened if possible: closing it would release the locks of this process's other connections.
 
-    :raises StartError: when it cannot be made, or something else stands there
+    :raises StartError: if it cannot be created, or the path is not a plain file of this user
     """
     try:
         if sys.platform == "linux":
@@ -294,18 +297,18 @@ def _create_private(path: Path) -> None:
         raise unwritable(path.parent, error) from None
     problem = None
     if not stat.S_ISREG(found.st_mode):
-        problem = "is a link" if stat.S_ISLNK(found.st_mode) else "is no plain file"
+        problem = "is a link" if stat.S_ISLNK(found.st_mode) else "is not a plain file"
     elif sys.platform != "win32" and found.st_uid != os.geteuid():
         problem = f"belongs to user {found.st_uid}, not to you (user {os.geteuid()})"
     if problem is not None:
-        raise StartError(f"{path} should hold the log, but {problem}; see who put it there, and move it away")
+        raise StartError(f"{path} should be the log, but {problem}. Check who put it there, and move it away.")
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """A connection that writes, for any one thread at a time; makes an empty database if there is none.
+    """Open a connection for writing, which one thread at a time may use. Creates an empty database if there is none.
 
-    :raises sqlite3.Error: when the database cannot be opened
-    :raises StartError: another program's, newer than this program, or not writable
+    :raises sqlite3.Error: if the database cannot be opened
+    :raises StartError: if it belongs to another program, is newer than this program, or is not writable
     """
     _create_private(path)
     deadline = time.monotonic() + _PATIENCE_S
@@ -313,14 +316,14 @@ def connect(path: Path) -> sqlite3.Connection:
         try:
             return _connect(path)
         except sqlite3.OperationalError as error:
-            # Two that make a new database at once get in each other's way, and SQLite waits for neither.
+            # Two processes that create a database at once fail with SQLITE_BUSY, for which SQLite does not wait.
             if not is_busy(error) or time.monotonic() > deadline:
                 raise
         time.sleep(0.005)
 
 
 def is_busy(error: Exception) -> bool:
-    """Whether somebody else had the database locked."""
+    """Return whether another connection had the database locked."""
     return str(getattr(error, "sqlite_errorname", "")).startswith("SQLITE_BUSY")
 
 
@@ -348,7 +351,7 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 
 def abandon(connection: sqlite3.Connection) -> None:
-    """Roll back what is open. After some failures, as of a full disk, SQLite has done so by itself."""
+    """Roll back an open transaction. After some failures, such as a full disk, SQLite has already done so."""
     if connection.in_transaction:
         connection.execute("ROLLBACK")
 
@@ -357,7 +360,7 @@ def _check_version(path: Path, connection: sqlite3.Connection) -> None:
     if connection.in_transaction:
         _check_what_is_there(path, connection)
         return
-    # In one look: another process may be making the database at this moment.
+    # In one transaction: another process may be creating the database.
     connection.execute("BEGIN")
     try:
         _check_what_is_there(path, connection)
@@ -370,14 +373,14 @@ def _check_what_is_there(path: Path, connection: sqlite3.Connection) -> None:
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     if application != APPLICATION_ID and (version or application or _has_tables(connection)):
         raise StartError(
-            f"{path} is a database of another program; move it away, or choose another folder with --state DIR"
+            f"{path} is a database of another program. Move it away, or choose another folder with --state DIR."
         )
     if version > VERSION:
         row = connection.execute("SELECT value FROM meta WHERE key = 'written_by'").fetchone()
         needed = f"handrail {row[0]}" if row else "a newer handrail"
         raise StartError(
-            f"the log {path} has schema {version}, this handrail reads up to {VERSION}; it needs {needed} or later: "
-            "upgrade, or choose another folder with --state DIR"
+            f"The log {path} has schema {version}, but this version of Handrail supports up to {VERSION}. "
+            f"Upgrade to {needed} or later, or choose another folder with --state DIR."
         )
 
 
@@ -386,9 +389,9 @@ def _has_tables(connection: sqlite3.Connection) -> bool:
 
 
 def migrate(path: Path, connection: sqlite3.Connection) -> None:
-    """All missing steps, in the transaction that the caller has begun: a crash leaves the old shape or the new one.
+    """Run all missing steps in the caller's transaction, so that a crash leaves either the old or the new schema.
 
-    :raises StartError: when a newer program was faster
+    :raises StartError: if a newer program was faster
     """
     _check_version(path, connection)
     (version,) = connection.execute("PRAGMA user_version").fetchone()
@@ -413,13 +416,13 @@ def migrate(path: Path, connection: sqlite3.Connection) -> None:
 
 _COMPACTION_PATIENCE_S = 5
 _WORTHWHILE = 0.25
-"""The share of a file that is free before it is written anew."""
+"""The share of free pages from which on the file is rewritten."""
 _LITTLE = 16 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Compaction:
-    """Bytes of the database and its write-ahead log before and after; ``problem`` says what could not be done."""
+    """Bytes of the database and its write-ahead log before and after; ``problem`` says what failed."""
 
     before: int
     after: int
@@ -427,11 +430,10 @@ class Compaction:
 
 
 def compact(path: Path) -> Compaction:
-    """Empty the write-ahead log, and give free pages back where there are many.
+    """Empty the write-ahead log, and return free pages to the file system if there are many.
 
-    The caller holds the workspace's lease and has closed its own connections. Removed content was overwritten before
-    (``secure_delete``); what stands here is only older copies of pages, and room. Never raises for what the disk or
-    another reader stands against.
+    The caller holds the workspace's lease and has closed its own connections. Deleted content was already overwritten
+    (``secure_delete``); this removes older copies of pages and free space. It does not raise for a full disk or a reader.
     """
     before = _size(path)
     problem: str | None = None
@@ -442,7 +444,7 @@ def compact(path: Path) -> Compaction:
             problem = _emptied(connection)
             free, pages, page = (_number(connection, name) for name in ("freelist_count", "page_count", "page_size"))
             if problem is None and free * page > _LITTLE and free > pages * _WORTHWHILE:
-                # Its temporary copy is made beside the database, not on whatever disk /tmp is.
+                # The temporary copy is made next to the database, not on the disk of /tmp.
                 connection.execute(f"PRAGMA temp_store_directory = '{str(path.parent).replace(chr(39), chr(39) * 2)}'")
                 try:
                     connection.execute("VACUUM")
@@ -452,7 +454,7 @@ def compact(path: Path) -> Compaction:
         finally:
             connection.close()
     except (sqlite3.Error, StartError) as error:
-        problem = f"the file {path} could not be made smaller: {error}"
+        problem = f"The file {path} could not be compacted: {error}"
     return Compaction(before, _size(path), problem)
 
 
@@ -461,8 +463,8 @@ def _emptied(connection: sqlite3.Connection) -> str | None:
     if not busy:
         return None
     return (
-        "another process is reading the log, so older copies of its pages are still in the write-ahead log; they go "
-        "once it has ended and Handrail writes again, or with another purge"
+        "Another process is reading the log, so older copies of its pages are still in the write-ahead log. They are removed "
+        "when that process has ended and Handrail writes again, or with another purge."
     )
 
 

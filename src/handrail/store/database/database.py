@@ -33,32 +33,35 @@ Statement = tuple[str, Sequence[Value]]
 
 
 class OneRow(NamedTuple):
-    """A statement that is true of exactly one row, or nothing that it belongs to is written: the way in which one of
-    several takers gets what can be had once."""
+    """A statement that must change exactly one row; otherwise its whole group is not written.
+
+    So exactly one of several takers gets an item that can be taken once.
+    """
 
     sql: str
     values: Sequence[Value]
 
 
 class Unmet(Exception):
-    """A :class:`OneRow` found no such row. Only what was to be written with it is not."""
+    """A :class:`OneRow` found no such row. Only its own group is not written."""
 
 
 class Table(Protocol):
-    """A room's part of the database: turns what it was given into statements, in the writer's thread."""
+    """A part of the database that turns payloads into statements, on the writer's thread."""
 
     def opened(self, connection: sqlite3.Connection) -> None:
-        """Read anew whatever is kept in memory; called at the start and after anything went wrong.
+        """Load the state that is kept in memory, at the start and after every failure.
 
-        :raises SinkUnavailable: when what is there must not be written to
+        :raises SinkUnavailable: if the present content must not be written to
         """
         ...
 
     def statements(self, batch: Sequence[Any]) -> Iterable[Statement]:
-        """What makes ``batch`` (payloads given to :meth:`Database.append` and ``commit``) durable, in order.
+        """Return the statements that make ``batch`` durable, in order.
 
-        A single statement that begins with a value which is :meth:`fenced <Database.fenced>` costs the least: it
-        needs no transaction around it. A ``PRAGMA`` is run after all others are durable.
+        ``batch`` holds payloads of :meth:`Database.append` and ``commit``. A single statement that begins with a
+        :meth:`fenced <Database.fenced>` value is the cheapest: it needs no transaction. A ``PRAGMA`` runs after the
+        transaction.
         """
         ...
 
@@ -70,31 +73,31 @@ class Journalled(Table, Protocol):
     """A table whose payloads can be noted in the journal before they are written."""
 
     journalled_as: str
-    """What the table is called there."""
+    """The name of the table in the journal."""
 
     def packed(self, payload: Any) -> Any:
-        """A payload as JSON-able, or None for one that is not noted."""
+        """Return a payload in JSON form; None if it is not noted."""
         ...
 
     def unpacked(self, packed: Any) -> Any:
-        """The payload again, in another process."""
+        """Return the payload of a JSON form, in another process."""
         ...
 
 
 class Headed(Protocol):
-    """A table whose rows are chained: how far they were written is kept apart from the database."""
+    """A table of chained rows, whose last position is also stored outside the database."""
 
     def head(self) -> tuple[int, bytes]:
-        """The number of the last row that is durable, and the hash that it has."""
+        """Return the number and the hash of the last durable row."""
         ...
 
     def head_is_in(self, connection: sqlite3.Connection) -> bool:
-        """Return whether the database of ``connection`` has that row with that hash."""
+        """Return whether the database of ``connection`` contains that row with that hash."""
         ...
 
 
 class _FileState(NamedTuple):
-    """A file of the database, as the file system knows it. SQLite itself changes owners, so the time of that says nothing."""
+    """The identity and state of a database file. SQLite changes owners itself, so the time of change is not compared."""
 
     device: int
     inode: int
@@ -107,22 +110,22 @@ class _FileState(NamedTuple):
 
 
 class _FileStates(NamedTuple):
-    """The files of the database. Processes that read change the shared memory too, so its times say nothing."""
+    """The states of the database files. Readers change the shared memory, so its times are not compared."""
 
     database: _FileState
     log: _FileState
     shared_memory: _FileState | None
 
     def are_those_of(self, other: _FileStates) -> bool:
-        """Return whether the names lead to the same files."""
+        """Return whether both name the same files."""
         return self.database.identity == other.database.identity and self.log.identity == other.log.identity
 
 
 class _Together:
-    """Stands where a table stands, for works of several tables that are written whole or not at all."""
+    """A placeholder table for works of several tables that are written in one transaction."""
 
     def opened(self, connection: sqlite3.Connection) -> None:
-        """Keeps nothing."""
+        """Do nothing."""
 
     def statements(self, batch: Sequence[Any]) -> Iterable[Statement]:
         raise AssertionError("each of its works goes to that work's own table")
@@ -133,11 +136,10 @@ _UNBOUNDED = 2**62
 
 
 class Database:
-    """The writing side. One per workspace, by the lease.
+    """The writing side of a workspace's database. The holder of the lease has one.
 
-    Everything that is written goes through :attr:`writer`, whose thread alone uses the writing connection. Each
-    transaction looks at the fencing token first: once another process has acquired the lease nothing is written
-    any more, of what was queued neither.
+    Every write goes through :attr:`writer`, whose thread alone uses the writing connection. Each transaction checks the fencing
+    token first. Once another process has acquired the lease, nothing is written any more, including queued items.
     """
 
     def __init__(self, folders: Folders, connection: sqlite3.Connection, fence: Lease) -> None:
@@ -150,10 +152,10 @@ class Database:
 
     @staticmethod
     def open(folders: Folders, fence: Lease) -> Database:
-        """Open what the acquisition of the lease has made and brought up to date.
+        """Open the database that the acquisition of the lease has created and migrated.
 
         :param fence: the lease, which the caller holds
-        :raises StartError: damaged, newer than this program, another program's file, not writable
+        :raises StartError: if it is damaged, newer than this program, of another program or not writable
         """
         path = folders.database
         try:
@@ -167,14 +169,16 @@ class Database:
             raise start_error(path, error) from None
 
     def fenced(self, value: str) -> str:
-        """An SQL expression that is ``value`` while the token is still ours, and NULL from then on: in a column that
-        is NOT NULL it makes a statement fail as a whole. Evaluated once, it costs next to nothing."""
+        """Return an SQL expression that is ``value`` while this process holds the token, and NULL afterwards.
+
+        In a NOT NULL column it makes the whole statement fail. It is evaluated once per statement, so it is cheap.
+        """
         return f"(SELECT {value}{_fence(self.token)}"
 
     def attach(self, table: Table) -> None:
-        """Let a table read its state before anything is written to it.
+        """Load a table's state before it is written to.
 
-        :raises StartError: when what it finds is damaged
+        :raises StartError: if its content is damaged
         """
         try:
             with_reader = open_reader(self.path)
@@ -191,30 +195,30 @@ class Database:
             self.journal(cast("Journalled", table))
 
     def journal(self, table: Journalled) -> None:
-        """Let what is handed over for a table be noted before it is written; a table that is attached is known already."""
+        """Allow the journal for a table. An attached table needs no call."""
         self._sink.journalled[table.journalled_as] = table
 
     async def catch_up(self) -> None:
-        """At the start, once all tables are known: write what a former holder has noted and not come to write.
+        """Write the notes that a former holder did not write. Call it at start, after all tables are known.
 
-        :raises LogUnavailable: when it cannot be written
+        :raises LogUnavailable: if they cannot be written
         """
         if self._sink.former:
             await self.commit_together([])
 
     @property
     def reading(self) -> sqlite3.Connection:
-        """A shared connection for short look-ups; it sees what is durable."""
+        """A shared read-only connection for short reads, which sees durable rows."""
         if self._reading is None:
             self._reading = open_reader(self.path)
         return self._reading
 
     def append(self, table: Table, payload: Any) -> None:
-        """Write soon; never blocks (see :meth:`Writer.append`)."""
+        """Write soon, without blocking (see :meth:`Writer.append`)."""
         self.writer.append((table, payload))
 
     def take(self, table: Table, payload: Any) -> Taken:
-        """Write soon, or now once that is awaited (see :meth:`Writer.take`)."""
+        """Write soon, or at once if the result is awaited (see :meth:`Writer.take`)."""
         return self.writer.take((table, payload))
 
     async def commit(self, table: Table, payload: Any) -> None:
@@ -222,16 +226,16 @@ class Database:
         await self.writer.commit((table, payload))
 
     async def commit_together(self, works: Sequence[Work]) -> None:
-        """Write works of several tables now, in one transaction: all of them or none.
+        """Write works of several tables in one transaction.
 
-        :raises LogUnavailable: when they could not be written, or a :class:`OneRow` among them was not true
+        :raises LogUnavailable: if they could not be written, or a :class:`OneRow` among them found no row
         """
         await self.writer.commit((_TOGETHER, works))
 
     def close(self) -> None:
-        """Write what is left and close. Blocks; call it in a thread where a loop must go on."""
+        """Write what is queued, and close. Blocks, so call it in a thread."""
         reading, self._reading = self._reading, None
-        if reading is not None:  # first: whoever closes last, and may write, folds the write-ahead log in
+        if reading is not None:  # first: the last connection moves the write-ahead log into the database
             reading.close()
         self.writer.close()
 
@@ -255,13 +259,13 @@ class _DatabaseSink:
         """The files as another process left them, and what is wrong with them."""
         self.journalled: dict[str, Journalled] = {}
         self.former = journal.left_behind(folders.own)
-        """The journals of former holders that are still to be written, with their tokens."""
+        """The journals of former holders that are not written yet, with their tokens."""
         self._journal: Journal | None = None
         self._marked = 0
-        """The number of the latest note that the database has."""
+        """The number of the latest note that the database contains."""
         self._asked = 0
-        """Promises that were asked for before there was a journal."""
-        self._notes = journal.SUPPORTED and name_of(folders.database) == OWN  # what another engine hides stays hidden
+        """Requests for the journal before it was created."""
+        self._notes = journal.SUPPORTED and name_of(folders.database) == OWN  # another engine may encrypt its content
 
     def promise(self, batch: Sequence[Work]) -> bool:
         connection = self._connection
@@ -269,34 +273,34 @@ class _DatabaseSink:
             return False
         try:
             content = _noted(batch)
-        except Exception:  # of a faulty item: the database tells it from its neighbours
+        except Exception:  # a faulty item, which the write to the database isolates
             return False
         if content is None:
             return False
         try:
             if self._journal is None:
                 self._asked += 1
-                if self._asked == 1:  # many a process makes one such call, which is not worth a file
+                if self._asked == 1:  # many processes make only one such call, which is not worth a file
                     return False
                 self._journal = self._new_journal(connection)
             return self._journal is not None and self._journal.note(content) and self._fault() is None
-        except Exception:  # the database may still take it
+        except Exception:  # the database may still be writable
             self._notes = False
             return False
 
     def rouse(self) -> None:
         if self._journal is not None:
-            with suppress(OSError):  # the next note finds out
+            with suppress(OSError):  # the next note reports it
                 self._journal.rouse()
 
     def write(self, batch: Sequence[Work]) -> None:
         connection = self._connection
         if connection is None:
-            raise self._superseded() if self._lost else SinkUnavailable(f"the database {self._path} is closed")
+            raise self._superseded() if self._lost else SinkUnavailable(f"The database {self._path} is closed.")
         if any(table is _TOGETHER for table, _ in batch):
             batch = _taken_apart(batch)
         if (fault := self._fault()) is not None:
-            raise SinkUnavailable(fault)  # nothing was written: it is once the files are back
+            raise SinkUnavailable(fault)  # nothing was written yet; it is written when the files are back
         try:
             if self.former:
                 self._catch_up(connection)
@@ -317,22 +321,21 @@ class _DatabaseSink:
             self._journal.reuse()
 
     def _unavailable_for(self, connection: sqlite3.Connection, error: Exception) -> SinkUnavailable | None:
-        """Undo what a failed write has begun. Return what to raise where the fault is not one of its items."""
+        """Roll back a failed write. Return the error to raise unless one of the items is faulty."""
         unavailable = self._undo(connection, error)
-        if unavailable is None and self.former:  # a fault of none of these items
+        if unavailable is None and self.former:  # the former journal is faulty, not these items
             return SinkUnavailable(journal.unreadable(self.former[-1][1]))
         return unavailable
 
     def _fault(self) -> str | None:
-        """Return why others who open the database by its name would not get what is written here; None where they do."""
+        """Return why other processes would not see what is written here; None if they would."""
         found, was = self._found(), self._files
         if found == was:
             return None
         if found is None or was is None or not found.are_those_of(was):
             return (
-                f"the database {self._path} is not the one any more that this process has open: it, or the -wal beside it, "
-                "was removed, renamed or replaced. What is written now would be in no log, so nothing is run. Put the files "
-                "back where they were, or end this process and start it again"
+                f"The database {self._path} or its -wal file was removed, renamed or replaced while this process had it open. "
+                "No call is run, since nothing can be logged. Put the files back, or restart this process."
             )
         if self._judged[0] != found:
             damage = self._damage(found, was)
@@ -342,7 +345,7 @@ class _DatabaseSink:
         return self._judged[1]
 
     def _fault_after(self, statements: Sequence[Statement]) -> str | None:
-        """Return what :meth:`_fault` returns, behind a change that this process has made itself."""
+        """Return the result of :meth:`_fault` after a write of this process."""
         found, was = self._found(), self._files
         if found is None or was is None or not found.are_those_of(was) or found.database.size < was.database.size:
             return self._fault()
@@ -352,25 +355,25 @@ class _DatabaseSink:
         return None
 
     def _damage(self, found: _FileStates, was: _FileStates) -> str | None:
-        """Return what is wrong after another process has changed the files in place; None where nothing is."""
+        """Return what is wrong after another process changed the files in place; None if nothing is."""
         if (
             found.shared_memory is not None
             and was.shared_memory is not None
             and found.shared_memory.size < was.shared_memory.size
         ):
-            # SQLite has it in memory: a process that reads behind the end of the file is killed. Zeros make it new.
+            # SQLite maps this file: a process that reads behind its end is killed. Zeros make SQLite rebuild it.
             with suppress(OSError):
                 os.truncate(self._index_name, was.shared_memory.size)
         if found.database.size < was.database.size:  # not opened: SQLite removes the -wal of an empty database
-            return self._changed(f"it has {found.database.size:,} bytes, and had {was.database.size:,}")
+            return self._changed(f"its size fell from {was.database.size:,} to {found.database.size:,} bytes")
         try:
             connection = open_reader(self._path)
             try:
                 if token_of(connection) != self._fence.token:
-                    return None  # another process holds the workspace: the write finds out
+                    return None  # another process holds the workspace, which the write reports
                 (problem,) = connection.execute("PRAGMA quick_check(1)").fetchone()
                 if problem == "ok" and self.headed is not None and not self.headed.head_is_in(connection):
-                    problem = f"record {self.headed.head()[0]} is not in it"
+                    problem = f"record {self.headed.head()[0]} is missing"
             finally:
                 connection.close()
         except (sqlite3.Error, StartError) as error:
@@ -379,20 +382,20 @@ class _DatabaseSink:
 
     def _changed(self, problem: str) -> str:
         return (
-            f"another process changed the database {self._path}, or the -wal beside it, while this one had it open: {problem}. "
-            "What is written now would be in no log, so nothing is run. Put the files back as they were; or end this process, "
-            "keep a copy of them, put the newest whole copy in their place, and run handrail log verify"
+            f"Another process changed the database {self._path} or its -wal file while this process had it open: {problem}. "
+            "No call is run, since nothing can be logged. Put the files back. If you cannot, end this process, keep a copy of "
+            "the files, replace them with the newest intact copy, and run `handrail log verify`."
         )
 
     def _found(self) -> _FileStates | None:
-        # By os.stat, in a fifth of the time.
+        # os.stat takes a fifth of the time of Path.stat.
         try:
             file, beside = os.stat(self._name), os.stat(self._log_name)  # noqa: PTH116
         except OSError:
             return None
         try:
             index = os.stat(self._index_name)  # noqa: PTH116
-        except OSError:  # an engine may keep it elsewhere
+        except OSError:  # an engine may store it elsewhere
             index = None
         return _FileStates(
             _FileState(file.st_dev, file.st_ino, file.st_size, file.st_mtime_ns),
@@ -406,7 +409,7 @@ class _DatabaseSink:
         elif statements:
             afterwards = [s for s in statements if s[0].startswith("PRAGMA")]
             connection.execute("BEGIN IMMEDIATE")
-            # A statement that looks at the token by itself speaks for all that stand or fall with it.
+            # A statement that checks the token covers its whole transaction.
             fenced = any(self._fenced in statement[0] for statement in statements)
             if not fenced and token_of(connection) != self._fence.token:
                 raise self._superseded()
@@ -418,8 +421,10 @@ class _DatabaseSink:
                 self._wipe(connection, afterwards)
 
     def _wipe(self, connection: sqlite3.Connection, statements: Iterable[Statement]) -> None:
-        """Leave no traces of what was removed. Raises nothing: all is in the database, and who was told otherwise would
-        write it again. What cannot be wiped now goes with the closing."""
+        """Erase traces of removed content. Never raises, since the content is already written.
+
+        Traces that cannot be erased now are erased at closing.
+        """
         with suppress(sqlite3.Error):
             for statement in statements:
                 connection.execute(*statement).fetchall()
@@ -437,7 +442,7 @@ class _DatabaseSink:
         if self._lost is not None:
             raise self._superseded()
         if not self._is_the_same():
-            raise SinkUnavailable(self._fault() or f"the database {self._path} was replaced; try again")
+            raise SinkUnavailable(self._fault() or f"The database {self._path} was replaced. Try again.")
         try:
             connection = connect(self._path)
             self._connection = connection
@@ -445,7 +450,7 @@ class _DatabaseSink:
                 raise self._superseded()
             for table in self.tables:
                 table.opened(connection)
-            # What no longer is ours is not touched: the statement looks at the token by itself.
+            # The statement checks the token, so it changes nothing if another process has the lease.
             connection.execute("UPDATE meta SET value = value WHERE key = 'token' AND value = ?", (self._fence.token,))
             self._files = self._found()
         except (sqlite3.Error, OSError) as error:
@@ -459,7 +464,7 @@ class _DatabaseSink:
             raise
 
     def _is_the_same(self) -> bool:
-        """Whether the file is there that was open; a new -wal is made where there is none."""
+        """Return whether the path still names the file that was open. A missing -wal is created again."""
         try:
             found = os.stat(self._name)  # noqa: PTH116 - as above
         except OSError:
@@ -476,7 +481,7 @@ class _DatabaseSink:
                 self._journal.close()
 
     def _catch_up(self, connection: sqlite3.Connection) -> None:
-        """Write what former holders were told is durable, and did not come to write."""
+        """Write the journal notes that former holders did not write to the database."""
         works: list[Work] = []
         try:
             for path, content in journal.outstanding(self.former, journalled(connection)):
@@ -493,10 +498,12 @@ class _DatabaseSink:
         self.former = []
 
     def _new_journal(self, connection: sqlite3.Connection) -> Journal | None:
-        """None where the database is locked, or somebody has counted a token. Nobody can do so meanwhile: they hold the lock
-        from the look for journals on, and a journal that is made behind that look would be nobody's to read.
+        """Create the journal; return None if the database is locked or another process has counted a token.
 
-        :raises OSError: when it cannot be made
+        The transaction keeps others from counting a token meanwhile: they lock the database before they look for journals, and would
+        miss one that is created after that.
+
+        :raises OSError: if it cannot be created
         """
         try:
             connection.execute("BEGIN IMMEDIATE")
@@ -505,11 +512,11 @@ class _DatabaseSink:
                 return Journal(self._folder, self._fence.token) if ours else None
             finally:
                 abandon(connection)
-        except sqlite3.Error:  # whoever writes next finds out what it is
+        except sqlite3.Error:  # the next write reports it
             return None
 
     def _undo(self, connection: sqlite3.Connection, error: Exception) -> SinkUnavailable | None:
-        """Roll back, and tell a failure of the store from a fault of an item."""
+        """Roll back, and return the error to raise if the database failed; None if an item is faulty."""
         try:
             abandon(connection)
             if token_of(connection) != self._fence.token:
@@ -536,8 +543,8 @@ class _DatabaseSink:
         connection, self._connection = self._connection, None
         if connection is not None:
             if self._judged[1] is not None and self._fault() is not None:
-                # The last connection that closes writes the -wal into the database: into the file that another process has put there.
-                # This one is never closed, so none is the last.
+                # The last connection moves the -wal into the database, here a file that another process has put there.
+                # This connection is never closed, so it is not the last.
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
                 return
             try:
@@ -547,12 +554,12 @@ class _DatabaseSink:
 
 
 def _taken_apart(batch: Sequence[Work]) -> list[Work]:
-    """The works of a batch, of which some were given together, each by itself."""
+    """Return the works of a batch, with combined ones split."""
     return [work for item in batch for work in (item[1] if item[0] is _TOGETHER else (item,))]
 
 
 def _statements(batch: Sequence[Work]) -> list[Statement]:
-    """Of each table together, in order."""
+    """Return the statements of each table together, in order."""
     if not batch:
         return []
     first = batch[0][0]
@@ -565,7 +572,7 @@ def _statements(batch: Sequence[Work]) -> list[Statement]:
 
 
 def _noted(batch: Sequence[Work]) -> bytes | None:
-    """A batch as it is noted in the journal; None where a part of it cannot be noted as it is."""
+    """Return a batch in the form of a journal note; None if a part of it cannot be noted."""
     packed: list[tuple[str, Any]] = []
     for table, payload in batch:
         name = getattr(table, "journalled_as", None)
@@ -573,11 +580,13 @@ def _noted(batch: Sequence[Work]) -> bytes | None:
             return None
         packed.append((name, noted))
     content = encode(packed, max_bytes=_UNBOUNDED)
-    return content if content.lstrip(b" ").startswith(b"[") else None  # else something stands there in its place
+    return (
+        content if content.lstrip(b" ").startswith(b"[") else None
+    )  # else it is a substitute for an unencodable value
 
 
 def _mark(token: int, number: int) -> Statement:
-    """Keeps up to which note of which journal the database has all."""
+    """Return the statement that stores which note of which journal the database contains."""
     sql = (
         "INSERT INTO meta (key, value) VALUES ('journalled', ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value"
     )

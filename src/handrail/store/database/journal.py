@@ -26,21 +26,21 @@ from handrail.contract.errors import StartError
 from handrail.store.folders import Folders, unwritable
 
 CAPACITY = 256 * 1024
-"""Bytes of the file. What does not fit goes to the database at once."""
+"""Bytes of the file. Larger notes are written to the database at once."""
 
 SPARE = 64 * 1024 * 1024
-"""Free bytes on the disk below which nothing is noted: the database is to find out first whether it still has room."""
+"""Free disk space below which nothing is noted, so that the database detects a full disk first."""
 
 _FORMAT = b"HRJ1\0\0\0\0"
-"""What the file begins with."""
+"""The beginning of the file."""
 _HEAD = struct.Struct("<QI")
-"""Of a note: its number, and the bytes of its content."""
+"""The head of a note: its number, and the length of its content."""
 _DIGEST = 16
 _LEFT = ".left"
-"""The end of the name of a journal that was put aside."""
+"""The end of the name of an orphaned journal."""
 _EMPTY = _FORMAT.ljust(CAPACITY, b"\0")
 _LOOK_EVERY_S = 1.0
-_MISSING = "calls that had just begun may then be missing in the log"
+_MISSING = "Calls that had just started may then be missing in the log"
 _NAME = re.compile(r"journal-(\d+)(\.left)?")
 _sync = getattr(os, "fdatasync", os.fsync)
 
@@ -48,12 +48,12 @@ SUPPORTED = hasattr(os, "pwrite")
 
 
 class Journal:
-    """The file of one holder of the workspace, by its fencing token. For one thread.
+    """The journal file of one holder of the workspace, named by its fencing token. For one thread.
 
-    Whoever counts the next token puts it aside first (:func:`set_aside`), and reads it after that. So a holder which was only
-    paused finds that it is superseded, or its note is found.
+    A new holder renames it first (:func:`set_aside`) and reads it afterwards. So a holder that was only paused either notices that
+    it lost the lease, or its note is found.
 
-    :raises OSError: when it cannot be made
+    :raises OSError: if it cannot be created
     """
 
     def __init__(self, folder: Path, token: int) -> None:
@@ -67,9 +67,9 @@ class Journal:
         self._name = str(self.path)
         self._descriptor = os.open(self._name, flags, 0o600)
         try:
-            # Zeros, not a hole: what is written in place later needs nothing but its own blocks.
+            # Zeros, not a hole: a later write in place then needs no further blocks.
             if os.pwrite(self._descriptor, _EMPTY, 0) != CAPACITY:
-                raise OSError(f"there is no room for {self.path}")
+                raise OSError(f"The disk has no space for {self.path}.")
             os.fsync(self._descriptor)
             beside = os.open(folder, os.O_RDONLY)
             try:
@@ -82,19 +82,20 @@ class Journal:
             raise
 
     def note(self, content: bytes) -> bool:
-        """Make ``content`` durable. False when it does not fit, the disk is nearly full, or somebody else has counted a token
-        by now.
+        """Make ``content`` durable, and return whether that is certain.
 
-        :raises OSError: when it cannot be made durable; use it no more
+        It is not if the note does not fit, the disk is nearly full, or another process has counted a token.
+
+        :raises OSError: if it cannot be made durable; do not use the journal any more
         """
         head = _HEAD.pack(self.last + 1, len(content))
         whole = head + _digest(head, content) + content
         if self._end + len(whole) > CAPACITY or self._is_nearly_full():
             return False
-        self.last += 1  # also where it fails: part of it may stand there, so its number is used up
+        self.last += 1  # also on failure: a part of the note may be written, so its number is used up
         written = os.pwrite(self._descriptor, whole, self._end)
         if written != len(whole):
-            raise OSError(f"{written} of {len(whole)} bytes were written to {self.path}")
+            raise OSError(f"Only {written} of {len(whole)} bytes were written to {self.path}.")
         _sync(self._descriptor)
         self._end += len(whole)
         try:
@@ -103,15 +104,15 @@ class Journal:
             return False
 
     def rouse(self) -> None:
-        """Wake the disk: from rest, which begins within a millisecond, a sync takes two to ten times as long as behind another.
+        """Wake the disk. After a millisecond of rest, a sync takes two to ten times as long.
 
-        :raises OSError: when it cannot be written
+        :raises OSError: if it cannot be written
         """
-        os.pwrite(self._descriptor, _FORMAT, 0)  # what stands there already
+        os.pwrite(self._descriptor, _FORMAT, 0)  # the same bytes again
         _sync(self._descriptor)
 
     def _is_nearly_full(self) -> bool:
-        """Whether the disk is; looked at once in a second, since from rest that takes a tenth of what a note does."""
+        """Return whether the disk is nearly full, checked once a second: a check takes a tenth of the time of a note."""
         if (now := monotonic()) >= self._look_again:
             disk = os.fstatvfs(self._descriptor)
             self._nearly_full = disk.f_bavail * disk.f_frsize < SPARE
@@ -119,37 +120,36 @@ class Journal:
         return self._nearly_full
 
     def reuse(self) -> None:
-        """The database has all notes: the next one is written over the first."""
+        """Overwrite the notes from now on, since the database contains all of them."""
         self._end = len(_FORMAT)
 
     def erase(self) -> None:
-        """Leave nothing of the notes in the file, of which the database has all.
+        """Erase the notes, since the database contains all of them.
 
-        :raises OSError: when it cannot be written
+        :raises OSError: if it cannot be written
         """
         if os.pwrite(self._descriptor, _EMPTY, 0) != CAPACITY:
-            raise OSError(f"{self.path} was not written whole")
+            raise OSError(f"{self.path} was written only in part.")
         _sync(self._descriptor)
         self._end = len(_FORMAT)
 
     def close(self) -> None:
-        """Leave it to whoever opens the workspace next."""
+        """Close the file and leave it for the next process that opens the workspace."""
         with suppress(OSError):
             os.close(self._descriptor)
 
     def remove(self) -> None:
-        """Close it, and leave nothing."""
+        """Close and delete the file."""
         self.close()
         with suppress(OSError):
             self.path.unlink()
 
 
 def set_aside(folder: Path) -> None:
-    """Take the journals away from who has held the workspace up to now. To be called by whoever is about to count a token,
-    before anybody can see that token.
+    """Rename the journals of the present holder. Call it before a new token is counted.
 
-    :raises OSError: when the folder cannot be read
-    :raises StartError: when one cannot be renamed
+    :raises OSError: if the folder cannot be read
+    :raises StartError: if a journal cannot be renamed
     """
     for _, path in journals(folder):
         if path.suffix != _LEFT:
@@ -157,23 +157,23 @@ def set_aside(folder: Path) -> None:
                 path.rename(f"{path}{_LEFT}")
             except OSError as error:
                 raise StartError(
-                    f"{path} was left by a former process and cannot be renamed to {path.name}{_LEFT}: "
-                    f"{error.strerror or error}. See what stands there, and move it away for inspection"
+                    f"Journal {path} of a former process cannot be renamed to {path.name}{_LEFT}: "
+                    f"{error.strerror or error}. Check the folder, and move the file away for inspection."
                 ) from None
 
 
 def left_behind(folder: Path) -> list[tuple[int, Path]]:
-    """The journals that were put aside, with their holders' tokens, the oldest first.
+    """Return the orphaned journals with the tokens of their holders, the oldest first.
 
-    :raises OSError: when the folder cannot be read
+    :raises OSError: if the folder cannot be read
     """
     return [(token, path) for token, path in journals(folder) if path.suffix == _LEFT]
 
 
 def journals(folder: Path) -> list[tuple[int, Path]]:
-    """All journals of a workspace, with their holders' tokens, the oldest first.
+    """Return all journals of a workspace with the tokens of their holders, the oldest first.
 
-    :raises OSError: when the folder cannot be read
+    :raises OSError: if the folder cannot be read
     """
     with os.scandir(folder) as entries:
         named = [(entry.path, _NAME.fullmatch(entry.name)) for entry in entries]
@@ -181,30 +181,30 @@ def journals(folder: Path) -> list[tuple[int, Path]]:
 
 
 def notes_of(path: Path) -> Iterator[tuple[int, bytes]]:
-    """The notes in a journal, with their numbers.
+    """Yield the notes of a journal with their numbers.
 
-    :raises FileNotFoundError: when it has gone
-    :raises StartError: when it cannot be read, is none, or of a newer handrail
+    :raises FileNotFoundError: if it was removed
+    :raises StartError: if it cannot be read, is not a journal, or belongs to a newer Handrail
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
         with os.fdopen(descriptor, "rb") as file:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise StartError(
-                    f"{path} should be a file of notes; see who put something else there, and move it away"
+                    f"{path} should be a journal file, but is not a plain file. Check who put it there, and move it away."
                 )
             content = file.read(CAPACITY)
     except FileNotFoundError:
         raise
     except OSError as error:
         raise StartError(
-            f"{path} holds what was noted for the log, and cannot be read: {error.strerror or error}. Make it readable for "
-            f"this user, or move it away for inspection; {_MISSING}"
+            f"Journal {path} cannot be read: {error.strerror or error}. Make it readable for this user, or move it away for "
+            f"inspection. {_MISSING}."
         ) from None
     if (begun := content[: len(_FORMAT)]) != _FORMAT:
         if begun.strip(b"\0"):
             raise StartError(unreadable(path))
-        return  # nothing was ever noted
+        return  # the journal never had a note
     at, expected = len(_FORMAT), None
     while len(content) - at >= _HEAD.size + _DIGEST:
         head = content[at : at + _HEAD.size]
@@ -218,10 +218,10 @@ def notes_of(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def outstanding(kept: Iterable[tuple[int, Path]], marked: tuple[int, int]) -> Iterator[tuple[Path, bytes]]:
-    """The notes in ``kept`` that the database has not got, in order.
+    """Yield the notes in ``kept`` that the database does not contain, in order.
 
-    :param marked: the token, and the number of the latest note in that holder's journal, that the database has
-    :raises StartError: see :func:`notes_of`; one that has gone meanwhile is none
+    :param marked: the token and the number of the latest note that the database contains
+    :raises StartError: see :func:`notes_of`; a removed journal is skipped
     """
     for token, path in kept:
         with suppress(FileNotFoundError):
@@ -231,10 +231,10 @@ def outstanding(kept: Iterable[tuple[int, Path]], marked: tuple[int, int]) -> It
 
 
 def unreadable(path: Path) -> str:
-    """What to do about a journal that this handrail cannot read."""
+    """Return the error text for a journal of another version."""
     return (
-        f"{path} holds what another version of handrail noted for the log. Start that version once, which takes it over, "
-        f"or move the file away for inspection; {_MISSING}"
+        f"Journal {path} was written by another version of Handrail. Start that version once, which completes the log, or "
+        f"move the file away for inspection. {_MISSING}."
     )
 
 
@@ -255,20 +255,20 @@ _LENGTH = _HEAD_FIELDS.size + _DIGEST
 _SEQUENCE = slice(4, 12)
 
 Written = tuple[int, bytes]
-"""The number of the last record that was written, and the hash of its group."""
+"""The number of the last written record, and the hash of its group."""
 
 
 class HeadFile:
-    """The file of one workspace, for one thread."""
+    """The file with the position of one workspace's log. For one thread."""
 
     def __init__(self, folders: Folders) -> None:
         self._path = folders.head
         self._descriptor = -1
 
     def note(self, sequence: int, digest: bytes) -> None:
-        """Keep that everything up to record ``sequence`` is durable. An earlier number than the one there is ignored.
+        """Store that all records up to ``sequence`` are durable, unless the file has a later one.
 
-        What cannot be kept is not: the log itself has it, and the next group brings a later number.
+        Failures are ignored: the log itself has the record, and the next group stores a later number.
         """
         with suppress(OSError):
             if self._descriptor < 0 or not os.fstat(self._descriptor).st_nlink:
@@ -280,9 +280,9 @@ class HeadFile:
             os.pwrite(self._descriptor, _packed(sequence, digest), 0)
 
     def replace(self, sequence: int, digest: bytes) -> None:
-        """Keep this number whatever stands there: a person has acknowledged that the log ends earlier.
+        """Store this number in any case, since a user acknowledged that the log ends earlier.
 
-        :raises StartError: when it cannot be written
+        :raises StartError: if it cannot be written
         """
         try:
             if self._descriptor < 0:
@@ -300,9 +300,9 @@ class HeadFile:
 
 
 def written(folders: Folders) -> Written | None:
-    """How far the log of a workspace was written; None where that is not known.
+    """Return how far the log of a workspace was written; None if unknown.
 
-    :raises StartError: when the file is not what Handrail writes
+    :raises StartError: if the file is damaged
     """
     path = folders.head
     try:
@@ -316,17 +316,17 @@ def written(folders: Folders) -> Written | None:
     finally:
         os.close(descriptor)
     if len(content) != _LENGTH or content[_HEAD_FIELDS.size :] != _head_digest(content[: _HEAD_FIELDS.size]):
-        raise _damaged(path, "it is not what was written")
+        raise _damaged(path, "its content was changed")
     form, sequence, digest = _HEAD_FIELDS.unpack(content[: _HEAD_FIELDS.size])
     if form != _HEAD_FORMAT:
-        raise _damaged(path, "it is of another version")
+        raise _damaged(path, "its format is unknown")
     return sequence, digest
 
 
 def _damaged(path: Path, why: str) -> StartError:
     return StartError(
-        f"{path} tells how far the log was written, and cannot be read: {why}. See who changed it; "
-        "handrail log acknowledge begins with what the log holds now"
+        f"The position file of the log, {path}, cannot be read: {why}. Check who changed it. To accept the present log, run "
+        "`handrail log acknowledge`."
     )
 
 

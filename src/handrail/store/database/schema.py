@@ -40,7 +40,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             under_call TEXT
         ) WITHOUT ROWID""",
         "CREATE INDEX session_under ON session (under) WHERE under IS NOT NULL",
-        # What was said in a session: one message a row, in the form of no provider.
+        # The messages of a session: one per row, in a form that no provider defines.
         """CREATE TABLE message (
             session TEXT NOT NULL,
             position INTEGER NOT NULL,
@@ -48,13 +48,13 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             body BLOB NOT NULL
         )""",
         "CREATE UNIQUE INDEX message_in_order ON message (session, position)",
-        # Rules that a person's answers "for this session" stored.
+        # Rules that a user's answers "for this session" stored.
         """CREATE TABLE session_rule (
             session TEXT NOT NULL,
             text TEXT NOT NULL,
             PRIMARY KEY (session, text)
         ) WITHOUT ROWID""",
-        # The content that a session has read of files, by hash, so that it may go on editing them.
+        # The files that a session has read, by hash, so that it may continue to edit them.
         """CREATE TABLE seen (
             session TEXT NOT NULL,
             path TEXT NOT NULL,
@@ -62,7 +62,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             at_ns INTEGER NOT NULL,
             PRIMARY KEY (session, path)
         ) WITHOUT ROWID""",
-        # What tools remember in a session.
+        # The values that tools keep in a session.
         """CREATE TABLE state (
             session TEXT NOT NULL,
             tool TEXT NOT NULL,
@@ -70,8 +70,8 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             value BLOB NOT NULL,
             PRIMARY KEY (session, tool, key)
         ) WITHOUT ROWID""",
-        # What people were asked, one row for each request; `whole` tells whether the request's arguments are the very
-        # ones that were proposed (no secret was taken out), `answered` whether the call has its result.
+        # Approval requests, one per row; `whole` tells whether the request's arguments are exactly the proposed ones
+        # (no secret was redacted), `answered` whether the call has its result.
         """CREATE TABLE approval (
             id TEXT PRIMARY KEY,
             kind TEXT NOT NULL,
@@ -88,7 +88,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         )""",
         "CREATE INDEX approval_pending ON approval (created_ns) WHERE state = 'pending'",
         "CREATE INDEX approval_open ON approval (session, call) WHERE answered = 0",
-        # Calls that outlive their turn; `told` tells whether their session knows that they ended.
+        # Calls that outlive their turn; `told` tells whether their session was notified of their end.
         """CREATE TABLE job (
             id TEXT PRIMARY KEY,
             session TEXT NOT NULL,
@@ -104,7 +104,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "CREATE INDEX job_of_session ON job (session, created_ns)",
         "CREATE INDEX job_open ON job (created_ns) WHERE state IN ('pending', 'running')",
         "CREATE INDEX job_ended ON job (ended_ns)",
-        # What calls of stateful tools have opened; `ended` is how it ended, '' while it is open.
+        # The tool sessions of stateful tools; `ended` is how one ended, '' while it is open.
         """CREATE TABLE opened (
             id TEXT PRIMARY KEY,
             session TEXT NOT NULL,
@@ -115,7 +115,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             ended TEXT NOT NULL
         ) WITHOUT ROWID""",
         "CREATE INDEX opened_of_session ON opened (session, opened_ns)",
-        # What sessions' agents are to be told, and whether they were; `id` is the delivery's, so that it comes once.
+        # Notifications for the agents of sessions, and whether they were delivered; `id` is unique, so each comes once.
         """CREATE TABLE notice (
             number INTEGER PRIMARY KEY,
             id TEXT NOT NULL UNIQUE,
@@ -124,8 +124,8 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             body BLOB NOT NULL
         )""",
         "CREATE INDEX notice_of_session ON notice (session, taken, number)",
-        # Channels between sessions. A scope is the session at the top of a tree, or '' for the workspace; readers are of
-        # broadcasts, up to the number that they have read.
+        # Channels between sessions. A scope is the root session of a tree, or '' for the workspace. Only broadcasts have
+        # readers, with the number of the last message that each has read.
         """CREATE TABLE channel (
             scope TEXT NOT NULL,
             name TEXT NOT NULL,
@@ -133,7 +133,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             sent INTEGER NOT NULL DEFAULT 0,
             PRIMARY KEY (scope, name)
         ) WITHOUT ROWID""",
-        # A number is never used again: what was told of a message is known by it.
+        # A number is never used again, since deliveries refer to it.
         """CREATE TABLE channel_message (
             number INTEGER PRIMARY KEY AUTOINCREMENT,
             scope TEXT NOT NULL,
@@ -152,7 +152,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             place INTEGER NOT NULL,
             PRIMARY KEY (scope, channel, reader)
         ) WITHOUT ROWID""",
-        # Messages that calls were given, until it is known whether the call went well; without a call: owed to the reader.
+        # Messages delivered to calls whose outcome is not known yet; without a call: undelivered for the reader.
         """CREATE TABLE channel_given (
             scope TEXT NOT NULL,
             channel TEXT NOT NULL,
@@ -161,14 +161,14 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             call TEXT NOT NULL,
             PRIMARY KEY (scope, channel, number, reader)
         ) WITHOUT ROWID""",
-        # What tells a session something when its time, or its message, comes.
+        # Triggers: each notifies a session at a time or on a message.
         """CREATE TABLE trigger_row (
             session TEXT NOT NULL,
             name TEXT NOT NULL,
             body BLOB NOT NULL,
             PRIMARY KEY (session, name)
         ) WITHOUT ROWID""",
-        # Rules that a person's answers "for this project" and "reject always" stored.
+        # Rules that a user's answers "for this project" and "reject always" stored.
         """CREATE TABLE project_rule (
             id TEXT PRIMARY KEY,
             text TEXT NOT NULL UNIQUE,

@@ -30,27 +30,27 @@ COUNTERS = sys.platform == "linux"
 
 
 class Bell(Protocol):
-    """For the one thread that waits at it. A ring that nobody waits for is kept; several are one."""
+    """A wake-up signal for one waiting thread. A signal without a waiter is remembered; several count as one."""
 
     def ring(self) -> None:
-        """From any thread, also after :meth:`close`."""
+        """Send the signal, from any thread, also after :meth:`close`."""
         ...
 
     def wait(self) -> None:
-        """Return when it was rung since the last wait."""
+        """Wait until it was sent since the last wait."""
         ...
 
     def wait_for(self, seconds: float) -> bool:
-        """The same with an end. Gives whether it was rung."""
+        """Wait for at most ``seconds``, and return whether it was sent."""
         ...
 
     def close(self) -> None:
-        """Nobody waits any more."""
+        """Release the signal, since no thread waits any more."""
         ...
 
 
 def new_bell() -> Bell:
-    with suppress(OSError):  # too many are open: it does without
+    with suppress(OSError):  # too many open files: use a lock instead
         if COUNTERS:
             return _CounterBell()
     return _LockBell()
@@ -62,11 +62,11 @@ class _CounterBell:
         self._poll = select.poll()
         self._poll.register(self._descriptor, select.POLLIN)
         self._closing = threading.Lock()
-        """Held while the descriptor is used from other threads: its number is another's once it is closed."""
+        """Held while other threads use the descriptor, whose number may be reused once it is closed."""
         self._rung = False
 
     def ring(self) -> None:
-        if not self._rung:  # it is taken back before whoever waited looks at anything
+        if not self._rung:  # the waiter resets it before it looks for work
             with self._closing:
                 if self._descriptor >= 0:
                     self._rung = True
@@ -97,7 +97,7 @@ class _LockBell:
     def ring(self) -> None:
         try:
             self._lock.release()
-        except RuntimeError:  # it is ringing already
+        except RuntimeError:  # the signal is already set
             pass
 
     def wait(self) -> None:
@@ -111,12 +111,12 @@ class _LockBell:
 
 
 class LoopBell:
-    """Has an event loop call things. Made in the loop's own thread, rung from any other."""
+    """A wake-up signal for an event loop, which runs callbacks. Create it on the loop's thread, and use it from any other."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self.looks = False
-        """Whether whoever has it has the loop look after something soon."""
+        """Whether its owner has scheduled a check in the loop."""
         self._waiting: deque[Callable[[], object]] = deque()
         self._closing = threading.Lock()
         self._descriptor = -1
@@ -127,9 +127,9 @@ class LoopBell:
 
     def _wait_at(self, descriptor: int) -> None:
         try:
-            # In a context of its own: a copy of the caller's would keep alive whatever is in it.
+            # In an empty context: a copy of the caller's context would keep its values alive.
             Context().run(self._loop.add_reader, descriptor, self._rung)
-        except Exception:  # a loop of another kind, which waits for no descriptors
+        except Exception:  # a loop of another kind, which cannot wait for descriptors
             os.close(descriptor)
         else:
             self._descriptor = descriptor
@@ -137,11 +137,11 @@ class LoopBell:
 
     @property
     def gone(self) -> bool:
-        """Whether nothing is called any more."""
+        """Whether the loop is closed, so that no callback runs any more."""
         return self._loop.is_closed()
 
     def call(self, callback: Callable[[], object]) -> None:
-        """Have the loop call it, after what it was to call before; not at all where the loop is closed."""
+        """Run ``callback`` in the loop, after earlier ones. A closed loop drops it."""
         self._waiting.append(callback)
         with self._closing:
             if self._descriptor >= 0:
@@ -150,22 +150,24 @@ class LoopBell:
         self._call_soon(self._call_all)
 
     def wait_for(self, seconds: float) -> None:
-        """Have the loop stand still until there is something to call, and call it. In the loop's own thread; not at all where
-        that waits for no descriptors."""
+        """Block the loop until a callback is due, and run it. Call it on the loop's thread.
+
+        Returns at once if the loop cannot wait for descriptors.
+        """
         until = monotonic() + seconds
         while self._descriptor >= 0 and self._poll.poll(max(until - monotonic(), 0) * 1000):
-            called = bool(self._waiting)  # a ring may be for what was called by the one before it
+            called = bool(self._waiting)  # the callback of a signal may have run with the signal before it
             self._rung()
             if called:
                 break
 
     def close(self) -> None:
-        """From any thread. What it has still to call is called."""
+        """Release the signal, from any thread. Pending callbacks still run."""
         if self._descriptor >= 0 and not self._call_soon(self._close):
             self._close_descriptor()
 
     def _rung(self) -> None:
-        with suppress(BlockingIOError):  # the loop has stood still for it since it saw it
+        with suppress(BlockingIOError):  # wait_for has already read it
             os.eventfd_read(self._descriptor)
         self._call_all()
 
@@ -188,7 +190,7 @@ class LoopBell:
     def _call_soon(self, callback: Callable[[], object]) -> bool:
         try:
             self._loop.call_soon_threadsafe(callback)
-        except RuntimeError:  # it is closed, and whoever waited in it with it
+        except RuntimeError:  # the loop is closed, together with its tasks
             return False
         return True
 
@@ -199,27 +201,30 @@ Waiting = asyncio.Future[None]
 
 
 class Kept(asyncio.Future[None]):
-    """Tells whether an item became durable, for somebody who does not read it back."""
+    """A future that tells whether an item is durable, for callers who do not read it back."""
 
 
 class Written(asyncio.Future[None]):
-    """Tells whether an item became durable. Whoever awaits it goes on only once that is known: a cancellation of their task
-    is raised then, and not before."""
+    """A future that tells whether an item is durable, and that cannot be cancelled.
+
+    A cancellation of the waiting task is raised once the outcome is known.
+    """
 
     def cancel(self, msg: object = None) -> bool:
-        """Refused: the item is with the writer, and what becomes of it has to be known."""
+        """Refuse the cancellation, since the writer has the item and its outcome must be known."""
         return False
 
 
 class Promised(Written):
-    """As :class:`Written`, for an item that has to be durable as soon as can be, and may be read a moment later."""
+    """A :class:`Written` for an item that must be durable as soon as possible and may become readable a moment later."""
 
 
 class Taken:
-    """An item that has its place in the queue, and will be written with its neighbours soon. Whoever awaits it, as often as
-    they like, hurries it along and goes on once it and everything before it is durable.
+    """An item in the queue that is written soon. Awaiting it requests an early write and waits until it is durable.
 
-    :raises LogUnavailable: when awaited, where it could not be written; it will not be written later
+    It may be awaited several times.
+
+    :raises LogUnavailable: when awaited, if it could not be written; it is not written later
     """
 
     __slots__ = ("_hurry", "_written")
@@ -235,11 +240,11 @@ class Taken:
 
     @property
     def durable(self) -> bool:
-        """Whether it is known to be."""
+        """Whether it is known to be durable."""
         return self._written.done() and self._written.exception() is None
 
     def written(self) -> asyncio.Future[None]:
-        """Hurry it along, and give what tells that it is durable."""
+        """Request an early write, and return a future that tells when it is durable."""
         if not self._written.done():
             self._hurry()
         return asyncio.shield(self._written)
@@ -249,7 +254,7 @@ class Taken:
 
 
 def settle(futures: Sequence[asyncio.Future[Any]], failure: str | None) -> None:
-    """Answer callers, in their own loop's thread."""
+    """Resolve futures, on the thread of their loop."""
     for future in futures:
         if not future.done():
             if failure is None:
@@ -257,7 +262,7 @@ def settle(futures: Sequence[asyncio.Future[Any]], failure: str | None) -> None:
             else:
                 future.set_exception(LogUnavailable(failure))
                 if isinstance(future, Kept):
-                    future.exception()  # seen: nobody has to await it
+                    future.exception()  # retrieved, since it need not be awaited
 
 
 # The sink that the writer writes to, and the errors by which it refuses.
@@ -266,40 +271,40 @@ T_contra = TypeVar("T_contra", contravariant=True)
 
 
 class SinkUnavailable(Exception):
-    """The sink as a whole cannot take anything now (full disk, read-only, damaged); the text says why."""
+    """The sink cannot take any item now (full disk, read-only, damaged); the text says why."""
 
 
 class SinkLost(SinkUnavailable):
-    """The sink will never take anything again from this process; what waits for it is dropped."""
+    """The sink never takes an item of this process again; waiting items are dropped."""
 
 
 class Sink(Protocol[T_contra]):
-    """Where groups go. Used by the writer's thread only."""
+    """The target of groups. Only the writer's thread uses it."""
 
     def promise(self, batch: Sequence[T_contra]) -> bool:
-        """Make a batch durable in a quicker way, before it is written. It is given to :meth:`write` soon, as the first of a
-        group and behind what was promised before; if that never happens, whoever opens the sink next writes it.
+        """Make a batch durable in a faster way before it is written, and return whether that succeeded. Never raises.
 
-        Raises nothing: False where it cannot be, and then nothing is promised
+        The batch is given to :meth:`write` soon, after earlier promised batches and before others. If that never happens, the next
+        process that opens the sink writes it.
         """
         ...
 
     def rouse(self) -> None:
-        """A promise may be asked for soon: do what can be done for it. Raises nothing."""
+        """Prepare for a :meth:`promise` that may follow soon. Never raises."""
         ...
 
     def write(self, batch: Sequence[T_contra]) -> None:
         """Make the whole batch durable, or none of it.
 
-        :raises SinkUnavailable: for a failure that no other batch would escape. Any other exception is taken
-            for a fault of an item, and the batch is tried again item by item
+        :raises SinkUnavailable: for a failure that concerns every batch. For any other exception, the writer assumes a faulty
+            item and writes the items one by one
         """
         ...
 
     def reopen(self) -> None:
-        """After :class:`SinkUnavailable`: begin anew, and prove that writing works.
+        """Start again after :class:`SinkUnavailable`, and check that writing works.
 
-        :raises SinkUnavailable: when it does not
+        :raises SinkUnavailable: if it does not
         """
         ...
 
@@ -311,31 +316,31 @@ Q = TypeVar("Q")
 
 
 class _Flush:
-    """Stands in the queue for a caller who waits for what is before it."""
+    """A queue entry of a caller who waits for earlier items."""
 
 
 class _Promise:
-    """Stands in the place of a caller who went on when an item was promised."""
+    """The waiter of an item whose caller continued when the item was promised."""
 
 
 _FLUSH = _Flush()
 _PROMISE = _Promise()
-_CLOSED = "the log is closed: the kernel has been shut down"
+_CLOSED = "The log is closed, since the kernel has shut down."
 MOMENT_S = 0.001
-"""For how long an event loop may stand still for a promise."""
+"""How long an event loop may block for a promise."""
 _MOST_PROMISED = 256
 """Items that are durable and not written yet."""
 _Entry = tuple[T | _Flush, Waiting | _Promise | None]
 
 
 class Writer(Generic[T]):
-    """Takes items from any thread and writes them in order, a group at a time.
+    """A writer thread that takes items from any thread and writes them in order, in groups.
 
-    After a failure nothing is lost and nothing pretends: who waits for durability is told, what was only
-    appended is kept (at most ``max_retained`` items; what had to be let go is counted in :attr:`lost`) and is
-    tried again every ``retry_s`` seconds and with every commit. After :class:`SinkLost` nothing is kept.
+    After a failure, waiting callers receive the error. Items without a waiter are kept, at most ``max_retained``, and are
+    written again every ``retry_s`` seconds and with each commit. :attr:`lost` counts dropped items. After :class:`SinkLost`
+    nothing is kept.
 
-    :param linger_s: how long items that nobody waits for may gather before they are written
+    :param linger_s: how long items without a waiter may gather before they are written
     """
 
     def __init__(
@@ -356,7 +361,7 @@ class Writer(Generic[T]):
         self._in_flight = 0
         self._bell = new_bell()
         self._loops: dict[asyncio.AbstractEventLoop, LoopBell] = {}
-        """Of callers."""
+        """The wake-up signals of the callers' loops."""
         self._asleep = False
         self._urgent = False
         self._promising = False
@@ -373,28 +378,28 @@ class Writer(Generic[T]):
         self.transactions = 0
         """Groups made durable."""
         self.commits = 0
-        """Callers who waited for durability and got it."""
+        """Callers whose item became durable."""
         self.lost = 0
-        """Appended items that could never be written."""
+        """Appended items that were dropped."""
         self._thread = threading.Thread(target=self._run, name="handrail-writer", daemon=True)
         self._thread.start()
 
     @property
     def refusal(self) -> str | None:
-        """Why nothing can be written at the moment, or None."""
+        """Why nothing can be written now; None if it can."""
         return _CLOSED if self._closing else self._refusal
 
     @property
     def backlog(self) -> int:
-        """Items taken and not yet durable."""
+        """The number of items that are not durable yet."""
         return len(self._queue) + self._in_flight
 
     def takes(self, backlog: int) -> bool:
-        """Whether nothing is refused now and fewer than ``backlog`` items are taken and not yet durable."""
+        """Return whether the writer accepts items now and fewer than ``backlog`` of them are not durable."""
         return self._refusal is None and len(self._queue) + self._in_flight < backlog and not self._closing
 
     def append(self, item: T) -> None:
-        """Take an item that nobody waits for. Never blocks, never raises; after :meth:`close` it counts as lost."""
+        """Queue an item without waiting. Never blocks or raises; after :meth:`close` it counts as lost."""
         if self._closing:
             self.lost += 1
             return
@@ -405,25 +410,25 @@ class Writer(Generic[T]):
             self._give_up()
 
     async def commit(self, item: T) -> None:
-        """Take an item, and return when it and everything before it is durable and can be read.
+        """Queue an item, and return when it and all earlier ones are durable and can be read.
 
-        Cancelling the wait does not take the item back.
+        Cancelling the wait does not remove the item.
 
-        :raises LogUnavailable: when it could not be written; it will not be written later
+        :raises LogUnavailable: if it could not be written; it is not written later
         """
         await self._wait_for(item)
 
     def begin(self, item: T) -> Written:
-        """The first half of :meth:`commit`, for callers who may not go on before they know what became of it."""
+        """Queue an item, and return a future for callers who must know the outcome before they continue."""
         written = Written(loop=asyncio.get_running_loop())
         self._queue_for(item, written, urgent=True)
         return written
 
     def promise(self, item: T) -> Promised:
-        """As :meth:`begin`, for who needs it durable as soon as can be and does not read it back at once.
+        """Queue an item that must be durable as soon as possible and is not read back at once.
 
-        Where nobody else is at it and the disk was quick the last time, it is mostly known on return: the event loop stands
-        still for a moment, since what it would do meanwhile holds the writer up.
+        If the writer is idle and the disk was fast the last time, the outcome is usually known on return: the event loop blocks for a
+        moment, since its other work would delay the writer.
         """
         loop = asyncio.get_running_loop()
         promised = Promised(loop=loop)
@@ -435,8 +440,7 @@ class Writer(Generic[T]):
         return promised
 
     def rouse(self) -> None:
-        """A promise may follow soon: have the sink ready by then, where nobody is at it. Not if it follows in this very turn of
-        the event loop."""
+        """Prepare an idle sink for a promise that follows soon, but not in the same turn of the event loop."""
         if self._quick:
             asyncio.get_running_loop().call_soon(self._rouse, self.commits)
 
@@ -446,34 +450,34 @@ class Writer(Generic[T]):
             self._bell.ring()
 
     def take(self, item: T) -> Taken:
-        """Take an item now that need not be durable before somebody awaits it."""
+        """Queue an item that need not be durable before its result is awaited."""
         kept = Kept(loop=asyncio.get_running_loop())
         self._queue_for(item, kept, urgent=False)
         if kept.done():
-            kept.exception()  # seen: nobody has to await it
+            kept.exception()  # retrieved, since it need not be awaited
         return Taken(kept, self._hurry)
 
     async def flush(self) -> None:
-        """Return when everything taken so far is durable; while refusing, try whether writing works again.
+        """Return when all queued items are durable. If the writer refuses items, try again whether writing works.
 
-        :raises LogUnavailable: when it does not
+        :raises LogUnavailable: if it does not
         """
         if self._refusal is None and not self.backlog:
             return
         await self._wait_for(_FLUSH)
 
     async def written(self) -> None:
-        """Return when all that was promised can be read.
+        """Return when all promised items can be read.
 
-        :raises LogUnavailable: when it cannot be written now
+        :raises LogUnavailable: if they cannot be written now
         """
         if self._unwritten:
             await self._wait_for(_FLUSH)
 
     async def backlog_below(self, count: int) -> None:
-        """Return when fewer than ``count`` items wait to be written, or at once while the writer refuses.
+        """Return when fewer than ``count`` items wait to be written, or at once while the writer refuses items.
 
-        :raises LogUnavailable: when the writer is closed
+        :raises LogUnavailable: if the writer is closed
         """
         if self.backlog < count or self._refusal is not None:
             return
@@ -487,7 +491,7 @@ class Writer(Generic[T]):
         await waiting
 
     def close(self) -> None:
-        """Write what is left, if that is possible, and end the thread. Blocks for as long as that takes."""
+        """Write the queued items if possible, and end the thread. Blocks until then."""
         self._closing = True
         self._bell.ring()
         self._thread.join()
@@ -511,11 +515,11 @@ class Writer(Generic[T]):
         self._queue.append((item, waiting))
         if urgent:
             self._hurry()
-        else:  # woken now, the thread would only take turns with this one until it is hurried
+        else:  # a thread that is woken now would only compete with this one
             if not bell.looks:
                 bell.looks = True
                 loop.call_later(self._linger_s, self._look, bell)
-        if self._ended:  # by another thread, since it was looked at
+        if self._ended:  # another thread has ended it meanwhile
             self._give_up()
 
     def _know(self, loop: asyncio.AbstractEventLoop) -> LoopBell:
@@ -564,24 +568,24 @@ class Writer(Generic[T]):
             self._tell_low_water()
             if closing and self._refusal is not None:
                 self._give_up()
-        self._ended = True  # first: who comes too late for this last look finds it so, and looks after itself
+        self._ended = True  # first, so that a caller who comes too late for the last round cleans up itself
         self._give_up()
         self._sink.close()
 
     def _sleep(self) -> None:
-        """Wait for a ring, unless there is something to do."""
+        """Wait for a signal unless there is work."""
         self._asleep = True
-        # Looked at again after saying so: whoever appended before did not ring.
+        # Checked again after setting the flag, since earlier appends sent no signal.
         if not self._queue and not self._closing:
             self._bell.wait()
             rousing, self._rousing = self._rousing, False
             if rousing and not self._queue:
-                self._sink.rouse()  # and whoever promises something meanwhile finds nobody else at it
+                self._sink.rouse()  # the thread still counts as asleep, so a promise meanwhile may wait at once
         self._asleep = False
 
     def _linger(self) -> None:
-        """Wait for more to write together, until somebody is in a hurry or it has been long enough."""
-        while not self._urgent and not self._closing:  # a ring alone may be of somebody who was served already
+        """Wait for more items until a caller is waiting or the time is over."""
+        while not self._urgent and not self._closing:  # a signal alone may come from a caller who was already served
             if not self._bell.wait_for(self._linger_s if self._refusal is None else self._retry_s):
                 break
 
@@ -590,11 +594,11 @@ class Writer(Generic[T]):
         self._retain(self._write(batch))
         if self._refusal is not None and (full or self._sink_lost):
             self._refuse_rest(self._refusal)
-        elif full:  # what is left may hold callers who rang for this round
+        elif full:  # the rest may contain callers who signalled for this round
             self._urgent = True
 
     def _settle_all(self, waiting: list[Waiting], failure: str | None) -> None:
-        """Answer the callers: one wake-up per event loop, not one per caller. From any thread."""
+        """Resolve futures with one wake-up per event loop, from any thread."""
         loops: dict[asyncio.AbstractEventLoop, list[Waiting]] = {}
         for future in waiting:
             loops.setdefault(future.get_loop(), []).append(future)
@@ -603,11 +607,11 @@ class Writer(Generic[T]):
             if (bell := self._loops.get(loop)) is not None:
                 bell.call(answer)
             else:
-                with suppress(RuntimeError):  # that loop has been closed, and its callers with it
+                with suppress(RuntimeError):  # that loop is closed, together with its callers
                     loop.call_soon_threadsafe(answer)
 
     def _promised(self, batch: list[_Entry[T]]) -> bool:
-        """Make a batch durable without writing it, if that is enough for everybody who waits for it."""
+        """Make a batch durable without writing it, if that is enough for all its callers."""
         new = [entry for entry in batch if entry[1] is not _PROMISE]
         waiting = _callers(new)
         if (
@@ -622,13 +626,13 @@ class Writer(Generic[T]):
         self._quick = promised and monotonic() - began < MOMENT_S
         if not promised:
             return False
-        self._unwritten = len(batch)  # before anybody is told
+        self._unwritten = len(batch)  # before any future is resolved
         self.commits += len(waiting)
         self._settle_all(waiting, None)
         return True
 
     def _write(self, batch: list[_Entry[T]]) -> list[_Entry[T]]:
-        """Write a batch, answer its callers, and return what is to be kept for another try."""
+        """Write a batch, resolve its futures, and return the entries to retry."""
         items: list[T] = [item for item, _ in batch if not isinstance(item, _Flush)]
         waiting = _callers(batch)
         try:
@@ -638,7 +642,7 @@ class Writer(Generic[T]):
                 self._sink.write(items)
                 self.transactions += 1
         except SinkUnavailable as error:
-            self._refusal = str(error) or "the log cannot be written"
+            self._refusal = str(error) or "The log cannot be written."
             self._settle_all(waiting, self._refusal)
             self._sink_lost = isinstance(error, SinkLost)
             return _left(batch)
@@ -647,16 +651,16 @@ class Writer(Generic[T]):
                 return self._write_singly(batch)
             self.lost += len(batch) - len(waiting)
             self._unwritten = 0
-            self._settle_all(waiting, f"the record cannot be written: {type(error).__name__}: {error}")
+            self._settle_all(waiting, f"The record cannot be written: {type(error).__name__}: {error}")
             return []
         self._refusal = None
-        self._unwritten = 0  # it stands in front
+        self._unwritten = 0  # promised items come first, so they are written
         self.commits += len(waiting)
         self._settle_all(waiting, None)
         return []
 
     def _write_singly(self, batch: list[_Entry[T]]) -> list[_Entry[T]]:
-        """One item is faulty: find it, so that it takes none of its neighbours with it. What was promised stays together."""
+        """Write the items one by one to isolate a faulty one. Promised items stay together."""
         promised = sum(waiter is _PROMISE for _, waiter in batch)
         begins = [0, *range(promised or 1, len(batch))]
         for begin, end in zip(begins, [*begins[1:], len(batch)], strict=True):
@@ -670,18 +674,18 @@ class Writer(Generic[T]):
     def _retain(self, kept: list[_Entry[T]]) -> None:
         queue = self._queue
         queue.extendleft(reversed(kept))
-        first = sum(waiter is _PROMISE for _, waiter in kept)  # what was promised stays
-        # Callers who wait are never dropped: the next round, which their ring starts, answers them.
+        first = sum(waiter is _PROMISE for _, waiter in kept)  # promised items stay
+        # Waiting callers are never dropped: the next round, which their signal starts, answers them.
         while len(queue) > max(self._max_retained, first) and queue[first][1] is None and self._refusal is not None:
             del queue[first]
             self.lost += 1
 
     def _refuse_rest(self, refusal: str) -> None:
-        """Callers behind more than a batch of what is kept would never be reached; for a lost sink nothing is kept."""
+        """Fail the callers behind a full batch of retained items, which would never be reached. A lost sink retains nothing."""
         rest = [self._queue.popleft() for _ in range(len(self._queue))]
         kept = _left(rest)
         if self._sink_lost:
-            self.lost += sum(waiter is None for _, waiter in kept)  # what was promised, a successor writes
+            self.lost += sum(waiter is None for _, waiter in kept)  # a successor writes promised items
         else:
             self._queue.extendleft(reversed(kept))
         self._settle_all(_callers(rest), refusal)
@@ -700,25 +704,25 @@ class Writer(Generic[T]):
         self._settle_all(reached, None)
 
     def _give_up(self) -> None:
-        """At the end: whoever still waits is told, whatever could not be written is counted. Any thread may come here."""
+        """Resolve all waiting futures and count the unwritten items at the end. Any thread may call it."""
         left, low_water = list(_emptied(self._queue)), list(_emptied(self._low_water))
         self.lost += sum(waiter is None for _, waiter in left)
-        self._settle_all(_callers(left), "the log is closed")
-        self._settle_all([future for _, future in low_water], "the log is closed" if self._ended else None)
+        self._settle_all(_callers(left), _CLOSED)
+        self._settle_all([future for _, future in low_water], _CLOSED if self._ended else None)
 
 
 def _callers(batch: Sequence[_Entry[Any]]) -> list[Waiting]:
-    """Those who wait for entries of a batch."""
+    """Return the futures of a batch."""
     return [waiter for _, waiter in batch if isinstance(waiter, asyncio.Future)]
 
 
 def _left(batch: Sequence[_Entry[T]]) -> list[_Entry[T]]:
-    """What is kept for another try of a batch that could not be written: all that nobody waits for any more."""
+    """Return the entries of a failed batch to retry: those without a waiting caller."""
     return [entry for entry in batch if not isinstance(entry[1], asyncio.Future)]
 
 
 def _emptied(queue: deque[Q]) -> Iterator[Q]:
-    """Each item to one of several threads that empty it."""
+    """Yield each item to only one of several threads that drain a queue."""
     while True:
         try:
             yield queue.popleft()

@@ -28,52 +28,52 @@ _UNDECIDED: dict[str, Any] = {
     "changed_files": None,
     "answers": [],
 }
-"""What a row without a decision says of it."""
+"""The decision of a row that has none."""
 
 
 class ApprovalReader:
-    """Reads requests through one connection, which may be a read-only one of another process.
+    """A reader of requests through one connection, which may be another process's read-only one.
 
-    :raises LogUnavailable: by every method, where the database cannot be read
+    :raises LogUnavailable: by every method, if the database cannot be read
     """
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
 
     def get(self, approval_id: str) -> Approval | None:
-        if not approval_id.isascii():  # no id of ours, and perhaps no text that a database takes
+        if not approval_id.isascii():  # not one of our ids, and perhaps not storable text
             return None
         found = self._many("WHERE id = ?", (approval_id,))
         return found[0] if found else None
 
     def pending(self, now_ns: int, *, session_id: str | None = None, limit: int = 10_000) -> list[Approval]:
-        """The requests that can be answered at ``now_ns``, the oldest first."""
+        """Return the requests that can be answered at ``now_ns``, the oldest first."""
         where = "WHERE state = 'pending' AND expires_ns > ?"
         if session_id is None:
             return self._many(f"{where} ORDER BY created_ns, rowid LIMIT ?", (now_ns, limit))
         return self._many(f"{where} AND session = ? ORDER BY created_ns, rowid LIMIT ?", (now_ns, session_id, limit))
 
     def pending_ids(self, now_ns: int, session_id: str | None = None) -> set[str]:
-        """The requests of a session, or of all, that can be answered at ``now_ns``, by their ids."""
+        """Return the ids of the requests that can be answered at ``now_ns``, of one session or of all."""
         where, values = ("", (now_ns,)) if session_id is None else (" AND session = ?", (now_ns, session_id))
         sql = f"SELECT id FROM approval WHERE state = 'pending' AND expires_ns > ?{where}"  # noqa: S608 - of this file
         return {str(found) for (found,) in self._rows(sql, values)}
 
     def due(self, now_ns: int) -> list[Approval]:
-        """The requests that nobody answered in time."""
+        """Return the pending requests whose time is over."""
         return self._many("WHERE state = 'pending' AND expires_ns <= ? ORDER BY created_ns, rowid", (now_ns,))
 
     def next_due_ns(self) -> int | None:
-        """When the next pending request expires."""
+        """Return when the next pending request expires; None if there is none."""
         ((due,),) = self._rows("SELECT min(expires_ns) FROM approval WHERE state = 'pending'")
         return due if isinstance(due, int) else None
 
     def unanswered(self, session_id: str) -> list[Approval]:
-        """The requests of a session whose calls have no result yet, in the order in which they were made."""
+        """Return the requests of a session whose calls have no result yet, the oldest first."""
         return self._many("WHERE session = ? AND answered = 0 ORDER BY created_ns, rowid", (session_id,))
 
     def below(self) -> list[str]:
-        """The sub-agents' sessions with calls that have no result yet and that a person was asked about."""
+        """Return the sub-agents' sessions that have requests of calls without a result."""
         sql = (
             "SELECT DISTINCT session FROM approval WHERE answered = 0 "
             "AND session IN (SELECT id FROM session WHERE under IS NOT NULL)"
@@ -81,22 +81,22 @@ class ApprovalReader:
         return [str(session) for (session,) in self._rows(sql)]
 
     def of_call(self, session_id: str, call_id: str) -> list[Approval]:
-        """The requests of one call that has no result yet, in the order in which they were made."""
+        """Return the requests of one call that has no result yet, the oldest first."""
         where = "WHERE session = ? AND call = ? AND answered = 0 ORDER BY created_ns, rowid"
         return self._many(where, (session_id, call_id))
 
     def is_whole(self, approval_id: str) -> bool:
-        """Whether the row's arguments are exactly those that were proposed: no secret was redacted in them."""
+        """Return whether the stored arguments are exactly the proposed ones, without a redacted secret."""
         rows = self._rows("SELECT whole FROM approval WHERE id = ?", (approval_id,))
         return rows == [(1,)]
 
     def rules(self) -> list[StoredRule]:
-        """The project's stored rules, the oldest first."""
+        """Return the stored project rules, the oldest first."""
         sql = "SELECT id, text, created_ns, approval FROM project_rule ORDER BY created_ns, id"
         return [StoredRule(str(id), str(text), created, str(asked)) for id, text, created, asked in self._rows(sql)]
 
     def version(self) -> int:
-        """A number that changes whenever another process has written to the database."""
+        """Return a number that changes when another process writes to the database."""
         ((version,),) = self._rows("PRAGMA data_version")
         return version
 
@@ -111,25 +111,28 @@ class ApprovalReader:
 
 
 class ApprovalTable:
-    """The writing side: each method gives a :data:`~handrail.store.database.database.Work` for
-    :meth:`~handrail.store.database.database.Database.commit_together`, so that a move and its record are one."""
+    """The writing side of approval requests.
+
+    Each method returns a :data:`~handrail.store.database.database.Work` for
+    :meth:`~handrail.store.database.database.Database.commit_together`, so that a move and its record are one transaction.
+    """
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     @property
     def reader(self) -> ApprovalReader:
-        """Reads what is durable.
+        """A reader of the durable rows.
 
-        :raises LogUnavailable: when the database cannot be opened any more
+        :raises LogUnavailable: if the database cannot be opened
         """
         with readable(self._database.path):
             return ApprovalReader(self._database.reading)
 
     async def commit(self, *works: Work) -> None:
-        """Write the works, all of them or none.
+        """Write the works in one transaction.
 
-        :raises LogUnavailable: when they could not be written, or a row was not in the state a move begins in
+        :raises LogUnavailable: if they could not be written, or a row was not in the required state
         """
         await self._database.commit_together(works)
 
@@ -138,30 +141,30 @@ class ApprovalTable:
         self._database.append(*work)
 
     def add(self, asked: Approval, *, whole: bool) -> Work:
-        """A new request.
+        """Add a new request.
 
-        :param whole: whether ``asked.request.arguments`` are the very ones that were proposed
+        :param whole: whether ``asked.request.arguments`` are exactly the proposed ones
         """
         return _STATEMENTS, _Added(asked, whole)
 
     def decide(self, decided: Approval, now_ns: int) -> Work:
-        """From ``pending`` to ``decided.state``, in time."""
+        """Move a request from ``pending`` to ``decided.state``, unless it has expired."""
         return _STATEMENTS, _Decided(decided, now_ns)
 
     def use(self, approval_id: str, now_ns: int) -> Work:
-        """From ``approved`` to ``used``, in time: the call begins, and the log takes over."""
+        """Move a request from ``approved`` to ``used``, unless it has expired, since its call starts."""
         return _STATEMENTS, _Used(approval_id, now_ns)
 
     def end(self, approval_id: str, before: ApprovalState, after: ApprovalState) -> Work:
-        """From ``before`` to ``expired`` or ``withdrawn``."""
+        """Move a request from ``before`` to ``expired`` or ``withdrawn``."""
         return _STATEMENTS, _Ended(approval_id, before, after)
 
     def let_go(self, approval_id: str) -> Work:
-        """The call has its result without having used this."""
+        """Withdraw a request if it is open, since its call has its result."""
         return _STATEMENTS, _LetGo(approval_id)
 
     def store_rule(self, rule: StoredRule) -> Work:
-        """Store a rule of the project; one with the same text stays as it is."""
+        """Store a project rule, unless one with the same text exists."""
         return _STATEMENTS, rule
 
     def store_session_rule(self, session_id: str, text: str) -> Work:
@@ -209,7 +212,7 @@ _Change = _Added | _Decided | _Used | _Ended | _LetGo | StoredRule | _SessionRul
 
 
 class _Statements:
-    """The tables' part in the writer; nothing is kept in memory."""
+    """The SQL of both tables. It keeps no state in memory."""
 
     def opened(self, connection: sqlite3.Connection) -> None:
         pass
@@ -278,7 +281,10 @@ def _decision(decided: Approval) -> bytes:
 
 
 def _approval(row: tuple[Any, ...]) -> Approval:
-    """:raises sqlite3.Error: when it is not what was written"""
+    """Parse a row.
+
+    :raises sqlite3.Error: if it is damaged
+    """
     state, answered, grant_expires_ns, kind, request, decision = row
     try:
         asked = an_object(decode(request))

@@ -29,19 +29,19 @@ _UNBOUNDED = 2**62
 
 
 class Key(NamedTuple):
-    """One channel of the workspace."""
+    """The identity of one channel of the workspace."""
 
     scope: str
     name: str
 
     @property
     def shown(self) -> str:
-        """As agents name it."""
+        """The name that agents use for it."""
         return self.name if self.scope else SHARED + self.name
 
 
 class Kept(NamedTuple):
-    """A message, with its number in the order of all, and its place in its channel, from 1."""
+    """A stored message, with its number among all messages and its position in its channel, from 1."""
 
     number: int
     message: ChannelMessage
@@ -49,7 +49,7 @@ class Kept(NamedTuple):
 
 
 class Given(NamedTuple):
-    """A message that a call was given, and whose end is not looked up yet."""
+    """A message that was delivered to a call whose outcome is not known yet."""
 
     number: int
     reader: str
@@ -57,35 +57,37 @@ class Given(NamedTuple):
 
 
 class Position(NamedTuple):
-    """Up to where a reader of a broadcast has read."""
+    """How far a reader of a broadcast has read."""
 
     number: int
     place: int
 
 
 class ChannelTable:
-    """The tables, for the workspace's holder. What writes is durable on return, and raises ``LogUnavailable`` where it
-    cannot be; so does what reads where the database cannot be read."""
+    """The tables of channels, for the holder of the workspace.
+
+    A method that writes is durable on return. All raise ``LogUnavailable`` if the database cannot be written or read.
+    """
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def kind(self, key: Key) -> ChannelKind | None:
-        """None where there is no such channel."""
+        """Return the kind of a channel; None if it does not exist."""
         row = self._row("SELECT kind FROM channel WHERE scope = ? AND name = ?", key)
         return None if row is None else cast("ChannelKind", row[0])
 
     def named(self, scope: str) -> list[str]:
-        """The channels of a scope."""
+        """Return the names of the channels in a scope."""
         return [row[0] for row in self._rows("SELECT name FROM channel WHERE scope = ? ORDER BY name", (scope,))]
 
     def unread(self, key: Key) -> int:
-        """How many messages wait in a queue, or are kept of a broadcast."""
+        """Return how many messages wait in a queue, or are stored of a broadcast."""
         row = self._row(f"SELECT count(*) FROM channel_message AS m WHERE {_HERE} AND {_FREE}", key)  # noqa: S608
         return cast("int", row[0]) if row is not None else 0
 
     async def send(self, key: Key, kind: ChannelKind, message: ChannelMessage) -> None:
-        """Add a message, and the channel where it is not there yet. Of a broadcast the oldest go."""
+        """Add a message, and its channel if necessary. The oldest messages of a broadcast are removed."""
         body = {
             "sender": message.sender,
             "text": message.text,
@@ -106,18 +108,21 @@ class ChannelTable:
         await self._database.commit(_STATEMENTS, work)
 
     def first(self, key: Key, after: int = 0, sender: str | None = None) -> Kept | None:
-        """The oldest message after a number that nobody has taken, nor was given."""
+        """Return the oldest available message after a number; None if there is none."""
         found = self.after(key, after, limit=1 if sender is None else HISTORY)
         return next((kept for kept in found if sender is None or kept.message.sender == sender), None)
 
     def after(self, key: Key, number: int = 0, *, limit: int = HISTORY) -> list[Kept]:
-        """Messages that nobody has taken, nor was given, the oldest first. Without those that are damaged."""
+        """Return available messages, the oldest first, without damaged ones.
+
+        A message is available if it is neither consumed nor delivered.
+        """
         sql = f"SELECT {_COLUMNS} FROM channel_message AS m WHERE {_HERE} AND {_FREE} AND number > ? ORDER BY number LIMIT ?"  # noqa: S608
         found = (_kept(key, *row) for row in self._rows(sql, (*key, number, limit)))
         return [kept for kept in found if kept is not None]
 
     async def take(self, key: Key, number: int) -> None:
-        """Take a message out of a queue; some of those that were taken stay for whoever looks back."""
+        """Consume a message of a queue. Some consumed messages stay for the history."""
         await self._database.commit(
             _STATEMENTS,
             [
@@ -127,27 +132,29 @@ class ChannelTable:
         )
 
     async def untake(self, number: int) -> None:
-        """It reached nobody after all."""
+        """Make a consumed message available again, since it reached no reader."""
         await self._database.commit(_STATEMENTS, [("UPDATE channel_message SET taken = 0 WHERE number = ?", (number,))])
 
     async def give(self, key: Key, reader: str, kept: Kept, call: str) -> None:
-        """A call has a message, which is taken once the call has gone well."""
+        """Deliver a message to a call. It counts as consumed once the call has succeeded."""
         await self._database.commit(_STATEMENTS, [(_GIVE, (*key, kept.number, reader, call))])
 
     def given(self, key: Key) -> list[Given]:
-        """What calls have of a channel."""
+        """Return the deliveries of a channel whose calls have no known outcome."""
         sql = "SELECT number, reader, call FROM channel_given WHERE scope = ? AND channel = ? AND call <> ''"
         return [Given(*row) for row in self._rows(sql, key)]
 
     def unsettled(self) -> list[Key]:
-        """The channels of which calls have something."""
+        """Return the channels with such deliveries."""
         return [
             Key(*row) for row in self._rows("SELECT DISTINCT scope, channel FROM channel_given WHERE call <> ''", ())
         ]
 
     async def settle(self, key: Key, taken: Sequence[Given], back: Sequence[Given]) -> None:
-        """What has become of messages that calls were given: they are read, or wait again. One of a broadcast is owed to
-        its reader."""
+        """Mark delivered messages as consumed, or make them available again.
+
+        In a broadcast, the latter stay undelivered for their reader alone.
+        """
         queue = self.kind(key) == "queue"
         work: list[Statement | OneRow] = []
         for given in taken:
@@ -162,11 +169,11 @@ class ChannelTable:
             await self._database.commit(_STATEMENTS, work)
 
     async def owe(self, key: Key, given: Given) -> None:
-        """It reached its reader not after all."""
+        """Mark a message of a broadcast as undelivered for its reader."""
         await self._database.commit(_STATEMENTS, [(_GIVE, (*key, given.number, given.reader, ""))])
 
     def owed(self, key: Key, reader: str, sender: str | None = None) -> Kept | None:
-        """The oldest message of a broadcast that a reader was given in vain, as long as it is kept."""
+        """Return the oldest stored message of a broadcast that is undelivered for a reader; None if there is none."""
         sql = (
             f"SELECT {_COLUMNS} FROM channel_message AS m WHERE {_HERE} AND number IN (SELECT number FROM channel_given "  # noqa: S608
             "WHERE scope = ? AND channel = ? AND reader = ? AND call = '') ORDER BY number"
@@ -175,13 +182,13 @@ class ChannelTable:
         return next((kept for kept in found if kept is not None and sender in (None, kept.message.sender)), None)
 
     def position(self, key: Key, reader: str) -> Position | None:
-        """Up to where a reader of a broadcast has read; None for one that never has."""
+        """Return how far a reader of a broadcast has read; None if it never has."""
         sql = "SELECT number, place FROM channel_reader WHERE scope = ? AND channel = ? AND reader = ?"
         row = self._row(sql, (*key, reader))
         return None if row is None else Position(*row)
 
     def lost(self, key: Key, reader: str) -> int:
-        """How many messages of a broadcast were owed to a reader, and are kept no more."""
+        """Return how many undelivered messages of a broadcast a reader lost, since they are no longer stored."""
         row = self._row(f"SELECT count(*) FROM channel_given WHERE {_LOST}", (*key, reader))  # noqa: S608
         return cast("int", row[0]) if row is not None else 0
 
@@ -193,10 +200,10 @@ class ChannelTable:
         giving: tuple[Kept, str] | None = None,
         skipped: Iterable[Kept] = (),
     ) -> None:
-        """A reader of a broadcast has read up to a message, and been told what it has lost.
+        """Store how far a reader of a broadcast has read, and clear its lost messages.
 
-        :param giving: what a call has of it; it is owed to the reader if that call goes wrong
-        :param skipped: those before it which the reader did not ask for: they are owed to it
+        :param giving: the message and the call that it is delivered to; it becomes undelivered if that call fails
+        :param skipped: earlier messages that the reader did not ask for, which become undelivered
         """
         sql = (
             "INSERT INTO channel_reader (scope, channel, reader, number, place) VALUES (?, ?, ?, ?, ?) "
@@ -211,7 +218,7 @@ class ChannelTable:
         await self._database.commit(_STATEMENTS, work)
 
     async def forget_reader(self, key: Key, reader: str) -> None:
-        """There is no such reader any more."""
+        """Remove a reader."""
         where = "WHERE scope = ? AND channel = ? AND reader = ?"
         tables = ("channel_reader", "channel_given")
         await self._database.commit(
@@ -220,8 +227,10 @@ class ChannelTable:
         )
 
     async def forget_idle(self, scope: str, before_ns: int) -> None:
-        """Remove the queues of a scope in which nothing waits, and the broadcasts over which nothing came since then:
-        whoever sends makes them anew."""
+        """Remove the empty queues of a scope, and the broadcasts without a message since ``before_ns``.
+
+        A later message creates its channel again.
+        """
         unread = "SELECT channel FROM channel_message WHERE scope = ? AND taken = 0"
         recent = "SELECT channel FROM channel_message WHERE scope = ? AND at_ns >= ?"
         left = "channel NOT IN (SELECT name FROM channel WHERE scope = ?)"
@@ -237,7 +246,7 @@ class ChannelTable:
         await self._database.commit(_STATEMENTS, work)
 
     async def remove(self, session_id: str) -> None:
-        """A session is closed for good: what is its own goes."""
+        """Remove all that belongs to a session, since it is closed for good."""
         await self._database.commit(
             _STATEMENTS,
             [
@@ -246,7 +255,7 @@ class ChannelTable:
                 ("DELETE FROM channel_given WHERE scope = ?", (session_id,)),
                 ("DELETE FROM channel_given WHERE reader = ? AND call = ''", (session_id,)),
                 ("DELETE FROM channel_reader WHERE scope = ? OR reader = ?", (session_id, session_id)),
-                (  # those of its triggers, in channels of others: "0" comes after "/"
+                (  # readers of its triggers in channels of other sessions: "0" comes after "/"
                     "DELETE FROM channel_reader WHERE reader > ? AND reader < ?",
                     (f"trigger/{session_id}/", f"trigger/{session_id}0"),
                 ),
@@ -264,7 +273,7 @@ class ChannelTable:
 
 _COLUMNS = "number, at_ns, place, body"
 _HERE = "scope = ? AND channel = ?"
-_FREE = (  # of a broadcast each reader has its own
+_FREE = (  # each reader of a broadcast has its own delivery
     "taken = 0 AND NOT EXISTS (SELECT 1 FROM channel_given AS g WHERE g.scope = m.scope AND g.channel = m.channel "
     "AND g.number = m.number AND EXISTS (SELECT 1 FROM channel AS c WHERE c.scope = g.scope AND c.name = g.channel "
     "AND c.kind = 'queue'))"
@@ -313,22 +322,22 @@ _STATEMENTS = _Statements()
 
 MOST_AT_ONCE = 200
 MOST_BYTES_AT_ONCE = 4 * 1024 * 1024
-"""Of the notices of one look; the first is always among them."""
+"""Bytes of the notifications of one read; the first one is always included."""
 MAX_TAKEN = 1_000
-"""Of a session's notices that were taken, how many are still known, so that the same delivery is not told again."""
+"""How many delivered notifications of a session are remembered, so that none is delivered twice."""
 
 
 class NoticeTable:
-    """The table of notices."""
+    """The table of notifications."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def post(self, notice: Notice, *along: Work) -> None:
-        """Keep a notice; one of that id that is there stays as it is. Durable on return.
+        """Store a notification unless its id exists. Durable on return.
 
-        :param along: what is kept together with it, or not at all
-        :raises LogUnavailable: when it cannot be made durable
+        :param along: works of the same transaction
+        :raises LogUnavailable: if it cannot be made durable
         """
         if along:
             await self._database.commit_together([(_NOTICE_STATEMENTS, ("post", notice)), *along])
@@ -336,22 +345,23 @@ class NoticeTable:
             await self._database.commit(_NOTICE_STATEMENTS, ("post", notice))
 
     async def take(self, session_id: str, ids: Sequence[str]) -> None:
-        """Mark notices as taken. Durable on return.
+        """Mark notifications as delivered. Durable on return.
 
-        :raises LogUnavailable: when it cannot be made durable
+        :raises LogUnavailable: if it cannot be made durable
         """
         if ids:
             await self._database.commit(*self.taking(session_id, ids))
 
     def taking(self, session_id: str, ids: Sequence[str]) -> Work:
-        """The same as one of several works that are written whole or not at all."""
+        """Return the work that marks notifications as delivered, for a common transaction."""
         return _NOTICE_STATEMENTS, ("take", session_id, tuple(ids))
 
     def pending(self, session_id: str) -> list[Notice]:
-        """A session's notices that were not taken, in the order in which they came: the first of very many. Those that are
-        damaged are taken, since nobody can be told.
+        """Return the first pending notifications of a session, in order of arrival.
 
-        :raises LogUnavailable: when the database cannot be read
+        Damaged ones are marked as delivered, since they cannot be delivered.
+
+        :raises LogUnavailable: if the database cannot be read
         """
         sql = "SELECT id, body FROM notice WHERE session = ? AND taken = 0 ORDER BY number"
         with readable(self._database.path):
@@ -371,9 +381,9 @@ class NoticeTable:
         return found
 
     def count(self, session_id: str) -> int:
-        """How many wait.
+        """Return how many notifications are pending.
 
-        :raises LogUnavailable: when the database cannot be read
+        :raises LogUnavailable: if the database cannot be read
         """
         sql = "SELECT count(*) FROM notice WHERE session = ? AND taken = 0"
         with readable(self._database.path):
@@ -396,7 +406,7 @@ _Change = tuple[Literal["post"], Notice] | tuple[Literal["take"], str, tuple[str
 
 
 class _NoticeStatements:
-    """The table's part in the writer; nothing is kept in memory."""
+    """The SQL of the table. It keeps no state in memory."""
 
     def opened(self, connection: sqlite3.Connection) -> None:
         pass
@@ -442,40 +452,42 @@ _MAY_BE_EMPTY = frozenset({"every_ns", "next_ns", "cron", "channel", "sender", "
 
 
 class TriggerTable:
-    """The table, for the workspace's holder. What writes is durable on return, and raises ``LogUnavailable`` where it
-    cannot be; so does what reads where the database cannot be read."""
+    """The table of triggers, for the holder of the workspace.
+
+    A method that writes is durable on return. All raise ``LogUnavailable`` if the database cannot be written or read.
+    """
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def all(self) -> list[Trigger]:
-        """Every one there is, without those that are damaged."""
+        """Return all triggers, without damaged ones."""
         with readable(self._database.path):
             rows = self._database.reading.execute("SELECT body FROM trigger_row ORDER BY session, name").fetchall()
         return [trigger for (body,) in rows if (trigger := _trigger(body)) is not None]
 
     @staticmethod
     def putting(trigger: Trigger) -> Work:
-        """What keeps it as it is now."""
+        """Return the work that stores a trigger."""
         sql = "INSERT INTO trigger_row (session, name, body) VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET body = excluded.body"
         body = encode(asdict(trigger), max_bytes=_UNBOUNDED)
         return _TRIGGER_STATEMENTS, [(sql, (trigger.session_id, trigger.name, body))]
 
     @staticmethod
     def removing(trigger: Trigger) -> Work:
-        """What removes it."""
+        """Return the work that removes a trigger."""
         sql = "DELETE FROM trigger_row WHERE session = ? AND name = ?"
         return _TRIGGER_STATEMENTS, [(sql, (trigger.session_id, trigger.name))]
 
     async def put(self, trigger: Trigger) -> None:
-        """Keep it as it is now."""
+        """Store a trigger."""
         await self._database.commit(*self.putting(trigger))
 
     async def remove(self, trigger: Trigger) -> None:
         await self._database.commit(*self.removing(trigger))
 
     async def remove_below(self) -> None:
-        """Those of sub-agents' sessions, and what they have of channels."""
+        """Remove the triggers of sub-agents' sessions, and their positions in channels."""
         below = "(SELECT id FROM session WHERE under IS NOT NULL)"
         with readable(self._database.path):
             sql = f"SELECT session, name FROM trigger_row WHERE session IN {below}"  # noqa: S608 - our own words
@@ -486,12 +498,12 @@ class TriggerTable:
             await self._database.commit(_TRIGGER_STATEMENTS, [(sql, ()), *readers])
 
     async def remove_all(self, session_id: str) -> None:
-        """A session is closed for good."""
+        """Remove the triggers of a session, since it is closed for good."""
         await self._database.commit(_TRIGGER_STATEMENTS, [("DELETE FROM trigger_row WHERE session = ?", (session_id,))])
 
 
 def _trigger(body: object) -> Trigger | None:
-    """As it was kept; None where what is there is not what was written."""
+    """Parse a stored trigger; return None if it is damaged."""
     try:
         data: Mapping[str, Any] = decode(body) if isinstance(body, bytes) else {}
         trigger = Trigger(**data)

@@ -1,4 +1,4 @@
-"""Background jobs and the open states of stateful tools, as durable rows.
+"""Background jobs and the tool sessions of stateful tools, as durable rows.
 
 A job's row moves from ``pending`` to ``running``, back when it is to run again after a restart, and from both to one of four
 final states. Each move is a statement that is true of one row in one state, so the second of two competing moves changes
@@ -24,15 +24,15 @@ _OPEN = "state IN ('pending', 'running')"
 
 @dataclass(frozen=True, slots=True)
 class JobRow:
-    """One job as it is kept.
+    """One job in its stored form.
 
-    :param arguments: what it is run with again after a restart, where it may be; else None
-    :param definition: hash of its tool's definition
-    :param output: the file of its output; ``""`` where none is kept
-    :param untrusted: where its output comes from, where that is not the operator
-    :param told: whether its session was told that it ended, or nobody goes on with that
-    :param exposure: who may see what it gives, as ``prompt_mask``
-    :param given_up: a user stopped it while it waited to be run again
+    :param arguments: the arguments for another attempt after a restart; None if it may not run again
+    :param definition: the hash of its tool's definition
+    :param output: the file of its output; ``""`` if there is none
+    :param untrusted: the origin of its output, unless that is the operator
+    :param told: whether its session was notified of its end, or need not be
+    :param exposure: who may see its result, together with ``prompt_mask``
+    :param given_up: whether a user stopped it while it waited for another attempt
     """
 
     job: Job
@@ -50,16 +50,16 @@ class JobRow:
         return self.job.id
 
     def moved(self, state: JobState, ended_ns: int | None = None, *, attempt: int | None = None) -> JobRow:
-        """The same in another state."""
+        """Return the row in another state."""
         number = self.job.attempt if attempt is None else attempt
         return replace(self, job=replace(self.job, state=state, ended_ns=ended_ns, attempt=number))
 
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """For how long jobs that ended are kept: so many, and so long.
+    """How many jobs that ended are kept, and for how long.
 
-    :param sure_ns: so long also where there are more of them
+    :param sure_ns: the minimum age, also if there are more than ``most``
     """
 
     most: int = 1_000
@@ -68,15 +68,18 @@ class Retention:
 
 
 class JobTable:
-    """The table, for the workspace's holder. Methods that write give a :data:`~handrail.store.database.database.Work`."""
+    """The table of jobs, for the holder of the workspace.
+
+    Methods that write return a :data:`~handrail.store.database.database.Work`.
+    """
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def commit(self, *works: Work) -> None:
-        """Write the works, all of them or none.
+        """Write the works in one transaction.
 
-        :raises LogUnavailable: when they could not be written, or a row was not in the state a move begins in
+        :raises LogUnavailable: if they could not be written, or a row was not in the required state
         """
         await self._database.commit_together(works)
 
@@ -85,54 +88,56 @@ class JobTable:
         self._database.append(*work)
 
     def add(self, row: JobRow) -> Work:
-        """A new job."""
+        """Add a new job."""
         return _STATEMENTS, row
 
     def move(self, row: JobRow) -> Work:
-        """From an open state to ``row``'s, with its attempt. Nothing where it has ended."""
+        """Move an unfinished job to the state and attempt of ``row``. Has no effect if it has ended."""
         return _STATEMENTS, _Moved(row)
 
     def end(self, row: JobRow) -> Work:
-        """From an open state to ``row``'s end; the whole commit fails where it has ended before."""
+        """Move an unfinished job to its final state. The whole commit fails if it has already ended."""
         return _STATEMENTS, _Ended(row)
 
     def told(self, job_id: str) -> Work:
-        """Its session knows that it ended, or nobody goes on with that."""
+        """Mark the session of a job as notified of its end."""
         return _STATEMENTS, _Told(job_id)
 
     def remove(self, ids: Iterable[str]) -> Work:
-        """Forget jobs that ended."""
+        """Remove jobs that ended."""
         return _STATEMENTS, _Removed(tuple(ids))
 
-    # ── reading, by all: LogUnavailable where the database cannot be read ────────────────────────
+    # ── reading: all methods raise LogUnavailable if the database cannot be read ─────────────────
 
     def get(self, job_id: str) -> JobRow | None:
         found = self._rows("WHERE id = ?", (job_id,)) if job_id.isascii() else []
         return found[0] if found else None
 
     def of_session(self, session_id: str) -> list[JobRow]:
-        """Those of a session, the oldest first."""
+        """Return the jobs of a session, the oldest first."""
         return self._rows("WHERE session = ? ORDER BY created_ns, id", (session_id,))
 
     def all(self, *, limit: int = 10_000) -> list[JobRow]:
-        """The newest ``limit``, the oldest first."""
+        """Return the newest ``limit`` jobs, the oldest first."""
         return self._rows("ORDER BY created_ns DESC, id DESC LIMIT ?", (limit,))[::-1]
 
     def open(self) -> list[JobRow]:
-        """Those that have not ended."""
+        """Return the unfinished jobs, the oldest first."""
         return self._rows(f"WHERE {_OPEN} ORDER BY created_ns, id", ())
 
     def by_end(self) -> list[JobRow]:
-        """All, those that ended in the order of their ends."""
+        """Return all jobs, the ended ones in the order of their ends."""
         return self._rows("ORDER BY ended_ns, id", ())
 
     def waiting(self, session_id: str) -> list[JobRow]:
-        """Those of a session that have not ended, and those that have without its knowing; the oldest first."""
+        """Return the jobs of a session that are unfinished, or ended without a notification, the oldest first."""
         return self._rows("WHERE session = ? AND told = 0 ORDER BY created_ns, id", (session_id,))
 
     def retired(self, now_ns: int, keep: Retention) -> list[JobRow]:
-        """Those that ended so long ago, or before so many others, that they are to be removed. What its session does not know
-        yet does not go because of others."""
+        """Return the jobs to remove, by age and by number.
+
+        A job whose session is not notified yet is not removed because of others.
+        """
         newest = f"SELECT id FROM job WHERE NOT {_OPEN} ORDER BY ended_ns DESC, id DESC LIMIT ?"  # noqa: S608
         where = f"WHERE NOT {_OPEN} AND (ended_ns < ? OR (told = 1 AND ended_ns < ? AND id NOT IN ({newest})))"
         return self._rows(where, (now_ns - keep.age_ns, now_ns - keep.sure_ns, keep.most))
@@ -160,7 +165,7 @@ class _Removed(NamedTuple):
 
 
 class _Statements:
-    """The table's part in the writer; nothing is kept in memory."""
+    """The SQL of the table. It keeps no state in memory."""
 
     def opened(self, connection: sqlite3.Connection) -> None:
         pass
@@ -214,7 +219,10 @@ def _details(row: JobRow) -> bytes:
 
 
 def _row(row: tuple[Any, ...]) -> JobRow:
-    """:raises sqlite3.Error: when it is not what was written"""
+    """Parse a row.
+
+    :raises sqlite3.Error: if it is damaged
+    """
     id, session, call, tool, state, created_ns, ended_ns, attempt, told, encoded = row
     try:
         details = cast("dict[str, Any]", decode(encoded))
@@ -238,23 +246,23 @@ def _row(row: tuple[Any, ...]) -> JobRow:
     return JobRow(job, given, definition, output, untrusted, bool(told), exposure, bool(masked), bool(up))
 
 
-# Open states of stateful tools: the state itself lives in memory, and its row records that it existed.
+# Tool sessions of stateful tools: the session itself is in memory, and its row records that it existed.
 #
-# A row is durable before the caller gets its id, so a request for the state after a crash is answered with how it ended.
+# A row is durable before the caller gets its id, so a step after a crash is answered with how the tool session ended.
 
 _STATE_COLUMNS = "id, session, call, tool, opened_ns, ended_ns, ended"
 _DAY_NS = 24 * 3600 * 1_000_000_000
 MOST_ENDED = 1_000
-"""How many that have ended are kept in a workspace, for who asks for one of them, and for how long."""
+"""How many ended tool sessions are kept in a workspace, for later requests for them."""
 KEPT_NS = 7 * _DAY_NS
 
 
 @dataclass(frozen=True, slots=True)
 class StateRow:
-    """One state as it is kept. Times are wall-clock nanoseconds.
+    """One tool session in its stored form. Times are wall-clock nanoseconds.
 
-    :param call_id: of the call that opened it
-    :param ended: None while it is open
+    :param call_id: the call that opened it
+    :param ended: how it ended; None while it is open
     """
 
     id: str
@@ -267,27 +275,33 @@ class StateRow:
 
 
 class StateTable:
-    """The table, for the workspace's holder. What reads raises ``LogUnavailable`` where the database cannot be read."""
+    """The table of tool sessions, for the holder of the workspace.
+
+    Methods that read raise ``LogUnavailable`` if the database cannot be read.
+    """
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def add(self, row: StateRow) -> None:
-        """:raises LogUnavailable: when it cannot be made durable"""
+        """Add a tool session. Durable on return.
+
+        :raises LogUnavailable: if it cannot be made durable
+        """
         values = (row.id, row.session_id, row.call_id, row.tool_id, row.opened_ns, row.ended_ns, row.ended or "")
         sql = f"INSERT INTO opened ({_STATE_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?)"  # noqa: S608 - our own words
         await self._database.commit_together([_work(sql, values)])
 
     def end(self, state_id: str, ended: StateEnd, at_ns: int) -> None:
-        """Keep how one ended, soon; the first end stays."""
+        """Store soon how a tool session ended; the first end counts."""
         self._database.append(
             *_work("UPDATE opened SET ended = ?, ended_ns = ? WHERE id = ? AND ended = ''", (ended, at_ns, state_id))
         )
 
     async def recover(self, now_ns: int) -> None:
-        """At start: what is open was left by a process that has ended. What ended long ago is forgotten.
+        """Mark open tool sessions as interrupted, and remove old ones. Call it at start.
 
-        :raises LogUnavailable: when that cannot be made durable
+        :raises LogUnavailable: if that cannot be made durable
         """
         newest = "SELECT id FROM opened ORDER BY ended_ns DESC, id DESC LIMIT ?"
         await self._database.commit_together(
@@ -299,13 +313,13 @@ class StateTable:
         )
 
     def retire(self, now_ns: int) -> None:
-        """Forget, soon, those that ended long ago or before very many others."""
+        """Remove soon the tool sessions that ended long ago or exceed the limit."""
         newest = "SELECT id FROM opened WHERE ended <> '' ORDER BY ended_ns DESC, id DESC LIMIT ?"
         sql = f"DELETE FROM opened WHERE ended <> '' AND (ended_ns < ? OR id NOT IN ({newest}))"  # noqa: S608
         self._database.append(*_work(sql, (now_ns - KEPT_NS, MOST_ENDED)))
 
     def get(self, state_id: str, session_id: str) -> StateRow | None:
-        """One of a session; None where there is none, or it is another session's."""
+        """Return a tool session of a session; None if there is none."""
         if not state_id.isascii():
             return None
         sql = f"SELECT {_STATE_COLUMNS} FROM opened WHERE id = ? AND session = ?"  # noqa: S608
@@ -315,12 +329,15 @@ class StateTable:
 
 
 def _state_row(row: tuple[Any, ...]) -> StateRow:
-    """:raises sqlite3.Error: when it is not what was written"""
+    """Parse a row.
+
+    :raises sqlite3.Error: if it is damaged
+    """
     id, session, call, tool, opened_ns, ended_ns, ended = row
     texts = (id, session, call, tool)
     whole = isinstance(opened_ns, int) and (ended_ns is None or isinstance(ended_ns, int))
     if not whole or not all(isinstance(text, str) for text in texts) or ended not in ("", *get_args(StateEnd)):
-        raise not_as_written(f"the row of the state {str(row[0])[:80]!r}")
+        raise not_as_written(f"the row of tool session {str(row[0])[:80]!r}")
     return StateRow(id, session, call, tool, opened_ns, ended_ns, cast("StateEnd", ended) if ended else None)
 
 

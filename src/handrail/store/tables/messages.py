@@ -18,36 +18,37 @@ _POSITIONS = 2**63
 
 
 class Messages:
-    """The table of messages. What a message is made of is the business of :mod:`handrail.agent.conversation`."""
+    """The table of messages. :mod:`handrail.agent.conversation` defines their content."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         database.journal(_STATEMENTS)
 
     def keep(self, session_id: str, entries: Sequence[Entry], at_ns: int) -> Taken:
-        """Write messages, before all that is handed to the writer from now on; durable once that is awaited. What stood at
-        a position is replaced.
+        """Queue messages before all later writes. They replace those at their positions.
 
-        :param at_ns: wall-clock time in nanoseconds; the last message's counts as a use of the session
-        :raises LogUnavailable: when awaited, where they cannot be made durable
+        Awaiting the result waits until they are durable.
+
+        :param at_ns: wall-clock time in nanoseconds; that of the last message counts as a use of the session
+        :raises LogUnavailable: when awaited, if they cannot be made durable
         """
         return self._database.take(_STATEMENTS, _Batch(session_id, at_ns, tuple(entries)))
 
     async def read(self, session_id: str) -> list[Entry]:
-        """A session's messages by position. A row that is damaged is given as an empty one.
+        """Return a session's messages by position. A damaged row becomes an empty message.
 
-        Read in a thread, since a long conversation takes tens of milliseconds.
+        It reads in a thread, since a long conversation takes tens of milliseconds.
 
-        :raises LogUnavailable: when the database cannot be read, or something that was said is not in it yet
+        :raises LogUnavailable: if the database cannot be read, or does not contain all messages yet
         """
         await self._database.writer.written()
         with readable(self._database.path):
             return await asyncio.to_thread(self._read, session_id)
 
     def last(self, session_id: str, count: int) -> list[Mapping[str, Any]]:
-        """The last ``count`` messages of a session, the latest first.
+        """Return the last ``count`` messages of a session, the latest first.
 
-        :raises LogUnavailable: when the database cannot be read
+        :raises LogUnavailable: if the database cannot be read
         """
         sql = "SELECT body FROM message WHERE session = ? ORDER BY position DESC LIMIT ?"
         with readable(self._database.path):
@@ -63,10 +64,10 @@ class Messages:
 
 
 def messages_of(connection: sqlite3.Connection, session_id: str, *, limit: int = -1) -> list[Entry]:
-    """A session's messages through any connection; see :meth:`Messages.read`.
+    """Return a session's messages through any connection; see :meth:`Messages.read`.
 
-    :param limit: at most so many, the first ones; -1 for all
-    :raises sqlite3.Error: when the database cannot be read
+    :param limit: the number of messages from the start; -1 for all
+    :raises sqlite3.Error: if the database cannot be read
     """
     sql = "SELECT position, body FROM message WHERE session = ? ORDER BY position LIMIT ?"
     found: list[Entry] = []
@@ -92,7 +93,7 @@ class _Batch(NamedTuple):
 
 
 class _Statements:
-    """The table's part in the writer; nothing is kept in memory."""
+    """The SQL of the table. It keeps no state in memory."""
 
     journalled_as = "message"
 
@@ -103,7 +104,7 @@ class _Statements:
         session, at_ns, entries = payload
         packed = [(position, body) for position, body in entries]
         sound = all(type(position) is int and 0 <= position < _POSITIONS for position, _ in packed)
-        return [session, at_ns, packed] if sound else None  # others the database refuses, apart from their neighbours
+        return [session, at_ns, packed] if sound else None  # the write to the database rejects the others one by one
 
     def unpacked(self, packed: Any) -> _Batch:
         session, at_ns, entries = packed
@@ -126,7 +127,7 @@ _STATEMENTS = _Statements()
 
 
 class Said(NamedTuple):
-    """A message as it is kept."""
+    """A stored message."""
 
     position: int
     at_ns: int
@@ -134,9 +135,9 @@ class Said(NamedTuple):
 
 
 def messages_with(connection: sqlite3.Connection, session_id: str, text: str) -> Iterator[Mapping[str, Any]]:
-    """The messages of a session in which ``text`` occurs, without those that are damaged.
+    """Yield the messages of a session that contain ``text``, without damaged ones.
 
-    :raises sqlite3.Error: when the database cannot be read
+    :raises sqlite3.Error: if the database cannot be read
     """
     sql = "SELECT body FROM message WHERE session = ? AND instr(body, ?) > 0 ORDER BY position"
     for (body,) in connection.execute(sql, (session_id, text.encode())):
@@ -151,10 +152,10 @@ def messages_with(connection: sqlite3.Connection, session_id: str, text: str) ->
 def latest_messages(
     connection: sqlite3.Connection, session_id: str, *, most: int, max_bytes: int
 ) -> tuple[list[Said], bool]:
-    """The last messages of a session, in order, without those that are damaged; and whether there are older ones.
+    """Return the last messages of a session in order, without damaged ones, and whether there are older ones.
 
-    :param most: at most so many, and at most ``max_bytes`` of them; the last one always
-    :raises sqlite3.Error: when the database cannot be read
+    :param most: at most this many messages, with at most ``max_bytes``; the last one is always included
+    :raises sqlite3.Error: if the database cannot be read
     """
     sql = "SELECT position, at_ns, body FROM message WHERE session = ? ORDER BY position DESC LIMIT ?"
     found: list[Said] = []

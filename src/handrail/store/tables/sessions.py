@@ -20,14 +20,14 @@ MAX_VALUE_BYTES = 4 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class SessionRow:
-    """One conversation with the workspace. Times are wall-clock nanoseconds; ``closed_ns`` is None while it is open
-    or only suspended.
+    """One conversation with the workspace. Times are wall-clock nanoseconds.
 
-    :param details: JSON-able, for what a face wants to find again; ``parent`` names the session it was forked from
-    :param used_ns: when it was last opened, suspended, or something was said in it
-    :param holder: the fencing token of the process that opened it and has not suspended it. Whether that process
-        still is the workspace's holder is for the reader to find out: a process that is killed changes nothing here
-    :param under: the session that a sub-agent's belongs to, and ``under_call`` the call of it that began this one
+    :param closed_ns: None while it is open or suspended
+    :param details: JSON data of its frontend; ``parent`` names the session it was forked from
+    :param used_ns: when it was last opened or suspended, or received a message
+    :param holder: the fencing token of the process that opened it and has not suspended it. The reader checks whether that
+        process still holds the workspace: a process that is killed changes nothing here
+    :param under: the parent session of a sub-agent's session, and ``under_call`` the call that started it
     """
 
     id: str
@@ -51,75 +51,73 @@ class Sessions:
         self._database = database
 
     async def open(self, row: SessionRow) -> None:
-        """Record that this process has a session open; opening one again keeps its first time.
+        """Record that this process has opened a session. The first time of opening stays.
 
-        :param row: its ``holder`` is not looked at: it becomes this process's fencing token
-        :raises LogUnavailable: when it cannot be made durable
+        :param row: its ``holder`` is replaced with this process's fencing token
+        :raises LogUnavailable: if it cannot be made durable
         """
         check_session_id(row.id)
         opened = replace(row, holder=self._database.token, used_ns=max(row.used_ns, row.opened_ns))
         await self._database.commit(_STATEMENTS, ("open", opened))
 
     async def suspend(self, session_id: str, at_ns: int) -> None:
-        """Record that a session is no longer open. Everything that belongs to it is kept.
+        """Record that a session is no longer open. All its data is kept.
 
-        :raises LogUnavailable: when it cannot be made durable
+        :raises LogUnavailable: if it cannot be made durable
         """
         await self._database.commit(_STATEMENTS, ("suspend", session_id, at_ns, self._database.token))
 
     def abandon(self, session_id: str, at_ns: int) -> None:
-        """Record soon that a session is not open after all: opening it was cut off, perhaps before it was recorded."""
+        """Record soon that a session is not open, since its opening was interrupted, perhaps before it was recorded."""
         self._database.append(_STATEMENTS, ("suspend", session_id, at_ns, self._database.token))
 
     async def fork(self, parent: str, row: SessionRow, paths: tuple[str, str]) -> None:
-        """Record a session that begins with a copy of what was said in ``parent``, of what its tools keep and of what
-        it has read; not of its rules. It is suspended until it is opened.
+        """Record a suspended session with a copy of the parent's messages, tool values and read files, without its rules.
 
-        :param paths: a part of paths of the parent's files, and what stands there for the fork's
-        :raises LogUnavailable: when it cannot be made durable
+        :param paths: a part of the paths of the parent's files, and its replacement for the fork
+        :raises LogUnavailable: if it cannot be made durable
         """
         check_session_id(row.id)
         await self._database.commit(_STATEMENTS, ("fork", parent, replace(row, holder=None), paths))
 
     async def close(self, session_id: str, at_ns: int) -> None:
-        """Close a session for good: its conversation and its tools' values are removed; the log is kept.
+        """Close a session for good. Its messages and tool values are removed; the log is kept.
 
-        :raises LogUnavailable: when it cannot be made durable
+        :raises LogUnavailable: if it cannot be made durable
         """
         await self._database.commit(_STATEMENTS, ("close", session_id, at_ns))
 
     def get(self, session_id: str) -> SessionRow | None:
-        """A session, or None.
+        """Return a session; None if it does not exist.
 
-        :raises LogUnavailable: when the database cannot be read
+        :raises LogUnavailable: if the database cannot be read
         """
         with readable(self._database.path):
             rows = session_rows(self._database.reading, "WHERE id = ?", (session_id,))
         return rows[0] if rows else None
 
     def under(self, session_id: str) -> list[SessionRow]:
-        """The sessions of sub-agents that calls of this one began and that are not closed, in the order in which they were
-        opened.
+        """Return the sub-agents' sessions of this session that are not closed, the oldest first.
 
-        :raises LogUnavailable: when the database cannot be read
+        :raises LogUnavailable: if the database cannot be read
         """
         with readable(self._database.path):
             where = "WHERE under = ? AND closed_ns IS NULL ORDER BY opened_ns, id"
             return session_rows(self._database.reading, where, (session_id,))
 
     def is_below(self, session_id: str) -> bool:
-        """See :class:`handrail.contract.doors.agents.Tree`."""
+        """Return whether a session belongs to a sub-agent."""
         row = self.get(session_id)
         return row is not None and row.under is not None
 
     def begun_by(self, session_id: str, call_id: str) -> list[Handed]:
-        """See :class:`handrail.contract.doors.agents.Tree`."""
+        """Return the sub-agents that a call has started."""
         return [Handed(row.agent, row.id) for row in self.under(session_id) if row.under_call == call_id]
 
     def all(self, *, limit: int = 1000) -> list[SessionRow]:
-        """The most recently opened first.
+        """Return the latest ``limit`` sessions, the most recently opened first.
 
-        :raises LogUnavailable: when the database cannot be read
+        :raises LogUnavailable: if the database cannot be read
         """
         with readable(self._database.path):
             return session_rows(self._database.reading, "ORDER BY opened_ns DESC LIMIT ?", (limit,))
@@ -127,15 +125,17 @@ class Sessions:
 
 LAST_USED = """max(used_ns, coalesce((
     SELECT at_ns FROM message WHERE session = session.id AND typeof(at_ns) = 'integer' ORDER BY position DESC LIMIT 1), 0))"""
-"""SQL: when a session was last opened or suspended, or something was said in it. The last is not written to its row as
-well, which each message would have to wait for."""
+"""SQL: when a session was last opened or suspended, or received a message.
+
+The time of a message is not copied to the row, since each message would have to wait for that.
+"""
 
 
 def session_rows(connection: sqlite3.Connection, where: str, values: Sequence[str | int]) -> list[SessionRow]:
-    """Sessions through any connection.
+    """Return sessions through any connection.
 
     :param where: the rest of the query, after ``FROM session``
-    :raises sqlite3.Error: when the database cannot be read
+    :raises sqlite3.Error: if the database cannot be read
     """
     columns = f"id, opened_ns, closed_ns, agent, topic, face, headless, details, {LAST_USED} AS used_ns, holder, under, under_call"
     rows = connection.execute(f"SELECT {columns} FROM session {where}", values)  # noqa: S608 - our own words
@@ -143,7 +143,10 @@ def session_rows(connection: sqlite3.Connection, where: str, values: Sequence[st
 
 
 def _session(row: tuple[Any, ...]) -> SessionRow:
-    """:raises sqlite3.Error: when it is not what was written"""
+    """Parse a row.
+
+    :raises sqlite3.Error: if it is damaged
+    """
     id, opened_ns, closed_ns, agent, topic, face, headless, details, used_ns, holder, under, under_call = row
     texts = (id, agent, face, *("" if text is None else text for text in (topic, under, under_call)))
     numbers = (opened_ns, used_ns, 0 if closed_ns is None else closed_ns, 0 if holder is None else holder)
@@ -174,15 +177,15 @@ def _details(encoded: object) -> Mapping[str, Any]:
 
 
 class SessionState:
-    """Values that tools keep in sessions, across restarts."""
+    """The values that tools keep in sessions, across restarts."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def get(self, session_id: str, tool_id: str, key: str) -> Any:
-        """The value, or None.
+        """Return a value; None if there is none.
 
-        :raises LogUnavailable: when it cannot be read
+        :raises LogUnavailable: if it cannot be read
         """
         with readable(self._database.path):
             row = self._database.reading.execute(
@@ -192,25 +195,25 @@ class SessionState:
             try:
                 return None if row is None else decode(row[0])
             except (ValueError, TypeError, RecursionError):
-                raise not_as_written(f"what {tool_id} keeps as {key[:80]!r} in {session_id}") from None
+                raise not_as_written(f"the value {key[:80]!r} of tool {tool_id} in session {session_id}") from None
 
     async def put(self, session_id: str, tool_id: str, key: str, value: Any) -> None:
-        """Keep ``value``; None forgets the key. Durable on return.
+        """Store ``value``; None removes the key. Durable on return.
 
-        :raises UsageError: when it is larger than 4 MiB as JSON
-        :raises LogUnavailable: when it cannot be made durable
+        :raises UsageError: if it is larger than 4 MiB as JSON
+        :raises LogUnavailable: if it cannot be made durable
         """
         encoded = None if value is None else encode(value, max_bytes=2**62)
         if encoded is not None and len(encoded) > MAX_VALUE_BYTES:
             raise UsageError(
-                f"the value of {key[:80]!r} takes {len(encoded):,} bytes; at most {MAX_VALUE_BYTES:,} are kept. "
-                "Keep large values in a file or artifact and remember its name"
+                f"The value of {key[:80]!r} is too large: {len(encoded):,} bytes. The limit is {MAX_VALUE_BYTES:,}. "
+                "Store large values in a file or an artifact, and keep its name."
             )
         names = (_text(session_id), _text(tool_id), _text(key))
         await self._database.commit(_STATEMENTS, ("put", *names, encoded))
 
     def of(self, session_id: str, tool_id: str) -> ToolState:
-        """The one tool's view, as its runtime offers it."""
+        """Return the values of one tool, as its runtime offers them."""
         return ToolState(self, session_id, tool_id)
 
 
@@ -239,7 +242,7 @@ _Change = (
 
 
 class _Statements:
-    """Both tables' part in the writer; nothing is kept in memory."""
+    """The SQL of both tables. It keeps no state in memory."""
 
     def opened(self, connection: sqlite3.Connection) -> None:
         pass
@@ -250,7 +253,7 @@ class _Statements:
                 yield _INSERT + _AGAIN, _values(change[1])
             elif change[0] == "suspend":
                 _, session, at_ns, token = change
-                # By the token: a process that lost the workspace says nothing about who has the session now.
+                # Checked by token: a process that lost the workspace must not change the session of another.
                 yield (
                     "UPDATE session SET holder = NULL, used_ns = max(used_ns, ?) WHERE id = ? AND holder = ?",
                     (at_ns, session, token),
@@ -317,41 +320,41 @@ def _values(row: SessionRow) -> tuple[Value, ...]:
 
 
 def _text(text: str) -> str:
-    """Half surrogate pairs cannot be stored; keep them readable."""
+    """Return a storable text: half surrogate pairs are escaped."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-# Further memory of a session: rules stored by a person's answers, and the files that it has read.
+# Further data of a session: rules that answers have stored, and the files that it has read.
 
 MAX_SEEN = 10_000
-"""Files of a session whose content hash is kept; of more, the ones longest unused have to be read again."""
+"""Files of a session whose content hash is kept. Beyond that, the least recently used ones must be read again."""
 _TRIMMED_EVERY = 1_000
 
 
 class SessionRules:
-    """Rules answered "for this session", as their texts. They are stored with the answer that they come from."""
+    """The rules that users stored "for this session", as texts. They are written together with the answer."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def of(self, session_id: str) -> tuple[str, ...]:
-        """A session's rules.
+        """Return the rules of a session.
 
-        :raises LogUnavailable: when the database cannot be read
+        :raises LogUnavailable: if the database cannot be read
         """
         rows = _rows(self._database, "SELECT text FROM session_rule WHERE session = ? ORDER BY text", session_id)
         return tuple(str(text) for (text,) in rows)
 
 
 class SeenHashes:
-    """Path and sha256 (hexadecimal) of what sessions have read. Safe from any thread."""
+    """Path and SHA-256 (hexadecimal) of the files that sessions have read. Safe from any thread."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._noted = 0
 
     def note(self, session_id: str, path: str, sha256: str | None) -> None:
-        """Keep a hash soon, without waiting: None forgets the path. A path that no database takes is not kept."""
+        """Store a hash soon, without waiting; None removes the path. A path that cannot be stored is ignored."""
         try:
             path.encode()
         except UnicodeEncodeError:
@@ -361,9 +364,9 @@ class SeenHashes:
         self._database.append(_MEMORY_STATEMENTS, (session_id, path, sha256, time.time_ns(), trim))
 
     def of(self, session_id: str) -> list[tuple[str, str]]:
-        """Pairs of path and hash, the longest unused first.
+        """Return pairs of path and hash, the least recently used first.
 
-        :raises LogUnavailable: when the database cannot be read
+        :raises LogUnavailable: if the database cannot be read
         """
         sql = f"SELECT path, sha256 FROM seen WHERE session = ? ORDER BY at_ns DESC LIMIT {MAX_SEEN}"  # noqa: S608
         return [(str(path), str(sha256)) for path, sha256 in _rows(self._database, sql, session_id)][::-1]
@@ -378,7 +381,7 @@ _MemoryChange = tuple[str, str, str | None, int, bool]
 
 
 class _MemoryStatements:
-    """The part of the table of hashes in the writer; nothing is kept in memory."""
+    """The SQL of the table of hashes. It keeps no state in memory."""
 
     def opened(self, connection: sqlite3.Connection) -> None:
         pass
