@@ -254,7 +254,7 @@ def test_a_file_too_large_to_be_hashed_is_known_by_what_it_is(workspace: Path) -
     assert before["large.bin"].startswith("identity:")
     assert changes(before, files.of((target,), {})) is None
     os.utime(large, (1, 1))
-    assert "large.bin has changed" in (changes(before, files.of((target,), {})) or "")
+    assert "`large.bin` has changed" in (changes(before, files.of((target,), {})) or "")
 
 
 def test_a_special_file_holds_nothing_up(workspace: Path) -> None:
@@ -266,7 +266,7 @@ def test_the_search_is_bounded(workspace: Path) -> None:
     put(workspace, {f"d{n}/f{n}.sh": "x" for n in range(40)})
     words = " ".join(f"d{n} f{n}.sh" for n in range(40))
     assert len(found(workspace, f"strange-runner {words}")) == 40
-    with pytest.raises(ToolError, match="Run it in parts") as refused:
+    with pytest.raises(ToolError, match="Split the command") as refused:
         found(workspace, f"strange-runner {words} " + " ".join(f"w{n}" for n in range(4_000)))
     assert refused.value.kind == "limit"
 
@@ -283,8 +283,8 @@ async def test_a_file_that_changes_while_a_person_decides_is_not_run(tmp_path: P
 
     result = await refused(place, command, rewrite)
     assert (result.error_kind, (place / "ws" / "planted").exists()) == ("conflict", False)
-    assert f"{changed} has changed since this call was approved" in (result.error_text or "")
-    assert "Ask again" in (result.error_text or "")
+    assert f"differ since its approval: `{changed}` has changed" in (result.error_text or "")
+    assert "Make the call again" in (result.error_text or "")
 
 
 async def test_a_file_that_appears_in_another_ones_place_is_not_run(tmp_path: Path) -> None:
@@ -296,7 +296,7 @@ async def test_a_file_that_appears_in_another_ones_place_is_not_run(tmp_path: Pa
 
     result = await refused(place, "make", precede)
     assert result.error_kind == "conflict"
-    assert "GNUmakefile is new" in (result.error_text or "")
+    assert "`GNUmakefile` was added" in (result.error_text or "")
 
 
 async def test_a_link_that_is_turned_to_another_file_is_not_run(tmp_path: Path) -> None:
@@ -311,7 +311,7 @@ async def test_a_link_that_is_turned_to_another_file_is_not_run(tmp_path: Path) 
 
     result = await refused(place, "bash run.sh", turn)
     assert result.error_kind == "conflict"
-    assert "bad.sh is new" in (result.error_text or "")
+    assert "`bad.sh` was added" in (result.error_text or "")
 
 
 async def test_a_script_that_is_as_it_was_runs(tmp_path: Path) -> None:
@@ -338,7 +338,7 @@ async def test_a_job_in_the_background_is_bound_alike(tmp_path: Path) -> None:
         begun = await session.call("bash", {"command": "bash run.sh", "background": True})
         assert begun.ok, begun
         ended = await session.call("wait", {"job_id": begun.data["job_id"], "timeout_ms": 20_000})
-    assert "run.sh has changed" in repr(ended), ended
+    assert "`run.sh` has changed" in repr(ended), ended
     assert not (place / "ws" / "planted").exists()
 
 
@@ -360,7 +360,7 @@ async def test_other_arguments_that_a_person_gives_are_bound_when_they_give_them
         desk.watch(rewrite)
         result = await session.call("bash", {"command": "bash run.sh"})
     assert result.error_kind == "conflict", result
-    assert "other.sh has changed" in (result.error_text or "")
+    assert "`other.sh` has changed" in (result.error_text or "")
     assert list(decided[0].changed_files or {}) == ["other.sh"]
 
 
@@ -381,7 +381,7 @@ async def test_an_answer_that_comes_in_another_process_covers_what_was_asked_abo
         session = await kernel.session("ses_parked", attendant=person)
         first = await session.call("bash", {"command": "bash run.sh"}, key="k1")
         second = await session.call("bash", {"command": "bash same.sh"}, key="k2")
-    assert first.error_kind == "conflict" and "run.sh has changed" in (first.error_text or ""), first
+    assert first.error_kind == "conflict" and "`run.sh` has changed" in (first.error_text or ""), first
     assert second.error_kind != "conflict", second
     assert not (place / "ws" / "planted").exists()
 
@@ -406,7 +406,7 @@ async def test_a_line_typed_into_a_shell_is_bound_in_the_folder_of_the_shell(tmp
         result = await session.call("terminal.send", {"id": terminal, "text": "bash run.sh\n"})
         await session.call("stop_task", {"job_id": terminal})
     assert result.error_kind == "conflict", result
-    assert "sub/deep/run.sh has changed" in (result.error_text or "")
+    assert "`sub/deep/run.sh` has changed" in (result.error_text or "")
 
 
 async def test_a_call_in_the_same_reply_cannot_change_what_another_one_was_approved_for(tmp_path: Path) -> None:
@@ -422,5 +422,5 @@ async def test_a_call_in_the_same_reply_cannot_change_what_another_one_was_appro
         )
     assert written.result.ok, written
     assert ran.result.error_kind == "conflict", ran
-    assert "run.sh is new" in (ran.result.error_text or "")
+    assert "`run.sh` was added" in (ran.result.error_text or "")
     assert not (place / "ws" / "planted").exists()

@@ -131,7 +131,7 @@ async def test_what_was_not_awaited_is_told_to_the_tools_author(tmp_path: Path) 
         session = await kernel.session()
         for name in ("test.plain", "test.apart"):
             said = (await session.call(name, {})).error_text
-            assert said is not None and "its execute gave int and no coroutine" in said and "async def" in said
+            assert said is not None and "its `execute` returned int instead of a coroutine" in said and "async def" in said
         said = (await session.call("test.forgot", {})).error_text
         assert said == "test.forgot returned the coroutine of sleep without awaiting it; its author writes await"
 
@@ -142,7 +142,7 @@ async def test_headless_ask_is_deny_and_says_so(tmp_path: Path) -> None:
         session = await kernel.session()
         result = await session.call("test.note", {"text": "x"})
         assert result.error_kind == "denied"
-        assert result.error_text is not None and "Nobody is attached" in result.error_text
+        assert result.error_text is not None and "This session has no user to ask" in result.error_text
         assert gate.ran == []
 
 

@@ -185,18 +185,18 @@ async def test_a_stateful_tool_is_checked_before_it_is_opened(tmp_path: Path) ->
         ("git.diff", {"to": "HEAD"}, "Pass `from` and `to`"),
         ("search_memory", {}, "Pass either `query`"),
         ("load_tools", {}, "Pass `category`"),
-        ("wait", {"job_id": "job_1"}, "there is no job 'job_1'"),
-        ("read_job", {"job_id": "job_1"}, "there is no job"),
-        ("stop_task", {"job_id": "job_1"}, "there is no job"),
-        ("tool.step", {"id": "state_1"}, "no state 'state_1'"),
-        ("tool.close", {"id": "state_1"}, "no state 'state_1'"),
+        ("wait", {"job_id": "job_1"}, "Job `job_1` does not exist"),
+        ("read_job", {"job_id": "job_1"}, "does not exist"),
+        ("stop_task", {"job_id": "job_1"}, "does not exist"),
+        ("tool.step", {"id": "state_1"}, "Tool session `state_1` does not exist"),
+        ("tool.close", {"id": "state_1"}, "Tool session `state_1` does not exist"),
         ("send_message", {"channel": "a b", "message": "m"}, "'a b' is no channel"),
         ("wait_channel", {"channel": "/a"}, "is no channel"),
         ("watch_channel", {"channel": "a/b", "prompt": "p"}, "is no channel"),
-        pytest.param("terminal.send", {"id": "x", "text": "ls\n"}, "there is no job 'x'", marks=confined),
-        pytest.param("terminal.read", {"id": "x"}, "there is no job 'x'", marks=confined),
-        pytest.param("terminal.resize", {"id": "x", "columns": 80, "rows": 24}, "there is no job", marks=confined),
-        pytest.param("terminal.stop", {"id": "x"}, "there is no job", marks=confined),
+        pytest.param("terminal.send", {"id": "x", "text": "ls\n"}, "Job `x` does not exist", marks=confined),
+        pytest.param("terminal.read", {"id": "x"}, "Job `x` does not exist", marks=confined),
+        pytest.param("terminal.resize", {"id": "x", "columns": 80, "rows": 24}, "does not exist", marks=confined),
+        pytest.param("terminal.stop", {"id": "x"}, "does not exist", marks=confined),
     ],
 )
 async def test_what_no_schema_says_of_a_built_in_tool_is_told_without_asking(
@@ -219,7 +219,7 @@ async def test_nobody_is_asked_about_typing_into_what_is_no_terminal_or_has_ende
         job = (await session.call("bash", {"command": "true", "background": True})).data["job_id"]
         ended = (await session.call("terminal.start", {"command": "true"})).data["job_id"]
         assert (await session.jobs.wait(ended, timeout_ms=60_000)) is not None
-        for terminal, kind, said in ((job, "invalid_input", "a job of bash"), (ended, "conflict", "has ended (done)")):
+        for terminal, kind, said in ((job, "invalid_input", "belongs to tool `bash`"), (ended, "conflict", "has ended (done)")):
             result = await session.call("terminal.send", {"id": terminal, "text": "ls\n"})
             assert result.metadata["error_kind"] == kind and said in str(result.error_text), result
         assert not person.requests

@@ -98,7 +98,7 @@ async def test_arguments_of_nothing_but_numbered_characters_are_refused(tmp_path
     async with temporary_kernel(tmp_path, secrets={"KEY": SECRET}) as kernel:
         session = await kernel.session()
         small = await session.call("write", {"path": "a.html", "content": "&#65;" * 10_000})
-        assert "by their number" not in str(small.error_text)
+        assert "numeric HTML references" not in str(small.error_text)
         large = await session.call("write", {"path": "a.html", "content": "&#65;" * 30_000})
         assert large.metadata["error_kind"] == "invalid_input"
-        assert "30,000 characters by their number (&#…;); at most 20,000" in str(large.error_text)
+        assert "30,000 numeric HTML references (&#…;). The limit is 20,000" in str(large.error_text)

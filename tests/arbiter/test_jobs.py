@@ -377,7 +377,7 @@ async def test_all_who_promote_a_call_at_once_get_its_one_job(session: Session) 
 async def test_a_call_of_a_tool_that_is_not_promotable_stays_in_its_turn(session: Session) -> None:
     caller = asyncio.create_task(session.call("job.stays", {"name": "a"}))
     await bench.entered.wait()
-    with pytest.raises(ToolError, match=r"a call of job\.stays stays in its turn"):
+    with pytest.raises(ToolError, match=r"cannot move to the background: tool `job\.stays` is not promotable"):
         await session.promote(f"{session.id}/1.0")
     bench.open.set()
     assert (await caller).data == "a" and await session.jobs.list() == []
@@ -417,7 +417,7 @@ async def test_what_is_left_out_before_a_call_is_a_job_is_said(tmp_path: Path) -
     flow.feed("after")
     flow.finish()
     output.close()
-    left_out = "[5 characters that came before it was a job are left out here]"
+    left_out = "[5 characters from before the call became a job are omitted]"
     assert (tmp_path / "out.txt").read_text() == "a" * (MAX_HELD - 1) + f"b\n{left_out}\nafter"
 
 
@@ -436,13 +436,13 @@ async def test_an_approved_job_that_waits_at_the_end_of_its_kernel_has_ended_and
         session = await kernel.session(id, attendant=person)
         assert (await session.jobs.get(waits)).state == "cancelled"
         result = await session.jobs.wait(waits, timeout_ms=0)
-        assert result is not None and "nothing was run" in str(result.error_text)
+        assert result is not None and "Nothing was run" in str(result.error_text)
         assert await session.resume_parked() == [] and kernel.approvals.unanswered(id) == []
     assert bench.ran == ["a"]
 
 
 async def test_what_cannot_be_promoted_is_refused_with_words(session: Session) -> None:
-    with pytest.raises(ToolError, match="no call"):
+    with pytest.raises(ToolError, match="is not running"):
         await session.promote("nothing")
     bench.open.set()
     assert (await session.call("job.either", {"name": "a"})).ok

@@ -194,7 +194,7 @@ def test_what_a_request_waits_for_names_a_few_holders_and_counts_the_rest() -> N
     assert free.ready and table.waiting_for(free) == ""
     taken(table, [(("serial",), "S")])
     table.enqueue([*file("a"), (("other",), "X")])
-    assert table.waiting_for(table.enqueue([(("other",), "S")])) == "other:S behind earlier calls that wait for it"
+    assert table.waiting_for(table.enqueue([(("other",), "S")])) == "other:S behind earlier waiting calls"
 
 
 @pytest.mark.proves("L-05")
@@ -283,7 +283,7 @@ async def test_a_withdrawn_request_wakes_whoever_awaits_it() -> None:
     taken(table, file("a"))
     request = table.enqueue(file("a"))
     task = await waiting(request)
-    with pytest.raises(UsageError, match="awaited once"):
+    with pytest.raises(UsageError, match="Await a request once"):
         await request.granted()
     request.withdraw()
     with pytest.raises(UsageError, match="withdrawn"):
@@ -339,7 +339,7 @@ def test_no_wants_are_granted_at_once() -> None:
 def test_what_is_no_want_is_refused_and_leaves_nothing(wants: list[Want]) -> None:
     table = LockTable()
     for ask in (table.try_acquire, table.enqueue):
-        with pytest.raises(UsageError, match="expected pairs"):
+        with pytest.raises(UsageError, match="Expected pairs"):
             ask(wants)
     assert table.size == 0
 

@@ -59,4 +59,4 @@ def test_where_the_file_system_knows_no_holes_the_beginning_is_kept(tmp_path: Pa
             output.write("x" * 100_000)
         output.close()
     found = read(str(tmp_path / "out"), 0, 1 << 20, grows=False)
-    assert found.skipped == 0 and found.text.startswith("x" * 300_000) and "are kept]" in found.text
+    assert found.skipped == 0 and found.text.startswith("x" * 300_000) and "are stored]" in found.text

@@ -50,7 +50,7 @@ async def test_a_whole_result_keeps_its_type_its_partial_data_and_its_metadata(r
 
 async def test_an_error_of_no_known_kind_is_failed(room: Room) -> None:
     shaped = await room.shape(Result("error", None, None, {"error_kind": "strange"}))
-    assert (shaped.result.error_kind, shaped.result.error_text) == ("failed", "tool failed")
+    assert (shaped.result.error_kind, shaped.result.error_text) == ("failed", "`tool` failed.")
 
 
 @dataclasses.dataclass

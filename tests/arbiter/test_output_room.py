@@ -38,7 +38,7 @@ def test_the_first_that_ended_make_room_and_say_so_to_whoever_reads_them(tmp_pat
     third = written(tmp_path, room, "third", 40 * KIB)
     found = read(first, 100, 1000, grows=False)
     assert (
-        found.text.startswith("[this output of 40,960 bytes was removed to make room") and "0.09766 MiB" in found.text
+        found.text.startswith("[this output of 40,960 bytes was removed to free space") and "0.09766 MiB" in found.text
     )
     assert (found.cursor, found.more, found.skipped) == (40 * KIB, False, 40 * KIB - 100)
     assert read_lines(first, -1, 1, grows=False).text == found.text
@@ -62,7 +62,7 @@ def test_where_no_job_has_ended_what_has_no_room_is_not_kept_and_the_output_says
     kept = 60 * KIB if len(sizes) > 1 else 0
     assert text[:kept] == "x" * (kept - 1) + "\n" * bool(kept)
     assert text[kept:].startswith(
-        "\n[the output goes on; it is not kept from here on: the outputs of all jobs here may take"
+        "\n[more output follows; it is not stored: the limit for the outputs of all jobs is"
     )
     assert text.endswith("]\n") and on_disk(tmp_path) <= 96 * KIB
     assert read(ended, 0, 5, grows=False).text == "xxxxx", "nothing is removed in vain"
@@ -73,8 +73,8 @@ def test_what_an_output_forgets_of_its_beginning_is_room_for_others(tmp_path: Pa
     with small():
         ring = written(tmp_path, room, "ring", *[50 * KIB] * 40, ring=True, ends=False)
     beside = written(tmp_path, room, "beside", 150 * KIB, ends=False)
-    assert "[the output goes on" not in read_lines(ring, -1, 1, grows=False).text
-    assert "[the output goes on" not in read_lines(beside, -1, 1, grows=False).text
+    assert "[more output follows" not in read_lines(ring, -1, 1, grows=False).text
+    assert "[more output follows" not in read_lines(beside, -1, 1, grows=False).text
     assert on_disk(tmp_path) <= 400 * KIB
 
 
@@ -163,7 +163,7 @@ async def test_the_output_of_a_job_that_was_stopped_makes_room_too(tmp_path: Pat
             await asyncio.sleep(0)
         cut = await filled(session, 600)
         last = (await session.jobs.lines(cut, offset=-1)).text
-        assert "not kept from here on" in last and "1 MiB together (limits.job_output_mib)" in last
+        assert "it is not stored" in last and "1 MiB (limits.job_output_mib)" in last
         assert (await session.jobs.stop(stays)).state == "cancelled"
         await filled(session, 600)
         assert (await session.jobs.lines(stays)).text.startswith("[this output of 614,")

@@ -16,7 +16,7 @@ from handrail.testing.kernels import temporary_kernel
 
 KIB = 1024
 MOST = 100 * KIB
-REMOVED = "[this output of 40,960 bytes was removed to make room"
+REMOVED = "[this output of 40,960 bytes was removed to free space"
 
 
 class Sessions:
@@ -45,7 +45,7 @@ class Sessions:
     def refused(self, session: str, kib: int = 40) -> None:
         """It has no room, and leaves nothing."""
         before = self.files()
-        with pytest.raises(OSError, match=r"0\.09766 MiB together \(limits\.cut_output_mib\).*ask for less"):
+        with pytest.raises(OSError, match=r"0\.09766 MiB \(limits\.cut_output_mib\).*Request less"):
             self.wrote(session, kib)
         assert self.files() == before
 
@@ -206,14 +206,14 @@ async def test_a_session_is_told_what_was_not_kept_and_one_that_goes_on_what_was
         lost = await cut(other, 600)
         assert "output_path" not in lost.metadata and lost.metadata["omitted_bytes"] > 0
         assert lost.metadata["output_lost"].startswith(
-            "the rest of the output could not be kept: the cut outputs of all"
+            "The full output could not be saved: the limit for truncated outputs"
         )
         assert (await read_back(one, first)).startswith("xxx"), "what an open session has been told of is there"
         await one.suspend()
         second = await cut(other, 600)
         assert (await read_back(other, second)).startswith("xxx")
         one = await kernel.session("ses_1")
-        assert (await read_back(one, first)).startswith("[this output of 614,400 bytes was removed to make room")
+        assert (await read_back(one, first)).startswith("[this output of 614,400 bytes was removed to free space")
     async with temporary_kernel(tmp_path, tools=[long_text], rules=["allow long.*"], settings=settings) as kernel:
         one, other = await kernel.session("ses_1"), await kernel.session("ses_2")
         assert "output_lost" in (await cut(one, 600)).metadata, "what was there before counts"

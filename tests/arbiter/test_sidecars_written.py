@@ -73,7 +73,7 @@ async def test_without_room_for_the_sidecar_the_result_comes_and_says_what_is_lo
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert shaped.result.ok and shaped.result.data["head"].startswith("xxx") and shaped.result.data["exit_code"] == 0
     assert shaped.result.metadata["truncated"] and "output_path" not in shaped.result.metadata
-    assert "could not be kept: File too large" in shaped.result.metadata["output_lost"]
+    assert "could not be saved: File too large" in shaped.result.metadata["output_lost"]
     assert not list(room.output.iterdir()), "no part of a file is left on a full disk"
 
 

@@ -58,7 +58,7 @@ async def test_it_is_opened_gone_through_by_what_steps_are_sent_and_ends(kernel:
     assert (await step(session, state, "enough")).data == {"state_id": state, "done": True}
     assert len(bench.tasks) == 1, "one task goes through all of it"
     late = await step(session, state)
-    assert late.error_kind == "conflict" and "it gave its last step" in str(late.error_text)
+    assert late.error_kind == "conflict" and "it returned its last step" in str(late.error_text)
     assert Path(kernel.workdir, "9.txt").read_text() == "enough"
     assert not states_of(kernel).live
 
@@ -95,12 +95,12 @@ async def test_closing_runs_what_stands_in_finally_with_the_tools_doors_and_twic
 
 
 async def test_a_state_that_is_not_there_or_is_another_sessions_is_none(kernel: HeldKernel, session: Session) -> None:
-    assert "none is" in str((await step(session, "st__notes_00000000")).error_text)
+    assert "has no open tool session" in str((await step(session, "st__notes_00000000")).error_text)
     mine = await opened(session, "st.notes")
     other = await kernel.session()
     for asked in (step(other, mine), close(other, mine), step(other, "ö"), close(other, "\0")):
         answer = await asked
-        assert answer.error_kind == "invalid_input" and mine not in str(answer.error_text).replace(repr(mine), "")
+        assert answer.error_kind == "invalid_input" and mine not in str(answer.error_text).replace(f"`{mine}`", "", 1)
     assert mine in str((await step(session, "nothing")).error_text), "its own are named"
     assert (await session.call("tool.step", {"id": mine, "inputs": 1})).error_kind == "invalid_input"
     assert (await session.call("tool.step", {})).error_kind == "invalid_input"
@@ -140,8 +140,8 @@ async def test_a_step_that_never_yields_is_ended_by_the_tools_time_out(session: 
     first = await session.call("st.short", {"when": when})
     if when:
         last = await step(session, first.data["state_id"])
-        assert last.error_kind == "timeout" and "has ended with that" in str(last.error_text)
-        assert "took too long" in str((await step(session, first.data["state_id"])).error_text)
+        assert last.error_kind == "timeout" and "has ended" in str(last.error_text)
+        assert "timed out" in str((await step(session, first.data["state_id"])).error_text)
     else:
         assert first.error_kind == "timeout"
 
@@ -149,7 +149,7 @@ async def test_a_step_that_never_yields_is_ended_by_the_tools_time_out(session: 
 @pytest.mark.parametrize(
     ("how", "kind", "text"),
     [
-        ("tool", "failed", "no paper The state"),
+        ("tool", "failed", "no paper. The tool session"),
         ("other", "backend", "KeyError: 'other'"),
         ("exit", "backend", "SystemExit: 3"),
         ("cancelled", "backend", "CancelledError"),
@@ -160,16 +160,16 @@ async def test_a_step_that_raises_ends_the_state(session: Session, how: str, kin
     failed = await step(session, state)
     assert failed.error_kind == kind and text in str(failed.error_text) and state in str(failed.error_text)
     assert failed.data == ({"left": 0} if how == "tool" else None)
-    assert "a step of it failed" in str((await step(session, state)).error_text)
+    assert "one of its steps failed" in str((await step(session, state)).error_text)
 
 
 async def test_a_step_that_is_no_json_ends_the_state(kernel: HeldKernel, session: Session) -> None:
     state = await opened(session, "st.fails", how="no JSON")
     failed = await step(session, state)
     assert failed.error_kind == "backend"
-    assert "not JSON" in str(failed.error_text) and f"The state {state} has ended" in str(failed.error_text)
+    assert "not JSON" in str(failed.error_text) and f"The tool session `{state}` has ended" in str(failed.error_text)
     await bench.left.wait()
-    assert "a step of it failed" in str((await step(session, state)).error_text)
+    assert "one of its steps failed" in str((await step(session, state)).error_text)
     assert not states_of(kernel).live
 
 
@@ -218,7 +218,7 @@ async def test_a_step_that_is_stopped_ends_the_state_whatever_the_generator_make
     assert "told 1" in bench.seen and "went on" not in bench.seen
     assert stopped.metadata.get("still_running", False) is (how == "deaf")
     assert late.error_kind == "conflict"
-    assert ("too long" if reason == "timeout" else "was stopped") in str(late.error_text)
+    assert ("timed out" if reason == "timeout" else "was stopped") in str(late.error_text)
     if how == "deaf":  # its locks are held until it yields
         assert (await session.call("st.count", {"path": "a"})).ok
 
@@ -232,7 +232,7 @@ async def test_a_generator_that_yields_when_it_is_closed_is_closed_all_the_same(
     ended = await close(session, state)
     assert ended.ok is ok and bench.seen[0] == 0
     if not ok:
-        assert ended.error_kind == "backend" and "ignores GeneratorExit" in str(ended.error_text)
+        assert ended.error_kind == "backend" and "ignored the request to end (GeneratorExit)" in str(ended.error_text)
     assert (await step(session, state)).error_kind == "conflict"
     gc.collect()
 
@@ -287,13 +287,13 @@ async def test_a_person_is_asked_for_each_step_and_sees_what_is_sent_and_may_cha
         assert person.requests[1].tool_id == "st.asks"
         assert person.requests[1].arguments == {"opened": 0, "step_input": {"page": 4}}
         parked = await step(session, state, {"page": 6})
-        assert parked.error_kind == "unavailable" and "nothing was run" in str(parked.error_text)
+        assert parked.error_kind == "unavailable" and "Nothing was run" in str(parked.error_text)
         assert await session.parked() == []
         assert (await step(session, state, {"page": 7})).error_kind == "denied"
         wrong = {"opened": 1, "step_input": {"page": 8}}
         person._approvals.extend([ApprovalAnswer("once", arguments=wrong)] * 5)  # pyright: ignore[reportPrivateUsage]
         assert (await step(session, state, {"page": 8})).error_kind == "denied"
-        assert "only step_input may be another" in person.requests[-1].reason
+        assert "only step_input may differ" in person.requests[-1].reason
         assert (await close(session, state)).ok, "nobody is asked for that"
 
 
@@ -308,7 +308,7 @@ async def test_a_keyed_step_is_taken_once(session: Session) -> None:
 async def test_between_its_steps_a_tool_touches_nothing(session: Session) -> None:
     state = await opened(session, "st.held")
     (runtime,) = bench.seen
-    with pytest.raises(ToolError, match="no step of st__held"):
+    with pytest.raises(ToolError, match="No step of `st__held"):
         _ = runtime.call_id
     assert (await step(session, state, "x")).data["step"] == "x"
     await close(session, state)
@@ -401,9 +401,9 @@ async def test_what_a_former_process_left_open_is_interrupted(tmp_path: Path) ->
     async with temporary_kernel(tmp_path, tools=TOOLS, rules=["allow st.*"]) as kernel:
         session = await kernel.session(session.id)
         late = await step(session, state)
-        assert late.error_kind == "interrupted" and "look at what it did" in str(late.error_text)
+        assert late.error_kind == "interrupted" and "Check its effect" in str(late.error_text)
         closed = await close(session, state)
-        assert closed.ok and "nobody knows" in closed.data["note"]
+        assert closed.ok and "unknown" in closed.data["note"]
         forked = await kernel.session(await kernel.fork(session.id))
         assert (await step(forked, state)).error_kind == "invalid_input", "a fork has none of it"
 
@@ -436,7 +436,7 @@ async def test_a_tool_that_is_another_since_is_not_gone_on_with(kernel: HeldKern
 
     await kernel.reload([another, asks])
     refused = await step(session, changed)
-    assert refused.error_kind == "conflict" and "no longer the one" in str(refused.error_text)
+    assert refused.error_kind == "conflict" and "definition of its tool has changed" in str(refused.error_text)
     await bench.left.wait()
     assert (await step(session, kept, {"page": 1})).ok, "which is the same"
 

@@ -53,10 +53,10 @@ async def test_a_shells_text_is_judged_as_a_command_and_what_cannot_be_judged_as
     for denied in ("rm -rf x\n", "true && rm x\n", "timeout 5 rm x\n", "true | rm x"):
         assert "deny shell.run rm *" in await sent(session, shell, text=denied), denied
     for text, why in (
-        ("pwd", "not a whole line"),
+        ("pwd", "not a complete line"),
         ("echo $(id)\n", ""),
         ("python3 -c 'x'\n", ""),
-        ("echo a > b\n", "depends on the folder"),
+        ("echo a > b\n", "depends on the current folder"),
         ("echo !x\n", "interactive shell"),
         ("^a^b\n", ""),
         ("ls \t\n", "interactive shell"),
@@ -65,7 +65,7 @@ async def test_a_shells_text_is_judged_as_a_command_and_what_cannot_be_judged_as
         told = await sent(session, shell, text=text)
         assert told.startswith("denied") and why in told, (text, told)
     assert await sent(session, shell, keys="up") == "typed"
-    assert "in the terminal's line already" in await sent(session, shell, text="true\n")
+    assert "the terminal's line already contains text" in await sent(session, shell, text="true\n")
     assert await sent(session, shell, keys="ctrl-c") == "typed"
     assert await sent(session, shell, text="true\n") == "typed"
 
@@ -79,13 +79,13 @@ async def test_no_keys_and_no_line_of_several_run_what_was_not_judged(kernel: Ke
     cut = "up home " + "delete " * 5
     whole = "echo rm -f x\n"
     for why, what in (
-        ("keys have made", {"text": whole, "keys": f"{cut}enter"}),
-        ("keys have made", {"keys": "up enter"}),
-        ("keys have made", {"keys": "ctrl-r"}),
-        ("keys have made", {"keys": "up ctrl-o"}),
-        ("keys have made", {"text": "true\n", "keys": "ctrl-x ctrl-e"}),
-        ("keys have made", {"keys": "ctrl-v"}),
-        ("over a line's end", {"text": "echo 'a\nrm -f x\n'\n"}),
+        ("keys may run a line", {"text": whole, "keys": f"{cut}enter"}),
+        ("keys may run a line", {"keys": "up enter"}),
+        ("keys may run a line", {"keys": "ctrl-r"}),
+        ("keys may run a line", {"keys": "up ctrl-o"}),
+        ("keys may run a line", {"text": "true\n", "keys": "ctrl-x ctrl-e"}),
+        ("keys may run a line", {"keys": "ctrl-v"}),
+        ("spans several lines", {"text": "echo 'a\nrm -f x\n'\n"}),
         ("one line at a time", {"text": f"head -c 5\n{whole}"}),
         ("reads lines", {"text": "stty -isig\n"}),
         ("reads lines", {"text": "set +m\n"}),
@@ -94,7 +94,7 @@ async def test_no_keys_and_no_line_of_several_run_what_was_not_judged(kernel: Ke
         assert told.startswith("denied") and why in told, (what, told)
     assert await sent(session, shell, text=whole) == "typed"
     assert await sent(session, shell, keys=cut.strip()) == "typed", "what only edits runs nothing"
-    assert "keys have made" in await sent(session, shell, keys="enter")
+    assert "keys may run a line" in await sent(session, shell, keys="enter")
     assert await sent(session, shell, keys="ctrl-c enter") == "typed"
     both: list[tuple[str, dict[str, Any]]] = [("terminal.send", {"id": shell, "keys": k}) for k in ("up", "enter")]
     first, second = await session.call_all(both)
@@ -117,9 +117,9 @@ async def test_what_a_program_may_take_before_its_shell_is_asked_about(kernel: K
     shell = await opened(session, SHELL)
     assert await sent(session, shell, text="head -c 5\n") == "typed"
     told = await sent(session, shell, text="echo rm -f x\n")
-    assert "still be at work" in told, "head would take 'echo ', and the shell the rest"
+    assert "may still run and read this input" in told, "head would take 'echo ', and the shell the rest"
     await until_shown(session, shell, "head -c 5\n")
-    assert "still be at work" in await sent(session, shell, text="echo rm -f x\n")
+    assert "may still run and read this input" in await sent(session, shell, text="echo rm -f x\n")
     assert await sent(session, shell, keys="ctrl-c") == "typed"
     await until_shown(session, shell, PROMPT)
     both: list[tuple[str, dict[str, Any]]] = [

@@ -134,7 +134,7 @@ async def test_headless_nobody_is_asked(desk: Desk) -> None:
     async with desk.connected(*turns, headless=True) as (client, editor):
         opened = await client.new_session(cwd=str(desk.workspace))
         await ask(client, opened.session_id)
-        assert not editor.asked and "Nobody is attached" in editor.said
+        assert not editor.asked and "This session has no user to ask" in editor.said
 
 
 async def test_a_client_that_goes_while_it_is_asked_leaves_a_call_that_waits_and_runs_once_when_it_comes_back(

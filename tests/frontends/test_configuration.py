@@ -206,7 +206,7 @@ def test_where_the_environment_says_that_nobody_is_there_a_terminal_is_not_asked
 ) -> None:
     command = handrail.command("call", "write", '{"path": "new.txt", "content": "x"}')
     terminal = on_a_terminal(*command, environment={"HANDRAIL_HEADLESS": "1"})
-    assert terminal.end() == 3 and "Nobody is attached" in terminal.shown
+    assert terminal.end() == 3 and "This session has no user to ask" in terminal.shown
     assert not (handrail.workspace / "new.txt").exists()
 
 

@@ -68,7 +68,7 @@ async def test_a_running_call_is_promoted_from_another_process(handrail: Program
         (running,) = map(json.loads, listed.out.splitlines())
         assert (running["tool_id"], running["session_id"], running["about"]) == ("slow", session.id, "a")
         other = await asyncio.to_thread(handrail, "jobs", "promote", f"{session.id}/9.9")
-        assert other.code == 1 and f"{running['call_id']} can be promoted" in other.err
+        assert other.code == 1 and f"can move to the background: {running['call_id']}" in other.err
         promoted = await asyncio.to_thread(handrail, "jobs", "promote", running["call_id"])
         job_id = (await calling).data["job_id"]
         assert (promoted.code, promoted.out) == (0, f"{job_id}: running\n"), "whoever waited is answered with the job"

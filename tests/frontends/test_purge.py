@@ -95,7 +95,7 @@ def test_a_workspace_without_a_log_has_nothing_to_purge(here: Here, handrail: Pr
         (("purge", "--before", "-3"), "Invalid value for `--before`"),
         (("purge", "--before", "99999999999"), "Invalid value for `--before`"),
         (("purge", "--before", "2999-01-01"), "in the future"),
-        (("purge", "--session", "../x"), "no session id"),
+        (("purge", "--session", "../x"), "Invalid session id"),
         (("purge", "--before", "1", "--call", "x"), "not `--call` or `--records`"),
         (("--before", "1"), "require `purge`"),
         (("verify", "--yes"), "require `purge`"),

@@ -50,7 +50,7 @@ async def write(kernel: Kernel, count: int = 1) -> list[str | None]:
         result = await session.call("write", {"path": f"{session.id}-{number}.txt", "content": "x"})
         ends.append(result.error_kind)
         if not result.ok:
-            assert "is not the one any more" in (result.error_text or ""), result
+            assert "was removed, renamed or replaced" in (result.error_text or ""), result
     return ends
 
 
@@ -96,7 +96,7 @@ async def test_a_database_that_is_taken_away_ends_every_call_until_it_is_back(
         back = way(folders, tmp_path / "aside")
         found = [await session.call("write", {"path": f"lost-{number}.txt", "content": "x"}) for number in range(3)]
         assert [result.error_kind for result in found] == ["unavailable"] * 3, found
-        assert "is not the one any more" in (found[0].error_text or "")
+        assert "was removed, renamed or replaced" in (found[0].error_text or "")
         assert not list((tmp_path / "ws").glob("lost-*")), "nothing was run that is in no log"
         back()
         assert (await session.call("write", {"path": "after.txt", "content": "x"})).ok
@@ -159,7 +159,7 @@ async def test_a_database_that_is_changed_in_place_ends_every_call_until_it_is_p
         written_over(older if change is None else change(whole))
         found = [await session.call("write", {"path": f"lost-{number}.txt", "content": "x"}) for number in range(3)]
         assert [result.error_kind for result in found] == ["unavailable"] * 3, found
-        assert "another process changed the database" in (found[0].error_text or "")
+        assert "Another process changed the database" in (found[0].error_text or "")
         assert "handrail log verify" in (found[0].error_text or "")
         assert not list((tmp_path / "ws").glob("lost-*")), "nothing was run that is in no log"
         written_over(whole)
@@ -174,7 +174,7 @@ async def test_a_database_that_another_process_put_there_is_left_as_it_is(
     async with opened() as kernel:
         await write(kernel)
     older = folders.database.read_bytes()
-    with pytest.raises(LogUnavailable, match="another process changed"):
+    with pytest.raises(LogUnavailable, match="Another process changed"):
         await changed_and_closed(opened, folders, older)
     assert folders.database.read_bytes() == older, "no page of the newer log was written into it"
 

@@ -104,5 +104,5 @@ async def test_what_is_open_in_a_process_that_goes_is_gone_with_it(tmp_path: Pat
         await there.bench.aclose()
         assert let_go.is_set(), "what stands in its finally has run before its process ends"
         gone = await there.session.call("tool.step", state)
-        assert gone.error_kind == "unavailable" and "has ended with that" in str(gone.error_text)
+        assert gone.error_kind == "unavailable" and "has ended" in str(gone.error_text)
         assert (await there.session.call("tool.step", state)).error_kind == "conflict"

@@ -179,7 +179,7 @@ async def test_a_wait_for_locks_ends_with_its_configured_budget_and_nothing_is_r
         await hold.inside.wait()
         late = await session.call("mail.send", {"to": "ann"})
         assert late.error_kind == "timeout" and late.error_text is not None
-        assert "20 ms" in late.error_text and "nothing was run" in late.error_text
+        assert "20 ms" in late.error_text and "Nothing was run" in late.error_text
         hold.leave.set()
         assert (await holding).ok
 

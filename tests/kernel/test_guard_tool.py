@@ -137,7 +137,7 @@ async def test_a_guard_tool_asks_a_judge_and_its_call_takes_the_locks_that_it_ne
 
 
 @pytest.mark.proves("L-08")
-@pytest.mark.parametrize(("rule", "said"), [("deny write **", "deny"), ("ask write **", "cannot ask a person")])
+@pytest.mark.parametrize(("rule", "said"), [("deny write **", "deny"), ("ask write **", "cannot ask the user")])
 async def test_the_call_of_a_guard_tool_is_judged_like_any_other(tmp_path: Path, rule: str, said: str) -> None:
     async with kernel_of(tmp_path, {"judge": JUDGE}, tools=TOOLS, rules=[*RULES, rule]) as kernel:
         judge, top = PlayedModel(text_reply("yes")), PlayedModel(reply("a.txt"), text_reply("."))

@@ -448,7 +448,7 @@ async def test_who_only_answers_requests_is_made_nothing_for_and_can_do_nothing_
             wrong = await refusal(other.request("approvals.decide", {"id": "apr_x"}))
             assert wrong.kind == "UsageError" and "answer" in wrong.text
             asked = {"id": "apr_x", "answer": {"choice": "once", "message": "", "arguments": None}, "by": "test"}
-            assert "there is no request" in (await refusal(other.request("approvals.decide", asked))).text
+            assert "does not exist" in (await refusal(other.request("approvals.decide", asked))).text
 
 
 async def test_an_answer_that_a_holder_took_and_did_not_come_to_confirm_is_found_on_record(
@@ -476,5 +476,5 @@ async def test_an_answer_that_a_holder_took_and_did_not_come_to_confirm_is_found
         answers = Answers(Place(tmp_path / "ws", tmp_path / "state"), no_kernel, lambda config, lost: None)
         decided = await answers.decide(row.id, ApprovalAnswer("once"), by="test")
         assert (decided.state, decided.choice, decided.decided_by, gone) == ("approved", "once", "test", ["test"])
-        with pytest.raises(ToolError, match="was answered before"):
+        with pytest.raises(ToolError, match="was already answered"):
             await answers.decide(row.id, ApprovalAnswer("reject"), by="test")

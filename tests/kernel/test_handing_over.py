@@ -57,7 +57,7 @@ async def test_an_agent_that_was_handed_work_hands_it_on_only_where_those_above_
         agent = Agent(await kernel.session(), top, models=models(wr=wr, rec=rec, own=own))
         assert (await agent.complete("Go.")).ok
         told = str(wr.requests[1].messages)
-        assert told.count("that takes work here. There are: nope, rec, wr") == 2
+        assert told.count("not available for delegation. Available agents: nope, rec, wr.") == 2
         assert (len(own.requests), len(rec.requests)) == (0, 2)
         assert "- rec" in wr.requests[0].system and "- own" not in wr.requests[0].system
         assert [view["name"] for view in wr.requests[0].tools] == ["read", "task", "agent__rec"]
@@ -146,7 +146,7 @@ async def test_an_agent_that_the_ones_above_rule_out_is_nowhere_offered_as_a_too
         assert "agent.own" not in found and "agent.own" not in category
         assert "cannot be used here" in loaded and "cannot be used here" in manual
         assert "agent.own" not in near and "agent.own" not in unknown
-        assert "that takes work here. There are: rec, wr" in called
+        assert "not available for delegation. Available agents: rec, wr." in called
 
 
 @pytest.mark.proves("A-03")

@@ -30,7 +30,7 @@ async def test_a_sub_agent_works_for_an_agent_in_a_process_that_joined(tmp_path:
         assert (outcome.status, outcome.text) == ("answered", "42")
         assert "- reader: Reads." in top.requests[0].system
         assert "It says 42." in str(top.requests[1].messages)
-        assert "There are: default, reader" in str(top.requests[1].messages)
+        assert "Available agents: default, reader." in str(top.requests[1].messages)
         assert "The answer is 42." in str(reader.requests[1].messages)
         row = held.rooms.store.sessions.under(session.id)[0]
         assert (row.agent, row.under_call, row.holder) == ("reader", f"{session.id}/1.0", None)

@@ -158,7 +158,7 @@ async def test_a_tool_of_a_process_that_joined_reaches_each_door_as_one_of_the_h
         assert result.ok, result
         seen.append(re.sub(r"_ns['\"]?[=:] ?\d+", "_ns", repr(result.data)).replace(str(folder), "FOLDER"))
     assert seen[1] == seen[0]
-    assert "reached by runtime.call" not in seen[1]
+    assert "through runtime.call" not in seen[1]
 
 
 @BOTH

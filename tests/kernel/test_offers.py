@@ -176,7 +176,7 @@ class ReadsAnother(Tool):
     )
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
-        with pytest.raises(ToolError, match="was not judged for this"):
+        with pytest.raises(ToolError, match="is not authorised for"):
             await runtime.offers.read("far:2")
         return (await runtime.offers.read(args["uri"])).data["contents"]
 

@@ -361,7 +361,7 @@ async def test_the_operator_sets_the_limits_and_the_time_out_of_each_tool(tmp_pa
         assert (await session.call("long.limit", {})).data == 3_000
         assert (await session.call("long.list", {})).data["head"] == list(range(7))
         stopped = await session.call("long.wait", {})
-        assert stopped.error_kind == "timeout" and "time-out of 100 ms" in (stopped.error_text or "")
+        assert stopped.error_kind == "timeout" and "timed out after 100 ms" in (stopped.error_text or "")
         assert len((await session.call("glob", {"pattern": "*.md"})).data["head"]) == 3
         read = await session.call("read", {"path": "long.txt"})
         assert "truncated" not in read.metadata and 2_000 < len(json.dumps(read.data)) <= 4_096
@@ -379,7 +379,7 @@ async def test_a_shells_limits_are_the_operators_too(tmp_path: Path) -> None:
         cut = await session.call("bash", {"command": "seq 1 3000"})
         assert cut.metadata["truncated"] is True and len(cut.data["head"]) <= 2_000
         stopped = await session.call("bash", {"command": "tail -f /dev/null", "timeout_ms": 600_000})
-        assert stopped.error_kind == "timeout" and "time-out of 300 ms" in (stopped.error_text or "")
+        assert stopped.error_kind == "timeout" and "timed out after 300 ms" in (stopped.error_text or "")
 
 
 @pytest.mark.proves("O-01", "O-02")

@@ -151,9 +151,9 @@ async def test_who_only_looks_is_told_of_calls_that_are_not_in_the_log_yet(
     assert "handrail explain: 3 records are noted and not in the log yet" in told and "no call 'ses_1/2.0'" in told
     await place.open().aclose()
     (place.folders.own / "journal-1.left").write_bytes(b"HRJ9")
-    assert run(["log", *where]) == OUTPUT and "another version of handrail" in capsys.readouterr().err
+    assert run(["log", *where]) == OUTPUT and "another version of Handrail" in capsys.readouterr().err
     (told,) = (check for check in check_up(place.workspace, place.state) if check.name == "interrupted calls")
-    assert told.state == "problem" and "another version of handrail" in told.detail
+    assert told.state == "problem" and "another version of Handrail" in told.detail
 
 
 async def test_nothing_is_written_before_what_a_former_holder_left(place: Place) -> None:
@@ -172,7 +172,7 @@ async def test_a_journal_that_cannot_be_read_is_no_reason_to_go_on_without_it(pl
     path.write_bytes(b"HRJ9" + content[4:])
     store = place.open()
     log = CommitLog(store.database)
-    with pytest.raises(LogUnavailable, match=r"journal-1\.left holds what another version of handrail noted"):
+    with pytest.raises(LogUnavailable, match=r"journal-1\.left was written by another version of Handrail"):
         await log.recover()
     with pytest.raises(LogUnavailable):
         await log.commit(intended("fourth"))
@@ -221,7 +221,7 @@ async def test_a_note_that_is_none_is_told_and_blames_nobody_else(
     assert "Traceback" not in capsys.readouterr().err
     store = place.open()
     log = CommitLog(store.database)
-    with pytest.raises(LogUnavailable, match=r"journal-1\.left holds what another version.*move the file away"):
+    with pytest.raises(LogUnavailable, match=r"journal-1\.left was written by another version.*move the file away"):
         await log.recover()
     log.append(intended("kept"))
     with pytest.raises(LogUnavailable, match="move the file away"):

@@ -223,7 +223,7 @@ async def test_room_is_given_back_and_a_reader_in_the_way_is_told(past: Past, mo
         reader.connection.execute("BEGIN")
         reader.head()
         found = compact(path)
-        assert found.problem is not None and "another process is reading" in found.problem
+        assert found.problem is not None and "Another process is reading" in found.problem
     done = compact(path)
     assert done.problem is None and done.after < 200_000
     assert not path.with_name(f"{path.name}-wal").exists() or not path.with_name(f"{path.name}-wal").stat().st_size

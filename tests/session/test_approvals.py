@@ -133,10 +133,10 @@ async def test_whoever_answers_first_wins_and_the_other_is_told_so(tmp_path: Pat
         won = [answer for answer in answers if isinstance(answer, Approval)]
         lost = [answer for answer in answers if isinstance(answer, ToolError)]
         assert len(won) == 1 and len(lost) == 9 and {error.kind for error in lost} == {"conflict"}
-        assert "was answered before, with 'reject'" in str(lost[0])
+        assert "was already answered with `reject`" in str(lost[0])
         result = await call
         assert result.error_text == f"the user rejected this call: {won[0].message}"
-        await refused(kernel.approvals.decide(row.id, ONCE, by="late"), "conflict", "answered before")
+        await refused(kernel.approvals.decide(row.id, ONCE, by="late"), "conflict", "already answered")
     assert ran == []
 
 
@@ -186,7 +186,7 @@ async def test_a_person_may_give_other_arguments_which_are_judged(tmp_path: Path
         await refused(
             decide(row.id, ApprovalAnswer("session", arguments={"source": "a"}), by="test"),
             "invalid_input",
-            "once only",
+            "Use once.",
         )
         decided = await decide(row.id, changed(source="a", amount=3), by="test")
         assert (await call).data == "paid 3 from a"
@@ -254,7 +254,7 @@ async def test_a_yes_is_for_the_tool_as_it_was_shown_and_not_for_another_definit
         await kernel.approvals.decide(one(kernel).id, ONCE, by="test")
         result = await call
         assert result.error_kind == "conflict", result
-        assert "no longer defined as it was when a person approved this call" in str(result.error_text)
+        assert "has changed since this call was approved" in str(result.error_text)
         again = start(session, source="b")
         await asked.times(2)
         await kernel.approvals.decide(one(kernel).id, ONCE, by="test")
@@ -372,7 +372,7 @@ async def test_a_tool_that_is_defined_otherwise_when_its_call_is_taken_up_is_ref
     async with kernel_in(tmp_path, tools=[other_pay()]) as kernel:
         session = await kernel.session(session.id, attendant=Away())
         (answer,) = await session.resume_parked()
-        assert answer.result.error_kind == "conflict" and "no longer defined" in (answer.result.error_text or "")
+        assert answer.result.error_kind == "conflict" and "The definition of" in (answer.result.error_text or "")
     assert ran == []
 
 
@@ -418,7 +418,7 @@ async def test_a_stopped_call_can_no_longer_be_approved(tmp_path: Path, kernel_i
         row = one(kernel)
         session.cancel()
         assert (await call).error_kind == "cancelled"
-        await refused(kernel.approvals.decide(row.id, ONCE, by="test"), "conflict", "no longer asked")
+        await refused(kernel.approvals.decide(row.id, ONCE, by="test"), "conflict", "was withdrawn")
         await kernel.log.flush()
         assert not kernel.approvals.pending() and await session.resume_parked() == []
     assert ran == []
@@ -429,7 +429,7 @@ async def test_closing_a_session_ends_what_it_waited_for(tmp_path: Path, kernel_
         session = await kernel.session(attendant=Away())
         approval = str((await session.call("bank.pay", {"source": "a"})).metadata["parked"])
         await session.close()
-        await refused(kernel.approvals.decide(approval, ONCE, by="test"), "conflict", "no longer asked")
+        await refused(kernel.approvals.decide(approval, ONCE, by="test"), "conflict", "was withdrawn")
         await kernel.log.flush()
         assert [row.state for row in kernel.log.reader.calls()] == ["refused"]
 

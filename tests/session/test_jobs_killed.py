@@ -151,7 +151,7 @@ async def test_a_process_killed_with_a_job_at_each_step(tmp_path: Path) -> None:
         assert (await kernel.jobs.stop(given_up.id)).state == "interrupted"
         result = await kernel.jobs.wait(given_up.id, timeout_ms=0)
         assert result is not None and result.metadata["stopped_by"] == "user"
-        assert "a further attempt was stopped by the user" in str(result.error_text)
+        assert "The user stopped a further attempt" in str(result.error_text)
         lost.add("given-up-hold")
         session = await kernel.session("ses_jobs")
         jobs = {job.about: job for job in await session.jobs.list()}

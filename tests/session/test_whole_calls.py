@@ -242,7 +242,7 @@ async def session(kernel: Kernel) -> Session:
         ("test.stop_iteration", {}, "StopIteration"),
         ("test.cancelled_inside", {}, "cancelled"),
         ("test.cancelled_apart", {}, "cancelled"),
-        ("test.broken", {}, "no coroutine"),
+        ("test.broken", {}, "instead of a coroutine"),
     ],
 )
 async def test_whatever_a_tool_raises_is_the_answer_to_its_call_and_nobody_elses_affair(
@@ -251,7 +251,7 @@ async def test_whatever_a_tool_raises_is_the_answer_to_its_call_and_nobody_elses
     result = await session.call(name, arguments)
     assert result.error_kind == "backend"
     assert result.error_text is not None and word in result.error_text and name in result.error_text
-    assert "Handrail itself" not in result.error_text
+    assert "Handrail failed" not in result.error_text
     await turns()
     assert await kinds_of(kernel, f"{session.id}/1.0") == ["proposed", "authorised", "intended", "committed"]
     assert (await session.call("test.tell", {})).data == "told"
@@ -418,7 +418,7 @@ async def test_arguments_that_no_json_text_could_hold_are_a_clear_answer(
 ) -> None:
     result = await session.call("read", cast("dict[str, Any]", arguments))
     assert result.error_kind == "invalid_input"
-    assert result.error_text is not None and "Handrail itself" not in result.error_text
+    assert result.error_text is not None and "Handrail failed" not in result.error_text
     assert len(result.error_text) < 2_000
     assert await kinds_of(kernel, f"{session.id}/1.0") == ["proposed", "refused"]
     size = max(len(str(record.body)) for record in kernel.log.reader.records(call=f"{session.id}/1.0"))

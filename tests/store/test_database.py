@@ -42,7 +42,7 @@ async def test_a_database_of_a_newer_version_is_refused_with_the_version_it_need
     connection.commit()
     connection.close()
     before = path.read_bytes()
-    with pytest.raises(StartError, match=rf"schema {VERSION + 6}.*reads up to {VERSION}.*handrail 9\.8\.7 or later"):
+    with pytest.raises(StartError, match=rf"schema {VERSION + 6}.*supports up to {VERSION}.*handrail 9\.8\.7 or later"):
         place.open()
     with pytest.raises(StartError, match=r"handrail 9\.8\.7"):
         open_reader(path)
@@ -111,7 +111,7 @@ async def test_a_reader_sees_what_the_owner_has_written_and_cannot_write(place: 
 
 
 async def test_reading_where_nothing_was_ever_run_says_so(place: Place) -> None:
-    with pytest.raises(StartError, match="there is no log yet"):
+    with pytest.raises(StartError, match="does not exist yet"):
         open_reader(place.folders.database)
     assert not place.state.exists()
 

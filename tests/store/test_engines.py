@@ -91,7 +91,7 @@ async def test_an_operator_has_state_kept_by_an_installed_package(tmp_path: Path
 @pytest.mark.proves("R-09")
 async def test_state_is_not_opened_by_what_has_not_made_it(tmp_path: Path, offers: dict[str, str]) -> None:
     await carried_out(tmp_path)
-    with pytest.raises(StartError, match=r"made by the store 'large', and \[state\] store asks for 'sqlite'"):
+    with pytest.raises(StartError, match=r"created by store `large`, but `\[state\] store` is `sqlite`"):
         await carried_out(tmp_path, None)
     offers.clear()
     engines._engine.cache_clear()  # pyright: ignore[reportPrivateUsage]
@@ -102,7 +102,7 @@ async def test_state_is_not_opened_by_what_has_not_made_it(tmp_path: Path, offer
 async def test_plain_state_stays_plain(tmp_path: Path) -> None:
     database = await carried_out(tmp_path, None)
     assert page_size(database) != PAGE and not opened and not database.with_name("store").exists()
-    with pytest.raises(StartError, match="made by the store 'sqlite'"):
+    with pytest.raises(StartError, match="created by store `sqlite`"):
         await carried_out(tmp_path)
     database.rename(database.with_name("kept"))
     with pytest.raises(StartError, match=r"record 6 was written.*handrail log acknowledge"):
@@ -116,8 +116,8 @@ async def test_plain_state_stays_plain(tmp_path: Path) -> None:
     [
         ("larg", "large_pages", r"no store 'larg'.*there are: sqlite, large"),
         ("large", "handrail.no_such_module:connect", "cannot be used: ModuleNotFoundError"),
-        ("large", "PAGE", "is none: expected a function"),
-        ("large", "something_else", "gave tuple for .*; expected sqlite3.Connection"),
+        ("large", "PAGE", "is invalid. Expected a function"),
+        ("large", "something_else", "returned tuple for .*. Expected sqlite3.Connection"),
         ("large", "failing", "cannot open .*: RuntimeError: no key for"),
     ],
 )
@@ -132,7 +132,7 @@ async def test_a_store_that_is_none_stops_the_start_in_words(
 def test_a_name_that_somebody_else_could_have_written_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "store").write_text("large")
     (tmp_path / "store").chmod(0o666)
-    with pytest.raises(StartError, match="cannot be read as your own"):
+    with pytest.raises(StartError, match="is not a readable file of yours"):
         engines.connected(tmp_path / "handrail.db", tmp_path / "handrail.db")
     assert not (tmp_path / "handrail.db").exists()
 

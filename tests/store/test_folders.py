@@ -58,7 +58,7 @@ def test_state_inside_the_workspace_is_refused_however_it_is_spelled(place: Plac
     way_around = tmp_path / "way-around"
     way_around.symlink_to(place.workspace)
     for state in (inside, place.workspace, way_around / "state"):
-        with pytest.raises(StartError, match=r"lies inside the workspace.*--state"):
+        with pytest.raises(StartError, match=r"is inside the workspace.*--state"):
             prepare(place.workspace, state)
     assert not inside.exists()
 
@@ -67,7 +67,7 @@ def test_a_workspace_inside_the_state_is_refused(place: Place) -> None:
     folders = prepared(place)
     folders.search.mkdir()
     for own in (folders.own, folders.search):
-        with pytest.raises(StartError, match="own state folder"):
+        with pytest.raises(StartError, match="is inside the state folder"):
             prepare(own, place.state)
 
 
@@ -110,14 +110,14 @@ def test_a_workspace_that_is_no_folder_is_refused(place: Place) -> None:
 def test_a_folder_that_somebody_opened_to_others_is_refused(place: Place, mode: int) -> None:
     own = prepared(place).own
     own.chmod(mode)
-    with pytest.raises(StartError, match=r"open to other users.*chmod 700"):
+    with pytest.raises(StartError, match=r"Other users can access.*chmod 700"):
         prepared(place)
 
 
 def test_a_state_folder_that_others_may_write_is_refused(place: Place) -> None:
     place.state.mkdir()
     place.state.chmod(0o777)
-    with pytest.raises(StartError, match="others may write"):
+    with pytest.raises(StartError, match="Other users can write"):
         prepared(place)
 
 

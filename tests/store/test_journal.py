@@ -95,7 +95,7 @@ def test_a_journal_of_another_version_is_refused_with_what_to_do(tmp_path: Path)
     made.note(b"x")
     content = made.path.read_bytes()
     made.path.write_bytes(b"HRJ9" + content[4:])
-    with pytest.raises(StartError, match=r"another version of handrail.*move the file away"):
+    with pytest.raises(StartError, match=r"another version of Handrail.*move the file away"):
         list(notes_of(made.path))
     made.remove()
 

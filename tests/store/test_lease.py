@@ -54,7 +54,7 @@ def test_a_second_process_is_told_in_one_line_who_holds_the_workspace(place: Pla
         said = place.finished(TRY).strip()
     assert "\n" not in said
     assert re.search(rf"in use by handrail mcp, pid {holder.pid}, since \d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d", said), said
-    assert "stop that process" in said
+    assert "Stop that process" in said
 
 
 @pytest.mark.proves("L-07")
@@ -95,7 +95,7 @@ def test_a_note_that_says_nothing_useful_still_gives_a_clear_line(folders: Folde
     whole = path.read_bytes()
     for content in (whole[:64] + note, note):
         path.write_bytes(content)
-        with pytest.raises(WorkspaceHeld, match=r"is in use by another handrail process; stop that process"):
+        with pytest.raises(WorkspaceHeld, match=r"is in use by another handrail process\. Stop that process"):
             taken(folders, time)
         time.now += 10 * STALE_NS * (len(content) < 64)  # without a beat it counts as alive while it lives
     lease.release()
@@ -191,7 +191,7 @@ def test_a_holder_that_was_replaced_is_stale_for_ever_and_told_by_whom(folders: 
     assert not lease.valid and not lease.held
     assert lease.lost is not None
     assert (
-        f"another process (handrail mcp, pid {os.getpid()}" in lease.lost and "taken over this workspace" in lease.lost
+        f"Another process (handrail mcp, pid {os.getpid()}" in lease.lost and "taken over this workspace" in lease.lost
     )
     lease.when_lost(lambda: told.append("late"))
     assert told == [lease.lost, "late"]
@@ -288,9 +288,9 @@ def test_something_else_in_place_of_the_holders_file_is_named_andleft_alone(
             path.mkdir()
         else:
             os.mkfifo(path)
-        with pytest.raises(StartError, match=rf"{path} should be the file .*See who put it there"):
+        with pytest.raises(StartError, match=rf"{path} should be the holder file .*Check who put it there"):
             taken(folders, time)
-        with pytest.raises(StartError, match="should be the file"):
+        with pytest.raises(StartError, match="should be the holder file"):
             holder_of(folders, time)
         path.rmdir() if kind == "folder" else path.unlink()
     assert target.read_bytes() == b"mine"
@@ -300,7 +300,7 @@ def test_something_else_in_place_of_the_holders_file_is_named_andleft_alone(
 def test_a_link_in_place_of_the_database_is_named_andleft_alone(folders: Folders, time: Time, tmp_path: Path) -> None:
     target = tmp_path / "elsewhere"
     folders.database.symlink_to(target)
-    with pytest.raises(StartError, match=r"handrail\.db should hold the log, but is a link"):
+    with pytest.raises(StartError, match=r"handrail\.db should be the log, but is a link"):
         taken(folders, time)
     assert not target.exists()
 
@@ -311,7 +311,7 @@ def test_a_damaged_token_is_not_guessed_at(folders: Folders, time: Time) -> None
     for token in ("many", -1, 2**62, None):
         with connection:
             connection.execute("UPDATE meta SET value = ? WHERE key = 'token'", (token,))
-        with pytest.raises(StartError, match="damaged: the fencing token is no number"):
+        with pytest.raises(StartError, match="damaged: the fencing token is not a number"):
             taken(folders, time)
     connection.close()
     assert not list(folders.own.glob("holder-*"))

@@ -58,7 +58,7 @@ async def test_values_put_at_the_same_time_are_all_kept(place: Place) -> None:
 
 async def test_a_value_beyond_the_bound_is_refused_with_the_next_step(place: Place) -> None:
     store = place.open()
-    with pytest.raises(UsageError, match=r"'big' takes .* bytes; at most"):
+    with pytest.raises(UsageError, match=r"'big' is too large: .* bytes"):
         await store.state.put("ses_1", "tool", "big", "x" * 5_000_000)
     assert await store.state.get("ses_1", "tool", "big") is None
     with pytest.raises(UsageError, match="session id"):

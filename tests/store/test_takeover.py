@@ -59,7 +59,7 @@ async def test_a_paused_holder_is_replaced_and_what_it_had_queued_is_never_writt
         refused = contenders.hear_from(paused, "refused")
         if case == "several tables":
             assert contenders.hear_from(paused, "refused") == refused
-        assert "another process (handrail cli, pid " in refused and "has taken over this workspace" in refused
+        assert "Another process (handrail cli, pid " in refused and "has taken over this workspace" in refused
         assert contenders.hear_from(paused, "lost") == refused
         assert contenders.hear_from(paused, "refusal") == refused
         assert contenders.hear_from(paused, "refused") == refused

@@ -130,7 +130,7 @@ async def test_what_is_no_terminal_of_the_session_is_refused_with_words(kernel: 
         more = {"send": {"keys": "enter"}, "resize": {"columns": 80, "rows": 24}}.get(name, {})
         for unknown in (theirs, "terminal__start_00000000"):
             told = await refused(session, name, id=unknown, **more)
-            assert told.error_kind == "invalid_input" and "there is no job" in str(told.error_text)
+            assert told.error_kind == "invalid_input" and "does not exist" in str(told.error_text)
     assert (await data(other, "stop", id=theirs))["state"] == "cancelled"
     no_terminal = (await session.call("bash", {"command": "echo x", "background": True})).data["job_id"]
     assert "not of terminal.start" in str((await refused(session, "read", id=no_terminal)).error_text)
@@ -289,6 +289,6 @@ async def test_a_killed_kernel_leaves_nobody_and_its_terminal_is_interrupted(tmp
     async with temporary_kernel(tmp_path, rules=RULES) as kernel:
         session = await kernel.session(session_id)
         read = await data(session, "read", id=job_id, cursor=0)
-        assert read["state"] == "interrupted" and "up" in read["text"] and "nobody knows" in read["error"]
+        assert read["state"] == "interrupted" and "up" in read["text"] and "outcome is unknown" in read["error"]
         told = await refused(session, "send", id=job_id, keys="enter")
         assert told.error_kind == "conflict" and "interrupted" in str(told.error_text)

@@ -36,6 +36,7 @@ from handrail.contract.doors.files import Located
 from handrail.contract.errors import LogUnavailable, ToolError
 from handrail.contract.generation import Generation
 from handrail.contract.schema.schema import UnfinishedCheck
+from handrail.contract.text.neutral import visible
 from handrail.contract.tool.names import wire_name
 from handrail.contract.tool.spec import ToolSpec
 from handrail.record.log import CommitLog, Interrupted
@@ -304,7 +305,9 @@ class Arbiter:
                 raise Refusal("resolve", proposed.fault_kind, proposed.fault)
             name = self.shaper.redactor.head(proposed.name, 80)
             text = (
-                f"Tool `{name}` does not exist. {near(call)}" if name else "The call names no tool. Give a tool's name."
+                f"Tool `{visible(name)}` does not exist. {near(call)}"
+                if name
+                else "The call names no tool. Give a tool's name."
             )
             raise Refusal("resolve", "unknown_tool", text)
         call.tool_id = entry.id

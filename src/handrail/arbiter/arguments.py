@@ -29,6 +29,7 @@ from handrail.contract.text.json import (
     parse_arguments,
     parse_compact,
 )
+from handrail.contract.text.neutral import visible
 from handrail.origins.programs import ProgramRefused, folder_around, own_interpreter, workspaces
 from handrail.record.log import CommitLog
 from handrail.record.reading import LoggedRecord
@@ -258,7 +259,7 @@ class Repeats:
             entry = call.generation.resolve(before.tool or call.proposed.name)  # of a step: the tool that was open
             at_face, model = (result, result) if entry is None else views(entry.spec, result)
             return Answer(call.id, call.proposed.name, at_face, model)
-        result = call.answer_error(kind, f"The idempotency key `{call.id}` {text}")
+        result = call.answer_error(kind, f"The idempotency key `{visible(call.id)}` {text}")
         return Answer(call.id, call.proposed.name, result, result)
 
     def key_hash(self, call: Call) -> str:

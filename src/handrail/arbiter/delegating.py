@@ -9,6 +9,7 @@ from handrail.arbiter.peers import not_counted
 from handrail.contract.call import Result
 from handrail.contract.doors.agents import NO_MODEL, AgentType, Delegates, Delegation, Handed
 from handrail.contract.errors import ToolError
+from handrail.contract.text.neutral import visible
 from handrail.contract.tool.names import nearest
 
 
@@ -119,4 +120,6 @@ def check_type(agent: str, types: Sequence[AgentType]) -> None:
     close = nearest(agent, ids, 1)
     hint = f" Did you mean `{close[0]}`?" if close else ""
     there = f"Available agents: {', '.join(ids)}." if ids else "No agent is available. Do the work yourself."
-    raise ToolError(f"Agent `{agent[:80]}` is not available for delegation.{hint} {there}", kind="invalid_input")
+    raise ToolError(
+        f"Agent `{visible(agent[:80])}` is not available for delegation.{hint} {there}", kind="invalid_input"
+    )

@@ -14,6 +14,7 @@ from handrail.contract.doors.offers import Given, SourceRequest
 from handrail.contract.doors.runtime import Runtime
 from handrail.contract.errors import ToolError
 from handrail.contract.generation import Entry, Generation
+from handrail.contract.text.neutral import visible
 from handrail.contract.tool.offering import Offering, offered
 from handrail.contract.tool.spec import ToolSpec
 
@@ -109,7 +110,7 @@ class CallOffers:
         request = call.entry.tool.asks_source
         if request is None or call.arguments.get(request.argument) != named:
             raise ToolError(
-                f"`{call.tool_id}` is not authorised for `{str(named)[:200]}`. A tool reads resources and prompts through "
+                f"`{call.tool_id}` is not authorised for `{visible(str(named)[:200])}`. A tool reads resources and prompts through "
                 'runtime.call, as in runtime.call("resource.read", {"uri": …}), so that rules apply.',
                 kind="denied",
             )
@@ -151,7 +152,7 @@ def _unknown(request: SourceRequest, named: object, offerings: Sequence[Offering
     else:
         there = [one.name for offering in offerings for one in offering.prompts]
         what, lists = "Prompt", "prompt.list"
-    text = f"{what} `{str(named)[:200]}` does not exist."
+    text = f"{what} `{visible(str(named)[:200])}` does not exist."
     if not there:
         return f"{text} This session has no {what.lower()}s."
     more = f" and {len(there) - _MOST_NAMED} more; list them with {lists}" if len(there) > _MOST_NAMED else ""

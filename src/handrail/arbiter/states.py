@@ -21,6 +21,7 @@ from handrail.contract.doors.runtime import Runtime
 from handrail.contract.errors import ErrorKind, ToolError
 from handrail.contract.generation import Entry
 from handrail.contract.schema.schema import Schema
+from handrail.contract.text.neutral import visible
 from handrail.contract.tool.decorator import FunctionTool, steps_of
 from handrail.contract.tool.names import STATE_IDS, wire_name
 from handrail.contract.tool.spec import STEP_INPUT, StateEnd
@@ -159,7 +160,7 @@ class States:
         if ended is None and (row := self.table.get(going.id, call.session_id)) is not None:
             ended = row.ended or "suspended"
         if ended is None:
-            text = f"Tool session `{going.id[:80]}` does not exist. {self._those_there_are(call.session_id)}"
+            text = f"Tool session `{visible(going.id[:80])}` does not exist. {self._those_there_are(call.session_id)}"
             raise Refusal("validate", "invalid_input", text)
         going.ended = ended
         if going.kind == "step":

@@ -34,6 +34,7 @@ from handrail.contract.doors.files import PathRoots
 from handrail.contract.doors.runtime import Question
 from handrail.contract.errors import LogUnavailable, ToolError
 from handrail.contract.generation import Entry, Generation
+from handrail.contract.text.neutral import visible
 from handrail.policy import suggestions
 from handrail.policy.authority import Authority, Verdict
 from handrail.policy.rules.rules import Rule, RuleBook, Scope, parse_rule
@@ -91,7 +92,7 @@ def check_choice(row: Approval, answer: ApprovalAnswer) -> None:
     """
     choice, request, problem = answer.choice, row.request, ""
     if choice not in CHOICES:
-        problem = f"does not accept `{str(choice)[:40]}`. Answer with one of: {', '.join(CHOICES)}."
+        problem = f"does not accept `{visible(str(choice)[:40])}`. Answer with one of: {', '.join(CHOICES)}."
     elif row.kind == "question" and choice not in ("reject", "stop"):
         problem = "asks a question. Answer the question, or use reject or stop."
     elif choice in _FOR_A_SESSION and request.shared:
@@ -255,7 +256,7 @@ class Approvals:
         found = self._table.reader.get(approval_id)
         if found is None:
             raise ToolError(
-                f"Request `{approval_id[:40]}` does not exist in this workspace. List pending requests with `handrail approve`.",
+                f"Request `{visible(approval_id[:40])}` does not exist in this workspace. List pending requests with `handrail approve`.",
                 kind="invalid_input",
             )
         return self._as_known(found)
@@ -329,7 +330,7 @@ class Approvals:
         found = next((rule for rule in self.rules() if rule.id == rule_id), None)
         if found is None:
             raise ToolError(
-                f"Stored rule `{rule_id[:40]}` does not exist. List stored rules with `handrail approve --rules`.",
+                f"Stored rule `{visible(rule_id[:40])}` does not exist. List stored rules with `handrail approve --rules`.",
                 kind="invalid_input",
             )
         record = Record("approval-responded", "", "", {"forgotten": found.text, "rule": found.id})

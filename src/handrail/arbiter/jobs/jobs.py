@@ -36,6 +36,7 @@ from handrail.contract.doors.jobs import Job, JobState
 from handrail.contract.errors import HandrailError, LogUnavailable, ToolError
 from handrail.contract.generation import Generation
 from handrail.contract.session import StopReason
+from handrail.contract.text.neutral import visible
 from handrail.contract.tool.names import JOB_IDS, TERMINAL_IDS, wire_name
 from handrail.contract.tool.spec import ToolSpec
 from handrail.record.log import CommitLog, Interrupted, Record
@@ -216,7 +217,9 @@ class DetachedCalls:
         """
         call = lane.running.get(call_id)
         if call is None or call.parent is not None or call.entry is None:
-            raise ToolError(f"Call `{call_id[:80]}` is not running in session {lane.session_id}.", kind="invalid_input")
+            raise ToolError(
+                f"Call `{visible(call_id[:80])}` is not running in session {lane.session_id}.", kind="invalid_input"
+            )
         if call.job is not None:
             return call.job.row.job
         if (under_way := self._promoting.get(call)) is not None:

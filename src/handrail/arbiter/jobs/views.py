@@ -15,6 +15,7 @@ from handrail.contract.call import Result
 from handrail.contract.doors.jobs import Job, JobOutput, RunningCall
 from handrail.contract.errors import ToolError
 from handrail.contract.session import StopReason
+from handrail.contract.text.neutral import visible
 from handrail.contract.tool.spec import OfJob
 from handrail.store.tables.jobs import JobRow
 
@@ -93,7 +94,7 @@ class JobView:
         row = self._jobs.table.get(job_id) if live is None else live.row
         if row is not None and self._session_id in (None, row.job.session_id):
             return row
-        raise ToolError(f"Job `{job_id[:80]}` does not exist. {self._those_there_are()}", kind="invalid_input")
+        raise ToolError(f"Job `{visible(job_id[:80])}` does not exist. {self._those_there_are()}", kind="invalid_input")
 
     def _those_there_are(self) -> str:
         whose = "This workspace" if self._session_id is None else "This session"
@@ -140,7 +141,7 @@ class WorkspaceView(JobView):
             if call_id in lane.running:
                 return await self._jobs.promote(lane, call_id)
         there = ", ".join(call.call_id for call in (await self.promotable())[:_MOST_NAMED])
-        text = f"Call `{call_id[:80]}` is not running. "
+        text = f"Call `{visible(call_id[:80])}` is not running. "
         text += (
             f"Calls that can move to the background: {there}." if there else "No call can move to the background now."
         )
