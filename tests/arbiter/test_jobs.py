@@ -446,5 +446,5 @@ async def test_what_cannot_be_promoted_is_refused_with_words(session: Session) -
         await session.promote("nothing")
     bench.open.set()
     assert (await session.call("job.either", {"name": "a"})).ok
-    with pytest.raises(ToolError, match="no call"):
+    with pytest.raises(ToolError, match="is not running"):
         await session.promote(f"{session.id}/1.0")

@@ -50,7 +50,7 @@ def test_on_a_read_only_disk_looking_works_and_removing_says_why_not(handrail: P
     assert code == 0 and "read: output" in said
     assert tried("state")[0] == 0
     code, said = tried("doctor")
-    assert code == 5 and "mounted read-only" in said and "Mount it writable" in said
+    assert code == 5 and "mounted read-only" in said and "mount it writable" in said
     code, said = tried("log", "purge", "--before", "0", "--yes")
     assert code == 5 and str(handrail.state) in said and "--state DIR" in said
     code, said = tried("state", "remove", "--yes")
@@ -87,7 +87,7 @@ def test_state_of_a_newer_version_is_named_left_alone_and_can_be_removed(
         ("doctor",),
     ):
         done = here(*arguments)
-        assert done.code == 5 and "it needs handrail 9.9.9 or later" in done.out + done.err, arguments
+        assert done.code == 5 and "Upgrade to handrail 9.9.9 or later" in done.out + done.err, arguments
     assert here("state").code == 0
     assert here("state", "remove", "--yes").code == 0
     assert here("call", "read", '{"path": "note.txt"}').code == 0

@@ -140,7 +140,7 @@ async def test_state_of_a_newer_version_says_which_version_it_needs(place: Place
         connection.execute("UPDATE meta SET value = '9.9.9' WHERE key = 'written_by'")
     connection.close()
     found = checked(place)
-    assert found["log"].state == "problem" and "it needs handrail 9.9.9 or later" in found["log"].detail
+    assert found["log"].state == "problem" and "Upgrade to handrail 9.9.9 or later" in found["log"].detail
     assert found["tools"].state == "ok"
 
 

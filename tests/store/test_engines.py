@@ -95,7 +95,7 @@ async def test_state_is_not_opened_by_what_has_not_made_it(tmp_path: Path, offer
         await carried_out(tmp_path, None)
     offers.clear()
     engines._engine.cache_clear()  # pyright: ignore[reportPrivateUsage]
-    with pytest.raises(StartError, match=r"no store 'large'.*there are: sqlite"):
+    with pytest.raises(StartError, match=r"Store `large` .*Available: sqlite"):
         await carried_out(tmp_path)
 
 
@@ -114,8 +114,8 @@ async def test_plain_state_stays_plain(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("store", "value", "wanted"),
     [
-        ("larg", "large_pages", r"no store 'larg'.*there are: sqlite, large"),
-        ("large", "handrail.no_such_module:connect", "cannot be used: ModuleNotFoundError"),
+        ("larg", "large_pages", r"Store `larg` .*Available: sqlite, large"),
+        ("large", "handrail.no_such_module:connect", "cannot be loaded: ModuleNotFoundError"),
         ("large", "PAGE", "is invalid. Expected a function"),
         ("large", "something_else", "returned tuple for .*. Expected sqlite3.Connection"),
         ("large", "failing", "cannot open .*: RuntimeError: no key for"),
