@@ -1,7 +1,7 @@
 """The agent manifest: an agent described in TOML, and a check that reports every fault at once.
 
-The manifest holds the operator's settings for one agent. Names that lead out of it, to a tool or a folder, are checked by
-the rooms that know tools and folders.
+The manifest holds the operator's settings for one agent. Names that lead out of it, to a tool or a folder, are
+checked by the rooms that know tools and folders.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from handrail.contract.tool.requires import FsRequires, NetRequires, Requires, S
 
 MAX_AGENT_BYTES = 256 * 1024
 DEFAULT_AGENT = "default"
-"""The agent that there is without a manifest."""
+"""The agent that exists without a manifest."""
 AGENT_TOOL = "agent."
-"""What the id of a tool begins with that is an agent."""
+"""The prefix of the ids of agents as tools."""
 Role = Literal["primary", "subagent", "all"]
-"""Who begins an agent's sessions: people and programs, other agents, or both."""
+"""Who opens an agent's sessions: users and programs, other agents, or both."""
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}\Z")
 _TOOL_PATTERN = re.compile(r"[A-Za-z0-9_.*?\[\]!-]+\Z")
@@ -45,20 +45,20 @@ class _Table(BaseModel):
 
 
 class Addition(_Table):
-    """``[requires.tools.ID]``: what the agent gives one tool beyond what that tool declares. Hosts, and no more."""
+    """``[requires.tools.ID]``: what the agent gives one tool beyond the tool's declaration. Hosts only."""
 
     net: NetRequires = NetRequires()
 
 
 class AgentRequires(Requires):
-    """``[requires]``: what the agent has beside what its tools declare."""
+    """``[requires]``: what the agent has in addition to the declarations of its tools."""
 
     tools: dict[str, Addition] = Field(default_factory=dict[str, Addition])
-    """By tool id. A tool has only what it requires itself, so hosts for ``bash`` are given to it by name."""
+    """Additions by tool id. A tool has only what it requires itself, so hosts for ``bash`` are given to it by name."""
 
 
 class AgentRoot(_Table):
-    """``[[roots]]``: a folder beside the workspace."""
+    """``[[roots]]``: a folder in addition to the workspace."""
 
     path: str
     """Absolute, or beginning with ``~/``."""
@@ -69,16 +69,16 @@ Compaction = Literal["outline", "summary"]
 
 
 class AgentBudgets(_Table):
-    """``[budgets]`` of each run; what is left out keeps the default of whoever runs the agent.
+    """``[budgets]`` of each run. A missing value keeps the default of the program that runs the agent.
 
     :param turns: requests to the model
     :param tokens: input and output of all requests together
-    :param seconds: wall time, waiting for people included
+    :param seconds: wall time, including waits for the user
     :param calls: proposed calls
     :param context: about how many tokens the messages of one request may take
-    :param compaction: what stands in the place of older messages that do not fit: an outline, or a summary of its model's
-    :param repeat_reads: an unchanged file that its model reads again is given again, instead of the note that it is unchanged
-    :param shared: as a sub-agent, it uses what is left of its parent's as well
+    :param compaction: what replaces older messages that do not fit: an outline, or a summary by the model
+    :param repeat_reads: whether an unchanged file is given again to a model that reads it again, instead of a note
+    :param shared: whether a sub-agent also uses the rest of its parent's budgets
     """
 
     turns: Annotated[int, Field(gt=0)] | None = None
@@ -99,28 +99,31 @@ class DelegableFs(_Table):
 
 
 class DelegableNet(_Table):
-    """Hosts likewise."""
+    """Hosts that sub-agents may have at most; None: as the agent itself."""
 
     hosts: tuple[str, ...] | None = None
 
 
 class Delegable(_Table):
-    """``[delegable]``: what an agent may pass on to the agents it hands work to. What is left out is all that it has itself,
-    except for secrets and the way to its people: these are passed on by name only."""
+    """``[delegable]``: what an agent may pass on to its sub-agents.
+
+    A missing value passes on all that the agent has itself. Secrets and the right to ask the user are passed on by
+    name only.
+    """
 
     fs: DelegableFs = DelegableFs()
     net: DelegableNet = DelegableNet()
     shell: tuple[ShellRequires, ...] | None = None
     capabilities: tuple[str, ...] | None = None
     secrets: tuple[str, ...] = ()
-    """By name: those that its sub-agents' tools may be given, as far as they declare them."""
+    """Names of secrets that the tools of sub-agents may get if they declare them."""
     presence: bool = False
-    """Its sub-agents may ask its people."""
+    """Whether sub-agents may ask the user."""
     agents: tuple[str, ...] = ("*",)
-    """Patterns of agents' ids: whom it and those that work for it may hand work to, of those that take any."""
+    """Patterns of agent ids: to whom this agent and its sub-agents may delegate, among agents that accept tasks."""
 
     def as_requires(self) -> Requires:
-        """What it names; where it says nothing, nothing."""
+        """Return the named values as requirements. A missing value is empty."""
         return Requires(
             fs=FsRequires(read=self.fs.read or (), write=self.fs.write or ()),
             net=NetRequires(hosts=self.net.hosts or ()),
@@ -130,68 +133,69 @@ class Delegable(_Table):
 
 
 class AgentManifest(_Table):
-    """One agent."""
+    """The manifest of one agent."""
 
     id: str = DEFAULT_AGENT
     """The name of its folder."""
     description: str = ""
-    """For people, and for the model of an agent that hands work over."""
+    """For people, and for the models of agents that delegate."""
     prompt: str = ""
-    """The operator's instructions, after what the system text says anyway."""
+    """The operator's instructions, which follow the standard system text."""
     model: str | None = None
-    """``PROVIDER:NAME``, where the run names none."""
+    """``PROVIDER:NAME``, for runs that name no model."""
     base_url: str | None = Field(default=None, pattern=r"\A(https?://[^\s]+)?\z")
-    """Where that model is: another server that speaks the provider's API, or ``""`` for the provider's own. None: for a
-    sub-agent's where its parent's is, if they are of one provider."""
+    """Another server that speaks the provider's API, or ``""`` for the provider's own. None: for a sub-agent the
+    parent's server, if both use one provider."""
     requires: AgentRequires = AgentRequires()
     tools: tuple[str, ...] = ("*",)
-    """Patterns of tool ids. What none of them matches is not there for this agent; an empty list leaves no tools."""
+    """Patterns of tool ids. The agent does not have other tools; an empty list leaves no tools."""
     core: tuple[str, ...] = ()
-    """Ids of tools that are always in the model's view."""
+    """Ids of tools that are always active."""
     mode: Mode | None = None
-    """How much its sessions do without asking, where nobody names a mode for them; None for the configured one."""
+    """The mode of its sessions if none is given; None for the configured one."""
     rules: tuple[GivenRule, ...] = ()
-    """Of the scope *manifest*, as ``ACTION PERMISSION [PATTERN]`` or with examples: a deny among them is final."""
+    """Rules of the scope *manifest*, as ``ACTION PERMISSION [PATTERN]`` or with examples. A deny among them is final."""
     roots: tuple[AgentRoot, ...] = ()
     role: Role | None = None
-    """None: ``primary``, so that no agent's rights are within another one's reach unsaid; ``all`` for the default agent."""
+    """None: ``primary``, so that other agents get an agent's rights only if it says so; ``all`` for the default
+    agent."""
     delegable: Delegable = Delegable()
     budgets: AgentBudgets = AgentBudgets()
     aliases: dict[str, str] = Field(default_factory=dict[str, str])
     """Alias to id."""
     tool_config: dict[str, dict[str, str]] = Field(default_factory=dict[str, dict[str, str]])
-    """By tool id, values of the tool's settings that are not secret, before those of the configuration."""
+    """Values of tool settings that are not secret, by tool id. They take precedence over the configuration."""
     native: dict[str, dict[str, dict[str, Any]]] = Field(default_factory=dict[str, dict[str, dict[str, Any]]])
-    """Tools that a model's provider carries out itself: name, then provider, then options. Only those that stand here are
-    offered to a model."""
+    """Tools that a model's provider runs itself: name, then provider, then options. A model is offered only these."""
 
     def has_tool(self, tool_id: str) -> bool:
-        """Whether ``tools`` names it, or ``native`` does."""
+        """Return whether ``tools`` or ``native`` names the tool."""
         if any(tool_matches(pattern, tool_id) for pattern in self.tools):
             return True
         return bool(self.native) and any(native_id(name) == tool_id for name in self.native)
 
     @property
     def effective_role(self) -> Role:
+        """The role, with its default."""
         return self.role or ("all" if self.id == DEFAULT_AGENT else "primary")
 
     def takes_work_of(self, other: AgentManifest, *above: AgentManifest) -> bool:
-        """Whether ``other`` may hand work to this agent.
+        """Return whether ``other`` may delegate to this agent.
 
-        :param above: for whom ``other`` works, up to the top; each of them may only hand on what it may hand over itself
+        :param above: the agents above ``other``, up to the top; each must allow the delegation too
         """
         if self.effective_role == "primary":
             return False
         return all(any(tool_matches(pattern, self.id) for pattern in one.delegable.agents) for one in (other, *above))
 
     def as_data(self) -> dict[str, Any]:
-        """The manifest as JSON-able data, for watchdogs and listings."""
+        """Return the manifest as JSON-able data, for watchdogs and listings."""
         return self.model_dump(mode="json")
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedAgent:
-    """A manifest as far as it is sound, and what is wrong with the rest. Without faults it is the whole manifest.
+    """The sound part of a manifest, and the faults of the rest. Without faults it is the whole manifest.
 
     :param source: the file, or ``""`` for the agent that needs none
     """
@@ -201,7 +205,10 @@ class CheckedAgent:
     faults: tuple[Fault, ...] = ()
 
     def with_faults(self, problems: Iterable[tuple[str, str]]) -> CheckedAgent:
-        """The same with further ``(place, problem)``, without those that only follow from a fault it has already."""
+        """Return a copy with further ``(place, problem)`` pairs.
+
+        Problems that only follow from a known fault are left out.
+        """
         places = [fault.where for fault in self.faults]
         items = {_item(place) for place in places}
         further = (
@@ -213,28 +220,31 @@ class CheckedAgent:
 
 
 def tool_matches(pattern: str, tool_id: str) -> bool:
-    """Whether an item of ``tools`` names ``tool_id``: ``*`` spans anything, also dots."""
+    """Return whether an item of ``tools`` matches ``tool_id``. ``*`` matches anything, also dots."""
     return pattern == tool_id or text_regex(pattern).match(tool_id) is not None
 
 
 def _item(place: str) -> str:
-    """The item of a list or table at the top that ``place`` is in (``roots[1]`` of ``roots[1].path``), else ``place``."""
+    """Return the top-level item of a list or table that ``place`` is in, else ``place``.
+
+    For example, ``roots[1]`` for ``roots[1].path``.
+    """
     found = _ITEM.match(place)
     return place if found is None else found.group()
 
 
 def fault_in_agent_id(agent: str) -> str | None:
-    """Why ``agent`` cannot be an agent's id, or None if it can."""
+    """Return why ``agent`` is not a valid id of an agent, or None if it is."""
     if _NAME.match(agent):
         return None
     return f"{agent[:80]!r} is not an agent's id: at most 64 letters, digits, '_', '-', starting with a letter"
 
 
 def parse_agent(content: bytes, source: str, expected_id: str) -> CheckedAgent:
-    """Read an agent manifest's bytes. Never raises: what is wrong is in the result.
+    """Parse the bytes of an agent manifest. Never raises: the faults are in the result.
 
     :param source: the file, as the operator knows it
-    :param expected_id: the name of the folder that the file lies in
+    :param expected_id: the name of the folder that has the file
     """
     try:
         table = _table(content)
@@ -244,7 +254,7 @@ def parse_agent(content: bytes, source: str, expected_id: str) -> CheckedAgent:
 
 
 def check_agent(table: Mapping[str, Any], source: str, expected_id: str) -> CheckedAgent:
-    """As :func:`parse_agent`, for what TOML has been read into."""
+    """Check a parsed TOML table; see :func:`parse_agent`."""
     data, faults = _json_like(table)
     for place, problem in faults_of(AgentManifest, data).items():
         faults.setdefault(place, problem)
@@ -262,7 +272,10 @@ def check_agent(table: Mapping[str, Any], source: str, expected_id: str) -> Chec
 
 
 def _table(content: bytes) -> dict[str, Any]:
-    """:raises ValueError: saying why ``content`` is no table"""
+    """Parse the TOML of a manifest.
+
+    :raises ValueError: with the reason if it is not a table
+    """
     if len(content) > MAX_AGENT_BYTES:
         raise ValueError(f"is larger than {MAX_AGENT_BYTES // 1024} KiB, which no agent needs")
     try:
@@ -276,7 +289,7 @@ def _table(content: bytes) -> dict[str, Any]:
 
 
 def _json_like(table: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """``table`` without what only TOML can say, and a fault for each such place."""
+    """Return ``table`` without values that only TOML has, and a fault for each."""
     faults: dict[str, str] = {}
     return cast("dict[str, Any]", _plain(table, (), faults)), faults
 
@@ -304,14 +317,14 @@ def _plain(value: object, place: tuple[str | int, ...], faults: dict[str, str]) 
 
 
 def _tuples(value: Any) -> Any:
-    """Lists as the tuples that the models are made of."""
+    """Convert lists to tuples, as the models need them."""
     if isinstance(value, dict):
         return {key: _tuples(item) for key, item in cast("dict[str, Any]", value).items()}
     return tuple(_tuples(item) for item in cast("list[Any]", value)) if isinstance(value, list) else value
 
 
 def _faults_beyond_form(agent: AgentManifest, expected_id: str) -> Iterator[tuple[str, str]]:
-    """What the types do not say. Nothing here looks at the disk or at the tools there are."""
+    """Yield the faults that types do not show. Uses neither the disk nor the registry."""
     if problem := fault_in_agent_id(agent.id):
         yield "id", problem
     elif agent.id != expected_id:
@@ -332,7 +345,7 @@ def _faults_beyond_form(agent: AgentManifest, expected_id: str) -> Iterator[tupl
 
 
 def _faults_in_requirements(agent: AgentManifest) -> Iterator[tuple[str, str]]:
-    """What is wrong with what it requires, and with what it may hand on."""
+    """Yield the faults of the agent's requirements and of its delegation."""
     yield from agent.requires.faults()
     for tool_id, addition in agent.requires.tools.items():
         for place, problem in Requires(net=addition.net).faults():

@@ -1,4 +1,4 @@
-"""Approval requests: the request that a person sees, the answer, its state, and the Protocols of handler and desk."""
+"""Approval requests: their answers and states, and the Protocols of approval handlers and services."""
 
 from __future__ import annotations
 
@@ -36,25 +36,24 @@ ApprovalState = Literal[
 
 @dataclass(frozen=True, slots=True)
 class ApprovalRequest:
-    """Shown whole: nobody approves what they cannot see.
+    """A request that asks a user whether a call may run. The user sees all of it.
 
-    :param arguments: with the names of registered secrets in the secrets' places
-    :param arguments_hash: of the arguments as they will run
-    :param definition_hash: of the tool as it will run
-    :param always: the rule that "for this session" and "for this project" would store, literals escaped, ready to
-        show; None where no safe rule can be suggested
-    :param never: the rule that "reject always" would store; None likewise
-    :param wider: a rule that would allow more of the same kind, one folder or further words of a command that changes
-        nothing, which "session-wider" and "project-wider" would store; None where none is known to be safe
-    :param id: short and typable: what the request is called at every door
-    :param targets: what the call would touch, as people read it
-    :param created_ns: wall-clock nanoseconds, as is ``expires_ns``
-    :param expires_ns: after this nobody can answer any more
-    :param origin: the sub-agent that asks, and whose it is; ``""`` for the agent that people talk to
-    :param files: the files of the workspace that the call runs, each with what it is now: the call runs only while they
-        are the same
-    :param shared: several clients share its session, so that an answer for the session would be one for all of them: it
-        is not offered
+    :param arguments: with the names of registered secrets instead of the secrets
+    :param arguments_hash: of the arguments with which the call will run
+    :param definition_hash: of the definition of the tool that will run
+    :param always: the rule that "for this session" and "for this project" store, with literals escaped; None if no
+        safe rule is known
+    :param never: the deny rule that "reject always" stores; None if no safe rule is known
+    :param wider: a broader rule that "session-wider" and "project-wider" store, for one folder or for further words
+        of a command that changes nothing; None if none is known to be safe
+    :param id: a short, typable name of the request, the same in every frontend
+    :param targets: what the call would touch, in readable form
+    :param created_ns: wall-clock nanoseconds, like ``expires_ns``
+    :param expires_ns: the time after which the request can no longer be answered
+    :param origin: the sub-agent that asks, and its parent; ``""`` for the agent that the user talks to
+    :param files: the workspace files that the call runs, each with its current hash; the call runs only if they stay
+        the same
+    :param shared: whether several clients share the session; an answer for the whole session is not offered then
     """
 
     call_id: str
@@ -78,11 +77,11 @@ class ApprovalRequest:
 
 @dataclass(frozen=True, slots=True)
 class ApprovalAnswer:
-    """What a person decided.
+    """The decision of a user.
 
-    :param message: after a rejection, told to the model
-    :param arguments: with ``once``: run with these instead; they are validated and judged like the first ones, and a
-        deny of them stays a deny
+    :param message: after a rejection, shown to the model
+    :param arguments: with ``once``: the arguments to run with instead. The kernel validates and evaluates them like
+        the original ones, and a deny stays a deny
     """
 
     choice: Choice
@@ -92,16 +91,16 @@ class ApprovalAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Approval:
-    """A request that somebody was asked, and what came of it. Plain data: every door shows the same.
+    """An approval request with its state and its decision. Plain data: every frontend shows the same.
 
-    :param kind: ``approval`` for a call that asks whether it may run, ``question`` for one whose tool asks people
-    :param questions: of a ``question``
-    :param decided_by: the door the answer came from
-    :param grant_expires_ns: until when an approved call may begin
-    :param changed: the arguments the person gave instead, or None
+    :param kind: ``approval`` for a call that needs permission, ``question`` for a tool that asks the user
+    :param questions: the questions of a ``question``
+    :param decided_by: the frontend that the answer came from
+    :param grant_expires_ns: the time until which an approved call may start
+    :param changed: the arguments that the user gave instead, or None
     :param changed_files: the files that a call with these arguments runs, as in the request
-    :param answers: one list for each question, once answered
-    :param answered: the call has its result; until then a session that is opened again takes it up
+    :param answers: one list for each question, after they were answered
+    :param answered: whether the call has its result; if not, the session resumes it when it is opened again
     """
 
     request: ApprovalRequest
@@ -121,27 +120,29 @@ class Approval:
 
     @property
     def id(self) -> str:
+        """The id of the request."""
         return self.request.id
 
     @property
     def pending(self) -> bool:
+        """Whether the request can still be answered."""
         return self.state == "pending"
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON-able data for people and programs at a door: the request's fields beside its own."""
+        """Return JSON-able data: the fields of the request and of the approval in one object."""
         whole: dict[str, Any] = write(Approval, self)
         return {**whole.pop("request"), **whole, "questions": [asdict(asked) for asked in self.questions]}
 
 
 def question_of(data: Mapping[str, Any]) -> Question:
-    """A question from JSON-able data."""
+    """Create a question from JSON-able data."""
     options = tuple(Option(option["label"], option.get("description", "")) for option in data.get("options", ()))
     return Question(data["question"], data.get("header", ""), options, data.get("multi_select", False))
 
 
 @dataclass(frozen=True, slots=True)
 class StoredRule:
-    """A rule of the project that a person's answer stored, in the workspace's state.
+    """A project rule that an answer of a user stored in the state of the workspace.
 
     :param approval_id: the request whose answer stored it
     """
@@ -153,45 +154,54 @@ class StoredRule:
 
 
 class Attendant(Protocol):
-    """A face's way to reach whoever can answer. A face without one is headless.
+    """A frontend's way to ask its user for approvals and answers. A session without one is headless.
 
-    If several clients share its session, an attendant says so by an attribute ``shared`` that is true: a yes of one is
-    then no rule for the others.
+    If several clients share the session, the handler has a true attribute ``shared``: an answer of one client then
+    stores no rule for the others.
 
-    Both methods are cancelled when the answer has come from another door, or the call was stopped.
+    The kernel cancels both methods if the answer arrives from another frontend, or if the call is stopped.
     """
 
     async def approve(self, request: ApprovalRequest) -> ApprovalAnswer:
-        """Ask about a call. The choice ``later`` says that nobody is here now."""
+        """Ask the user about a call.
+
+        :return: the answer; the choice ``later`` defers the request if no user is present
+        """
         ...
 
     async def answer(self, session_id: str, questions: Sequence[Question]) -> list[list[str]] | None:
-        """Ask questions: one list of answers for each, or None when nobody is here now."""
+        """Ask the user questions.
+
+        :return: one list of answers for each question, or None if no user is present
+        """
         ...
 
 
 class ApprovalDesk(Protocol):
-    """What waits for a person in a workspace, as every door sees it: ``kernel.approvals``. Answering runs nothing by
-    itself: the call goes on where it waits, or when its session is taken up again."""
+    """The pending approvals of a workspace: ``kernel.approvals``. Every frontend sees the same.
+
+    An answer runs nothing itself. The call continues where it waits, or when its session is resumed.
+    """
 
     def pending(self, session_id: str | None = None) -> list[Approval]:
-        """What can be answered now, the oldest first."""
+        """Return the requests that can be answered now, the oldest first."""
         ...
 
     def get(self, approval_id: str) -> Approval:
-        """One request, whatever has become of it.
+        """Return one request in any state.
 
-        :raises ToolError: ``invalid_input`` when there is none
+        :raises ToolError: ``invalid_input`` if no request has this id
         """
         ...
 
     async def decide(self, approval_id: str, answer: ApprovalAnswer, *, by: str) -> Approval:
-        """Answer a request; durable on return.
+        """Answer a request. The answer is durable on return.
 
-        :param by: the door, for the record
-        :raises ToolError: ``invalid_input`` for an answer that cannot be, ``denied`` for changed arguments that a rule
-            denies (the request stays), ``conflict`` when it was answered before, expired, or its call was stopped
-        :raises LogUnavailable: when it cannot be made durable
+        :param by: the frontend, for the record
+        :raises ToolError: ``invalid_input`` for an impossible answer; ``denied`` if a rule denies the changed
+            arguments (the request stays open); ``conflict`` if the request was answered before or has expired, or its
+            call was stopped
+        :raises LogUnavailable: if the answer cannot be made durable
         """
         ...
 
@@ -200,19 +210,22 @@ class ApprovalDesk(Protocol):
         ...
 
     def rules(self) -> list[StoredRule]:
-        """The project's rules that people's answers stored."""
+        """Return the project rules that answers of users stored."""
         ...
 
     async def forget_rule(self, rule_id: str) -> StoredRule:
-        """Remove one of :meth:`rules`. Gives what it was.
+        """Remove one of :meth:`rules` and return it.
 
-        :raises ToolError: ``invalid_input`` when there is none of that id
+        :raises ToolError: ``invalid_input`` if no stored rule has this id
         """
         ...
 
 
 class Away:
-    """An :class:`Attendant` for nobody: whatever is asked is parked until somebody answers at another door."""
+    """An approval handler that defers every request.
+
+    The requests are answered later through ``kernel.approvals`` or ``handrail approve``.
+    """
 
     async def approve(self, request: ApprovalRequest) -> ApprovalAnswer:
         return ApprovalAnswer("later")

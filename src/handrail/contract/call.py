@@ -16,8 +16,11 @@ _EMPTY: Mapping[str, Any] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Blob:
-    """Binary output, anywhere in a tool's data: an image, a sound. The arbiter stores it as an artifact and
-    puts ``{"artifact": "sha256:…", "media_type": …, "bytes": n}`` in its place."""
+    """Binary output, such as an image or a sound, anywhere in a tool's data.
+
+    The arbiter stores it as an artifact and replaces it with ``{"artifact": "sha256:…", "media_type": …, "bytes":
+    n}``.
+    """
 
     data: bytes
     media_type: str
@@ -25,14 +28,14 @@ class Blob:
 
 @dataclass(slots=True)
 class Result:
-    """One call's answer: ``output`` with :attr:`data`, or ``error`` with :attr:`error_text`.
+    """The answer of one call: an ``output`` with :attr:`data`, or an ``error`` with :attr:`error_text`.
 
-    ``metadata`` always has ``duration_ms`` once the arbiter has answered; ``truncated`` and
-    ``output_path`` where the data was cut, ``error_kind`` on errors. An error may carry ``data``
-    too: the partial output from before it failed.
+    ``metadata`` always has ``duration_ms`` after the arbiter has answered. It has ``truncated`` and ``output_path``
+    if the data was cut, and ``error_kind`` on errors. An error may carry ``data`` too: the partial output from before
+    the failure.
 
-    A value: make another instead of changing one. It is not frozen only because that would cost a microsecond in
-    each call; the log keeps a copy of its own.
+    Treat a result as a value: create another one instead of changing it. It is not frozen only because freezing costs
+    a microsecond in each call. The log keeps its own copy.
     """
 
     type: Literal["output", "error"]
@@ -42,35 +45,43 @@ class Result:
 
     @staticmethod
     def output(data: Any, **metadata: Any) -> Result:
-        """A success carrying JSON-able ``data``."""
+        """Return a success that carries JSON-able ``data``."""
         return Result("output", data, None, metadata)
 
     @staticmethod
     def error(kind: ErrorKind, text: str, data: Any = None, **metadata: Any) -> Result:
-        """A failure of a closed ``kind``; ``text`` is written for a model to act on."""
+        """Return a failure of a closed ``kind``.
+
+        :param text: what failed, what was expected and what the model can do next
+        :param data: partial output, JSON-able
+        """
         metadata["error_kind"] = kind
         return Result("error", data, text, metadata)
 
     @staticmethod
     def of(error: ToolError) -> Result:
-        """The result a tool's exception stands for."""
+        """Return the result of a tool's exception."""
         return Result.error(error.kind, error.text, error.data)
 
     @property
     def ok(self) -> bool:
+        """Whether the call succeeded."""
         return self.type == "output"
 
     @property
     def error_kind(self) -> ErrorKind | None:
-        """Which of the closed kinds, or None on an output."""
+        """The kind of the error, or None for an output."""
         return self.metadata.get("error_kind")
 
     def with_metadata(self, **more: Any) -> Result:
-        """The same answer with further metadata."""
+        """Return a copy with additional metadata."""
         return Result(self.type, self.data, self.error_text, {**self.metadata, **more})
 
     def to_dict(self) -> dict[str, Any]:
-        """The wire form: ``{type, data | error_text, metadata}``; ``data`` beside an error only if there is some."""
+        """Return the wire form: ``{type, data | error_text, metadata}``.
+
+        An error has ``data`` only if it has partial output.
+        """
         wire: dict[str, Any] = {"type": self.type}
         if self.type == "output":
             wire["data"] = self.data
@@ -83,7 +94,7 @@ class Result:
 
     @staticmethod
     def from_dict(wire: Mapping[str, Any]) -> Result:
-        """The inverse of :meth:`to_dict`."""
+        """Create a result from its wire form; the inverse of :meth:`to_dict`."""
         return Result(wire["type"], wire.get("data"), wire.get("error_text"), wire.get("metadata", _EMPTY))
 
 
@@ -91,15 +102,15 @@ DEFAULT_FAULT_KIND: ErrorKind = "invalid_input"
 
 
 class ProposedCall(NamedTuple):
-    """What a model (or a program in its place) asks for. Nothing in it is believed.
+    """A call that a model, or a program in its place, proposes. The kernel trusts nothing in it.
 
     :param name: a wire name, an id or an alias
     :param arguments: an object, or the JSON text of one as the provider streamed it
-    :param provider_id: the provider's own id; kept beside the kernel's, never used as a key
-    :param fault: why the face or provider already knows it cannot run (a stream cut in its middle, no name);
-        it is recorded and answered with this text
-    :param fault_kind: the error kind of that answer: ``limit`` for a call that a budget left no room for,
-        ``cancelled`` for one that a stop overtook
+    :param provider_id: the provider's id of the call; the kernel stores it and never uses it as a key
+    :param fault: why the frontend or provider already knows that the call cannot run, such as an interrupted stream;
+        the call is recorded and answered with this text
+    :param fault_kind: the error kind of that answer: ``limit`` if no budget is left for the call, ``cancelled`` if a
+        stop came first
     """
 
     name: str
@@ -110,9 +121,10 @@ class ProposedCall(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """One call's one answer: ``result`` for the people and programs at the face, ``model`` for the lane's model.
+    """The one answer of one call, for its two readers.
 
-    The two differ by the tool's ``exposure`` and ``prompt_mask`` only.
+    ``result`` is for the people and programs at the frontend, ``model`` for the model of the lane. The two differ
+    only by the tool's ``exposure`` and ``prompt_mask``.
     """
 
     call_id: str
@@ -122,9 +134,9 @@ class Answer(NamedTuple):
 
 
 def call_id(session_id: str, turn: int, position: int) -> str:
-    """The kernel's id of a call that a turn makes, known before it is proposed.
+    """Return the kernel's id of a call of a turn. It is known before the call is proposed.
 
-    :param position: among the turn's calls, from 0
+    :param position: among the calls of the turn, from 0
     """
     return f"{session_id}/{turn}.{position}"
 
@@ -150,8 +162,11 @@ EventKind = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One thing that happened to one call, or to the session itself, where ``call_id`` and ``tool_id`` are empty.
-    ``at_ns`` is wall-clock time in nanoseconds."""
+    """An event of one call, or of the session itself if ``call_id`` and ``tool_id`` are empty.
+
+    :param at_ns: wall-clock time in nanoseconds
+    :param data: details, by the kind of the event
+    """
 
     kind: EventKind
     session_id: str

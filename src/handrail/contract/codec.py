@@ -1,7 +1,7 @@
-"""The contract's types as JSON data and back, by their own annotations: for the wire between processes, and for stored rows.
+"""Conversion of the contract's types to JSON data and back, by their annotations, for the wire and stored rows.
 
-A reader is closed. It takes what the writer of the same type gives, refuses everything else with the place of what is wrong, and
-follows no text of the data to any name in the code.
+A reader is closed. It accepts what the writer of the same type produces and rejects everything else, with the place
+of the problem. It never follows a text of the data to a name in the code.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from pydantic import BaseModel, ValidationError
 T = TypeVar("T")
 
 Reader = Callable[[Any], T]
-"""Takes decoded JSON, checked. ``Any``, because it may be anything."""
+"""A function that checks decoded JSON and returns a value. Its argument is ``Any`` because it may be anything."""
 
 
 class Malformed(ValueError):
-    """Data is not what its writer gives: what it is, and what was expected."""
+    """Data that does not have the expected form. The text says what it is and what was expected."""
 
 
 @dataclass(frozen=True, slots=True)
 class Form(Generic[T]):
-    """One type as JSON data.
+    """The JSON form of one type.
 
     :param kinds: the Python classes of its values, by which a union finds the writer
-    :param write: gives what the JSON encoder takes; None where that takes the values as they are
+    :param write: converts a value for the JSON encoder; None if the encoder takes the values unchanged
     """
 
     read: Reader[T]
@@ -39,9 +39,9 @@ class Form(Generic[T]):
 
 
 class Codec:
-    """Makes the form of each type once, when it is first asked for.
+    """A cache of forms, each made when its type is first used.
 
-    :param own: the forms of types that are written otherwise than their annotations say
+    :param own: the forms of types that are not written by their annotations
     """
 
     def __init__(self, own: Mapping[Any, Form[Any]] | None = None) -> None:
@@ -50,7 +50,7 @@ class Codec:
     def form_of(self, kind: Any) -> Form[Any]:
         """Return the form of a type.
 
-        :raises TypeError: for a type that has none
+        :raises TypeError: for a type without a JSON form
         """
         made = self._made.get(kind)
         if made is None:
@@ -62,7 +62,7 @@ class Codec:
         return self.form_of(kind).read
 
     def write(self, kind: Any, value: Any) -> Any:
-        """Return ``value``, which is of this type, as the JSON encoder takes it."""
+        """Convert ``value`` of this type for the JSON encoder."""
         write = self.form_of(kind).write
         return value if write is None else write(value)
 
@@ -112,9 +112,9 @@ class Codec:
 
 
 def read_fields(value: Any, readers: Mapping[str, Reader[Any]]) -> dict[str, Any]:
-    """Return the members of an object that has exactly these.
+    """Return the members of an object that must have exactly these fields.
 
-    :raises Malformed: naming the member
+    :raises Malformed: with the name of the member
     """
     given = an_object(value)
     if given.keys() != readers.keys():
@@ -131,14 +131,14 @@ def _at(name: str, reader: Reader[T], value: Any) -> T:
 
 
 def an_object(value: Any) -> dict[str, Any]:
-    """Return a JSON object as it is."""
+    """Check that ``value`` is a JSON object and return it."""
     if type(value) is not dict:
         raise Malformed(f"expected an object, not {_kind(value)}")
     return value  # pyright: ignore[reportUnknownVariableType]
 
 
 def a_list(value: Any) -> list[Any]:
-    """Return a JSON list as it is."""
+    """Check that ``value`` is a JSON list and return it."""
     if type(value) is not list:
         raise Malformed(f"expected a list, not {_kind(value)}")
     return value  # pyright: ignore[reportUnknownVariableType]
@@ -149,7 +149,7 @@ def _kind(value: Any) -> str:
 
 
 def _of(expected: str, *kinds: type) -> Form[Any]:
-    """The form of values that JSON has itself."""
+    """Return the form of values that JSON has itself."""
 
     def read(value: Any) -> Any:
         if type(value) not in kinds:  # exactly: True is no number
@@ -181,7 +181,10 @@ _SIMPLE: Mapping[Any, Form[Any]] = {
 
 
 def _checked(form: Form[Any], checks: Sequence[Any]) -> Form[Any]:
-    """``form`` with what ``Annotated`` adds: functions that are given what was read, and give it or raise :class:`Malformed`."""
+    """Return ``form`` with the checks of an ``Annotated`` type.
+
+    Each check receives the value that was read, and returns it or raises :class:`Malformed`.
+    """
 
     def read(value: Any) -> Any:
         found = form.read(value)
@@ -204,7 +207,10 @@ def _words(words: Sequence[Any]) -> Form[Any]:
 
 
 def _union(forms: Sequence[Form[Any]]) -> Form[Any]:
-    """The first of several that takes a value reads it; the first of whose classes it is writes it."""
+    """Return the form of a union.
+
+    The first form that accepts a value reads it. The first form of its class writes it.
+    """
     last = forms[-1].read if forms[-1].kinds != (types.NoneType,) else forms[0].read
     may_be_none = any(form.kinds == (types.NoneType,) for form in forms)
     readers = [form.read for form in forms if form.kinds != (types.NoneType,) and form.read is not last]
@@ -243,7 +249,7 @@ def _several(form: Form[Any], made: Callable[[Any], Any]) -> Form[Any]:
 
 
 def _row(made: Callable[[Any], Any], forms: Sequence[Form[Any]], kind: type = tuple) -> Form[Any]:
-    """Values of fixed places, each of its own form."""
+    """Return the form of a tuple with fixed positions, each with its own form."""
     readers, writers = [form.read for form in forms], [form.write for form in forms]
 
     def read(value: Any) -> Any:

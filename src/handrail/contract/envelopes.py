@@ -30,7 +30,7 @@ _CONTENT_KEYS = frozenset({"content", "structuredContent", "isError", "_meta"})
 _GOOD = frozenset({"success", "ok"})
 _BAD = frozenset({"error", "failure", "failed"})
 _NOT_A_TOOLS_TO_SAY = frozenset({"denied", "unknown_tool", "cancelled", "interrupted", "timeout"})
-"""Kinds that state what the kernel or a person did; a tool that claims one is read as ``failed``."""
+"""Kinds that state an act of the kernel or the user. If a tool claims one, it is read as ``failed``."""
 
 _BLOCKS = frozenset({"text", "image", "audio", "resource", "resource_link"})
 _PLACE_KEYS = frozenset({"artifact", "media_type", "bytes"})
@@ -40,11 +40,14 @@ MAX_BLOCKS = 100
 ARTIFACT_URI = "handrail://artifact/"
 
 MAX_TOOL_ERROR = 4_000
-"""Characters of an error text that are kept of a tool's own words."""
+"""Characters of a tool's own error text that are kept."""
 
 
 def recognise(answer: object) -> Result | None:
-    """``answer`` as a result if it is in the envelope's, the status or MCP's shape, or None: it is plain data then."""
+    """Convert ``answer`` to a result if it has the shape of an envelope, a status or MCP's content.
+
+    :return: None for any other shape, which is plain data
+    """
     if not isinstance(answer, Mapping):
         return None
     wire = cast("Mapping[str, Any]", answer)
@@ -59,7 +62,7 @@ def recognise(answer: object) -> Result | None:
 
 
 def _are_blocks(content: object) -> bool:
-    """Whether it is a list of MCP's content blocks, as far as their types say."""
+    """Return whether ``content`` is a list of MCP content blocks, judged by their types."""
     return isinstance(content, list) and all(
         isinstance(block, Mapping) and cast("Mapping[str, Any]", block).get("type") in _BLOCKS
         for block in cast("list[object]", content)
@@ -67,7 +70,7 @@ def _are_blocks(content: object) -> bool:
 
 
 def from_envelope(wire: Mapping[str, Any]) -> Result:
-    """An envelope that a tool wrote about itself."""
+    """Convert an envelope that a tool wrote about itself."""
     said: Any = wire.get("metadata")
     metadata = cast("Mapping[str, Any]", said) if isinstance(said, Mapping) else dict[str, Any]()
     if wire["type"] == "output":
@@ -76,8 +79,11 @@ def from_envelope(wire: Mapping[str, Any]) -> Result:
 
 
 def from_status(wire: Mapping[str, Any]) -> Result:
-    """``{status, summary, artifact_ref}``: the summary and the reference stay beside the data, where a prompt
-    mask leaves them. A reference is the tool's own and is not looked up here."""
+    """Convert ``{status, summary, artifact_ref}``.
+
+    The summary and the reference stay next to the data, where a prompt mask leaves them. The reference is the tool's
+    own and is not looked up here.
+    """
     kept = {key: wire[key] for key in ("summary", "artifact_ref") if wire.get(key) is not None}
     if wire["status"] in _GOOD:
         return Result.output(kept, **kept)
@@ -86,8 +92,11 @@ def from_status(wire: Mapping[str, Any]) -> Result:
 
 
 def from_card(wire: Mapping[str, Any]) -> Result:
-    """``{text, html, title, error}``: an error suppresses the rest; ``html`` is for a person's page alone, so it is kept
-    as an artifact, and a model reads only where that is."""
+    """Convert ``{text, html, title, error}``.
+
+    An error suppresses the rest. ``html`` is for people, so it becomes an artifact, and a model reads only its
+    reference.
+    """
     if wire.get("error"):
         return Result.error("failed", _words(wire["error"]))
     data = {key: value for key, value in wire.items() if key != "error"}
@@ -97,7 +106,7 @@ def from_card(wire: Mapping[str, Any]) -> Result:
 
 
 def to_card(result: Result) -> dict[str, Any]:
-    """``{text, html, error}`` of a result, for who speaks that shape."""
+    """Convert a result to ``{text, html, error}``."""
     if not result.ok:
         return {"error": result.error_text or "it failed and did not say why"}
     content: object = result.data
@@ -107,10 +116,10 @@ def to_card(result: Result) -> dict[str, Any]:
 
 
 def from_content(wire: Mapping[str, Any]) -> Result:
-    """MCP's ``{content, structuredContent, isError}``; :func:`to_content` is its inverse.
+    """Convert MCP's ``{content, structuredContent, isError}``; the inverse of :func:`to_content`.
 
-    Structured content is the data where there is some, under ``structured`` with its ``parts`` where these say more than it
-    does; else one text is the data itself, and several parts are a list. Pictures, sounds and embedded files become
+    Structured content is the data if there is some. If the parts say more, the data is ``structured`` and ``parts``.
+    Otherwise one text is the data itself, and several parts are a list. Images, sounds and embedded files become
     :class:`Blob`.
 
     Source: https://modelcontextprotocol.io/specification/2025-11-25/server/tools#tool-result
@@ -127,14 +136,17 @@ def from_content(wire: Mapping[str, Any]) -> Result:
 
 
 def _failure(parts: Sequence[object], structured: object) -> Result:
-    """The texts are the error's; its data are the structured content, else the other parts."""
+    """Return an error with the texts of the parts.
+
+    Its data is the structured content, or else the other parts.
+    """
     text = "\n".join(part for part in parts if isinstance(part, str))
     rest = [part for part in parts if not isinstance(part, str)]
     return Result.error("failed", _words(text), structured if structured is not None else rest or None)
 
 
 def _says_again(text: str, structured: object) -> bool:
-    """Whether a text is nothing but the JSON of the structured content."""
+    """Return whether a text is only the JSON of the structured content."""
     try:
         return json.loads(text) == structured
     except (ValueError, RecursionError):
@@ -170,10 +182,10 @@ def _blob(data: object, media_type: object, part: Mapping[str, Any]) -> object:
 
 
 def to_content(result: Result, stored: Mapping[str, bytes] = _NOTHING_STORED) -> dict[str, Any]:
-    """MCP's ``{content, structuredContent?, isError?}``, without metadata, which is no content.
+    """Convert a result to MCP's ``{content, structuredContent?, isError?}``, without metadata.
 
-    A text is one text, a list of parts is those parts, an object is structured content and its JSON text. An artifact is
-    the picture, sound or file that it was where its bytes are given, else a link to it.
+    A text becomes one text block, a list of parts those parts, an object structured content and its JSON text. An
+    artifact becomes an image, sound or file if its bytes are given, else a link.
 
     :param stored: the bytes of artifacts, by their reference
     """
@@ -185,7 +197,7 @@ def to_content(result: Result, stored: Mapping[str, bytes] = _NOTHING_STORED) ->
 
 
 def artifacts_in(data: object) -> list[str]:
-    """The references of the artifacts that stand in a result's data, each once."""
+    """Return the references of the artifacts in a result's data, each once."""
     return list(dict.fromkeys(ref for ref, _ in places_in(data)))
 
 
@@ -217,7 +229,7 @@ def _content_of_members(members: Mapping[str, object], stored: Mapping[str, byte
 
 
 def _is_part(part: object) -> bool:
-    """A text, an artifact's place, or a block that MCP has and nothing else."""
+    """Return whether ``part`` is a text, an artifact reference, or a block that only MCP has."""
     if isinstance(part, str):
         return True
     if not isinstance(part, Mapping):
@@ -266,12 +278,12 @@ def _binary_block(ref: str, media_type: str, stored: Mapping[str, bytes]) -> dic
 
 
 def artifact_uri(ref: str) -> str:
-    """What an artifact is called as a resource."""
+    """Return the resource URI of an artifact."""
     return f"{ARTIFACT_URI}{ref}"
 
 
 def _place(members: Mapping[str, object]) -> tuple[str, str] | None:
-    """Reference and media type, where a part is an artifact's place."""
+    """Return the reference and media type of an artifact part, else None."""
     ref, media_type = members.get("artifact"), members.get("media_type")
     if isinstance(ref, str) and isinstance(media_type, str) and ref.startswith("sha256:"):
         return ref, media_type
@@ -279,7 +291,7 @@ def _place(members: Mapping[str, object]) -> tuple[str, str] | None:
 
 
 def places_in(data: object) -> list[tuple[str, str]]:
-    """Those anywhere in a result's data."""
+    """Return the reference and media type of each artifact anywhere in a result's data."""
     found: dict[tuple[str, str], None] = {}
     rest: list[object] = [data]
     while rest:
@@ -296,7 +308,10 @@ def places_in(data: object) -> list[tuple[str, str]]:
 
 
 def to_status(result: Result) -> dict[str, Any]:
-    """The status shape of a result. The summary is the tool's own where it gave one, else the data as text."""
+    """Convert a result to the status shape.
+
+    The summary is the tool's own if it gave one, else the data as text.
+    """
     summary: Any = result.metadata.get("summary")
     reference: Any = result.metadata.get("artifact_ref")
     content: object = result.data
@@ -316,9 +331,10 @@ def to_status(result: Result) -> dict[str, Any]:
 def from_parts(
     output: str | Sequence[Mapping[str, Any]], exit_code: int | None = None, error: str | None = None
 ) -> Result:
-    """Text or content parts. It succeeded if there is no error text and the exit code is none or 0.
+    """Convert text or content parts.
 
-    Images given as ``data:`` URLs become :class:`Blob`; links stay links.
+    It is a success without an error text and with exit code 0 or none. Images given as ``data:`` URLs become
+    :class:`Blob`; links stay links.
     """
     data: object = output if isinstance(output, str) else [_part(p) for p in output]
     more: dict[str, Any] = {} if exit_code is None else {"exit_code": exit_code}
@@ -330,7 +346,10 @@ def from_parts(
 
 
 def to_parts(result: Result) -> dict[str, Any]:
-    """``{output, exit_code, error, metadata}``; ``output`` is text, or parts where there is something binary."""
+    """Convert a result to ``{output, exit_code, error, metadata}``.
+
+    ``output`` is text, or parts if it has binary content.
+    """
     content: object = result.data
     exit_code: Any = result.metadata.get("exit_code")
     if isinstance(content, Mapping) and {"exit_code", "output"} <= set(cast("Mapping[str, Any]", content)):
@@ -383,7 +402,7 @@ def _words(text: object) -> str:
 
 
 def _whole_words(text: str) -> str:
-    """The beginning of a long text up to the end of a word: half a secret could not be told from other text."""
+    """Cut a long text at the end of a word: redaction would not find half a secret."""
     head = text[:MAX_TOOL_ERROR]
     return head[: max(head.rfind(" "), head.rfind("\n"), 0)]
 

@@ -1,4 +1,4 @@
-"""The errors that Handrail raises, one branch for each audience, and the quoting of values in their texts.
+"""The errors that Handrail raises, one branch for each audience, and helpers to quote values in texts.
 
 - A *model* sees :class:`ToolError`, which the arbiter turns into an error result.
 - An *operator* sees :class:`LoadError` and :class:`StartError`, with every fault at once.
@@ -31,19 +31,19 @@ ERROR_KINDS: frozenset[str] = frozenset(get_args(ErrorKind))
 
 
 class HandrailError(Exception):
-    """Base of every exception that Handrail raises on purpose."""
+    """The base class of every exception that Handrail raises on purpose."""
 
 
 class UsageError(HandrailError):
-    """The library was called in a way that cannot work; fix the calling code."""
+    """An error in the calling code: the library was called in a way that cannot work."""
 
 
 class ToolError(HandrailError):
-    """Raised by a tool or its runtime: becomes an error result, never a traceback.
+    """An error that a tool or its runtime raises. It becomes an error result, never a traceback.
 
-    :param text: what was wrong, what was expected, what to do next; a model reads it
+    :param text: what failed, what was expected and what the model can do next
     :param kind: one of :data:`ErrorKind`
-    :param data: partial output worth keeping, JSON-able
+    :param data: partial output that is worth keeping, JSON-able
     """
 
     def __init__(self, text: str, *, kind: ErrorKind = "failed", data: Any = None) -> None:
@@ -55,13 +55,13 @@ class ToolError(HandrailError):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One thing wrong with a source of tools.
+    """One problem with a source of tools, an agent or a setting.
 
     :param source: the file, module or entry point, as the operator knows it
-    :param where: the place inside it (``runtime.locks[0]``), or ``""``
+    :param where: the place in it, such as ``runtime.locks[0]``, or ``""``
     :param problem: what is wrong and what was expected
-    :param foreign: of a source of somebody else, the name that its operator gave it
-    :param tool: the id of the tool of it that this is about, where it is about one
+    :param foreign: for a third-party source: the name that its operator gave it
+    :param tool: the id of the tool that the problem is about, if it is about one
     """
 
     source: str
@@ -76,7 +76,7 @@ class Fault:
 
 
 class LoadError(HandrailError):
-    """Sources, rules or configuration are faulty: *all* faults, so one repair round is enough."""
+    """An error that lists *all* faults of sources, rules or configuration at once."""
 
     def __init__(self, faults: Sequence[Fault]) -> None:
         self.faults = tuple(faults)
@@ -86,11 +86,14 @@ class LoadError(HandrailError):
 
 
 class StartError(HandrailError):
-    """The kernel cannot start: state, lease or sandbox. The text says why and the next step."""
+    """An error that keeps the kernel from starting: state, lease or sandbox.
+
+    The text gives the reason and the next step.
+    """
 
 
 class LogUnavailable(HandrailError):
-    """The commit log cannot take records, so no call may run (full disk, read-only state)."""
+    """An error of the commit log: it takes no records, so no call may run (full disk, read-only state)."""
 
 
 # Long texts from outside: how they are decoded, and quoted in error messages (whole, or not at all).
@@ -99,16 +102,19 @@ class LogUnavailable(HandrailError):
 # their known forms, which a shortened secret would not have.
 
 _PIECE = 256 * 1024
-"""Bytes that one native call decodes: it holds the interpreter meanwhile."""
+"""Bytes that one native call decodes. The call holds the interpreter lock meanwhile."""
 
 
 def excerpt(text: str, most: int) -> str:
-    """``text`` in quotes, or its length where it is longer than ``most`` characters."""
+    """Return ``text`` in quotes, or its length if it has more than ``most`` characters."""
     return repr(text) if len(text) <= most else f"a text of {len(text):,} characters"
 
 
 def decoded(raw: bytes, errors: str) -> str:
-    """Return what ``raw.decode("utf-8", errors)`` returns. No step holds the interpreter long, so that a thread can take them."""
+    """Return what ``raw.decode("utf-8", errors)`` returns.
+
+    No step holds the interpreter lock for long, so a worker thread can call this for large data.
+    """
     if len(raw) <= _PIECE:
         return raw.decode("utf-8", errors)
     decoder = codecs.getincrementaldecoder("utf-8")(errors)

@@ -15,32 +15,35 @@ from handrail.contract.tool.spec import ToolSpec
 from handrail.contract.tool.tool import Tool
 
 IN_PROCESS = "runtime"
-"""``Entry.confined_by`` of the operator's own Python: the runtime's checks hold it, not the operating system."""
+"""``Entry.confined_by`` of the operator's own Python: the checks of the runtime confine it, not the operating system."""
 
 BUILT_IN = "built-in"
 """``Entry.source`` of what ships with Handrail."""
 
 AGENTS = "agents"
-"""``Entry.source`` of the agents that another agent has among its tools."""
+"""``Entry.source`` of agents that another agent has as tools."""
 
 UNCONFINED = "nothing: its operator has named it in [sandbox] unconfined"
-"""The same of programs that run without a sandbox."""
+"""``Entry.confined_by`` of programs that run without a sandbox."""
 
 _MOST_AWAITED = 3
 """How many sources one text names."""
 
 Status = Literal["system", "connected", "available", "disabled", "offline", "error", "quarantined"]
-"""``system``: ready without configuration. ``connected``: ready, after somebody configured or approved it. ``available``: it
-needs configuration. ``disabled``: its operator turned it off. ``offline``: its source cannot be reached. ``error``: it cannot
-run here. ``quarantined``: a person has to review it first."""
+"""The status of a tool.
+
+``system``: ready without configuration. ``connected``: ready after configuration or approval. ``available``: needs
+configuration. ``disabled``: turned off by the operator. ``offline``: its source cannot be reached. ``error``: cannot
+run here. ``quarantined``: awaits review by a user.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Foreign:
-    """A source that is not the operator's own, as the operator knows it.
+    """A third-party source, as the operator knows it.
 
-    :param name: what it is called
-    :param about: the operator's text on it; ``""`` where there is none
+    :param name: the operator's name of the source
+    :param about: the operator's text about it, or ``""``
     """
 
     name: str
@@ -50,9 +53,9 @@ class Foreign:
 class ToolStatus(NamedTuple):
     """The status of one tool, or of a source as a whole.
 
-    :param tool: its id; empty where the row is about all that the source has
-    :param reason: why it is not ready; empty where it is
-    :param source: where it comes from
+    :param tool: the id of the tool; empty for a whole source
+    :param reason: why it is not ready; empty if it is
+    :param source: the origin of the tool
     """
 
     tool: str
@@ -65,16 +68,18 @@ class ToolStatus(NamedTuple):
 class Entry:
     """One tool of a generation.
 
-    :param source: the file, module or entry point it came from, as the operator knows it
-    :param withheld: why it may not run here and is not shown to models, or None
-    :param confined_by: the sandbox tier that holds it, :data:`IN_PROCESS`, or both; stated in every result
-    :param untrusted: where what it gives comes from, where that is not the operator's: a foreign source, the network
-    :param blocking: its code holds a thread, which a cancellation does not end
-    :param foreign: whose words its description and schema are, where those are not the operator's
-    :param declared: the declaration that ``spec`` was made of, with what the operator set; None where only ``spec`` is known
-    :param answered_by: of a locked id that no built-in tool answers, the tool that its operator named; it runs as itself
-    :ivar inline: its code is short enough to be awaited in its caller's own task: a read that is stopped where it waits
-    :ivar behind: the declaration of the tool that answers for a locked id, with whose settings, secrets and state a call runs
+    :param source: the file, module or entry point that the tool came from, as the operator knows it
+    :param withheld: why the tool is unavailable here and hidden from models, or None
+    :param confined_by: the sandbox tier that confines it, :data:`IN_PROCESS`, or both; every result states it
+    :param untrusted: the origin of its output, if that is not the operator: a third-party source, the network
+    :param blocking: whether its code blocks a thread, which a cancellation does not end
+    :param foreign: the third-party author of its description and schema, or None
+    :param declared: the declaration that ``spec`` was made from, with the operator's settings; None if only ``spec``
+        is known
+    :param answered_by: for a locked id without a built-in tool: the tool that the operator chose; it runs as itself
+    :ivar inline: whether its code is short enough to run in the caller's own task, and a stopped call is a read
+    :ivar behind: the declaration of the tool that answers for a locked id; a call runs with its settings, secrets and
+        state
     """
 
     spec: ToolSpec
@@ -93,12 +98,12 @@ class Entry:
     id: str = field(init=False)
     wire_name: str = field(init=False)
     asks_first: bool = field(init=False)
-    """Whether people may have to be asked questions before it runs."""
+    """Whether it may have to ask the user questions before it runs."""
     inline: bool = field(init=False)
-    """Whether it can be awaited in its caller's own task; see the class."""
+    """Whether it can run in the caller's own task; see the class."""
     behind: ToolSpec | None = field(init=False)
     checks: bool = field(init=False)
-    """Whether the tool itself checks arguments that fit its schema."""
+    """Whether the tool itself checks arguments that match its schema."""
 
     def __post_init__(self) -> None:  # here, once: generations of ten thousand share their entries
         object.__setattr__(self, "id", self.spec.id)
@@ -113,13 +118,14 @@ class Entry:
     def admitted(
         self, arguments: dict[str, Any], *, parsed: bool = False, judged: Mapping[Schema, Sequence[str]] | None = None
     ) -> dict[str, Any]:
-        """``arguments`` as the tool gets them: they fit its schema, with whole numbers as integers, and have passed its
-        own look at them.
+        """Validate ``arguments`` and return them in the form for the tool, with whole numbers as integers.
 
-        :param parsed: they came from JSON text
-        :param judged: what is wrong with them by schemas that they have been checked by already
-        :raises UnfinishedCheck: if the check is beyond the budget
-        :raises ToolError: ``invalid_input`` with what is wrong with them; ``backend`` where that look failed by itself
+        They match the schema and have passed the tool's own check.
+
+        :param parsed: whether they came from JSON text
+        :param judged: the known problems of these arguments, by schema
+        :raises UnfinishedCheck: if the check exceeds the budget
+        :raises ToolError: ``invalid_input`` with the problems; ``backend`` if the tool's check failed itself
         """
         schema = self.schema
         problems = judged[schema] if judged and schema in judged else schema.problems(arguments, parsed=parsed)
@@ -148,7 +154,10 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """How the tools of two generations differ: ids, in order. A tool that was moved or withheld counts as changed."""
+    """The difference between the tools of two generations, as ids in order.
+
+    A tool that moved or became unavailable counts as changed.
+    """
 
     added: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
@@ -161,13 +170,13 @@ class Difference:
 class Generation:
     """All tools at one time, by id, alias and wire name.
 
-    :param number: 1 for the first of a kernel's life, then one more each
+    :param number: 1 for the first of a kernel, then one more each
     :param aliases: alias to id
-    :param quarantined: what foreign sources offered and could not be taken, with the reasons
-    :param beyond: ids of tools that there are and that this agent does not have; a rule may name them
-    :param offerings: what the sources have beside tools, in their order
-    :param unheard: the sources that have not said yet what they have
-    :raises ValueError: when two tools, aliases or wire names are the same
+    :param quarantined: definitions of third-party sources that were rejected, with the reasons
+    :param beyond: ids of existing tools that this agent does not have; a rule may name them
+    :param offerings: the resources and prompts of the sources, in their order
+    :param unheard: the sources that have not listed their tools yet
+    :raises ValueError: if two tools, aliases or wire names are equal
     """
 
     __slots__ = (
@@ -220,9 +229,9 @@ class Generation:
         return f"<generation {self.number}: {len(self.entries)} tools>"
 
     def statuses(self, unreachable: Mapping[str, str]) -> list[ToolStatus]:
-        """The status of each tool, then of what foreign sources offer and is not among them.
+        """Return the status of each tool, then of the rejected definitions and third-party sources.
 
-        :param unreachable: the foreign sources that cannot be reached now, by name, each with the reason
+        :param unreachable: the third-party sources that cannot be reached now, by name, each with the reason
         """
         found = [_status_of(entry, unreachable) for entry in self.entries.values()]
         found += [ToolStatus(one.tool, "quarantined", one.problem, one.foreign) for one in self.quarantined if one.tool]
@@ -233,20 +242,19 @@ class Generation:
         return found
 
     def resolve(self, name: str) -> Entry | None:
-        """The tool of that id, alias or wire name, withheld or not."""
+        """Return the tool with this id, alias or wire name, available or not; None if there is none."""
         return self._by_name.get(name)
 
     def nearest(self, name: str, count: int = 3) -> list[str]:
-        """The few names most like an unknown one, best first; only of tools that can be called."""
+        """Return the known names most similar to an unknown one, best first, of available tools only."""
         known = [tool_id for tool_id, entry in self.entries.items() if entry.withheld is None]
         known += [alias for alias, tool_id in self.aliases.items() if self.entries[tool_id].withheld is None]
         return nearest(name.replace("__", "."), known, count)
 
     def awaited(self, name: str, *, else_any: bool = False) -> str:
-        """Where the sources stand that an unknown name may be a tool of, once they have said what they have; empty where
-        there are none.
+        """Describe the unlisted sources that may have a tool of an unknown name; empty if there are none.
 
-        :param else_any: those too whose tools may have any name
+        :param else_any: if none matches, include the sources whose tools may have any name
         """
         if not self.unheard:
             return ""
@@ -257,7 +265,7 @@ class Generation:
         return " ".join(f"{one.standing()}." for one in found[:_MOST_AWAITED])
 
     def difference(self, older: Generation) -> Difference:
-        """What this generation has that ``older`` had not, and the other way round."""
+        """Return the difference from an ``older`` generation to this one."""
         mine, theirs = self.entries, older.entries
         other = [entry for entry in mine.values() if theirs.get(entry.id) is not entry]  # most are the very same
         return Difference(
@@ -268,10 +276,10 @@ class Generation:
 
 
 def foreign_origin(spec: ToolSpec, place: str, *, foreign: bool) -> str:
-    """Where the outputs of a tool come from, if not from the operator's own code and files.
+    """Describe the untrusted origin of a tool's output; empty for the operator's own code and files.
 
     :param place: where the tool was found
-    :param foreign: whether that is a source of somebody else
+    :param foreign: whether that is a third-party source
     """
     hosts = spec.requires.net.hosts
     shown = ", ".join(hosts[:5]) + (f" and {len(hosts) - 5} more" if len(hosts) > 5 else "")
@@ -288,7 +296,10 @@ def _both_named(entries: Iterable[Entry]) -> str:
 
 
 def _is_beneath(name: str, prefix: str) -> bool:
-    """Whether it is like the id of a source's tool; ``git__log`` is the wire name of ``git.log``."""
+    """Return whether ``name`` looks like the id of a source's tool.
+
+    ``git__log`` is the wire name of ``git.log``.
+    """
     return name == prefix or (name.startswith(f"{prefix}_") and not name.startswith(f"{prefix}__"))
 
 
@@ -301,30 +312,33 @@ def _state_of(entry: Entry) -> tuple[str | None, ...]:
 
 
 class Unheard(Protocol):
-    """A source that has not said yet what it has, such as a server that nobody has ever reached."""
+    """A source that has not listed its tools yet, such as a server that was never reached."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """The operator's name of the source."""
+        ...
 
     @property
     def prefix(self) -> str:
-        """What the ids of its tools begin with; empty where that can be anything."""
+        """The prefix of the ids of its tools; empty if they can be anything."""
         ...
 
     def standing(self) -> str:
-        """Where it stands now, what comes next, and who does it: a sentence or two for whoever wants a tool of it."""
+        """Describe its state, the next step and who takes it, in one or two sentences."""
         ...
 
 
 # The Protocol of a tool source, and the results of loading it.
 
 Rank = Literal["built-in", "global", "agent", "code", "package"]
-"""Who a source speaks for. Only a built-in may have a locked id; only ``agent`` may override, and only ``global``."""
+"""Whose authority a source has. Only a built-in may have a locked id. Only ``agent`` may override other tools, and
+only those of ``global``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """One tool, and where it was found, as the operator knows it."""
+    """One tool and the place where it was found, as the operator knows it."""
 
     tool: Tool
     place: str
@@ -332,13 +346,13 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """All that a source has, and all that is wrong with it.
+    """All tools of a source, and all its faults.
 
-    :param name: what the operator calls the source, where it is a foreign one; its tools are one category of that name
-    :param about: the operator's text on it, for models. Never the source's own
-    :param aliases: further names of its tools, alias to id; those of the built-ins count
-    :param offering: its resources and prompts, where it has some; the same object as long as those are the same
-    :param unheard: where nobody knows yet what it has
+    :param name: the operator's name of a third-party source; its tools are one category of that name
+    :param about: the operator's text about it, for models; never the source's own
+    :param aliases: further names of its tools, alias to id; only those of built-in tools count
+    :param offering: its resources and prompts, if it has some; the same object as long as they are unchanged
+    :param unheard: set if the source has not listed its tools yet
     """
 
     tools: tuple[Found, ...] = ()
@@ -351,18 +365,23 @@ class Loaded:
 
 
 class Source(Protocol):
-    """Where tools come from. Loading reads and checks; it starts nothing, fetches nothing, installs nothing."""
+    """A source of tools. Loading reads and checks; it starts, fetches and installs nothing."""
 
     @property
-    def rank(self) -> Rank: ...
+    def rank(self) -> Rank:
+        """Whose authority the source has."""
+        ...
 
     @property
     def foreign(self) -> bool:
-        """Not the operator's own: what is faulty is quarantined tool by tool, and stops nothing."""
+        """Whether the source is third-party.
+
+        Its faulty tools are quarantined one by one and stop nothing.
+        """
         ...
 
     def load(self) -> Loaded:
-        """Everything at once; a fault is data here, never an exception."""
+        """Load everything at once. Faults are data in the result, never an exception."""
         ...
 
 

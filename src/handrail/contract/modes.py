@@ -9,5 +9,5 @@ from typing import Literal, get_args
 
 Mode = Literal["plan", "ask", "accept-edits", "auto"]
 MODES: tuple[Mode, ...] = get_args(Mode)
-"""The narrowest first."""
+"""The modes, the narrowest first."""
 DEFAULT_MODE: Mode = "ask"

@@ -1,4 +1,4 @@
-"""A rule as a person writes it, as a line or a table with examples, and the names of the modes."""
+"""The forms of a rule in settings and code: a line of text, or a table with examples."""
 
 from __future__ import annotations
 
@@ -10,11 +10,17 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_val
 from handrail.contract.errors import UsageError
 
 Example = str | Sequence[str] | Mapping[str, Any]
-"""What a rule is tried on when it is loaded: a command as text or as words, a path, a host or URL, or arguments by name."""
+"""A value that a rule is tried on when it is loaded.
+
+It is a command as text or words, a path, a host or URL, or arguments by name.
+"""
 
 
 class RuleEntry(BaseModel):
-    """``{ rule = "allow bash git diff *", match = ["git diff src"], not_match = ["git diff --output=f"] }``"""
+    """A rule with examples that are checked when it is loaded.
+
+    ``{ rule = "allow bash git diff *", match = ["git diff src"], not_match = ["git diff --output=f"] }``
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
@@ -37,7 +43,7 @@ class RuleEntry(BaseModel):
 
 
 AnyRule = str | RuleEntry | Mapping[str, Any]
-"""A rule as a text, or with examples of what it is to match, which are checked."""
+"""A rule as text, or with examples that it must match."""
 
 
 def _form(value: object) -> str:
@@ -48,11 +54,11 @@ GivenRule = Annotated[
     Annotated[str, Tag("<text>")] | Annotated[RuleEntry, Tag("<table>")],
     Discriminator(_form),
 ]
-"""A text, or a :class:`RuleEntry`."""
+"""A rule as text or as a :class:`RuleEntry`, for settings models."""
 
 
 def text_of(given: object) -> str:
-    """The line of a rule, in whichever form it was given."""
+    """Return the line of a rule, in any form."""
     if isinstance(given, RuleEntry):
         return given.rule
     if isinstance(given, Mapping):
@@ -61,15 +67,15 @@ def text_of(given: object) -> str:
 
 
 def as_data(given: object) -> str | dict[str, Any]:
-    """A rule for the way to another process: its line, or a table where it has examples to be tried on there."""
+    """Return a rule as JSON-able data for another process: its line, or a table if it has examples."""
     entry = entry_of(given)
     return entry.model_dump(mode="json") if entry.match or entry.not_match else entry.rule
 
 
 def entry_of(given: object) -> RuleEntry:
-    """A rule with its examples, in whichever form it was given.
+    """Return a rule with its examples, from any form.
 
-    :raises ValueError: for a table that is none
+    :raises ValueError: for a table that is not a rule
     """
     if isinstance(given, RuleEntry):
         return given
@@ -77,9 +83,9 @@ def entry_of(given: object) -> RuleEntry:
 
 
 def rule_texts(rules: Iterable[AnyRule]) -> tuple[str | RuleEntry, ...]:
-    """Rules as a program gives them: texts, or tables with examples.
+    """Return the rules of a program as texts or entries.
 
-    :raises UsageError: for a single text, whose letters Python would take for rules, and for what is no rule's form
+    :raises UsageError: for a single text, which Python would iterate by letters, and for a value that is not a rule
     """
     if isinstance(rules, str):
         raise UsageError(f"rules={rules!r} is one text; give a list of rules, as in rules=[{rules!r}]")

@@ -1,7 +1,7 @@
 """The Protocol between code that starts a process and the provider that confines it.
 
-A provider receives the *call set* and a *profile*, and must refuse everything that it cannot enforce. No flag asks for
-less.
+A provider receives the *call set* and a *profile*, and must refuse everything that it cannot enforce. No flag asks
+for less.
 """
 
 from __future__ import annotations
@@ -13,38 +13,39 @@ from typing import Protocol
 from handrail.contract.tool.requires import CapabilitySet
 
 SHELL_ARGV = ("/bin/bash", "--noprofile", "--norc", "-c", "--")
-"""What a shell text is started with, as the last argument. ``--``: a text that begins with a dash is a command, as it
-was judged, and no option of the shell. A provider may have such a shell ready before the text is known."""
+"""The argv for a shell text, which follows as the last argument. After ``--`` a text that begins with a dash is a
+command, as the rules evaluated it, and not an option of the shell. A provider may start such a shell before the
+text is known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the processes of one sandbox may use up. None: no bound of its own."""
+    """The resources that the processes of one sandbox may use. None means no limit."""
 
     cpu_s: int | None = 3600
     """Processor seconds of each process."""
     memory_bytes: int | None = 8 * 1024 * 1024 * 1024
     """Private memory of each process."""
     call_memory_bytes: int | None = 16 * 1024 * 1024 * 1024
-    """Memory of all processes of the sandbox together, what they share counted once."""
+    """Memory of all processes of the sandbox together; shared memory counts once."""
     processes: int | None = 2048
     """Processes and threads of the sandbox together."""
     file_bytes: int | None = 16 * 1024 * 1024 * 1024
-    """The longest file that a process may write."""
+    """The largest file that a process may write."""
     open_files: int | None = 4096
     tmp_bytes: int = 256 * 1024 * 1024
-    """The private ``/tmp``."""
+    """The size of the private ``/tmp``."""
     shm_bytes: int = 64 * 1024 * 1024
-    """The private ``/dev/shm``."""
+    """The size of the private ``/dev/shm``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """A host that a program in a sandbox wanted to reach, as it was decided.
+    """An attempt of a sandboxed program to reach a host, with the decision.
 
     :param host: in canonical form, an IPv6 address in brackets
     :param method: ``CONNECT`` for a tunnel, else the request's own
-    :param refused: why it was not let through; None where it was
+    :param refused: why it was refused, or None
     """
 
     host: str
@@ -54,43 +55,43 @@ class Attempt:
 
 
 class Denials(Protocol):
-    """What the rules of a session keep from programs, whichever call started them."""
+    """The paths that the rules of a session deny to programs, for any call."""
 
     @property
     def key(self) -> Hashable:
-        """Equal for equal answers."""
+        """A key that is equal for equal answers."""
         ...
 
     def hides(self, path: str, /) -> bool:
-        """Whether an absolute, canonical path is not to be read."""
+        """Return whether programs may not read an absolute, canonical path."""
         ...
 
     @property
     def fixes_any(self) -> bool:
-        """Whether there is any that :meth:`fixes` says yes to."""
+        """Whether there is any path that programs may read but not write."""
         ...
 
     def fixes(self, path: str, /) -> bool:
-        """Whether it is not to be written."""
+        """Return whether programs may not write a path."""
         ...
 
     def opens(self, path: str, /) -> bool:
-        """Whether a rule names a path that is asked about always, and allows programs to write it."""
+        """Return whether a rule names a protected path and allows programs to write it."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """The folders and bounds of one sandbox, beside its capability set.
+    """The folders and limits of one sandbox, in addition to its capability set.
 
-    Paths are absolute and canonical. The workspace, ``writable`` and ``further`` (to be read only) are mounted where
-    the capability set also reaches; ``readable`` extras such as a tool's own folder are mounted as they are. Without
-    ``workspace_writable`` nothing is writable but ``scratch``, which is HOME. ``hidden`` paths are masked, and so are
-    ``masked`` files, which rules keep from being read. ``pinned`` paths inside what is writable are read-only and stay
-    where they are. ``secrets`` are handed over by a descriptor, never in the environment. ``gate`` judges each host
-    (and port) that the program wants to reach, on top of the set's hosts; it gives the reason of a refusal, or None.
-    ``on_attempt`` is told of each such host when it is decided. From ``denials`` a guard finds what is to be masked and
-    pinned; to ``quarantine`` it moves what a program made under a protected name.
+    Paths are absolute and canonical. The workspace, ``writable`` and ``further`` (read-only) are mounted where the
+    capability set also reaches; ``readable`` extras such as a tool's own folder are always mounted. Without
+    ``workspace_writable`` only ``scratch``, which is HOME, is writable. ``hidden`` paths are masked, and so are
+    ``masked`` files, which rules deny. ``pinned`` paths inside writable folders are read-only and cannot be moved.
+    ``secrets`` go through a file descriptor, never the environment. ``gate`` evaluates each host and port that the
+    program wants to reach, in addition to the set's hosts; it returns the reason of a refusal, or None.
+    ``on_attempt`` receives each such attempt with its decision. A guard derives the masked and pinned paths from
+    ``denials``; it moves files that a program made under a protected name to ``quarantine``.
     """
 
     workspace: str
@@ -110,21 +111,21 @@ class Profile:
     on_attempt: Callable[[Attempt], None] | None = None
     denials: Denials | None = None
     shows: Callable[[str], bool] | None = None
-    """Says which of the paths that ``denials`` hide this very call may read all the same."""
+    """Return whether this call may read a path that ``denials`` hide from programs."""
     quarantine: str = ""
     tool: str = ""
-    """The id of the tool whose program it is; empty for the kernel's own."""
+    """The id of the tool whose program it is; empty for the kernel's own programs."""
     call: str = ""
-    """The id of the job or call that it runs for, to name it in answers; empty where there is none."""
+    """The id of the job or call that it runs for, for texts; empty if there is none."""
     callers: tuple[str, ...] = ()
-    """The ids of the call and its job, and of the calls and jobs that made it: their programs do not wait for each other."""
+    """The ids of the call, its job, and the calls and jobs above it. Their programs do not wait for each other."""
     unix_sockets: bool = False
-    """Whether programs may make Unix sockets, and so reach every server that listens in a folder they see."""
+    """Whether programs may create Unix sockets, and so reach every server that listens in a folder they see."""
 
 
 @dataclass(frozen=True, slots=True)
 class TerminalSize:
-    """In characters."""
+    """The size of a terminal in characters."""
 
     columns: int
     rows: int
@@ -132,12 +133,12 @@ class TerminalSize:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What is to be started.
+    """A program to start.
 
     :param descriptors: number in the child to number here, inherited besides 0, 1 and 2
-    :param merge_stderr: whether what it writes to stderr comes with its stdout
-    :param terminal: where set, its controlling terminal, which is all of 0, 1 and 2, is a new one of this size; its
-        process is a :class:`TerminalProcess`
+    :param merge_stderr: whether stderr goes to stdout
+    :param terminal: if set, 0, 1 and 2 are a new controlling terminal of this size, and the process is a
+        :class:`TerminalProcess`
     """
 
     argv: Sequence[str]
@@ -147,85 +148,94 @@ class Program:
 
 
 class Process(Protocol):
-    """A confined process. Ending it ends everything it started."""
+    """A sandboxed process. Its end also ends everything that it started."""
 
     @property
-    def pid(self) -> int: ...
-
-    async def write(self, data: bytes) -> None:
-        """To its stdin; quietly does nothing once the process has closed it."""
+    def pid(self) -> int:
+        """The process id."""
         ...
 
-    async def close_stdin(self) -> None: ...
+    async def write(self, data: bytes) -> None:
+        """Write to stdin. Does nothing after the process has closed it."""
+        ...
+
+    async def close_stdin(self) -> None:
+        """Close stdin."""
+        ...
 
     async def read_line(self, max_bytes: int) -> bytes:
-        """One line of stdout with its newline; ``b""`` at the end.
+        """Read one line of stdout with its newline; ``b""`` at the end.
 
-        :raises ToolError: ``limit`` when a line is longer than ``max_bytes``
+        :raises ToolError: ``limit`` for a line longer than ``max_bytes``
         """
         ...
 
     async def read(self, max_bytes: int) -> bytes:
-        """At most ``max_bytes`` of stdout as soon as there are any; ``b""`` at the end."""
+        """Wait for output and return at most ``max_bytes`` of stdout; ``b""`` at the end."""
         ...
 
     async def communicate(
         self, stdin: bytes, max_bytes: int, on_output: Callable[[bytes], None] | None = None
     ) -> tuple[bytes, bytes, int]:
-        """Feed stdin, wait for the *exit* (not for the pipes to close), then drain what is there.
+        """Write stdin, wait for the *exit* (not for closed pipes), and read the remaining output.
 
-        :param on_output: told each kept piece of stdout as it comes, and that there is more, where it is not kept
-        :return: stdout, stderr (each cut at ``max_bytes``, then drained and counted), and the number of bytes dropped
+        :param on_output: called with each kept piece of stdout, and with a note if output is dropped
+        :return: stdout, stderr (each cut at ``max_bytes``, the rest is counted), and the number of dropped bytes
         """
         ...
 
     async def wait(self) -> int:
-        """The exit code; below 0 for the signal that ended it."""
+        """Wait for the exit and return its code; below 0 for the signal that ended the process."""
         ...
 
     async def kill(self) -> None:
-        """End it and all it started, and return when none of them is left."""
+        """End the process and all that it started, and return when none of them is left."""
         ...
 
 
 class TerminalProcess(Process, Protocol):
-    """A confined process with a terminal, of which only the holder has the other end: what is written is typed."""
+    """A sandboxed process with a terminal. Written data is typed into it."""
 
     def resize(self, size: TerminalSize) -> None:
-        """Give the terminal another size; its foreground programs are told. Quietly does nothing once it has ended."""
+        """Resize the terminal and notify its foreground programs. Does nothing after the end."""
         ...
 
     def reads_lines(self) -> bool:
-        """Whether its program is given whole lines as of now, by the system; it takes no line that is too long for that."""
+        """Return whether the system passes whole lines to the program now.
+
+        The program then gets no line that is too long for that.
+        """
         ...
 
     def at_prompt(self) -> bool:
-        """Whether its first program, and none that this has started, edits a line there now, and has read all before it.
-        False also where that cannot be told."""
+        """Return whether the first program waits at its prompt and has read all input.
+
+        No program that it started is in the foreground. False also if that is unknown.
+        """
         ...
 
     def folders(self) -> tuple[str, ...]:
-        """The folders that its first program and the one in the foreground are in, as far as that can be told."""
+        """Return the current folders of the first program and the foreground program, as far as known."""
         ...
 
     def give_up(self) -> int:
-        """Have what is being written, and nobody has taken, not written any more. Gives how many bytes that are."""
+        """Discard typed input that no program has read, and return its number of bytes."""
         ...
 
     def rest(self, max_bytes: int) -> bytes:
-        """What was shown and nobody has read, once it has ended."""
+        """Return output that was not read before the process ended."""
         ...
 
     def hang_up(self) -> None:
-        """Take the terminal away, as if its line were cut (SIGHUP). Nothing is read or written any more."""
+        """Disconnect the terminal (SIGHUP). Nothing is read or written any more."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Mechanism:
-    """One thing that confinement is made of, as it was found when it was tried.
+    """One mechanism of the sandbox, with the result of a trial on this machine.
 
-    :param held: None where nobody tried, because what it stands on failed
+    :param held: whether it is enforced; None if it was not tried because its base failed
     """
 
     name: str
@@ -236,18 +246,19 @@ class Mechanism:
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """What this machine can enforce. ``name`` says what confines; with ``none`` nothing is started."""
+    """The confinement that this machine can enforce. With the name ``none`` no program starts."""
 
     name: str
     detail: str
     remedy: str = ""
     mechanisms: tuple[Mechanism, ...] = ()
-    """Each in the order of the layers."""
+    """The mechanisms in the order of the layers."""
     unconfined: frozenset[str] = frozenset()
-    """Tools whose programs run without any of it, by their operator's word."""
+    """Tools whose programs run without a sandbox because the operator said so."""
 
     @property
     def confines(self) -> bool:
+        """Whether programs are confined at all."""
         return self.name != "none"
 
     @property
@@ -257,24 +268,31 @@ class Tier:
 
 
 class Sandbox(Protocol):
+    """A provider that starts confined processes."""
+
     @property
-    def tier(self) -> Tier: ...
+    def tier(self) -> Tier:
+        """The confinement that this provider enforces."""
+        ...
 
     async def start(self, capabilities: CapabilitySet, profile: Profile, program: Program) -> Process:
         """Start ``program`` confined.
 
-        :raises ToolError: ``unavailable`` when the tier cannot enforce the set, with the reason and the remedy
+        :raises ToolError: ``unavailable`` if the tier cannot enforce the set, with the reason and the remedy
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """A process that has ended. ``output`` is stdout and stderr as they came, at most 64 MiB; ``dropped`` counts what came after.
+    """A process that has ended.
 
-    ``signal`` is the number of the signal that ended it, or None. ``limit`` names the bound of the sandbox that it hit, as
-    far as its end or its last output shows. ``notes`` explain why files that its output names could not be read or
-    written, when the sandbox kept them from it. ``errors`` is stderr, when it was asked for apart.
+    :param output: stdout and stderr in order, at most 64 MiB
+    :param dropped: the number of bytes after that
+    :param signal: the number of the signal that ended the process, or None
+    :param limit: the sandbox limit that it exceeded, as far as its end or its last output shows
+    :param notes: why the sandbox kept it from files that its output names
+    :param errors: stderr, if it was requested separately
     """
 
     exit_code: int

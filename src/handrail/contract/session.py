@@ -17,79 +17,106 @@ from handrail.contract.tool.spec import ToolSpec
 Proposal = tuple[str, Mapping[str, Any] | str] | ProposedCall
 """``(tool, arguments)``, or a :class:`ProposedCall`, which also carries what a provider adds to a call."""
 StopReason = Literal["timeout", "budget", "user", "call", "shutdown", "parent"]
-"""``timeout``: the tool's own; ``budget``: the time of the run whose call it is; ``call``: a call of the same session asked for
-it; ``parent``: the session is a sub-agent's, and its parent was stopped or has ended."""
+"""Why a call or session was stopped.
+
+``timeout``: the tool's time-out. ``budget``: the time of the run that the call belongs to. ``call``: a call of the
+same session requested it. ``parent``: the session is a sub-agent's, and its parent was stopped or has ended.
+"""
 
 
 class Turn(Protocol):
-    """One model request with its calls; it pins one generation of the registry."""
+    """One model request with its calls. It pins one generation of the registry."""
 
     @property
-    def number(self) -> int: ...
+    def number(self) -> int:
+        """The number of the turn in its session, from 1."""
+        ...
 
     @property
     def specs(self) -> Sequence[ToolSpec]:
-        """The tools that the model sees, in a stable order: the core tools, then those brought into view, in the order in
-        which they were. Withheld tools are left out."""
+        """The active tools that the model sees: the core tools, then the loaded ones in loading order.
+
+        Unavailable tools are left out. The order is stable.
+        """
         ...
 
     @property
     def index(self) -> str:
-        """The index of the tools beyond :attr:`specs`, for the system text; ``""`` when there are none."""
+        """The index of the tools beyond :attr:`specs`, for the system text; ``""`` if all tools are active."""
         ...
 
     @property
     def native(self) -> Sequence[NativeOffer]:
-        """The tools that the model's provider may carry out itself; one that this session rules out has the reason with it."""
+        """The tools that the model's provider may run itself.
+
+        A tool that this session excludes has the reason with it.
+        """
         ...
 
     async def call_all(self, calls: Iterable[Proposal]) -> Sequence[Answer]:
-        """Carry out the calls of a whole reply: exactly one answer each, in order."""
+        """Run the calls of a whole reply and return one answer for each, in order."""
         ...
 
     def look_ahead(self, call: Proposal) -> None:
-        """The next call of a reply that is still being streamed may become this one: its arguments are whole, and its block is
-        open. What is the same whenever it is submitted may be worked out now, so that it begins sooner then. Nothing happens
-        of it, nothing is recorded, and another call may come in its place."""
+        """Prepare a call that the streamed reply will probably propose next.
+
+        The arguments are complete, but the block of the call is still open. The kernel may do work that does not
+        depend on the time of submission, so that the call starts sooner. This runs and records nothing, and another
+        call may be submitted instead.
+        """
         ...
 
     def submit(self, call: Proposal) -> Awaitable[Answer]:
-        """Start the next call of a reply that is still being streamed. Gives an awaitable of its answer. Calls enter the lock
-        queue in the order in which they are submitted, like those of :meth:`call_all`."""
+        """Start the next call of a reply that is still streaming.
+
+        Calls enter the lock queue in the order of submission, like those of :meth:`call_all`.
+
+        :return: an awaitable of the answer
+        """
         ...
 
 
 class Session(Protocol):
-    """Opened by :meth:`handrail.kernel.kernel.Kernel.session`. Use it from tasks of the kernel's event loop."""
+    """One conversation with a workspace. Made by :meth:`handrail.kernel.kernel.Kernel.session`.
+
+    Use it only from tasks of the kernel's event loop.
+    """
 
     @property
-    def id(self) -> str: ...
+    def id(self) -> str:
+        """The id of the session."""
+        ...
 
     @property
-    def closed(self) -> bool: ...
+    def closed(self) -> bool:
+        """Whether the session accepts no more calls."""
+        ...
 
     @property
     def headless(self) -> bool:
-        """Whether nobody can be asked: then ask means deny, and ``question`` answers with a fixed error."""
+        """Whether the session has no user to ask. Ask then means deny, and ``question`` returns a fixed error."""
         ...
 
     @property
     def workdir(self) -> str:
-        """The workspace's canonical folder."""
+        """The canonical path of the workspace."""
         ...
 
     def add_rules(self, *texts: str) -> None:
-        """Add rules of the session scope. They apply at once, also to calls that wait for a lock.
+        """Add rules of the session scope.
 
-        :raises ValueError: for a text that is no rule
+        They apply at once, also to calls that wait for a lock.
+
+        :raises ValueError: for a text that is not a rule
         """
         ...
 
     def set_mode(self, mode: str) -> None:
-        """Switch to another mode (``plan``, ``ask``, ``accept-edits``, ``auto``). It applies at once, also to calls that wait
-        for a lock.
+        """Switch to another mode: ``plan``, ``ask``, ``accept-edits`` or ``auto``.
 
-        :raises UsageError: naming the modes there are
+        The mode applies at once, also to calls that wait for a lock.
+
+        :raises UsageError: for an unknown mode; the text names the available modes
         """
         ...
 
@@ -98,157 +125,186 @@ class Session(Protocol):
 
         :param tool: id, alias or wire name
         :param arguments: an object, or its JSON text
-        :param key: makes the call repeatable by its caller: the same key with the same arguments gives the
-            recorded result without running anything again, also after a restart; with other arguments it is a
-            ``conflict``
+        :param key: an idempotency key. The same key with the same arguments returns the recorded result without
+            running anything again, also after a restart. With other arguments the call is a ``conflict``
         """
         ...
 
     async def call_all(self, calls: Iterable[Proposal]) -> list[Result]:
-        """Propose calls as one reply: in parallel where locks allow, one result each, in order."""
+        """Propose calls as one reply and return one result for each, in order.
+
+        The calls run in parallel where their locks allow it.
+        """
         ...
 
     def turn(self) -> Turn:
-        """Begin the next turn. It keeps the tools that are current now, and those of them that are in view now."""
+        """Start the next turn. The turn keeps the current generation and the current active tools."""
         ...
 
     async def begin(self, text: str = "", *, headless: bool = False) -> None:
-        """Begin an interaction with the user's message ``text``. Tools that the previous one brought into view leave it.
+        """Start an interaction with the user's message ``text``.
 
-        :param headless: nobody can be asked during this interaction, as when a trigger began it
+        Tools that the previous interaction loaded are no longer active. A session that never calls this method is one
+        interaction.
 
-        A session in which this is never called is one interaction as a whole.
+        :param headless: whether this interaction has no user to ask, for example because a trigger started it
         """
         ...
 
     @property
     def view(self) -> Sequence[ToolSpec]:
-        """The tools that the next turn's model will see, if nothing more happens."""
+        """The active tools: those that the model of the next turn will see if nothing changes."""
         ...
 
     @property
     def history(self) -> History | None:
-        """Where its conversation is stored; None when it is not stored."""
+        """The stored conversation, or None if it is not stored."""
         ...
 
     @property
     def notices(self) -> Notices | None:
-        """The notices for its agent, beside the answers to its calls; None when none are kept."""
+        """The notifications for the session's agent, or None if none are kept."""
         ...
 
     async def recall(self, call_id: str) -> Answer:
-        """The answer to an earlier call whose answer was lost: the recorded one, or ``interrupted`` when the outcome is
-        unknown. A parked call is resumed: once approved it runs now, once; while it still waits for a person, the
-        answer has ``parked`` in its metadata.
+        """Return the recorded answer of an earlier call whose answer was lost.
 
-        :raises LogUnavailable: when the log cannot be read
+        The answer is ``interrupted`` if the outcome is unknown. A call that awaits approval is resumed: after the
+        approval it runs once. While it still waits, the answer has ``parked`` in its metadata.
+
+        :raises LogUnavailable: if the log cannot be read
         """
         ...
 
     async def recall_all(self, call_ids: Sequence[str]) -> list[Answer]:
-        """As :meth:`recall`, for several calls, in the order in which they were proposed. Those that are parked are taken up
-        together, as one reply: all that still wait for a person are asked about at once.
+        """Return the recorded answers of several calls, in the order of their proposals; see :meth:`recall`.
 
-        :raises LogUnavailable: when the log cannot be read; none is taken up
+        Calls that await approval are resumed together, as one reply, and all their requests are asked at once.
+
+        :raises LogUnavailable: if the log cannot be read; then no call is resumed
         """
         ...
 
     async def resume_parked(self) -> list[Answer]:
-        """Resume every parked call, as one reply: approved calls run, once; rejected ones are answered as such; those that
-        nobody has decided wait for the attendant, or are parked again. Gives their answers, in order.
+        """Resume every call that awaits approval, as one reply, and return the answers in order.
 
-        :raises LogUnavailable: when the log cannot be read
+        Approved calls run once. Rejected calls are answered as rejected. Undecided calls wait for the approval
+        handler, or continue to await approval.
+
+        :raises LogUnavailable: if the log cannot be read
         """
         ...
 
     @property
     def jobs(self) -> Jobs:
-        """Its calls that outlive their turn."""
+        """The background jobs of the session."""
         ...
 
     async def promote(self, call_id: str) -> Job:
-        """Move a running call to the background: whoever waits for it gets the job as its answer. Doing so again has no
-        further effect.
+        """Move a running call to the background. The job becomes the answer for its caller.
 
-        :raises ToolError: ``invalid_input`` when no such call is running, or its tool is not promotable; ``conflict`` when
-            it has ended or is about to, so that its answer is its result; ``limit`` when there are too many jobs
-        :raises LogUnavailable: when the move cannot be made durable; the call goes on in its turn
+        A second call of this method for the same call has no further effect.
+
+        :raises ToolError: ``invalid_input`` if no such call is running, or its tool is not promotable; ``conflict``
+            if the call has ended or is about to end, so that its answer is its result; ``limit`` if too many jobs
+            exist
+        :raises LogUnavailable: if the move cannot be made durable; the call then continues in its turn
         """
         ...
 
     def cancel(self, reason: StopReason = "user") -> object:
-        """Stop every call in flight, and those of its sub-agents. Each still gets its one result. Jobs go on."""
+        """Stop every running call, and those of the sub-agents. Each still gets its result. Jobs continue."""
         ...
 
     @property
     def agents(self) -> Sequence[AgentType]:
-        """The agents to which its own agent may hand work."""
+        """The agents to which the session's agent may delegate tasks."""
         ...
 
     @property
     def skills(self) -> Sequence[Skill]:
-        """The skills that its model can read, the nearest first. The list does not change while the session is open."""
+        """The skills that the model can read, the nearest first.
+
+        The list stays the same while the session is open.
+        """
         ...
 
     async def instructions_above(self) -> Sequence[tuple[str, str]]:
-        """The project's instruction files above the workspace up to the top of its repository, the farthest first: the path
-        of each from the workspace, and what stands in it. Those that a rule keeps from reading are left out, and secrets. All
-        this is on record.
+        """Return the instruction files in the parent folders of the workspace, the farthest first.
 
-        :raises LogUnavailable: when the log takes no records
+        The search ends at the top of the repository. Files that a rule denies are left out, and secrets are removed.
+        The log records all of it.
+
+        :return: the path of each file, relative to the workspace, and its text
+        :raises LogUnavailable: if the log takes no records
         """
         ...
 
     def delegate_to(self, delegates: Delegates | None) -> None:
-        """Have ``delegates`` run the sub-agents to which its calls hand work; None: work can no longer be handed over."""
+        """Set the runner of sub-agents for this session's calls, or None to end delegation."""
         ...
 
     async def child(self, call_id: str, delegation: Delegation) -> Child:
-        """Open a session for the sub-agent that a call of this one starts. It ends with this one at the latest, and its calls
-        may touch at most what this one's agent passes on.
+        """Open a session for the sub-agent that a call of this session starts.
 
-        :param call_id: of the call, which has to be in flight
+        The child session ends with this one at the latest. Its calls may touch at most what the agent of this session
+        delegates.
+
+        :param call_id: the id of the call, which must be running
         :raises ToolError: as :meth:`handrail.contract.doors.agents.Agents.run` does
-        :raises UsageError: when no such call is in flight
+        :raises UsageError: if no such call is running
         """
         ...
 
     def watch(self, listener: Callable[[Event], None]) -> Callable[[], None]:
-        """Call ``listener`` with each event, in order, as it happens. Gives a function that stops it.
+        """Call ``listener`` with each event, in order, as it happens.
 
-        An exception of the listener goes to the event loop's exception handler and does not affect the call.
+        An exception of the listener goes to the exception handler of the event loop and does not affect the call.
+
+        :return: a function that removes the listener
         """
         ...
 
     def events(self) -> AsyncIterator[Event]:
-        """The events from the start of the iteration until the session or its kernel is closed.
+        """Iterate over the events from now until the session or its kernel is closed.
 
-        A reader that falls 10,000 events behind misses progress events only; one that falls 20,000 behind is cut off.
+        A reader that falls 10,000 events behind misses progress events only. A reader that falls 20,000 events behind
+        is cut off.
 
-        :raises UsageError: when the reader was cut off, after the events up to that point
+        :raises UsageError: if the reader was cut off, after the events up to that point
         """
         ...
 
     async def suspend(self) -> None:
-        """Leave the session so that it can be opened again by its id: it accepts no more calls, those in flight are stopped and
-        answered, calls that wait for a person go on waiting, and everything that belongs to it is kept."""
+        """Leave the session so that it can be opened again by its id.
+
+        It accepts no more calls, and running calls are stopped and answered. Calls that await approval continue to
+        wait. The state of the session is kept.
+        """
         ...
 
     async def close(self) -> None:
-        """Close the session for good: calls in flight are stopped and answered, its output and scratch folders are removed."""
+        """Close the session permanently.
+
+        Running calls are stopped and answered. The output and scratch folders are removed.
+        """
         ...
 
 
 class Child(NamedTuple):
-    """A session that a call of another one began, and whose it is."""
+    """The session of a sub-agent that a call opened, and the manifest of its agent."""
 
     session: Session
     manifest: AgentManifest
 
 
 class Values(Protocol):
-    """Where session values are kept: one JSON value per (session, tool, key)."""
+    """A store of session values: one JSON value for each session, tool and key."""
 
-    async def get(self, session_id: str, tool_id: str, key: str) -> Any: ...
+    async def get(self, session_id: str, tool_id: str, key: str) -> Any:
+        """Return the value, or None if there is none."""
+        ...
 
-    async def put(self, session_id: str, tool_id: str, key: str, value: Any) -> None: ...
+    async def put(self, session_id: str, tool_id: str, key: str, value: Any) -> None:
+        """Store the value."""
+        ...

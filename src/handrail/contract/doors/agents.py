@@ -1,7 +1,7 @@
-"""Sub-agents: the available agents, a delegated task, and the Protocol of the runner that carries it out.
+"""Sub-agents: the available agents, a delegated task, and the Protocol of the runner that runs it.
 
-A sub-agent works in a child session of the session whose call started it. Its calls may touch only those things that the
-host's ceiling, its parent and its own manifest all allow.
+A sub-agent works in a child session of the session whose call started it. Its calls may touch only those things that
+the host's ceiling, its parent and its own manifest all allow.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NO_MODEL = (
 
 @dataclass(frozen=True, slots=True)
 class AgentType:
-    """An agent that takes work of others, as the model of one that hands it over is told of it."""
+    """An agent that accepts delegated tasks, as shown to the models of other agents."""
 
     id: str
     description: str
@@ -33,12 +33,12 @@ class AgentType:
 
 @dataclass(frozen=True, slots=True)
 class Delegation:
-    """Work for a sub-agent.
+    """A task for a sub-agent.
 
-    :param agent: the id of its type
-    :param task: all that it is told
+    :param agent: the id of the agent
+    :param task: the whole text that the sub-agent receives
     :param description: a few words for people
-    :param metadata: JSON-able, kept with its session
+    :param metadata: JSON-able data, stored with the child session
     """
 
     agent: str
@@ -48,71 +48,79 @@ class Delegation:
 
 
 class Agents(Protocol):
-    """Sub-agents, for one call. Each works in a child session; what the call waits for is its answer."""
+    """The sub-agents that one call can start. Each works in a child session, and the call waits for its answer."""
 
     async def types(self) -> Sequence[AgentType]:
-        """Those that work may be handed to here."""
+        """Return the agents to which the call may delegate."""
         ...
 
     async def run(self, delegation: Delegation) -> Result:
-        """What came of it: its last message, or why there is none, each with its session's id.
+        """Run a task and return the sub-agent's last message, or the reason why there is none.
 
-        :raises ToolError: ``invalid_input`` for an agent that there is not, naming those there are; ``limit`` too many
-            levels down; ``unavailable`` where no model is attached to the session, or the agent cannot be used
+        The result names the child session.
+
+        :raises ToolError: ``invalid_input`` for an unknown agent, with the available ones; ``limit`` if the levels
+            are exhausted; ``unavailable`` if the session has no model, or the agent cannot be used
         """
         ...
 
     async def compact(self) -> Result:
-        """Ask the session's own agent to leave older messages of its conversation out; see :meth:`Delegates.compact`.
+        """Ask the session's own agent to compact its conversation; see :meth:`Delegates.compact`.
 
-        :raises ToolError: ``unavailable`` where no model is attached to the session
+        :raises ToolError: ``unavailable`` if the session has no model
         """
         ...
 
 
 class Delegates(Protocol):
-    """Whoever has a model for sub-agents. The agent that works through a session sets itself there."""
+    """The runner of sub-agents, which has a model for them.
+
+    The agent that works through a session registers itself there.
+    """
 
     async def compact(self) -> Result:
-        """Leave older messages of the agent's conversation out of what its model is sent: before its next request where it is at
-        work, now where it is not.
+        """Leave older messages out of what the agent's model receives.
+
+        A working agent compacts before its next request, an idle agent now.
 
         :return: how many messages are left out and how many are kept, or that there is nothing to leave out
         """
         ...
 
     async def run(self, call_id: str, delegation: Delegation) -> Result:
-        """See :meth:`Agents.run`. Cancelling it ends the sub-agent and waits until its calls are on record.
+        """Run a sub-agent; see :meth:`Agents.run`.
 
-        :param call_id: of the session, and in flight
+        A cancellation ends the sub-agent and waits until its calls are on record.
+
+        :param call_id: a running call of the session
         """
         ...
 
 
 class Handed(NamedTuple):
-    """Which agent a call handed work to, and the session that it was done in."""
+    """The agent to which a call delegated a task, and the child session."""
 
     agent: str
     session_id: str
 
 
 class Tree(Protocol):
-    """Which sessions are of sub-agents, and whose, as it is kept.
+    """The stored relations between sessions and the sessions of their sub-agents.
 
-    :raises LogUnavailable: by each, when the database cannot be read
+    :raises LogUnavailable: by each method, if the database cannot be read
     """
 
     def is_below(self, session_id: str) -> bool:
-        """Whether a session is a sub-agent's, so that nobody goes on with it."""
+        """Return whether a session belongs to a sub-agent, so that no client may resume it."""
         ...
 
     def begun_by(self, session_id: str, call_id: str) -> Sequence[Handed]:
-        """Whom a call of a session handed work to, in the order in which they began."""
+        """Return the tasks that a call delegated, in the order of their start."""
         ...
 
 
 def usable(specs: list[ToolSpec], delegates: Delegates | None) -> list[ToolSpec]:
-    """Those of ``specs`` that can do anything: without a model, nobody does a sub-agent's work."""
+    """Return ``specs`` without the tools that need a runner of sub-agents, if there is none."""
     if delegates is not None:
         return specs
     return [spec for spec in specs if "agents" not in spec.requires.capabilities]

@@ -12,16 +12,17 @@ from handrail.contract.tool.spec import ToolSpec
 
 _NAME = re.compile(r"(?:shared/)?[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\Z")
 SHARED = "shared/"
-"""Before the name of a channel: it is the whole workspace's. Any other is its session's and its sub-agents'."""
+"""The prefix of a channel that the whole workspace shares. Any other channel belongs to one session and its
+sub-agents."""
 HISTORY = 200
-"""Messages that a channel keeps: of a queue those nobody has read, of a broadcast the last ones."""
+"""Messages that a channel keeps: unread ones of a queue, the latest ones of a broadcast."""
 
 ChannelKind = Literal["queue", "broadcast"]
-"""Each message for one reader, or for each of them."""
+"""A queue delivers each message to one reader, a broadcast to every reader."""
 
 
 def check_channel(name: str) -> None:
-    """Check that ``name`` can be a channel's.
+    """Check that ``name`` is a valid name of a channel.
 
     :raises ToolError: ``invalid_input`` otherwise
     """
@@ -32,7 +33,7 @@ def check_channel(name: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ChannelMessage:
-    """What was sent over a channel, by which agent. ``at_ns`` is wall-clock time."""
+    """A message on a channel, with the agent that sent it. ``at_ns`` is wall-clock time."""
 
     channel: str
     sender: str
@@ -43,9 +44,9 @@ class ChannelMessage:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """What a wait came to.
+    """The result of a wait for a message.
 
-    :param missed: how many messages of a broadcast were dropped before this one could be read
+    :param missed: how many messages of a broadcast were dropped before the session could read them
     """
 
     message: ChannelMessage | None
@@ -53,32 +54,35 @@ class Received:
 
 
 class Channels(Protocol):
-    """Named channels between sessions, as one session sees them."""
+    """The named channels between sessions, as one session sees them."""
 
     async def send(
         self, channel: str, text: str, *, kind: ChannelKind | None = None, data: Mapping[str, Any] | None = None
     ) -> int:
-        """Send, and give how many messages the channel then holds for its readers.
+        """Send a message and return how many messages the channel now holds for its readers.
 
-        :param kind: of a channel that is not there yet; a queue if left out
-        :raises ToolError: ``limit`` for a queue that is full; ``conflict`` for a channel of the other kind; ``invalid_input``
-            for a name that is none
+        :param kind: the kind of a new channel; a queue if left out
+        :raises ToolError: ``limit`` for a full queue; ``conflict`` for a channel of the other kind; ``invalid_input``
+            for an invalid name
         """
         ...
 
     async def receive(self, channel: str, *, timeout_ms: int, sender: str | None = None) -> Received:
-        """The oldest message that this session has not read, once there is one; None for it when the time is over.
+        """Wait for the oldest message that this session has not read; None if the time expires first.
 
-        :param sender: take only what this agent sent
+        :param sender: accept messages of this agent only
         """
         ...
 
 
 class SessionDoor(Channels, Protocol):
-    """The same, for all calls of a session."""
+    """The channels of a session, for all of its calls."""
 
     def of_call(self, call_id: str) -> Channels:
-        """As one call has it: what that receives is read once it has gone well, and waits again if it has not."""
+        """Return the channels for one call.
+
+        A message that the call receives counts as read only if the call succeeds. Otherwise it is delivered again.
+        """
         ...
 
 
@@ -87,20 +91,20 @@ TriggerKind = Literal["timer", "schedule", "channel", "class"]
 
 @dataclass(frozen=True, slots=True)
 class Trigger:
-    """What tells a session something when its time, or its message, comes. Times are wall-clock nanoseconds.
+    """A trigger that notifies a session at a time, or when a message arrives. Times are wall-clock nanoseconds.
 
-    :param name: within the session
-    :param prompt: what the agent is told when it fires
-    :param every_ns: of a timer: between two firings
-    :param once: it is gone after it has fired
-    :param cron: of a schedule: five fields, in the machine's local time
-    :param channel: that is watched; its messages go to this trigger
-    :param sender: watch only what this agent sends
-    :param next_ns: when it fires next; None for one that waits for something else than a time
-    :param tool: the tool whose class of triggers it is of
-    :param arguments: of that
-    :param position: where its next wait goes on from; JSON-able
-    :param fault: why it waits no more, or not now
+    :param name: unique in the session
+    :param prompt: the text that the agent receives when the trigger fires
+    :param every_ns: for a timer: the interval
+    :param once: whether the trigger is removed after it has fired
+    :param cron: for a schedule: five fields, in the local time of the machine
+    :param channel: the watched channel; its messages go to this trigger
+    :param sender: watch only messages of this agent
+    :param next_ns: when it fires next; None for a trigger that waits for something else than a time
+    :param tool: the tool that defines the class of the trigger
+    :param arguments: of that tool
+    :param position: where its next wait continues; JSON-able
+    :param fault: why the trigger does not wait any more, or not now
     """
 
     name: str
@@ -138,30 +142,47 @@ class Triggers(Protocol):
     async def timer(
         self, every_ms: int, prompt: str, *, name: str | None = None, once: bool = False, immediate: bool = False
     ) -> Trigger:
-        """:raises ToolError: ``conflict`` for a name that is taken; ``limit`` for more than a session may have"""
+        """Add a timer.
+
+        :param immediate: whether it fires at once, too
+        :raises ToolError: ``conflict`` for a name that is in use; ``limit`` if the session has too many triggers
+        """
         ...
 
     async def schedule(self, cron: str, prompt: str, *, name: str | None = None) -> Trigger:
-        """:raises ToolError: also ``invalid_input`` for a text that is no cron expression, or one that never comes"""
+        """Add a schedule.
+
+        :raises ToolError: as :meth:`timer`; ``invalid_input`` for a text that is not a cron expression, or for a time
+            that never comes
+        """
         ...
 
-    async def watch(
-        self, channel: str, prompt: str, *, name: str | None = None, sender: str | None = None
-    ) -> Trigger: ...
+    async def watch(self, channel: str, prompt: str, *, name: str | None = None, sender: str | None = None) -> Trigger:
+        """Add a trigger that fires for each message on a channel.
+
+        :raises ToolError: as :meth:`timer`
+        """
+        ...
 
     async def add(
         self, of: TriggerClass, arguments: Mapping[str, Any], prompt: str, *, name: str | None = None
     ) -> Trigger:
-        """Add a trigger of a class that a tool is.
+        """Add a trigger of a class that a tool defines.
 
-        :raises ToolError: also ``invalid_input`` for one that never fires; ``failed`` where its class cannot say when
+        :raises ToolError: as :meth:`timer`; ``invalid_input`` for a trigger that never fires; ``failed`` if its class
+            cannot compute a time
         """
         ...
 
-    async def list(self) -> Sequence[Trigger]: ...
+    async def list(self) -> Sequence[Trigger]:
+        """Return the triggers of the session."""
+        ...
 
     async def remove(self, name: str) -> Trigger:
-        """:raises ToolError: ``invalid_input`` for a name that there is not, with those there are"""
+        """Remove a trigger and return it.
+
+        :raises ToolError: ``invalid_input`` for an unknown name, with the existing ones
+        """
         ...
 
 
@@ -171,21 +192,21 @@ class Triggers(Protocol):
 # it to a model also says so, and names its origin.
 
 NoticeKind = Literal["job", "agent", "trigger", "message"]
-"""A job ended; a sub-agent did; a trigger fired; something came over a channel."""
+"""The cause of a notification: a job ended, a sub-agent ended, a trigger fired, or a message arrived on a channel."""
 
 MAX_PENDING = 10_000
-"""Notices that may wait in one session."""
+"""Notifications that may be pending in one session."""
 
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """One thing to be told.
+    """One notification.
 
-    :param id: of the delivery, unique in the workspace: the same one twice is told once
+    :param id: of the delivery, unique in the workspace: the same id is delivered once only
     :param source: the job's id, the trigger's name, the channel
-    :param text: as its model reads it, with no secret in it and nothing that could act
+    :param text: as the model reads it, without secrets and with markers neutralised
     :param at_ns: wall-clock time
-    :param untrusted: where the text comes from, where that is not the operator or the user
+    :param untrusted: the origin of the text, if that is not the operator or the user
     """
 
     id: str
@@ -199,47 +220,61 @@ class Notice:
 
 
 class Notices(Protocol):
-    """What waits to be told in one session, for whoever runs its agent."""
+    """The pending notifications of one session, for the code that runs its agent."""
 
     async def pending(self) -> Sequence[Notice]:
-        """Those that nobody has taken, in the order in which they came; of very many the first.
+        """Return the notifications that are not delivered, in order of arrival.
 
-        :raises LogUnavailable: when the store cannot tell
+        Of very many it returns the first ones.
+
+        :raises LogUnavailable: if the store cannot be read
         """
         ...
 
     async def take(self, ids: Sequence[str]) -> None:
-        """They are part of the conversation now. Durable on return; again is nothing.
+        """Mark notifications as delivered: they are part of the conversation now.
 
-        :raises LogUnavailable: when that cannot be made durable
+        Durable on return. A repeated call has no further effect.
+
+        :raises LogUnavailable: if that cannot be made durable
         """
         ...
 
     async def arrived(self) -> None:
-        """Return when there is one that nobody has taken; at once where there is."""
+        """Wait until a notification is pending. Return at once if there is one."""
         ...
 
     async def awaited(self) -> bool:
-        """Likewise, and give True; give False as soon as there is none, and nothing runs in this session that will leave
-        one."""
+        """Wait until a notification is pending and return True.
+
+        Return False as soon as none is pending, and nothing that runs in this session will post one.
+        """
         ...
 
 
 class NoticeBox(Notices, Protocol):
-    """The same, as those see it who have something to tell."""
+    """The notifications of a session, for code that posts them."""
 
     async def post(self, notice: Notice) -> None:
-        """Leave ``notice``, whichever session it is for. Durable on return; one that was left before is not left again.
+        """Store a notification for any session.
 
-        :raises UsageError: when :data:`MAX_PENDING` wait in that session
-        :raises LogUnavailable: when it cannot be made durable
+        Durable on return. A notification with an id that was stored before is not stored again.
+
+        :raises UsageError: if :data:`MAX_PENDING` are pending in that session
+        :raises LogUnavailable: if it cannot be made durable
         """
         ...
 
     def expect(self, source: str) -> None:
-        """Something runs that will leave one, such as a job by its id: an agent that works until it is idle waits for it."""
+        """Announce a source that will post a notification, such as a job by its id.
+
+        An agent that runs until it is idle waits for it.
+        """
         ...
 
     def forget(self, source: str) -> None:
-        """It will not after all. That it has left one needs no word."""
+        """Withdraw :meth:`expect` for a source that posts nothing after all.
+
+        A source that has posted needs no call of this method.
+        """
         ...

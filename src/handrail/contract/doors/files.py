@@ -11,7 +11,7 @@ FileKind = Literal["file", "directory", "symlink", "other"]
 
 @dataclass(frozen=True, slots=True)
 class FileStat:
-    """One entry of a file system; sizes are bytes, times wall-clock nanoseconds."""
+    """One entry of a file system. Sizes are bytes, times are wall-clock nanoseconds."""
 
     path: str
     kind: FileKind
@@ -30,15 +30,17 @@ class FileBytes:
 
     @property
     def end(self) -> int:
+        """The position after the last byte of ``data``."""
         return self.start + len(self.data)
 
 
 @dataclass(frozen=True, slots=True)
 class FileLines:
-    """Whole lines ``first … last`` (1-based) without their ends; ``next`` is where to go on, or None at the end.
+    """Whole lines ``first … last`` of a file, 1-based and without line ends.
 
-    ``total`` is the number of lines, or None where the end was not reached. ``cut`` lists the line numbers
-    that were longer than the limit for one line and were shortened.
+    :param next: the line to continue at, or None at the end
+    :param total: the number of lines, or None if the end was not reached
+    :param cut: the numbers of lines that were longer than the limit and were shortened
     """
 
     path: str
@@ -51,32 +53,36 @@ class FileLines:
 
     @property
     def last(self) -> int:
+        """The number of the last line."""
         return self.first + len(self.lines) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What :meth:`Files.write` did."""
+    """The result of :meth:`Files.write`."""
 
     path: str
     created: bool
     size: int
     sha256: str
     before: bytes | None
-    """The content that was replaced, for a diff; None if there was no such file."""
+    """The replaced content, for a diff; None if the file is new."""
 
 
 class Files(Protocol):
-    """Files beneath the roots, resolved by the operating system so that no link or race leaves them.
+    """Files below the roots of the session.
 
-    Reading a file, whole or in part, records the hash of its content for the session. Writing over an existing file
-    requires that its content still has this hash; otherwise, or if it was never read, it is a ``conflict``.
+    The operating system resolves paths, so no link or race leaves a root. Reading a file, whole or in part, records
+    the hash of its content for the session. Writing over an existing file requires that its content still has this
+    hash. A changed or never read file is a ``conflict``.
 
-    Every method raises :class:`~handrail.contract.errors.ToolError`: ``denied`` for a path outside the roots or one that
-    rules close, ``failed`` for one that is not there.
+    Every method raises :class:`~handrail.contract.errors.ToolError`: ``denied`` for a path outside the roots or one
+    that a rule denies, ``failed`` for a missing file.
     """
 
-    async def stat(self, path: str) -> FileStat: ...
+    async def stat(self, path: str) -> FileStat:
+        """Return the kind, size and time of one entry."""
+        ...
 
     async def read_bytes(self, path: str, *, start: int = 0, max_bytes: int | None = None) -> FileBytes:
         """``start`` below 0 counts from the end."""
@@ -85,33 +91,36 @@ class Files(Protocol):
     async def read_lines(
         self, path: str, *, first: int = 1, count: int | None = None, max_bytes: int = 200_000, max_line: int = 2_000
     ) -> FileLines:
-        """``first`` below 0 counts lines from the end (-1 is the last). Invalid UTF-8 is shown as U+FFFD."""
+        """Read whole lines of a text file. Invalid UTF-8 becomes U+FFFD.
+
+        :param first: the first line; below 0 it counts from the end (-1 is the last line)
+        """
         ...
 
     async def list(self, path: str) -> Sequence[FileStat]:
-        """The entries of a folder."""
+        """Return the entries of a folder."""
         ...
 
     async def read_for_edit(self, path: str, *, max_bytes: int = 16 * 1024 * 1024) -> bytes:
-        """The whole content, checked against what this session has read.
+        """Read the whole content and check it against what this session has read.
 
-        :raises ToolError: ``conflict`` if never read or changed since; ``limit`` if larger
+        :raises ToolError: ``conflict`` if the file was never read or has changed since; ``limit`` if it is larger
         """
         ...
 
     async def write(self, path: str, data: bytes, *, over: bytes | Literal["new", "seen"] = "seen") -> Written:
-        """Replace atomically, creating parent folders.
+        """Replace a file atomically and create its parent folders.
 
-        :param over: what must be there now: these exact bytes, ``"new"`` (nothing), or ``"seen"``
-            (nothing, or what this session has read)
-        :raises ToolError: ``conflict`` when something else is there
+        :param over: what must be there now: these exact bytes, ``"new"`` (nothing), or ``"seen"`` (nothing, or what
+            this session has read)
+        :raises ToolError: ``conflict`` if something else is there
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """A line that a search found; ``line`` is counted from 1."""
+    """A line that a search found. ``line`` counts from 1."""
 
     path: str
     line: int
@@ -120,18 +129,18 @@ class Match:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Search results, at most as many as asked for; ``more`` if the search was stopped there."""
+    """The results of a search, at most as many as requested. ``more`` is true if the search stopped there."""
 
     matches: tuple[Match, ...] = ()
     paths: tuple[str, ...] = ()
     more: bool = False
     skipped: int = 0
-    """How many paths were left out because a rule denies them. Matches that were left out are not counted: their number,
-    for one pattern and another, would reveal what is in the file."""
+    """How many paths a rule denied. Denied matches are not counted: their number, for different patterns, would
+    reveal the content of a file."""
 
 
 class Search(Protocol):
-    """ripgrep beneath the roots: honours ignore files, follows no links, is bounded, harmless on hostile patterns."""
+    """ripgrep below the roots: it respects ignore files, follows no links and is bounded for any pattern."""
 
     async def grep(
         self,
@@ -142,24 +151,28 @@ class Search(Protocol):
         ignore_case: bool = False,
         literal: bool = False,
         max_matches: int = 10_000,
-    ) -> Found: ...
+    ) -> Found:
+        """Search file contents with a regular expression."""
+        ...
 
-    async def glob(self, pattern: str, path: str = ".", *, hidden: bool = False, max_paths: int = 100_000) -> Found: ...
+    async def glob(self, pattern: str, path: str = ".", *, hidden: bool = False, max_paths: int = 100_000) -> Found:
+        """Find files by a path pattern."""
+        ...
 
 
 # A path once it is resolved, for every room that reads, rules over or locks files. Pure.
 
 
 class Located(NamedTuple):
-    """One path, resolved.
+    """One resolved path.
 
-    :param absolute: canonical: no ``..``, no link in what exists; a tail that does not exist yet is kept as written
-    :param shown: relative inside the workspace, absolute elsewhere; control characters and bytes that are no
-        UTF-8 are escaped
-    :param inside: whether it lies beneath any root
-    :param root: the root it lies beneath, or None
+    :param absolute: canonical: no ``..`` and no link in the existing part; a tail that does not exist yet stays as
+        written
+    :param shown: relative inside the workspace, absolute elsewhere; control characters and invalid UTF-8 are escaped
+    :param inside: whether the path is below any root
+    :param root: that root, or None
     :param writable: whether that root may be written at all
-    :param inner: the path from the root to it, by which it is opened; ``.`` for the root itself
+    :param inner: the path relative to the root, by which it is opened; ``.`` for the root itself
     """
 
     absolute: str
@@ -171,14 +184,14 @@ class Located(NamedTuple):
 
 
 class PathRoots(Protocol):
-    """What resolves a session's paths: :class:`~handrail.runtime.files.roots.Roots`, for rooms below it."""
+    """The resolver of a session's paths: :class:`~handrail.runtime.files.roots.Roots`, for lower rooms."""
 
     workspace: str
-    """Absolute, canonical."""
+    """Absolute and canonical."""
 
     def locate(self, path: str, /) -> Located:
-        """Return where ``path`` is now.
+        """Resolve ``path`` as it is now.
 
-        :raises ToolError: for a text that can name no file
+        :raises ToolError: for a text that cannot name a file
         """
         ...

@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 
 
 JobState = Literal["pending", "running", "done", "failed", "cancelled", "interrupted"]
-"""``pending`` until the job has its locks, or until its session is opened again. The last four are final; ``interrupted``
-means that its outcome is unknown."""
+"""``pending``: the job waits for its locks, or for its session to be opened again. The last four states are final;
+``interrupted`` means that the outcome is unknown."""
 ENDED_STATES = frozenset[JobState]({"done", "failed", "cancelled", "interrupted"})
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A call that outlives its turn. Times are wall-clock nanoseconds.
+    """A background job: a call that outlives its turn. Times are wall-clock nanoseconds.
 
-    :param about: its arguments, as one short line for people
-    :param attempt: 1, and one more each time it was run again after a restart
-    :param output_bytes: how much of its output can be read
-    :param rests: it has not ended and no process is running it: it goes on when its session is opened again
+    :param about: the arguments as one short line for people
+    :param attempt: 1, and one more for each new run after a restart
+    :param output_bytes: how much of the output can be read
+    :param rests: the job has not ended, and no process runs it: it continues when its session is opened again
     """
 
     id: str
@@ -48,6 +48,7 @@ class Job:
 
     @property
     def ended(self) -> bool:
+        """Whether the job is in a final state."""
         return self.state in ENDED_STATES
 
 
@@ -55,10 +56,10 @@ class Job:
 class JobOutput:
     """A piece of a job's output.
 
-    :param cursor: position in bytes from which to read on
-    :param more: there is more to read, or the output may still grow
-    :param first: when lines were asked for, the number of the first one, counted from 0
-    :param skipped: bytes before ``text`` that were asked for and are no longer kept
+    :param cursor: the position in bytes at which to continue reading
+    :param more: whether there is more to read, or the output may still grow
+    :param first: if lines were requested, the number of the first one, from 0
+    :param skipped: requested bytes before ``text`` that are no longer kept
     """
 
     text: str
@@ -71,39 +72,46 @@ class JobOutput:
 class Jobs(Protocol):
     """The jobs of one session or of a whole workspace.
 
-    For a job that does not exist, or is another session's, the methods raise
+    For a job that does not exist, or belongs to another session, the methods raise
     :class:`~handrail.contract.errors.ToolError` of kind ``invalid_input``, which names the existing jobs.
     """
 
     async def list(self) -> Sequence[Job]:
-        """All jobs that are kept, the oldest first."""
+        """Return all jobs that are kept, the oldest first."""
         ...
 
-    async def get(self, job_id: str) -> Job: ...
+    async def get(self, job_id: str) -> Job:
+        """Return one job."""
+        ...
 
     async def read(self, job_id: str, *, cursor: int = 0, max_bytes: int = 65_536) -> JobOutput:
-        """Its output from a cursor on."""
+        """Read the output of a job from a position in bytes."""
         ...
 
     async def lines(self, job_id: str, *, offset: int = 0, count: int = 200) -> JobOutput:
-        """Its output by lines: ``count`` lines from line ``offset`` on; a negative offset counts from the end."""
+        """Read ``count`` lines of a job's output from line ``offset``. A negative offset counts from the end."""
         ...
 
     async def wait(self, job_id: str, *, timeout_ms: int) -> Result | None:
-        """Its result as a model may see it, or None when it has not ended within the time. A wait never stops the job."""
+        """Wait for a job and return its result as a model may see it; None if the time expires first.
+
+        A wait never stops the job.
+        """
         ...
 
     async def stop(self, job_id: str) -> Job:
-        """Stop it and wait until it has ended, within the grace period. Gives it as it is afterwards; a job that had ended
-        before is unchanged."""
+        """Stop a job, wait until it has ended, within the grace period, and return its new state.
+
+        A job that ended before is unchanged.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class RunningCall:
-    """A call that is being waited for and could go on in the background.
+    """A running call that could move to the background.
 
-    :param about: its arguments, as one short line for people
+    :param about: the arguments as one short line for people
     """
 
     call_id: str
@@ -117,13 +125,13 @@ class WorkspaceJobs(Jobs, Protocol):
     """The jobs of a whole workspace, and the running calls that could become jobs."""
 
     async def promotable(self) -> Sequence[RunningCall]:
-        """The calls of all sessions and processes that can be promoted now."""
+        """Return the calls of all sessions and processes that can move to the background now."""
         ...
 
     async def promote(self, call_id: str) -> Job:
         """Move a call to the background; see :meth:`handrail.contract.session.Session.promote`.
 
-        :raises ToolError: as that does; ``invalid_input`` names those that can be promoted
+        :raises ToolError: as that does; ``invalid_input`` names the calls that can be moved
         """
         ...
 
@@ -134,9 +142,11 @@ NOT_HEARD = "mcp:"
 
 @dataclass(frozen=True, slots=True)
 class Category:
-    """A group of tools under one name. ``tool_count`` counts those that can be called now and are not core.
+    """A group of tools under one name.
 
-    One that starts with :data:`NOT_HEARD` is a source of tools that has not said yet what it has.
+    A name that begins with :data:`NOT_HEARD` is a source that has not listed its tools yet.
+
+    :param tool_count: how many of its tools can be called now and are not core tools
     """
 
     name: str
@@ -146,13 +156,13 @@ class Category:
 
 @dataclass(frozen=True, slots=True)
 class BroughtIn:
-    """What was brought into a model's view.
+    """The result of loading a category or a tool.
 
-    :param name: the category's, or the tool's id
-    :param tools: all that it stands for and that can be called, by id
-    :param added: those of them that were not in view before, in order
-    :param core: it is a core tool, which is always in view
-    :param left: what is no longer in view, to make room: searches had found it, and nobody called it
+    :param name: the category's name, or the tool's id
+    :param tools: the ids of all its tools that can be called
+    :param added: those that were not active before, in order
+    :param core: whether it is a core tool, which is always active
+    :param left: tools that were unloaded to make room: searches had loaded them, and no call used them
     """
 
     name: str
@@ -165,14 +175,14 @@ class BroughtIn:
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A tool that fits a query.
+    """A tool that matches a query.
 
-    :param relevance: how well, beside the other hits; between 0 and 1
-    :param confidence: how sure it is that the tool serves the query, whatever else was found; between 0 and 1
-    :param weak: it may well not fit
-    :param tail: so little speaks for it, at all or beside the others, that a search does not bring it into view
-    :param reason: what spoke for it, for people
-    :param source: whose text the description is, where that is not the operator's; else ``""``
+    :param relevance: the match in comparison with the other hits, from 0 to 1
+    :param confidence: the probability that the tool serves the query, regardless of the other hits, from 0 to 1
+    :param weak: whether the match is doubtful
+    :param tail: whether the match is too weak, alone or in comparison, for a search to load the tool
+    :param reason: why the tool matched, for people
+    :param source: the third-party source that wrote the description; ``""`` for the operator's own
     """
 
     tool_id: str
@@ -187,14 +197,13 @@ class Hit:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What a search came to.
+    """The result of a tool search.
 
-    :param hits: best first
-    :param nothing_fits: there are tools, and none of them serves the query; ``hits`` may still hold the nearest
-    :param means: what was compared, as an operator would say it: words only, or words and meaning
-    :param unread: where nothing fits, why the query may not have been understood, and what to do, as half a sentence; else
-        empty
-    :param left: what is no longer in view, to make room for what was found
+    :param hits: the best first
+    :param nothing_fits: whether no tool serves the query; ``hits`` may still have the nearest ones
+    :param means: what was compared, in an operator's words: words only, or words and meaning
+    :param unread: if nothing matches: why the query may not have been understood, and what to do; else empty
+    :param left: tools that were unloaded to make room for the new ones
     """
 
     hits: tuple[Hit, ...]
@@ -206,12 +215,12 @@ class Findings:
 
 @dataclass(frozen=True, slots=True)
 class Manual:
-    """The manual of one tool: what a model may know of it before a call.
+    """The documentation of one tool: everything that a model may read about it before a call.
 
-    Of the tool's runtime view, only its category, documentation and guidance are in it.
+    Of the tool's runtime view it has only the category, documentation and guidance.
 
-    :param name: as a model calls it
-    :param source: whose text all this is, where that is not the operator's; else ``""``
+    :param name: the name under which a model calls it
+    :param source: the third-party source that wrote these texts; ``""`` for the operator's own
     """
 
     id: str
@@ -222,44 +231,53 @@ class Manual:
     documentation: str
     guidance: str
     example: Mapping[str, Any] | None = None
-    """Arguments of the least kind that fit the parameters; None where none could be made up."""
+    """Minimal arguments that match the parameters; None if none could be generated."""
     source: str = ""
 
 
 class Catalog(Protocol):
-    """What one interaction's model sees of the registry. What is brought into view is seen from the next turn on; it gives
-    no right to run anything, and what is not in view can be called all the same."""
+    """The registry as the model of one interaction sees it.
+
+    Loaded tools are visible from the next turn. Loading gives no permission, and a tool that is not loaded can still
+    be called.
+    """
 
     async def active(self) -> Sequence[str]:
-        """The ids of the tools in view, in a stable order: the core tools, and what was brought."""
+        """Return the ids of the active tools: the core tools and the loaded ones, in a stable order."""
         ...
 
     async def categories(self) -> Sequence[Category]:
-        """Those that have tools which can be called and are not core; then those that ship and are empty, each with what belongs in
-        it; then the sources that have not said yet what they have."""
+        """Return the categories with tools that can be called and are not core tools.
+
+        Then follow the built-in categories without tools, and the sources that have not listed their tools yet.
+        """
         ...
 
     async def load(self, name: str, *, kind: Literal["category", "tool"] | None = None) -> BroughtIn:
-        """Bring a category, or one tool by its id, into view. Twice is once.
+        """Load a category, or one tool by its id. Loading twice has no further effect.
 
-        :param kind: what the name is of; None for a category, or a tool where there is no category of that name
-        :raises ToolError: ``invalid_input`` for a name that there is not, with those there are; ``unavailable`` for a tool
-            that is withheld
+        :param kind: what the name names; None for a category, or a tool if no category has the name
+        :raises ToolError: ``invalid_input`` for an unknown name, with the known ones; ``unavailable`` for a tool that
+            is not available
         """
         ...
 
     async def search(self, query: str, *, limit: int = 5, extensions_only: bool = False) -> Findings:
-        """What fits ``query`` of all that can be called, and bring that into view; hits of the tail are left out.
+        """Search all tools that can be called and load the best matches.
 
-        :param extensions_only: leave out what ships with Handrail
+        Matches of the tail are left out.
+
+        :param extensions_only: leave out built-in tools
         :raises ToolError: ``invalid_input`` for a query without any words
         """
         ...
 
     async def manual(self, tool: str) -> Manual:
-        """A tool's manual, by its id, alias or wire name; from now on it counts as read in this session.
+        """Return the documentation of a tool, by its id, alias or wire name.
 
-        :raises ToolError: ``unknown_tool`` with the nearest there are
+        From now on it counts as read in this session.
+
+        :raises ToolError: ``unknown_tool`` with the nearest names
         """
         ...
 
@@ -287,20 +305,20 @@ KEYS: Mapping[str, str] = MappingProxyType(
         **{f"ctrl-{letter}": chr(ord(letter) - 96) for letter in string.ascii_lowercase},
     }
 )
-"""What each key sends, as terminals of the VT100 family do."""
+"""The characters that each key sends, as on terminals of the VT100 family."""
 MOST_KEYS = 64
 START = "terminal.start"
-"""The tool that opens one."""
+"""The tool that opens a terminal."""
 DEFAULT_COMMAND = "bash --noprofile --norc"
-"""What a terminal runs where nothing else is asked for."""
+"""The command of a terminal if none is given."""
 
 
 @dataclass(frozen=True, slots=True)
 class Typed:
-    """What became of what was typed.
+    """The result of typing into a terminal.
 
-    :param sent: bytes that its program's terminal has taken
-    :param left: those that it has not, within the time there was; they are not typed any more
+    :param sent: bytes that the terminal has accepted
+    :param left: bytes that it did not accept in time; they are discarded
     """
 
     sent: int
@@ -308,40 +326,52 @@ class Typed:
 
 
 class Terminals(Protocol):
-    """The terminals of one session, each by the id of its job. One that has ended, or is not there, is a
-    :class:`~handrail.contract.errors.ToolError`."""
+    """The terminals of one session, each by the id of its job.
+
+    The methods raise :class:`~handrail.contract.errors.ToolError` for a terminal that has ended or does not exist.
+    """
 
     async def run(self, command: str, *, cwd: str | None = None, columns: int, rows: int) -> Completed:
-        """Run a shell text in a new terminal, which is this call's job, until it ends. What it shows is the job's output.
+        """Run a shell text in a new terminal, which is the job of this call, until it ends.
 
-        :raises ToolError: as :meth:`handrail.contract.doors.runtime.Shell.run`; ``limit`` where the session has too many
+        The text on the screen is the output of the job.
+
+        :raises ToolError: as :meth:`handrail.contract.doors.runtime.Shell.run`; ``limit`` if the session has too many
+            terminals
         """
         ...
 
     async def type(self, terminal_id: str, text: str, keys: tuple[str, ...]) -> Typed:
-        """Type ``text``, and then press ``keys``.
+        """Type ``text`` and then press ``keys``.
 
-        :raises ToolError: ``invalid_input`` for a line that the terminal would cut; ``conflict`` where it is not what this
-            call was judged for
+        :raises ToolError: ``invalid_input`` for a line that the terminal would cut; ``conflict`` if the terminal
+            differs from the one that the call was evaluated for
         """
         ...
 
-    async def resize(self, terminal_id: str, columns: int, rows: int) -> None: ...
+    async def resize(self, terminal_id: str, columns: int, rows: int) -> None:
+        """Change the size of a terminal."""
+        ...
 
-    async def is_open(self, terminal_id: str) -> bool: ...
+    async def is_open(self, terminal_id: str) -> bool:
+        """Return whether the terminal is open."""
+        ...
 
     async def was_open(self, terminal_id: str) -> bool:
-        """Whether it is, or has been."""
+        """Return whether the terminal is open or was open before."""
         ...
 
     async def changes(self) -> int:
-        """How often a terminal of the session was opened, has shown something, or has ended."""
+        """Return a counter that grows when a terminal of the session opens, shows output or ends."""
         ...
 
     async def changed(self, since: int, timeout_s: float) -> bool:
-        """Wait until there was a change after the first ``since``. False: there was none in time."""
+        """Wait until the counter of :meth:`changes` is above ``since``; return False if the time expires first."""
         ...
 
     async def read_up_to(self, terminal_id: str, cursor: int | None = None) -> int:
-        """Where in its output the last look has ended; ``cursor``: that it ends there now."""
+        """Return the position in the output at which the last look ended.
+
+        :param cursor: set that position
+        """
         ...

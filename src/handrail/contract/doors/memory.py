@@ -1,4 +1,4 @@
-"""The stored past of a session: its conversation, a search in its transcript, and the skills that it can read."""
+"""The stored past of a session: its conversation, a search in its transcript, and its skills."""
 
 from __future__ import annotations
 
@@ -7,60 +7,63 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 Entry = tuple[int, Mapping[str, Any]]
-"""A message's position in its session, and the message as JSON-able data. :mod:`handrail.agent.conversation` says what is in
-it; whoever keeps it need not know."""
+"""The position of a message in its session, and the message as JSON-able data in the format of
+:mod:`handrail.agent.conversation`."""
 
 
 class History(Protocol):
-    """The messages of one session."""
+    """The stored messages of one session."""
 
     async def read(self) -> Sequence[Entry]:
-        """All that is kept, by position.
+        """Return all stored messages, by position.
 
-        :raises HandrailError: when it cannot be read
+        :raises HandrailError: if they cannot be read
         """
         ...
 
     def keep(self, entries: Sequence[Entry]) -> Awaitable[None]:
-        """Take messages: they are kept soon, and durable once what this gives was awaited, as often as that is. Calls that
-        are proposed afterwards by :meth:`~handrail.contract.session.Turn.submit` have no side effects before that.
+        """Store messages. Secrets are left out.
 
-        The same position again takes the place of what was there, so that a caller who does not know whether it came
-        through may repeat it. Secrets are left out.
+        The messages are stored soon; they are durable after the returned object was awaited, once or several times.
+        Calls that are proposed afterwards by :meth:`~handrail.contract.session.Turn.submit` have no side effects
+        before that. A message at a known position replaces the stored one, so a caller may repeat a failed call.
 
-        :raises LogUnavailable: when awaited, where they cannot be made durable
+        :raises LogUnavailable: when awaited, if the messages cannot be made durable
         """
         ...
 
     async def attached(self, data: bytes, media_type: str) -> str:
-        """Keep what a message brings beside its text, without secrets, and give what the message may name it by.
+        """Store an attachment of a message, without secrets, and return its reference for the message.
 
-        :raises LogUnavailable: when it cannot be kept
+        :raises LogUnavailable: if it cannot be stored
         """
         ...
 
     async def attachment(self, ref: str) -> bytes:
-        """What :meth:`attached` kept.
+        """Return an attachment that :meth:`attached` stored.
 
-        :raises ToolError: where that is not there any more, or damaged
+        :raises ToolError: if it is removed or damaged
         """
         ...
 
     async def compacted(self, told: Mapping[str, Any]) -> None:
-        """What was said so far is left out of what the model sees from here on: texts that are given once in a conversation
-        may be given again. It is recorded.
+        """Record that older messages are left out of what the model sees from now on.
+
+        Texts that the model gets once in a conversation may be given again.
 
         :param told: how much is left out and how much is kept, for the record
-        :raises HandrailError: when that cannot be kept
+        :raises HandrailError: if that cannot be stored
         """
         ...
 
     async def provided(self, about: Mapping[str, Any], content: Any) -> Sequence[str]:
-        """Keep what a provider's own tool gave, and that it did: ``content`` without secrets as an artifact, and each part
-        of it that is binary as another. Gives their references, in that order.
+        """Store the output of a provider tool and record its use.
 
-        :param about: which tool, of which provider, asked for what
-        :raises LogUnavailable: when it cannot be kept
+        ``content`` becomes one artifact, without secrets, and each binary part of it another.
+
+        :param about: the tool, its provider and its arguments
+        :return: the references, in that order
+        :raises LogUnavailable: if it cannot be stored
         """
         ...
 
@@ -68,18 +71,18 @@ class History(Protocol):
 # The transcript: a search in the conversation and calls of a session so far.
 
 PassageKind = Literal["user", "assistant", "notice", "call"]
-"""What a user said, what the model said, what its agent was told meanwhile, and a call with what came of it."""
+"""A message of the user, a message of the model, a notification to the agent, or a call with its result."""
 
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """One thing that was said or done. ``at_ns`` is wall-clock time.
+    """One message or call of a session. ``at_ns`` is wall-clock time.
 
     :param id: ``message/<position>`` in the conversation, or a call's id
-    :param text: of a search the part around what was found; else the whole, or as much of it as was asked for
-    :param tool: a call's
-    :param untrusted: where a call's result comes from, where that is not the operator or the user
-    :param next: where the text goes on, in characters; None at its end
+    :param text: for a search, the part around the match; else the whole text, or as much as was requested
+    :param tool: the tool of a call
+    :param untrusted: the origin of a call's result, if that is not the operator or the user
+    :param next: where the text continues, in characters; None at its end
     """
 
     id: str
@@ -93,12 +96,12 @@ class Passage:
 
 @dataclass(frozen=True, slots=True)
 class Recalled:
-    """What a search came to.
+    """The result of a search in the transcript.
 
     :param passages: the best ones first
-    :param found: how many there are
-    :param searched: how many were looked through
-    :param older_left_out: whether what is older than these was not looked through
+    :param found: how many match
+    :param searched: how many were searched
+    :param older_left_out: whether older passages were not searched
     """
 
     passages: tuple[Passage, ...]
@@ -109,10 +112,10 @@ class Recalled:
 
 @dataclass(frozen=True, slots=True)
 class SessionArtifact:
-    """A stored output of a call of the session, or what a user showed in it.
+    """A stored output of a call of the session, or an image that a user showed in it.
 
-    :param media_type: what its maker said it is
-    :param untrusted: where it comes from, where that is not the operator or the user
+    :param media_type: as its producer stated it
+    :param untrusted: its origin, if that is not the operator or the user
     """
 
     ref: str
@@ -122,35 +125,37 @@ class SessionArtifact:
 
 
 class Transcript(Protocol):
-    """The past of one session: its conversation, its calls and their artifacts, no other session's, not those of sub-agents
-    either. A fork has what its parent had when it was forked."""
+    """The past of one session: its conversation, its calls and their artifacts.
+
+    It has nothing of other sessions, nor of sub-agents. A fork has what its parent had at the time of the fork.
+    """
 
     async def search(self, query: str, *, limit: int = 10, kinds: Sequence[PassageKind] = ()) -> Recalled:
-        """Find passages by words, or by phrases in double quotes, in any case. Parts of words count.
+        """Find passages by words, or by phrases in double quotes. Case is ignored, and parts of words match.
 
         :param kinds: only these; all if left out
         :raises ToolError: ``invalid_input`` for a query without any word
-        :raises LogUnavailable: when the store cannot be read
+        :raises LogUnavailable: if the store cannot be read
         """
         ...
 
     async def passage(self, id: str, *, start: int = 0, most: int = 16_000) -> Passage:
-        """One, whole or a part of it.
+        """Return one passage, whole or in part.
 
         :param start: the first character
-        :param most: characters
-        :raises ToolError: ``invalid_input`` where there is none of this id
-        :raises LogUnavailable: when the store cannot be read
+        :param most: the maximum number of characters
+        :raises ToolError: ``invalid_input`` for an unknown id
+        :raises LogUnavailable: if the store cannot be read
         """
         ...
 
     async def artifact(self, ref: str) -> SessionArtifact:
-        """Read an artifact of this session, whole.
+        """Read an artifact of this session as a whole.
 
         :param ref: ``sha256:`` and 64 hexadecimal digits
-        :raises ToolError: ``invalid_input`` where this session has no such artifact, ``denied`` where its maker keeps it from
-            models, ``unavailable`` or ``backend`` where it is removed or damaged
-        :raises LogUnavailable: when the store cannot be read
+        :raises ToolError: ``invalid_input`` if this session has no such artifact, ``denied`` if its tool hides it
+            from models, ``unavailable`` or ``backend`` if it is removed or damaged
+        :raises LogUnavailable: if the store cannot be read
         """
         ...
 
@@ -161,17 +166,17 @@ class Transcript(Protocol):
 # A skill is text and grants no permission: the policy checks calls that follow a skill like all other calls.
 
 SkillLayer = Literal["workspace", "user", "shipped"]
-"""Who wrote it: whoever writes the workspace, which is nobody's word; the operator; Handrail's authors."""
+"""The author of a skill: whoever writes in the workspace (not trusted), the operator, or Handrail."""
 
 
 @dataclass(frozen=True, slots=True)
 class Skill:
-    """One skill as it was found.
+    """One skill that was found.
 
-    :param place: its ``SKILL.md``
-    :param notes: what of its front matter has no effect here
+    :param place: the path of its ``SKILL.md``
+    :param notes: keys of its front matter that have no effect here
     :param problem: why it cannot be read, or ``""``
-    :param hidden_by: the place of a nearer one of the same name, or ``""``
+    :param hidden_by: the path of a nearer skill of the same name, or ``""``
     """
 
     name: str
@@ -184,16 +189,17 @@ class Skill:
 
     @property
     def usable(self) -> bool:
+        """Whether the skill can be read."""
         return not self.problem and not self.hidden_by
 
 
 @dataclass(frozen=True, slots=True)
 class SkillText:
-    """A skill's instructions.
+    """The instructions of a skill.
 
-    :param files: what else lies in its folder, where the session's tools can read it: as they call it
-    :param again: they were given in this session before; then ``body`` is empty
-    :param changed: they are others than when the session began
+    :param files: the other files in its folder that the session's tools can read, by the paths that they use
+    :param again: whether the session was given them before; then ``body`` is empty
+    :param changed: whether they changed since the session began
     """
 
     skill: Skill
@@ -204,25 +210,25 @@ class SkillText:
 
 
 class Skills(Protocol):
-    """The skills of one session, as they were found when it first asked."""
+    """The skills of one session, as found on first use."""
 
     async def all(self) -> Sequence[Skill]:
-        """Those that can be read, the nearest first."""
+        """Return the skills that can be read, the nearest first."""
         ...
 
     async def give(self, name: str) -> SkillText:
-        """One's instructions, once in a session.
+        """Return the instructions of a skill, once in a session.
 
-        :raises ToolError: ``invalid_input`` for a name that there is not, with the nearest there are; ``unavailable`` where
-            its file cannot be read any more
+        :raises ToolError: ``invalid_input`` for an unknown name, with the nearest ones; ``unavailable`` if its file
+            can no longer be read
         """
         ...
 
 
 class SessionSkills(Skills, Protocol):
-    """The same, for the session itself."""
+    """The skills of a session, for the session itself."""
 
     @property
     def index(self) -> Sequence[Skill]:
-        """See :meth:`Skills.all`."""
+        """The skills that can be read; see :meth:`Skills.all`."""
         ...

@@ -1,7 +1,7 @@
 """Resources and prompts, which a source may provide in addition to tools. Their shapes are MCP's.
 
-Reading and getting pass through the arbiter like every call (``resource.read``, ``prompt.get``, …), under the same rules.
-An offering only carries them out.
+Reads and requests pass through the arbiter like every call (``resource.read``, ``prompt.get``, …), under the same
+rules. A provider only carries them out.
 
 Source: https://modelcontextprotocol.io/specification/2025-11-25/server
 """
@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ResourceSpec:
-    """:param more: what else MCP lets a listing say (``annotations``, ``icons``, ``_meta``), as it writes it"""
+    """A resource that a source lists.
+
+    :param more: other members of an MCP listing (``annotations``, ``icons``, ``_meta``), in MCP's form
+    """
 
     uri: str
     name: str
@@ -31,7 +34,10 @@ class ResourceSpec:
 
 @dataclass(frozen=True, slots=True)
 class ResourceTemplate:
-    """:param uri_template: RFC 6570"""
+    """A template of resource URIs that a source lists.
+
+    :param uri_template: RFC 6570
+    """
 
     uri_template: str
     name: str
@@ -43,6 +49,8 @@ class ResourceTemplate:
 
 @dataclass(frozen=True, slots=True)
 class PromptArgument:
+    """An argument of a prompt."""
+
     name: str
     description: str = ""
     required: bool = False
@@ -51,7 +59,10 @@ class PromptArgument:
 
 @dataclass(frozen=True, slots=True)
 class PromptSpec:
-    """:param name: as models and people call it; of a foreign source with the source's name before it"""
+    """A prompt that a source lists.
+
+    :param name: the name for models and people; for a third-party source it begins with the source's name
+    """
 
     name: str
     description: str = ""
@@ -65,32 +76,40 @@ class Listing(Protocol):
 
     @property
     def source(self) -> str:
-        """What the operator calls the source; ``""`` for the operator's own."""
+        """The operator's name of the source; ``""`` for the operator's own resources."""
         ...
 
     @property
-    def foreign(self) -> bool: ...
+    def foreign(self) -> bool:
+        """Whether the source is third-party."""
+        ...
 
     @property
-    def resources(self) -> Sequence[ResourceSpec]: ...
+    def resources(self) -> Sequence[ResourceSpec]:
+        """The listed resources."""
+        ...
 
     @property
-    def templates(self) -> Sequence[ResourceTemplate]: ...
+    def templates(self) -> Sequence[ResourceTemplate]:
+        """The listed URI templates."""
+        ...
 
     @property
-    def prompts(self) -> Sequence[PromptSpec]: ...
+    def prompts(self) -> Sequence[PromptSpec]:
+        """The listed prompts."""
+        ...
 
     def has(self, uri: str) -> bool:
-        """Whether a URI is one of its resources, or one that a template of its makes."""
+        """Return whether a URI is one of the resources, or matches one of the templates."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class SourceRequest:
-    """What a call of a built-in tool asks of a source.
+    """The request that a call of a built-in tool sends to a source.
 
-    :param method: of MCP's, by which rules may name it: ``mcp:SERVER:resources/read``
-    :param argument: which of its arguments names what it is about
+    :param method: MCP's method, by which rules may name it: ``mcp:SERVER:resources/read``
+    :param argument: the argument of the tool that names the resource or prompt
     """
 
     method: str
@@ -98,14 +117,14 @@ class SourceRequest:
 
 
 AT_SOURCE = "mcp+"
-"""Before a source's name and a colon, before a URI or name: what that source offers, where two offer the same."""
+"""The prefix of a source's name and a colon before a URI or name. It selects a source if two have the same."""
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What a source gave, as MCP writes it.
+    """The response of a source, in MCP's form.
 
-    :param source: whose it is, where that is not the operator's own
+    :param source: the name of a third-party source; ``""`` for the operator's own
     """
 
     data: Mapping[str, Any]
@@ -113,32 +132,40 @@ class Given:
 
 
 class Offers(Protocol):
-    """What a built-in tool sees of all sources' offerings: ``runtime.offers``. It reaches what its call was judged for."""
+    """The resources and prompts of all sources: ``runtime.offers``.
+
+    A call reaches only the source that it was evaluated for.
+    """
 
     async def all(self) -> Sequence[Listing]:
-        """Those of the generation that the call is at, for what they list."""
+        """Return the listings of all sources in the generation of the call."""
         ...
 
     async def read(self, uri: str) -> Given:
-        """See :meth:`handrail.contract.tool.offering.Offering.read`.
+        """Read a resource; see :meth:`handrail.contract.tool.offering.Offering.read`.
 
-        :raises ToolError: ``invalid_input`` for a URI that there is not
+        :raises ToolError: ``invalid_input`` for an unknown URI
         """
         ...
 
-    async def prompt(self, name: str, arguments: Mapping[str, str]) -> Given: ...
+    async def prompt(self, name: str, arguments: Mapping[str, str]) -> Given:
+        """Return the messages of a prompt."""
+        ...
 
-    async def complete(
-        self, ref: Mapping[str, Any], argument: Mapping[str, str], context: Mapping[str, str]
-    ) -> Given: ...
+    async def complete(self, ref: Mapping[str, Any], argument: Mapping[str, str], context: Mapping[str, str]) -> Given:
+        """Return completions for an argument of a prompt or template."""
+        ...
 
     async def subscribe(self, uri: str) -> None:
-        """From now on, as long as the session is open, it is told of changes by ``resource-updated``. Twice is once.
+        """Send ``resource-updated`` events to the session when the resource changes, until the session closes.
 
-        :raises ToolError: ``unavailable`` where the source does not tell; ``limit`` for too many
+        A repeated call has no further effect.
+
+        :raises ToolError: ``unavailable`` if the source does not report changes; ``limit`` if the session has too
+            many subscriptions
         """
         ...
 
     async def unsubscribe(self, uri: str) -> bool:
-        """Whether it was subscribed."""
+        """End a subscription and return whether there was one."""
         ...

@@ -1,7 +1,7 @@
 """The Protocol of a client that can do more than call tools: answer forms, lend its model, name its roots.
 
-These are MCP's client features, in MCP's own shapes. A frontend with such a client gives the session a :class:`Peer`. A
-tool reaches it through ``runtime.peer``; each request has its own capability: ``elicit``, ``sample``, ``roots``.
+These are MCP's client features, in MCP's own shapes. A frontend with such a client gives the session a :class:`Peer`.
+A tool reaches it through ``runtime.peer``; each request has its own capability: ``elicit``, ``sample``, ``roots``.
 
 Source: https://modelcontextprotocol.io/specification/2025-11-25/client
 """
@@ -19,18 +19,19 @@ CAPABILITY_OF: Mapping[AskMethod, str] = {
     "sampling/createMessage": "sample",
     "roots/list": "roots",
 }
-"""What a tool must require to ask for it."""
+"""The capability that a tool must require for each method."""
 
 NOT_ANSWERED = "the client of this session did not say that it answers"
-"""What a tool is told that asks for something else, followed by the method. A face may say it in its protocol's own way."""
+"""The start of the error for a request that the client does not support; the method follows. A frontend may word it
+in the terms of its protocol."""
 
 LogLevel = Literal["debug", "info", "notice", "warning", "error", "critical", "alert", "emergency"]
-"""Of RFC 5424, the least grave first."""
+"""The levels of RFC 5424, the least severe first."""
 
 LOG_LEVELS: tuple[LogLevel, ...] = get_args(LogLevel)
 
 AskKind = Literal["form", "url", "sample", "sample-tools", "sample-context", "roots"]
-"""What a client can say that it answers, apart."""
+"""The kinds of requests that a client can support independently."""
 
 ASK_KINDS: Mapping[AskKind, tuple[AskMethod, Mapping[str, Any]]] = {
     "form": ("elicitation/create", {"mode": "form"}),
@@ -40,11 +41,11 @@ ASK_KINDS: Mapping[AskKind, tuple[AskMethod, Mapping[str, Any]]] = {
     "sample-context": ("sampling/createMessage", {"includeContext": "thisServer"}),
     "roots": ("roots/list", {}),
 }
-"""Each with the least request of its kind."""
+"""Each kind with its minimal request."""
 
 
 def kind_of(method: AskMethod, params: Mapping[str, Any]) -> AskKind:
-    """Which of them a request is."""
+    """Return the kind of a request."""
     if method == "elicitation/create":
         return "url" if params.get("mode") == "url" else "form"
     if method == "sampling/createMessage":
@@ -58,8 +59,8 @@ def kind_of(method: AskMethod, params: Mapping[str, Any]) -> AskKind:
 class Ask:
     """One request to the client.
 
-    :param params: as MCP writes them
-    :param origin: who asks, where that is not the operator's own tool: the name of a foreign source
+    :param params: in MCP's form
+    :param origin: the name of the third-party source that asks; ``""`` for the operator's own tool
     """
 
     method: AskMethod
@@ -68,36 +69,41 @@ class Ask:
 
 
 class Peer(Protocol):
-    """What a face gives a session."""
+    """The handler of requests to a client. A frontend gives it to the session."""
 
     def offers(self, call_id: str, method: AskMethod, params: Mapping[str, Any]) -> bool:
-        """Whether the client said that it answers such a request, with these parameters (a form, a URL, tools).
+        """Return whether the client supports such a request with these parameters (a form, a URL, tools).
 
-        :param call_id: as for :meth:`ask`: a client without a session says it anew with each request
+        :param call_id: as for :meth:`ask`: a client without a session states its features with each request
         """
         ...
 
     async def ask(self, call_id: str, asks: Mapping[str, Ask]) -> Mapping[str, Mapping[str, Any]]:
-        """Put several requests at once, each under a key, and give every answer under its key, as MCP writes results.
-        It may take as long as a person takes; cancelled when the call is stopped.
+        """Send several requests at once, each under a key, and return the results under the same keys.
 
-        :param call_id: the call on whose behalf: the one that the client made, whatever calls that one has made since
-        :raises ToolError: ``unavailable`` where the client does not answer such requests, or has gone
+        It may take as long as a person takes. It is cancelled if the call is stopped.
+
+        :param call_id: the call that the client made, even if a nested call asks
+        :raises ToolError: ``unavailable`` if the client does not support such requests, or is disconnected
         """
         ...
 
     def let_go(self, call_id: str) -> None:
-        """The client need not hold the line: where its transport allows, it is hung up and comes back for the answer."""
+        """Detach the client from the call.
+
+        If the transport allows it, the connection is closed, and the client asks for the answer later.
+        """
         ...
 
 
 @runtime_checkable
 class Buffers(Protocol):
-    """What a :class:`Peer` has beside, whose client is an editor on this machine."""
+    """An extension of :class:`Peer` for a client that is an editor on this machine."""
 
     async def unsaved(self, path: str) -> str | None:
-        """What the editor shows of a file now, saved or not; None where it does not say. Rules have judged the path; what
-        comes back is as foreign as a file's content.
+        """Return the text of a file as the editor shows it, saved or not; None if the editor does not say.
+
+        The rules have evaluated the path. The text is as untrusted as the content of the file.
 
         :param path: absolute and canonical
         """
@@ -105,19 +111,20 @@ class Buffers(Protocol):
 
 
 class PeerDoor(Protocol):
-    """What a tool sees of it: ``runtime.peer``."""
+    """The client of the session, as tools see it: ``runtime.peer``."""
 
     def offers(self, method: AskMethod, params: Mapping[str, Any] | None = None) -> bool:
-        """Whether asking makes sense: the tool has the capability, and the client answers such requests."""
+        """Return whether the tool may send such a request, and the client supports it."""
         ...
 
     async def ask(self, asks: Mapping[str, Ask]) -> Mapping[str, Mapping[str, Any]]:
-        """See :meth:`Peer.ask`. The time that it takes is not the tool's: no time-out counts it.
+        """Send requests; see :meth:`Peer.ask`. The tool's time-out does not count the wait.
 
-        :raises ToolError: ``denied`` without the capability of each method; ``unavailable`` where there is no such client
+        :raises ToolError: ``denied`` without the capability of each method; ``unavailable`` if the session has no
+            such client
         """
         ...
 
     def let_go(self) -> None:
-        """See :meth:`Peer.let_go`."""
+        """Detach the client; see :meth:`Peer.let_go`."""
         ...

@@ -26,7 +26,7 @@ from handrail.contract.tool.spec import Opened
 
 
 class Shell(Protocol):
-    """Programs in the sandbox of this call's capability set; nothing they start outlives the call."""
+    """Programs in the sandbox of the call's capability set. All of them end with the call."""
 
     async def run(
         self,
@@ -39,33 +39,37 @@ class Shell(Protocol):
         trusted: bool = False,
         on_output: Callable[[bytes], None] | None = None,
     ) -> Completed:
-        """Run a shell text, or an argv without a shell. The call's own time-out ends it, and so does cancelling this.
+        """Run a shell text, or an argv without a shell.
 
-        :param environment: further variables of the program, for an argv only: rules judge a text by its words, so it has
-            to bring what it means with it. They are the tool's own choice, never a name that a model gave; those that
-            decide where programs and libraries are found, where HOME is and how the network is reached stay as they are
+        The call's time-out ends the program, and so does a cancellation.
+
+        :param environment: further variables, for an argv only: rules evaluate the words of a shell text, so the text
+            must set its own variables. The tool chooses the names, never the model. Variables for program and library
+            paths, HOME and the network stay unchanged
         :param apart: keep stderr out of ``output``, for output that is parsed
-        :param trusted: take the program of an argv, and the programs that it starts by name, from outside of the
+        :param trusted: take the program of an argv, and the programs that it starts by name, from outside the
             workspace, for output that is relied on
-        :param on_output: called with each piece of output that is kept, as it comes, so that a stopped run leaves what it
-            wrote; where there is more than is kept, a last time with a line that says so
+        :param on_output: called with each kept piece of output, so that a stopped run leaves its partial output; if
+            output is dropped, the last call says so
         """
         ...
 
     async def hidden(self, paths: Sequence[str]) -> Sequence[str]:
-        """Those of ``paths`` that programs of this call cannot see, because rules keep them from being read. Judged by
-        name, so the files need not exist any more."""
+        """Return those of ``paths`` that programs of this call cannot see because a rule denies reading.
+
+        The check is by name, so the files need not exist.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """What a server answered, whatever its status.
+    """The response of a server, with any status.
 
     :param url: of the last hop, in canonical form
-    :param headers: in order, names in lower case
-    :param body: decoded (gzip, deflate), at most as many bytes as were asked for
-    :param more: whether there was more of it
+    :param headers: in order, with lower-case names
+    :param body: decoded (gzip, deflate), up to the requested number of bytes
+    :param more: whether the body was longer
     :param passed: the URLs of the hops before the last
     """
 
@@ -77,15 +81,15 @@ class Response:
     passed: tuple[str, ...] = ()
 
     def header(self, name: str) -> str | None:
-        """The first value of a header, by its name in any case."""
+        """Return the first value of a header, by its name in any case."""
         return next((value for key, value in self.headers if key == name.lower()), None)
 
 
 class Net(Protocol):
-    """Fetches over http and https from the hosts that the call may reach.
+    """HTTP and HTTPS requests to the hosts that the call may reach.
 
-    Every hop is judged by the call's capability set and the rules, where ask counts as deny, and so is every address that
-    its host leads to. An address that is not public is reached only by a literal grant.
+    The call's capability set and the rules evaluate every hop, where ask counts as deny, and every address that its
+    host resolves to. A private address needs a literal grant.
     """
 
     async def request(
@@ -102,42 +106,54 @@ class Net(Protocol):
     ) -> Response:
         """Fetch one URL.
 
-        Redirects are followed, each as a new request; to another origin only the plainest headers go with it and no
-        body, so a redirect that would take one there is answered as it is.
+        Each redirect is followed as a new request. To another origin only basic headers go along and no body. A
+        redirect that would send a body there is returned as the response.
 
-        :param max_bytes: of the decoded body; what comes after is not read
+        :param max_bytes: of the decoded body; the rest is not read
         :param timeout_ms: for all hops together
-        :param on_body: told each kept piece of the last hop's body as it comes
-        :raises ToolError: ``denied`` where a host may not be reached; ``invalid_input`` for a URL or header that is none;
-            ``timeout``; ``limit`` for too many redirects; ``backend`` where a server cannot be reached or understood
+        :param on_body: called with each kept piece of the last hop's body
+        :raises ToolError: ``denied`` for a host that may not be reached; ``invalid_input`` for an invalid URL or
+            header; ``timeout``; ``limit`` for too many redirects; ``backend`` if a server cannot be reached or
+            understood
         """
         ...
 
 
 class State(Protocol):
-    """A tool's own values in the session, JSON-able, kept across restarts."""
+    """The values that a tool keeps in the session, JSON-able and persistent."""
 
-    async def get(self, key: str) -> Any: ...
+    async def get(self, key: str) -> Any:
+        """Return a value, or None."""
+        ...
 
-    async def put(self, key: str, value: Any) -> None: ...
+    async def put(self, key: str, value: Any) -> None:
+        """Store a value."""
+        ...
 
 
 class Secrets(Protocol):
-    """The secrets that the tool declared, by name. Their values are redacted wherever the tool's output carries them."""
+    """The secrets that the tool declared, by name. Their values are redacted from the tool's output."""
 
     def get(self, name: str) -> str:
-        """:raises ToolError: ``denied`` unless the tool declared the secret, ``unavailable`` when it has no value"""
+        """Return the value of a secret.
+
+        :raises ToolError: ``denied`` if the tool did not declare the secret, ``unavailable`` if it has no value
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
+    """A choice of a question."""
+
     label: str
     description: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
+    """A question to the user."""
+
     question: str
     header: str = ""
     options: tuple[Option, ...] = ()
@@ -145,19 +161,19 @@ class Question:
 
 
 class People(Protocol):
-    """The people at the face."""
+    """The user of the session."""
 
     async def answer(self, questions: Sequence[Question]) -> list[list[str]]:
-        """One list of answers per question.
+        """Ask the user questions and return one list of answers for each.
 
-        :raises ToolError: ``unavailable`` when nobody is attached to the session
+        :raises ToolError: ``unavailable`` if the session has no user to ask
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ClientContext:
-    """What the face knows of the person's surroundings; every field may be unknown."""
+    """What the frontend knows about the user's surroundings. Every field may be unknown."""
 
     time: str | None = None
     place: str | None = None
@@ -166,24 +182,43 @@ class ClientContext:
 
 
 class Cancellation(Protocol):
+    """The cancellation state of a call, for code that runs in a thread."""
+
     @property
-    def requested(self) -> bool: ...
+    def requested(self) -> bool:
+        """Whether the call is to end."""
+        ...
 
     def check(self) -> None:
-        """:raises ToolError: ``cancelled`` or ``timeout``, for code that runs in a thread."""
+        """Raise if the call is to end.
+
+        :raises ToolError: ``cancelled`` or ``timeout``
+        """
         ...
 
 
 class Runtime(Protocol):
-    """What ``execute`` is given: the call it runs for, and the doors to everything it may touch. A door that costs
-    something is made when it is first used."""
+    """The runtime of one call, which ``execute`` receives.
+
+    It has the identity of the call and every service that the tool may use. A service that costs something is made on
+    first use.
+    """
 
     @property
-    def tool_id(self) -> str: ...
+    def tool_id(self) -> str:
+        """The id of the tool."""
+        ...
+
     @property
-    def call_id(self) -> str: ...
+    def call_id(self) -> str:
+        """The id of the call."""
+        ...
+
     @property
-    def session_id(self) -> str: ...
+    def session_id(self) -> str:
+        """The id of the session."""
+        ...
+
     @property
     def agent(self) -> str:
         """The id of the agent that made the call."""
@@ -191,17 +226,17 @@ class Runtime(Protocol):
 
     @property
     def topic(self) -> str | None:
-        """The session's topic, as its opener named it."""
+        """The topic of the session, or None."""
         ...
 
     @property
     def client(self) -> ClientContext | None:
-        """What the face knows of the person's surroundings; None when it knows nothing."""
+        """What the frontend knows about the user's surroundings, or None."""
         ...
 
     @property
     def workdir(self) -> str:
-        """The workspace's canonical folder, absolute."""
+        """The absolute, canonical path of the workspace."""
         ...
 
     @property
@@ -211,34 +246,38 @@ class Runtime(Protocol):
 
     @property
     def config(self) -> Mapping[str, str]:
-        """The values of the settings that the tool declared, by key, without the secret ones: what the operator set, and
-        otherwise the defaults."""
+        """The values of the tool's declared settings, by key.
+
+        They are the operator's values or the defaults. Secret settings are not among them.
+        """
         ...
 
     @property
     def max_output(self) -> int:
-        """How many bytes of what the call gives back a model reads, as the operator set it or the tool declared it. The rest
-        is cut off and kept in a file, so a tool that can continue later gives less."""
+        """How many bytes of the result a model reads, as set by the operator or declared by the tool.
+
+        The rest is cut and stored in a file, so a tool that supports paging should return less.
+        """
         ...
 
     @property
     def files(self) -> Files:
-        """Reading and writing files beneath the roots."""
+        """File access below the roots."""
         ...
 
     @property
     def search(self) -> Search:
-        """Finding files, and text in them, beneath the roots."""
+        """Search for files and text below the roots."""
         ...
 
     @property
     def shell(self) -> Shell:
-        """Running programs in the sandbox."""
+        """Programs in the sandbox."""
         ...
 
     @property
     def net(self) -> Net:
-        """Fetching over http and https."""
+        """HTTP and HTTPS requests."""
         ...
 
     @property
@@ -248,12 +287,12 @@ class Runtime(Protocol):
 
     @property
     def state(self) -> State:
-        """The tool's own values in the session."""
+        """The values that the tool keeps in the session."""
         ...
 
     @property
     def people(self) -> People:
-        """Asking the person at the face."""
+        """Questions to the user."""
         ...
 
     @property
@@ -263,57 +302,57 @@ class Runtime(Protocol):
 
     @property
     def triggers(self) -> Triggers:
-        """The session's timers, schedules and watched channels."""
+        """The timers, schedules and watched channels of the session."""
         ...
 
     @property
     def transcript(self) -> Transcript:
-        """What was said and done in the session so far."""
+        """The conversation and calls of the session so far."""
         ...
 
     @property
     def catalog(self) -> Catalog:
-        """The tools that the model sees, and those that can be brought into view."""
+        """The active tools of the model, and those that can be loaded."""
         ...
 
     @property
     def jobs(self) -> Jobs:
-        """The jobs of this session."""
+        """The background jobs of the session."""
         ...
 
     @property
     def agents(self) -> Agents:
-        """Sub-agents that work can be handed to."""
+        """Sub-agents, to which the tool can delegate."""
         ...
 
     @property
     def skills(self) -> Skills:
-        """The session's skills."""
+        """The skills of the session."""
         ...
 
     @property
     def cancellation(self) -> Cancellation:
-        """Whether the call is to end, for code that runs in a thread."""
+        """The cancellation state of the call, for code that runs in a thread."""
         ...
 
     @property
     def peer(self) -> PeerDoor:
-        """The client at the face, when it can do more than call tools. Each kind of request to it needs a capability."""
+        """The client of the session, if it can do more than call tools. Each kind of request needs a capability."""
         ...
 
     @property
     def terminals(self) -> Terminals:
-        """The session's terminals: programs that take typed input."""
+        """The terminals of the session: programs that receive typed input."""
         ...
 
     @property
     def offers(self) -> Offers:
-        """The resources and prompts of sources."""
+        """The resources and prompts of all sources."""
         ...
 
     @property
     def opened(self) -> Opened:
-        """The open state that this call takes a step of or closes. For the built-in tools that do so only."""
+        """The tool session that this call steps or closes. For built-in tools only."""
         ...
 
     def progress(
@@ -324,12 +363,15 @@ class Runtime(Protocol):
         done: float | None = None,
         total: float | None = None,
     ) -> None:
-        """Report progress to the face: ``fraction`` from 0 to 1, or ``done`` of ``total``, when known. Safe from any thread,
-        never blocks."""
+        """Report progress to the frontend. Safe from any thread, never blocks.
+
+        :param fraction: from 0 to 1
+        :param done: of ``total``, instead of ``fraction``
+        """
         ...
 
     def log(self, level: LogLevel, data: Any, logger: str | None = None) -> None:
-        """Send a log message, any JSON-able data, to whoever watches the call. Safe from any thread, never blocks.
+        """Send a log message, any JSON-able data, to the listeners of the call. Safe from any thread, never blocks.
 
         :param logger: the part of the tool that sends it
         :raises ToolError: ``invalid_input`` for an unknown level
@@ -337,13 +379,15 @@ class Runtime(Protocol):
         ...
 
     def output(self, piece: str | bytes) -> None:
-        """Show a piece of output while the call runs: to whoever watches it and, if it is a job, to whoever reads the job.
-        Bytes are decoded as UTF-8, also when a character is cut in two. The call's result is still what ``execute``
-        returns. Safe from any thread, never blocks."""
+        """Show a piece of output while the call runs, to the listeners of the call or the readers of its job.
+
+        Bytes are decoded as UTF-8, also if a piece ends within a character. The result of the call is still the
+        return value of ``execute``. Safe from any thread, never blocks.
+        """
         ...
 
     def partial(self, data: Any) -> None:
-        """Set the data of the result in case the call is stopped before it returns. The last one counts."""
+        """Set the data of the result if the call is stopped before it returns. The last value counts."""
         ...
 
     async def call(self, tool_id: str, arguments: Mapping[str, Any]) -> Result:
