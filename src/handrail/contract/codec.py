@@ -1,7 +1,8 @@
-"""Conversion of the contract's types to JSON data and back, by their annotations, for the wire and stored rows.
+"""Conversion of the contract's types to JSON data and back, by their annotations.
 
-A reader is closed. It accepts what the writer of the same type produces and rejects everything else, with the place
-of the problem. It never follows a text of the data to a name in the code.
+It serves the wire between processes and stored rows. A reader is closed. It accepts what the writer of the same type
+produces and rejects everything else, with the place of the problem. It never follows a text of the data to a name in
+the code.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One generation of the registry: an immutable set of tools, which a turn keeps from its first call to its last."""
+"""One generation of the registry: an immutable set of tools. A turn keeps its generation to the end."""
 
 from __future__ import annotations
 

@@ -26,11 +26,11 @@ WHAT: Mapping[Kind, str] = {
     "settings": "is a tool's configuration, which can make that tool run anything",
     "code": "is configuration from which a tool runs or loads code",
 }
-"""What a file of each kind is, to follow "it"."""
+"""What a file of each kind is, as a predicate."""
 
 
 class Row(NamedTuple):
-    """Names that one program reads.
+    """The names that one program reads.
 
     :param program: the program, as a document names it
     :param names: as :mod:`handrail.contract.protected.protected` compares them, with spaces between them

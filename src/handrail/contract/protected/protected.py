@@ -22,7 +22,7 @@ from handrail.contract.protected.ask import ASK, FREE
 from handrail.contract.protected.never import NEVER, WHAT, Kind, Row
 
 WORKSPACE_FILE = "handrail.toml"
-"""Directly in the workspace's root; what a person decides there, no call changes."""
+"""A file in the root of the workspace with decisions of the user, which no call may change."""
 
 VCS_CONFIG = "vcs.config"
 """The capability of a tool whose programs may change version-control configuration, by an allow-list of keys."""
@@ -44,21 +44,24 @@ class Protection:
 
     @property
     def asks(self) -> bool:
-        """Whether a person, or a rule that names the path, may open it. Otherwise nothing does."""
+        """Whether the user, or a rule that names the path, may permit a write. Otherwise nothing does."""
         return self.kind in _ASKED
 
     @property
     def held(self) -> bool:
-        """Whether programs are kept from it, too. What a tool loads as code is the project's, and programs write that."""
+        """Whether the protection also applies to programs.
+
+        Code that a tool loads belongs to the project, so programs may write it.
+        """
         return self.kind != "code"
 
     @property
     def what(self) -> str:
-        """What it is, to follow "it"."""
+        """What the file is, as a predicate."""
         return WHAT[self.kind]
 
     def refusal(self, shown: str) -> str:
-        """Return why a write to it is refused, for the model."""
+        """Return why a write is refused, for the model."""
         if self.asks:
             return f"{shown} {self.what}: {self._opened(shown)}"
         return f"{shown} {self.what}: no tool can write it and no rule allows it. " + (
@@ -66,7 +69,7 @@ class Protection:
         )
 
     def question(self, shown: str) -> str:
-        """Return why a write to it is asked about although a rule allows it, for the model and for the person."""
+        """Return why a write requires approval although a rule allows it, for the model and the user."""
         return f"{shown} {self.what}, and no rule names it"
 
     @staticmethod
@@ -84,7 +87,7 @@ GIT_NAMES: Mapping[str, Protection] = {
     "commondir": _VCS,
     "hooks": _HOOK,
 }
-"""What in a git directory decides what git runs. ``commondir`` says where the rest of it is."""
+"""Files in a git directory that decide what git runs. ``commondir`` names the place of the rest."""
 _GIT_DATA = frozenset(("objects", "refs", "logs"))
 """Folders of a git directory in which names are those of branches and objects."""
 _BELOW: Mapping[str, Mapping[str, Protection]] = {
@@ -93,20 +96,20 @@ _BELOW: Mapping[str, Mapping[str, Protection]] = {
     ".jj": dict.fromkeys(("config.toml", "workspace-config.toml"), _VCS),
     ".bzr": dict.fromkeys(("branch.conf",), _VCS),
 }
-"""Protected beneath a folder of that name, at any depth."""
+"""Protected below a folder of that name, at any depth."""
 _STATES = frozenset((GIT, *_BELOW, ".svn", ".pijul", "_darcs", ".fslckout"))
-"""Where version control keeps its state. Its programs write there, and file tools do not."""
+"""Folders with the state of version control. Its programs write there, and file tools do not."""
 
 
 # The rows, prepared for comparison.
 
 
 _ENDS = 3
-"""Characters that a pattern has at least before or after its ``*``."""
+"""The minimum number of characters before or after the ``*`` of a pattern."""
 
 
 class _Names:
-    """Single names, exact and with one ``*``, each with its protection."""
+    """An index of single names, exact and with one ``*``, each with its protection."""
 
     def __init__(self, entries: Iterable[tuple[str, Protection]]) -> None:
         self.exact: dict[str, Protection] = {}
@@ -160,7 +163,7 @@ _ANY = _Names(
 
 @lru_cache(maxsize=16_384)
 def _of_name(name: str) -> Protection | None:
-    """Return what a single plain name is protected as, wherever it is."""
+    """Return the protection of a single plain name, in any folder."""
     if (found := _NEVER.of(name) or _ASK.exact.get(name)) is not None:
         return found
     return None if name in _FREE else _ASK.by_pattern(name)
@@ -170,11 +173,11 @@ def _of_name(name: str) -> Protection | None:
 
 
 def protection(relative: str) -> Protection | None:
-    """Return why a path, given relative to its root, is protected from tools and programs; None for an ordinary one.
+    """Return why a path, relative to its root, is protected from tools and programs; None if it is not.
 
-    It is the strictest answer for any of its names. Names are compared as the least exact file system does: whatever
-    the letter case, without invisible characters, trailing dots or blanks, without what follows a colon, compatibility
-    forms as what they stand for. Every call that touches files asks this.
+    The result is the strictest one for any of its names. Names are compared as the least exact file system does:
+    without letter case, invisible characters, trailing dots or blanks, and the part after a colon, and with
+    compatibility forms resolved. Every call that touches files uses this function.
     """
     parts = relative.split("/")
     if not any(map(_may_matter, parts)):
@@ -183,7 +186,7 @@ def protection(relative: str) -> Protection | None:
 
 
 def tool_protection(relative: str) -> Protection | None:
-    """Return why a file tool does not write a path: :func:`protection`, or it is state of version control."""
+    """Return why a file tool does not write a path: :func:`protection`, or state of version control."""
     parts = relative.split("/")
     if not any(map(_may_matter, parts)):
         return None
@@ -195,13 +198,13 @@ def tool_protection(relative: str) -> Protection | None:
 
 
 def protected(relative: str) -> bool:
-    """Whether no tool may write it, see :func:`protection`."""
+    """Return whether no tool may write a path; see :func:`protection`."""
     found = protection(relative)
     return found is not None and not found.asks
 
 
 def is_key(relative: str) -> bool:
-    """Whether it is a private key, which no tool reads either."""
+    """Return whether a path is a private key, which no tool reads either."""
     parts = relative.split("/")
     if not any(map(_may_matter, parts)):
         return False
@@ -218,13 +221,13 @@ def is_key(relative: str) -> bool:
 
 
 _LOGINS = frozenset((".rhosts", ".shosts", ".k5login", ".k5users"))
-"""Who may log in: protected like a key, and read like any file."""
+"""Files that grant logins: protected like a key, and readable like any file."""
 
 
 def refusal(shown: str, relative: str | None = None) -> str:
     """Return why a write to a protected path is refused, for the model.
 
-    :param relative: the path as it was judged, where it is shown otherwise
+    :param relative: the path as it was evaluated, if it is shown in another form
     """
     found = protection(shown if relative is None else relative) or _RULES
     return found.refusal(shown)
@@ -237,7 +240,7 @@ def key_refusal(shown: str) -> str:
 
 @lru_cache(maxsize=4096)
 def plain(name: str) -> str:
-    """Return one name as the least exact file system reads it."""
+    """Return a name in the form of the least exact file system."""
     if not name.isascii():
         name = unicodedata.normalize("NFKC", name)
         name = "".join(c for c in name if unicodedata.category(c) not in ("Cf", "Mn"))
@@ -246,7 +249,10 @@ def plain(name: str) -> str:
 
 
 def suspicious(name: str) -> bool:
-    """Whether an entry of this name has to be looked at with its whole path; quick, for walks over many."""
+    """Return whether an entry of this name needs a check of its whole path.
+
+    The check is quick, for walks over many entries.
+    """
     if not name.isascii() or name[:1] == "." or ":" in name or name[-1:] in ". " or name[3:4] == "~":
         return True
     low = name.lower()
@@ -254,14 +260,14 @@ def suspicious(name: str) -> bool:
 
 
 def leads_on(name: str) -> bool:
-    """Whether what is protected in a folder of this name is decided by its path, so each entry has to be looked at."""
+    """Return whether the protection in a folder of this name depends on the path of each entry."""
     name = plain(name)
     return name == GIT or name in _BELOW
 
 
 @lru_cache(maxsize=16_384)
 def _may_matter(name: str) -> bool:
-    """Whether a path with this name in it can be protected."""
+    """Return whether a path with this name in it can be protected."""
     name = plain(name)
     return (
         name in _BY_PATH
@@ -299,12 +305,12 @@ def _first_of(below: Mapping[str, Protection], names: Sequence[str]) -> Protecti
 
 
 def _stricter(asked: Protection | None, found: Protection) -> Protection:
-    """The first of two that ask, unless only the second one holds."""
+    """Return the first of two protections that ask, unless only the second applies to programs."""
     return found if asked is None or (found.held and not asked.held) else asked
 
 
 def _by_path(parts: Sequence[str], index: int) -> list[Protection | None]:
-    """Return what the rows of several names say about the path whose first name is at ``index``."""
+    """Return the protections by rows of several names, for the path whose first name is at ``index``."""
     rows = _BY_PATH.get(parts[index])
     if rows is None:
         return []
@@ -317,7 +323,10 @@ def _by_path(parts: Sequence[str], index: int) -> list[Protection | None]:
 
 
 def _in_git(rest: Sequence[str]) -> Protection | None:
-    """Return what protects a path beneath a ``.git``, or the ``.git`` itself: as a file it says where the repository is."""
+    """Return the protection of a path below a ``.git``, or of the ``.git`` itself.
+
+    As a file, ``.git`` names the place of the repository.
+    """
     if not rest:
         return _VCS
     if rest[0] in _GIT_DATA:
@@ -337,22 +346,22 @@ _SERVES = (
     "git -c core.hooksPath=/dev/null -c core.fsmonitor=false -c core.alternateRefsCommand=: -c gc.auto=0 "
     "-c maintenance.auto=false -c receive.autogc=false -c receive.denyCurrentBranch=refuse -c 'safe.directory=*' "
 )
-"""git at the other end of a path. It is started without the environment of this end, so it is told on its own command line."""
+"""git at the other end of a path. It starts without the environment of this end, so its command line has the options."""
 
 Service = Literal["upload-pack", "receive-pack"]
 
 
 def serving(service: Service, *, by_path: bool) -> str:
-    """The option that says what serves a clone (``upload-pack``) or a push (``receive-pack``).
+    """Return the option with the command that serves a clone (``upload-pack``) or a push (``receive-pack``).
 
-    Of a remote's ``uploadpack`` and ``receivepack`` git takes the first that it reads, which is the repository's own and
-    not one that is set over it. An option outranks both.
+    git takes the first ``uploadpack`` or ``receivepack`` of a remote that it reads. That is the repository's own, not
+    one that is set over it. An option outranks both.
 
-    :param by_path: whether git starts it, on this machine; a server on the web is asked by its name
+    :param by_path: whether git starts the command on this machine; a web server knows it by its name
     """
     return f"--{service}={_SERVES}{service}" if by_path else f"--{service}=git-{service}"
 
 
 _SERVICES: tuple[Service, ...] = ("upload-pack", "receive-pack")
 SERVING = frozenset(serving(service, by_path=by_path) for service, by_path in product(_SERVICES, (True, False)))
-"""All of these options: whoever gives one has git run no more than without it."""
+"""All of these options. With one of them git runs no more than without it."""

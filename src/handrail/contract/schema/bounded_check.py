@@ -19,7 +19,7 @@ MEMORY_MIB = 512
 
 
 def main() -> None:
-    """Answer the one question on the standard input."""
+    """Check the arguments on the standard input and print the answer."""
     import resource  # the kernel imports this module also on systems without it
 
     limits = {

@@ -22,44 +22,44 @@ from urllib.parse import unquote, urldefrag, urljoin
 from handrail.contract.text.json import MAX_ARGUMENT_DEPTH
 
 MAX_VALUES = 8_000
-"""JSON values that a schema may have."""
+"""JSON values in a schema."""
 MAX_RULES = 20_000
-"""Rules that may be judged of one value, once every reference is written out."""
+"""Rules that may apply to one value, with every reference written out."""
 MAX_CHAIN = 32
-"""References and combinations that may lie within each other without going into a value. The checker recurses."""
+"""References and combinations that may lie in each other without going into a value. The checker recurses."""
 MAX_PATH = 256
 """Definitions that may lead from one to the next. The checker recurses here, too."""
 MAX_PATTERN_STATES = 20_000
 """States of all patterns of a schema together. Each costs up to a microsecond to compile."""
 CHECK_BUDGET = 2_000_000.0
-"""Units of about 10 ns in which it has to be known whether arguments fit."""
+"""Units of about 10 ns for the check whether arguments match."""
 LIST_BUDGET = 2_000_000.0
-"""The same for collecting what is wrong with them."""
+"""Units of about 10 ns for the list of problems."""
 MAX_COUNTED = 50_000
-"""Values of arguments that are looked at by a schema. Counting them costs about 100 ns each."""
+"""Values of arguments that a schema visits. Counting them costs about 100 ns each."""
 BACKTRACKS = 1_000
-"""Steps back that a pattern with look-around may take in one text."""
+"""Backtracking steps of a pattern with look-around in one text."""
 
 STATE = 0.5
 """Units per state and character of a pattern."""
 _FIRST_STEPS = 50
 _MAX_APART = 20_000
-"""Arguments, times schemas in all, up to which each argument is estimated by what is said of it alone."""
+"""Arguments times schemas up to which each argument is estimated by its own rules."""
 _MAX_ARGUMENTS = 5_000
 _SHORT = 2_000
 _FEW = 64
 _ONE_ERROR = 600.0
 """Units that one error costs."""
 _CHARACTER = 0.02
-"""Units per character of reading a text, for whatever looks at its length or copies it."""
+"""Units per character of a text, for rules that read its length or copy it."""
 _FORMAT = 4.0
 _LEVELS = MAX_ARGUMENT_DEPTH + 2
 _UNBOUNDED = 1e9
-"""As much as never is within a budget."""
+"""A cost that exceeds every budget."""
 _MAX_ROWS = 15_000
-"""Schemas, times levels, that are worked out one by one; what lies deeper is taken for as much as it can be."""
+"""Schemas times levels that are computed one by one. Deeper levels get the maximum."""
 _METASCHEMA = 500
-"""Rules of a published schema for schemas, which are known to the checker."""
+"""Rules of a published schema for schemas, which the checker knows."""
 _IN_PLACE = ("allOf", "anyOf", "oneOf", "not", "if", "then", "else", "dependentSchemas", "dependencies")
 _ALTERNATIVES = ("anyOf", "oneOf")
 _OF_VALUES = (
@@ -74,22 +74,22 @@ _METASCHEMAS = ("http://json-schema.org/draft", "https://json-schema.org/draft")
 
 Node = Mapping[str, Any]
 _Row = tuple[float, float, float, float, float]
-"""Of one level: rules, units per character, and patterns that look around, to know whether a value fits; units of error, and
-errors."""
+"""The bounds of one level. For the check: rules, units per character, and patterns with look-around. For the list:
+units of error, and errors."""
 
 
 class TooMuch(ValueError):
-    """A schema is beyond what a check may cost; ``str()`` says by what."""
+    """A schema that exceeds the limits of a check. ``str()`` says which limit."""
 
 
 @dataclass(eq=False, slots=True)
 class _Rules:
-    """One schema within the whole, with what it leads to.
+    """The rules of one schema within the whole, with the schemas that it leads to.
 
-    :param beside: schemas that judge the same value, and ``alternatives`` those whose errors are kept as a tree
-    :param within: schemas that judge a part of the value
-    :param looking: patterns that look around
-    :param again: how often its neighbours are judged
+    :param beside: schemas that apply to the same value, and ``alternatives`` those whose errors are kept as a tree
+    :param within: schemas that apply to a part of the value
+    :param looking: patterns with look-around
+    :param again: how often its neighbours are evaluated
     """
 
     own: float = 1.0
@@ -106,23 +106,25 @@ class _Rules:
 
     @property
     def in_place(self) -> Iterable[_Rules]:
+        """The schemas that apply to the same value."""
         return (*self.beside, *self.alternatives)
 
     @property
     def judging(self) -> Iterable[_Rules]:
+        """All schemas that it leads to."""
         return (*self.beside, *self.alternatives, *self.within)
 
     def with_parts(self, parts: Sequence[tuple[float, float, float]]) -> tuple[float, float, float]:
-        """Rules, units per character, and patterns that look around, with those of the schemas that it leads to."""
+        """Return rules, units per character, and look-around patterns, including those of its parts."""
         own = (self.own, self.text + self.names, self.looking + self.looking_at_names)
         size, text, looking = (own[n] + self.again * sum(part[n] for part in parts) for n in range(3))
         return (min(size, _UNBOUNDED), min(text, _UNBOUNDED), min(looking, _UNBOUNDED))
 
     def at(self, level: int, rows: Mapping[_Rules, _Row], above: Mapping[_Rules, _Row]) -> _Row:
-        """The bounds at ``level`` of a value that these rules judge.
+        """Return the bounds at ``level`` of a value that these rules check.
 
-        :param rows: those of the same level, of what judges the same value
-        :param above: those of the level before
+        :param rows: the bounds of the same level, by schemas of the same value
+        :param above: the bounds of the level before
         """
         rules, text, looking, errors, branches = 0.0, 0.0, 0.0, 0.0, 0.0
         if level == 0:
@@ -148,16 +150,16 @@ class _Rules:
 
 
 Measure = Sequence[tuple[int, int, int]]
-"""Of a value, for each of its levels, outermost first: how many values there are, how many characters of texts and keys, and
-how many of them the longest text or key has."""
+"""The size of a value, for each of its levels, outermost first: the number of values, the number of characters in
+texts and keys, and the length of the longest text or key."""
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
     """Upper bounds, in units of about 10 ns.
 
-    :param check: to know whether arguments fit
-    :param listing: to collect what is wrong with them
+    :param check: to know whether arguments match
+    :param listing: to list their problems
     """
 
     check: float
@@ -173,12 +175,12 @@ _TOO_MANY_VALUES = Estimate(_UNBOUNDED, _UNBOUNDED)
 
 @dataclass(frozen=True, slots=True)
 class Levels:
-    """Upper bounds per level of a value, outermost first; nothing is judged below the last.
+    """Upper bounds for each level of a value, outermost first. Nothing is checked below the last level.
 
-    :param rules: rules that are judged of each value
+    :param rules: rules for each value
     :param text: units per character
-    :param looking: patterns that look around, which take a step back at each character at most as often as the text is long
-    :param errors: units of error per value, and ``branches`` how many errors at most
+    :param looking: patterns with look-around, which step back at each character at most as often as the text is long
+    :param errors: units of error for each value, and ``branches`` the maximum number of errors
     """
 
     rules: tuple[float, ...]
@@ -188,6 +190,7 @@ class Levels:
     branches: tuple[float, ...]
 
     def of(self, measured: Measure) -> Estimate:
+        """Estimate the cost for a measured value."""
         check = listing = copied = 0.0
         for level, (values, characters, longest) in enumerate(measured[: len(self.rules)]):
             steps = self.looking[level] * min(longest + _FIRST_STEPS, BACKTRACKS)
@@ -200,10 +203,10 @@ class Levels:
 
 
 class Effort:
-    """What checking costs by one schema of an object. It is worked out when it is first needed.
+    """The cost of checks by one schema of an object, computed on first use.
 
-    :param costs: of each pattern in it, the units per character
-    :param looking: the patterns among them that look around, and so go back
+    :param costs: the units per character of each pattern in it
+    :param looking: the patterns with look-around among them, which backtrack
     """
 
     def __init__(self, parameters: Node, costs: Mapping[str, float], looking: Collection[str] = ()) -> None:
@@ -211,19 +214,19 @@ class Effort:
         self._costs, self._looking = costs, looking
 
     def check_bounds(self) -> None:
-        """Check that the schema can be afforded at all.
+        """Check that the cost of the schema has an acceptable bound.
 
-        :raises TooMuch: where one value would be judged by too many rules, or too deep, or what is said goes round
+        :raises TooMuch: if too many or too deep rules apply to one value, or references form a cycle
         """
         self._graph.check_bounds()
 
     @property
     def unknown(self) -> Sequence[str]:
-        """References that lead where nothing is known of."""
+        """References that cannot be followed."""
         return self._graph.unknown
 
     def is_little(self, arguments: Mapping[str, Any]) -> bool:
-        """Whether checking ``arguments`` costs next to nothing, as is soon told of nearly all."""
+        """Return whether the check of ``arguments`` is cheap. A quick look is enough for most arguments."""
         if len(arguments) > _FEW or not self._is_light:
             return False
         for value in arguments.values():
@@ -235,7 +238,7 @@ class Effort:
         return True
 
     def of(self, arguments: Mapping[str, Any]) -> Estimate:
-        """What it costs to check ``arguments``."""
+        """Estimate the cost to check ``arguments``."""
         measured = self._measured(arguments)
         if measured is None:
             return _TOO_MANY_VALUES
@@ -249,7 +252,7 @@ class Effort:
         return Estimate(min(whole.check, apart.check), min(whole.listing, apart.listing))
 
     def of_argument(self, name: str, value: object) -> Estimate:
-        """What it costs to check one argument alone."""
+        """Estimate the cost to check one argument alone."""
         measured = self._measured({name: value})
         if measured is None:
             return _TOO_MANY_VALUES
@@ -266,12 +269,12 @@ class Effort:
 
     @cached_property
     def _is_light(self) -> bool:
-        """Whether a few arguments of ordinary length, without parts, cost next to nothing."""
+        """Whether a few short arguments without parts are cheap to check."""
         few = self._whole.of([(1, 0, 0), (_FEW, _FEW * _SHORT, _SHORT)])
         return few.check <= CHECK_BUDGET / 4 and few.listing <= LIST_BUDGET
 
     def _measured(self, arguments: Mapping[str, Any]) -> dict[str, Measure] | None:
-        """Each argument, as far down as anything is judged; None where there are too many values to count."""
+        """Measure each argument, down to the last checked level; None if there are too many values to count."""
         if len(arguments) > _MAX_ARGUMENTS:
             return None
         found: dict[str, Measure] = {}
@@ -284,7 +287,7 @@ class Effort:
         return found
 
     def _reach(self, name: str, value: object) -> int:
-        """How many levels of an argument are judged at most."""
+        """Return the number of levels of an argument that are checked at most."""
         levels = self._levels_of(name) if isinstance(value, (dict, list, tuple)) and self._is_small else self._whole
         return len(levels.rules) - 1
 
@@ -315,7 +318,7 @@ def _together(measured: Iterable[Measure]) -> Measure:
 
 
 def patterns_in(parameters: object) -> Iterator[str]:
-    """Every text that could be a pattern, wherever it is."""
+    """Yield every text that could be a pattern, anywhere in the schema."""
     rest: list[Any] = [parameters]
     while rest:
         one = rest.pop()
@@ -331,7 +334,7 @@ def patterns_in(parameters: object) -> Iterator[str]:
 
 
 def values_in(value: object, enough: int) -> int:
-    """How many JSON values ``value`` has, counted no further than just past ``enough``."""
+    """Count the JSON values of ``value``. The count stops just past ``enough``."""
     count = 1
     rest: list[Any] = [value]
     while rest and count <= enough:
@@ -348,7 +351,7 @@ def values_in(value: object, enough: int) -> int:
 
 
 def _by_level(name: str, value: object, levels: int, most: int) -> Measure:
-    """The measure of an argument, no further down than ``levels``, and no further than just past ``most`` values."""
+    """Measure an argument, down to ``levels``. The count stops just past ``most`` values."""
     found: list[tuple[int, int, int]] = []
     level: list[Any] = [value]
     characters = longest = len(name)
@@ -377,13 +380,13 @@ def _by_level(name: str, value: object, levels: int, most: int) -> Measure:
 
 
 class _Graph:
-    """The schemas within one, and which lead to which."""
+    """The schemas within one schema, and which leads to which."""
 
     def __init__(self, parameters: Node, costs: Mapping[str, float], looking: Collection[str]) -> None:
         self._costs = costs
         self._looking = looking
         self._checks_formats = "draft-0" in str(parameters.get("$schema", ""))
-        """Later dialects take a format for a remark."""
+        """Later dialects treat a format as an annotation."""
         self._resources: dict[str, Node | None] = {}
         self._anchors: dict[tuple[str, str], list[Node]] = {}
         self._dynamic: dict[str, list[Node]] = {}
@@ -430,7 +433,7 @@ class _Graph:
         return base
 
     def _found(self, node: Node, reference: str) -> list[object]:
-        """The schemas that a reference in ``node`` leads to."""
+        """Return the schemas that a reference in ``node`` leads to."""
         base = self._bases[id(node)]
         whole, fragment = urldefrag(base + reference if reference.startswith("#") else urljoin(base, reference))
         start = self._resources.get(whole)
@@ -461,7 +464,7 @@ class _Graph:
     # --- which leads to which ----------------------------------------------------------------------------------
 
     def _rules(self, schema: object) -> _Rules:
-        """The rules of a schema, which are filled in later where they are new."""
+        """Return the rules of a schema. New ones are filled in later."""
         if not isinstance(schema, Mapping):
             return self._boolean
         node = cast("Node", schema)
@@ -481,7 +484,7 @@ class _Graph:
             self._fill(*self._unfilled.pop())
 
     def only(self, parameters: Node, name: str) -> _Rules:
-        """The root with one of its properties; ``""``: with none, so that what is said of all others counts."""
+        """Return the root with one of its properties; with none for ``""``, so that its rules for others count."""
         properties = cast("Node", parameters.get("properties", {}))
         kept = {name: properties[name]} if name in properties else {}
         rules = _Rules()
@@ -497,7 +500,7 @@ class _Graph:
         self._fill_ways(node, rules)
 
     def _fill_counts(self, node: Node, rules: _Rules) -> None:
-        """Count what is judged whatever the value is: the keywords, and the literals and names in them."""
+        """Count the rules that apply to any value: the keywords, and their literals and names."""
         rules.own += len(node)
         rules.errors = 1.0 + sum(keyword in node for keyword in _ASSERTING)
         for keyword in _LITERALS:
@@ -512,7 +515,7 @@ class _Graph:
                 rules.errors += number
 
     def _fill_texts(self, node: Node, rules: _Rules) -> None:
-        """Weigh what looks at each character, and at each item again."""
+        """Add the cost of rules that read each character, or visit each item again."""
         if any(keyword in node for keyword in _BY_LENGTH):
             rules.text += _CHARACTER
         if "format" in node and self._checks_formats:
@@ -527,7 +530,7 @@ class _Graph:
         rules.whole = node.get("uniqueItems") is True
 
     def _fill_ways(self, node: Node, rules: _Rules) -> None:
-        """Note the schemas that it leads to."""
+        """Add the schemas that it leads to."""
         for keyword in ("$ref", "$dynamicRef", "$recursiveRef"):
             if isinstance(reference := node.get(keyword), str):
                 rules.beside += self._targets(node, keyword, reference)
@@ -548,8 +551,7 @@ class _Graph:
     # --- how much that is --------------------------------------------------------------------------------------
 
     def check_bounds(self) -> None:
-        """Check that nothing leads back to itself without going into a value, that no path is too long, and that there are
-        not too many rules for one value.
+        """Check for cycles that do not go into a value, for long paths, and for too many rules of one value.
 
         :raises TooMuch: otherwise
         """
@@ -576,8 +578,11 @@ class _Graph:
 
     @cached_property
     def _most(self) -> tuple[float, float, float]:
-        """Rules, units per character, and patterns that look around, that count at most for all that is at one level, as far as the checker remembers
-        its answers: each definition that leads to itself counts once, with all that it is made of up to the next of them."""
+        """The maximum of rules, units per character, and look-around patterns at one level.
+
+        It assumes that the checker remembers its answers: each recursive definition counts once, with everything down
+        to the next recursive definition.
+        """
         recursive: set[_Rules] = set()
         done: dict[_Rules, tuple[float, float, float]] = {}
         open_: set[_Rules] = set()
@@ -601,7 +606,7 @@ class _Graph:
         return sum(one[0] for one in counted), sum(one[1] for one in counted), sum(one[2] for one in counted)
 
     def levels(self, root: _Rules) -> Levels:
-        """The bounds of ``root`` for each level of a value."""
+        """Return the bounds of ``root`` for each level of a value."""
         order = self._order if root is self.root else [*self._order, root]
         most_rules, most_text, most_looking = self._most
         at_most: _Row = (most_rules, most_text, most_looking, _UNBOUNDED, _UNBOUNDED)
@@ -629,7 +634,7 @@ class _Graph:
 
 
 def _schemas_of(value: object, *, named: bool) -> Iterable[object]:
-    """The schemas that a keyword's value holds: itself, a list of them, or by name."""
+    """Return the schemas in a keyword's value: the value itself, a list, or by name."""
     if isinstance(value, (list, tuple)):
         return cast("Sequence[object]", value)
     if named:
@@ -653,9 +658,9 @@ def _at(start: Node, pointer: str) -> object:
 
 
 def _in_order(every: Iterable[_Rules]) -> list[_Rules]:
-    """Each after all that judge the same value for it.
+    """Sort rules so that each follows all that apply to the same value for it.
 
-    :raises TooMuch: where one of them is among these itself
+    :raises TooMuch: if one of them depends on itself
     """
     order: list[_Rules] = []
     placed: set[_Rules] = set()
@@ -696,7 +701,10 @@ _CLASS_OF_UNICODE, _NEGATED_CLASS, _ANY, _BEYOND_ASCII = 400.0, 12.0, 10.0, 4.0
 
 
 def pattern_states(pattern: str) -> float:
-    """About how many states an engine without backtracking makes of ``pattern``: what is repeated counts that often."""
+    """Estimate the states that an engine without backtracking needs for ``pattern``.
+
+    A repeated part counts as often as it is repeated.
+    """
     total, last = [1.0], [0.0]
     index, length = 0, len(pattern)
     while index < length:
@@ -728,7 +736,7 @@ def pattern_states(pattern: str) -> float:
 
 
 def _atom(pattern: str, index: int) -> tuple[float, int]:
-    """States of what stands at ``index``, and where the next begins."""
+    """Return the states of the element at ``index``, and the position of the next one."""
     char = pattern[index]
     if char in "*+?|^$":
         return 0.0, index + 1
@@ -745,7 +753,7 @@ def _atom(pattern: str, index: int) -> tuple[float, int]:
 
 
 def _set_of_characters(pattern: str, index: int) -> tuple[float, int]:
-    """States of the set that begins at ``index``, and where the next begins."""
+    """Return the states of the set that begins at ``index``, and the position of the next element."""
     end, weight = index + 1, 2.0
     if pattern[end : end + 1] == "^":
         end, weight = end + 1, _NEGATED_CLASS

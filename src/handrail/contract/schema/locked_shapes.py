@@ -1,4 +1,4 @@
-"""Locked tool ids without a built-in tool: their fixed shapes, and a check whether another tool fits one."""
+"""Locked tool ids without a built-in tool: their fixed shapes, and the check whether a tool fits one."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _LONGEST = 4_000
 
 @dataclass(frozen=True, slots=True)
 class LockedShape:
-    """The declaration of a locked id that a model sees, whichever tool answers.
+    """The declaration of a locked id that a model sees, for any tool that answers.
 
-    :param examples: arguments in that shape, all of which a tool that answers has to take
-    :param targets: what a call is about, for rules; the tool that answers has to require that capability
+    :param examples: arguments in that shape; a tool that answers must accept all of them
+    :param targets: the targets of a call, for rules; the tool that answers must require that capability
     :param max_output: the default limit in bytes; None for that of the tool that answers
     """
 
@@ -31,7 +31,7 @@ class LockedShape:
     max_output: int | None = None
 
     def declared(self, tool_id: str, answering: ToolSpec) -> ToolSpec:
-        """The declaration of the locked id: its own view for models, and what ``answering`` needs, locks and may do."""
+        """Return the declaration of the locked id: its own view for models, the rest from ``answering``."""
         return replace(
             answering,
             id=tool_id,
@@ -52,7 +52,9 @@ class LockedShape:
         )
 
     def definition_of(self, tool_id: str, answering: ToolSpec) -> str:
-        """The definition hash of the locked id: another tool that answers, or another declaration of it, is another hash.
+        """Return the definition hash of the locked id.
+
+        It changes with the tool that answers and with its declaration.
 
         :param answering: as its author declared it
         """
@@ -60,7 +62,7 @@ class LockedShape:
         return hashlib.sha256(both.encode()).hexdigest()
 
     def problems(self, tool_id: str, answering: ToolSpec, schema: Schema) -> Iterator[str]:
-        """Why a tool cannot answer for the locked id; nothing where it can.
+        """Yield the reasons why a tool cannot answer for the locked id.
 
         :param schema: of its arguments
         """
@@ -131,4 +133,4 @@ LOCKED_SHAPES: Mapping[str, LockedShape] = MappingProxyType(
         ),
     }
 )
-"""By id. A built-in tool that gets one of these ids takes it out of here."""
+"""By id. If a built-in tool gets one of these ids, remove it here."""

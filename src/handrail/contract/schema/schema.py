@@ -1,12 +1,12 @@
 """Checks of arguments by JSON Schema (2020-12): compiled once, nothing fetched, every problem at once.
 
 A schema is read more strictly than the standard in one place only: an object schema without ``additionalProperties``
-accepts none at its *top level*. So a misspelt argument is an error and is never silently dropped. The model still sees the
-schema as it was declared.
+accepts none at its *top level*. So a misspelt argument is an error and is never silently dropped. The model still
+sees the schema as it was declared.
 
-Every check has a bound. Patterns run on an engine that reads each character once. Patterns with look-around are accepted
-too, and stop after a fixed number of steps. Back-references are refused. A schema that no budget could hold is refused when
-it is loaded. A check beyond the budget does not run here; it gives :class:`CoarseProblems` (see
+Every check has a bound. Patterns run on an engine that reads each character once. Patterns with look-around are
+accepted too, and stop after a fixed number of steps. Back-references are rejected. A schema that exceeds every budget
+is rejected when it is loaded. A check beyond the budget does not run here; it gives :class:`CoarseProblems` (see
 :mod:`handrail.contract.schema.effort`), and the arbiter has a bounded process make the check.
 """
 
@@ -44,11 +44,11 @@ from handrail.contract.tool.spec import branches_of, properties_of, values_of
 # integer, Python does not.
 
 _EXACT = 2.0**53
-"""Below it a float is the whole number that was written."""
+"""Below it a float is exactly the whole number that was written."""
 
 
 def places_of_integers(parameters: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...] | None]:
-    """The arguments that may be integers, and those that may hold some; None for the latter: any may."""
+    """Return the arguments that may be integers, and those that may contain some; None: any may."""
     if not _speaks_of(parameters, b'"integer"'):
         return (), ()
     integers: list[str] = []
@@ -66,7 +66,7 @@ def places_of_integers(parameters: Mapping[str, Any]) -> tuple[tuple[str, ...], 
 
 
 def _types_named(schema: Mapping[str, Any]) -> set[str]:
-    """The types that a schema or one of its alternatives allows."""
+    """Return the types that a schema or one of its alternatives allows."""
     return {
         kind
         for one in (schema, *branches_of(schema))
@@ -80,14 +80,16 @@ def _speaks_of(schema: object, what: bytes) -> bool:
 
 
 def _parts(told: Mapping[str, Any]) -> Iterator[object]:
-    """What a schema says of the inside of a value, not of the value itself."""
+    """Yield the parts of a schema about the inside of a value, not about the value itself."""
     for one in (told, *branches_of(told)):
         yield {key: value for key, value in one.items() if key not in ("type", "anyOf", "oneOf", "allOf")}
 
 
 def counted(value: Any) -> Any:
-    """``value`` with its whole numbers as ``int``, as far as every reader of JSON takes one for the other; itself where that
-    is how it is."""
+    """Return ``value`` with its whole numbers as ``int``; the same object if nothing changes.
+
+    Only numbers are converted that every reader of JSON takes for the same.
+    """
     if type(value) is float:
         return int(value) if value.is_integer() and abs(value) < _EXACT else value
     if isinstance(value, dict):
@@ -109,11 +111,11 @@ _NOT_TOGETHER = (
     "the arguments do not go together as their schema says, which is too large to say why; look at the schema"
 )
 _MANY = 1_000
-"""Arguments that are looked at one by one."""
+"""Arguments that are checked one by one."""
 _MAX_NODES = 200_000
 _MAX_VALUES_LISTED = 1_000
 _MAX_DEPTH_LISTED = 24
-"""Of a schema whose faults are listed: each costs about 20 µs, and more where it lies deep in alternatives."""
+"""Depth of a schema whose faults are listed. Each fault costs about 20 µs, and more if it is deep in alternatives."""
 _HARMLESS: frozenset[object] = frozenset({int, bool, type(None)})
 _LINEAR = rs.RegexOptions(size_limit=1024 * 1024, dfa_size_limit=1024 * 1024)
 _BOUNDED = rs.FancyRegexOptions(backtrack_limit=BACKTRACKS, size_limit=1024 * 1024, dfa_size_limit=1024 * 1024)
@@ -124,7 +126,7 @@ _OF_SEVERAL = frozenset(
         *("unevaluatedProperties", "allOf", "anyOf", "oneOf", "not", "if", "then", "else"),
     )
 )
-"""What a schema says of its arguments together."""
+"""Keywords about several arguments together."""
 _DIALECTS: Mapping[str, Callable[..., rs.Validator]] = {
     "https://json-schema.org/draft/2020-12/schema": rs.Draft202012Validator,
     "https://json-schema.org/draft/2019-09/schema": rs.Draft201909Validator,
@@ -141,7 +143,7 @@ Path = Sequence[str | int]
 
 
 class InvalidSchema(ValueError):
-    """A schema that cannot be used; ``problems`` are ``(place, problem)``, all of them."""
+    """A schema that cannot be used. ``problems`` has every ``(place, problem)``."""
 
     def __init__(self, problems: Sequence[tuple[str, str]]) -> None:
         self.problems = tuple(problems)
@@ -149,9 +151,9 @@ class InvalidSchema(ValueError):
 
 
 class CoarseProblems(list[str]):
-    """Problems that the budget kept coarse: the check was not made, or not everything was listed.
+    """Coarse problems: the check exceeded the budget, or the list of problems did.
 
-    :param checked: whether it is known that the arguments do not fit
+    :param checked: whether the arguments are known not to match
     """
 
     def __init__(self, texts: Iterable[str], *, checked: bool) -> None:
@@ -160,7 +162,7 @@ class CoarseProblems(list[str]):
 
 
 class UnfinishedCheck(ToolError):
-    """Arguments whose check by ``schema`` was beyond the budget; a bounded process may finish it."""
+    """An error for arguments whose check exceeds the budget. A bounded process may finish the check."""
 
     def __init__(self, text: str, schema: Schema, arguments: dict[str, Any], problems: CoarseProblems) -> None:
         super().__init__(text, kind="invalid_input")
@@ -170,7 +172,7 @@ class UnfinishedCheck(ToolError):
 
 
 class Schema:
-    """One tool's parameters, ready to check calls. Made by :func:`compile_schema`."""
+    """The compiled schema of one tool's parameters. Made by :func:`compile_schema`."""
 
     __slots__ = ("_accepts", "_effort", "_integers", "_of_each", "_validator", "_within", "parameters")
 
@@ -189,13 +191,14 @@ class Schema:
         self._integers, self._within = places_of_integers(parameters)
 
     def problems(self, arguments: dict[str, Any], *, parsed: bool = False) -> list[str]:
-        """Everything wrong with ``arguments``; empty when they fit.
+        """Return everything wrong with ``arguments``; empty if they match.
 
-        Each text names the JSON path, the type of what is there (never the value itself) and what was
-        expected. At most :data:`MAX_PROBLEMS` are listed, and then how many more there are. If the check or the list is
-        beyond the budget, they are :class:`CoarseProblems`.
+        Each text names the JSON path, the type of the value (never the value itself) and what was expected. The list
+        has at most :data:`MAX_PROBLEMS` texts, then the number of the others. If the check or the list exceeds the
+        budget, the problems are :class:`CoarseProblems`.
 
-        :param parsed: they come from :func:`~handrail.contract.text.json.parse_arguments`, so that they are JSON
+        :param parsed: whether they come from :func:`~handrail.contract.text.json.parse_arguments`, so that they are
+            JSON
         """
         if not parsed and (fault := _unfit_for_checking(arguments)):
             return [fault]
@@ -214,15 +217,15 @@ class Schema:
             return [f"the arguments are not JSON values: {str(error)[:200]}"]
 
     def fits(self, arguments: dict[str, Any]) -> bool:
-        """Return whether ``arguments`` fit, whatever it costs. For a process that bounds itself."""
+        """Return whether ``arguments`` match, at any cost. For a process with its own limits."""
         return self._accepts(arguments)
 
     def every_problem(self, arguments: dict[str, Any]) -> list[str]:
-        """List what is wrong with ``arguments``, whatever it costs. For a process that bounds itself."""
+        """Return the problems of ``arguments``, at any cost. For a process with its own limits."""
         return _listed(self._validator.iter_errors(arguments), self.parameters)
 
     def _too_much(self, arguments: Mapping[str, Any]) -> str:
-        """Which argument is too much for its schema."""
+        """Return a text about the argument that is too large for its schema."""
         if len(arguments) > _MANY:
             return f"the {len(arguments):,} arguments are too many to be checked against their schema; send less in one call"
         name = max(arguments, key=lambda one: self._effort.of_argument(one, arguments[one]).check)
@@ -236,7 +239,7 @@ class Schema:
         )
 
     def _by_argument(self, arguments: dict[str, Any]) -> list[str]:
-        """The arguments that are missing or do not fit, with what is wrong with each where that costs little."""
+        """Return texts about missing and wrong arguments, with details where they cost little."""
         properties = properties_of(self.parameters)
         texts = [
             f"{path_text([name])}: is missing; expected {_expected_of(properties.get(name, {}))}"
@@ -265,8 +268,11 @@ class Schema:
         return texts or [_NOT_TOGETHER]
 
     def whole(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Valid ``arguments`` with whole numbers as ``int`` where integers are asked for. JSON Schema counts ``1.0`` as one;
-        what a tool does with it in Python, and a lock that is named by it, do not. The given object stays as it is."""
+        """Return valid ``arguments`` with whole numbers as ``int`` where the schema asks for integers.
+
+        JSON Schema takes ``1.0`` for an integer; a tool in Python and a lock named by it do not. The given object
+        stays unchanged.
+        """
         for name in self._integers:
             value = arguments.get(name)
             if type(value) is float and value.is_integer():
@@ -281,10 +287,10 @@ class Schema:
 def compile_schema(parameters: Mapping[str, Any]) -> Schema:
     """Check and compile a tool's ``parameters``.
 
-    A dialect named by ``$schema`` (drafts 4 to 2020-12) is honoured; without one it is 2020-12.
+    A dialect named by ``$schema`` (drafts 4 to 2020-12) is respected; the default is 2020-12.
 
-    :raises InvalidSchema: (a ``ValueError``) when it is no valid schema, describes something other than one
-        object, refers to anything outside itself, or holds a pattern that no bounded engine takes
+    :raises InvalidSchema: (a ``ValueError``) if it is not a valid schema, describes something other than one object,
+        refers to anything outside itself, or has a pattern that no bounded engine accepts
     """
     text = _text_of(parameters)
     if (problem := _fault_in_size(parameters, text)) is not None:
@@ -331,7 +337,10 @@ def _compiled(
     *,
     compounds: bool,
 ) -> Schema:
-    """:param compounds: rules could add up in it beyond what is written, or lie too deep in each other"""
+    """Compile a checked schema.
+
+    :param compounds: whether rules could add up beyond what is written, or lie too deep in each other
+    """
 
     def made(schema: Mapping[str, Any]) -> rs.Validator:
         return validator_of(schema, retriever=_refuse, pattern_options=_BOUNDED)
@@ -360,9 +369,9 @@ def _compiled(
 
 
 def _weighed(parameters: Mapping[str, Any]) -> tuple[dict[str, float], set[str]]:
-    """What each pattern costs per character, and which of them look around.
+    """Return the cost per character of each pattern, and the patterns with look-around.
 
-    :raises TooMuch: for a pattern that refers back, and where they are too large together
+    :raises TooMuch: for a pattern with a back-reference, and if they are too large together
     """
     costs: dict[str, float] = {}
     looking: set[str] = set()
@@ -398,8 +407,10 @@ def _is_linear(pattern: str) -> bool:
 
 
 def of_step(step_parameters: Mapping[str, Any], name: str = "input") -> dict[str, Any]:
-    """A schema of the one argument ``name``, which is to be what a stateful tool's steps may be sent. It may refer to its
-    own parts."""
+    """Return a schema with the one argument ``name``: the input of a stateful tool's step.
+
+    The schema may refer to its own parts.
+    """
     own = dict(step_parameters)
     dialect = str(own.pop("$schema", _NEWEST))
     own = _closed(own, dialect) if own.get("type") == "object" else own
@@ -407,8 +418,10 @@ def of_step(step_parameters: Mapping[str, Any], name: str = "input") -> dict[str
 
 
 def path_text(path: Path) -> str:
-    """``a.b[2]`` for a JSON path; the empty text for the root. Odd keys are quoted, long ones counted: a part of a secret
-    would not be found as one."""
+    """Return ``a.b[2]`` for a JSON path; the empty text for the root.
+
+    Odd keys are quoted. Long keys are replaced by their length: redaction would not find a part of a secret.
+    """
     out = ""
     for part in path:
         if isinstance(part, int):
@@ -456,7 +469,7 @@ def _faults_by_metaschema(parameters: dict[str, Any], dialect: str) -> dict[str,
 
 
 def _closed(parameters: Mapping[str, Any], dialect: str) -> dict[str, Any]:
-    """The schema with unknown top-level arguments forbidden where it says nothing about them."""
+    """Return the schema with unknown top-level arguments forbidden, unless it has a rule about them."""
     parameters = {"properties": {}, **parameters}  # without it, unknown arguments are reported without their names
     if "additionalProperties" in parameters or "unevaluatedProperties" in parameters:
         return dict(parameters)
@@ -550,7 +563,7 @@ def _expectation(error: rs.ValidationError) -> str:
 
 
 def _together(unwanted: object, given: object) -> list[str]:
-    """The keys of ``given`` that a schema does not want beside each other, where that is what it says."""
+    """Return the keys of ``given`` that exclude each other, if the schema says that."""
     if not isinstance(unwanted, Mapping) or not isinstance(given, Mapping):
         return []
     said = cast("Mapping[str, Any]", unwanted)
@@ -577,7 +590,7 @@ def _alternatives(
 
 
 def _known_beside(schema: Mapping[str, Any], schema_path: Path) -> dict[str, Mapping[str, Any]]:
-    """The properties declared beside the keyword at ``schema_path``."""
+    """Return the properties declared next to the keyword at ``schema_path``."""
     node: Any = schema
     for part in schema_path[:-1]:
         try:
@@ -638,8 +651,8 @@ _ELSEWHERE: Mapping[str, tuple[str, ...]] = {
     "timeoutseconds": ("timeout_ms", "wait_ms"),
     "workdir": ("cwd", "path", "repository"),
 }
-"""Names that other agents' tools give arguments, in lower case without separators, to ours for the same. They are only suggested
-where a tool has the argument: what a model learned elsewhere is often too far from ours in spelling for :func:`nearest`."""
+"""Arguments of other agents' tools, in lower case without separators, with ours for the same purpose. They are
+suggested only if the tool has the argument: their spelling is often too different for :func:`nearest`."""
 
 
 def _instead(name: str, known: list[str]) -> str:
@@ -661,7 +674,7 @@ def _expected_of(schema: Mapping[str, Any]) -> str:
 
 
 def _shortened(options: Sequence[Any]) -> str:
-    """Values that the *schema* names; those are the operator's and may be shown."""
+    """Return values that the *schema* names, shortened. They are the operator's, so they may be shown."""
     shown = ", ".join(repr(o)[:60] if isinstance(o, str) else str(o)[:60] for o in options[:12])
     return f"{shown}, …" if len(options) > 12 else shown
 
@@ -675,9 +688,9 @@ def _sized(value: object) -> str:
 
 
 def _unfit_for_checking(arguments: dict[str, Any]) -> str | None:
-    """Why ``arguments`` as a program hands them in could not have come from JSON text, or None.
+    """Return why a program's ``arguments`` could not have come from JSON text, or None.
 
-    The native checker looks only where its schema does, and recurses: so this comes first.
+    The native checker looks only at values that its schema describes, and it recurses, so this check comes first.
     """
     for value in arguments.values():
         kind = type(value)  # pyright: ignore[reportUnknownVariableType]
@@ -694,7 +707,7 @@ def _unfit_for_checking(arguments: dict[str, Any]) -> str | None:
 
 
 def _unlike_json(arguments: dict[str, Any]) -> str | None:
-    """Which value, however deep, is none of JSON."""
+    """Return a text about the first value, at any depth, that is not JSON; None if all are."""
     stack: list[Any] = [arguments]
     while stack:
         for value in _members(stack.pop()):
@@ -720,7 +733,7 @@ def _is_text(value: str) -> bool:
 
 
 def _text_of(schema: Mapping[str, Any]) -> bytes:
-    """A schema as JSON; empty where it is none."""
+    """Return a schema as JSON; empty if it is not JSON."""
     try:
         return to_json(schema)
     except (TypeError, ValueError, RecursionError):  # it holds itself, or what only Python has
@@ -728,7 +741,7 @@ def _text_of(schema: Mapping[str, Any]) -> bytes:
 
 
 def _brackets_in(text: bytes) -> int:
-    """How deep what is in ``text`` can be nested at most."""
+    """Return an upper bound of the nesting in ``text``."""
     return text.count(b"{") + text.count(b"[")
 
 

@@ -5,8 +5,8 @@ Names that a resolver reads differently than people do (``0x7f.1``, ``2130706433
 ``a\0b``, ``user@host``) are not hosts, so the kernel reaches exactly the host that the policy checked.
 
 Patterns match exactly or at a label boundary: ``*.example.org`` covers ``a.example.org`` and not ``example.org``;
-``*`` covers every host. A *rule*'s pattern without a port is about every port. A *grant* that names a host without one
-opens the ports of the web. Only a grant that is itself an address opens an address that is not public.
+``*`` covers every host. A *rule*'s pattern without a port is about every port. A *grant* that names a host without a
+port opens the ports of the web. Only a grant that is itself an address opens an address that is not public.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from handrail.contract.errors import excerpt
 Address = IPv4Address | IPv6Address
 
 WEB_PORTS = {"http": 80, "https": 443}
-"""By scheme. These are the only schemes there are."""
+"""The supported schemes, each with its port."""
 
 _LABEL = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?")
 _NUMBER = re.compile(r"(?:[0-9]+|0x[0-9a-f]*)")
 _PORT = re.compile(r"[1-9][0-9]{0,4}")
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/?#]*)([^?#]*)(\?[^#]*)?(#.*)?")
 _PLAIN = re.compile(rf"((?:{_LABEL.pattern}\.)*(?![0-9]){_LABEL.pattern})(?::([1-9][0-9]{{0,4}}))?")
-"""What nearly every host is: a name in lower case, the last label of which is no number, perhaps with a port."""
+"""The form of nearly every host: a lower-case name whose last label is not a number, with an optional port."""
 _MAX_NAME = 253
 _LAST_PORT = 65_535
 _WEB_OR_ANY = (None, *WEB_PORTS.values())
@@ -38,7 +38,7 @@ class Host(NamedTuple):
     """One host in canonical form: lower case, no final dot, an address as its shortest text.
 
     :param name: ``api.example.org``, ``127.0.0.1`` or ``::1``
-    :param address: what ``name`` is, where it is an address
+    :param address: the value of ``name``, if it is an address
     """
 
     name: str
@@ -51,9 +51,9 @@ class Host(NamedTuple):
 
 
 class WebAddress(NamedTuple):
-    """An ``http`` or ``https`` URL, taken apart.
+    """The parts of an ``http`` or ``https`` URL.
 
-    :param host: with the port that is meant
+    :param host: with an explicit port
     :param target: path and query as they go into a request; never empty, no fragment
     """
 
@@ -63,7 +63,7 @@ class WebAddress(NamedTuple):
 
     @property
     def authority(self) -> str:
-        """The value of a request's ``Host``: without the port where it is the scheme's own."""
+        """The value of a request's ``Host`` header: without the port if it is the scheme's own."""
         if self.host.port == WEB_PORTS[self.scheme]:
             return bracketed(self.host.name)
         return str(self.host)
@@ -73,18 +73,22 @@ class WebAddress(NamedTuple):
 
 
 class HostPattern(NamedTuple):
-    """``kind``: ``every`` host, what ends with ``name`` (``beneath``, dot included), or ``name`` itself (``exact``)."""
+    """A parsed host pattern.
+
+    :param kind: ``every`` host, hosts that end with ``name`` (``beneath``, dot included), or ``name`` itself
+        (``exact``)
+    """
 
     kind: Literal["every", "beneath", "exact"]
     name: str
     port: int | Literal["any"] | None
 
     def matches(self, host: Host) -> bool:
-        """As a rule's, see :func:`host_matches`."""
+        """Return whether it matches as a rule's pattern; see :func:`host_matches`."""
         return self.port in (None, "any", host.port) and self._names(host)
 
     def covers(self, host: Host) -> bool:
-        """As a declared one, see :func:`grant_covers`."""
+        """Return whether it matches as a declared pattern; see :func:`grant_covers`."""
         if self.port is None:
             opened = self.kind == "every" or host.port in _WEB_OR_ANY
         else:
@@ -100,15 +104,15 @@ class HostPattern(NamedTuple):
 
 
 def bracketed(name: str) -> str:
-    """``name`` as it is written before a port."""
+    """Return ``name`` in the form before a port."""
     return f"[{name}]" if ":" in name else name
 
 
 @lru_cache(maxsize=4096)
 def read_host(text: str) -> Host:
-    """``host`` or ``host:port``, an IPv6 address in brackets.
+    """Parse ``host`` or ``host:port``, an IPv6 address in brackets.
 
-    :raises ValueError: saying why it is no host that everybody reads alike
+    :raises ValueError: with the reason, for a text that readers may understand differently
     """
     if len(text) <= _MAX_NAME and (plain := _PLAIN.fullmatch(text)) is not None:
         name, number = plain.groups()
@@ -125,9 +129,9 @@ def read_host(text: str) -> Host:
 
 @lru_cache(maxsize=1024)
 def read_url(text: str) -> WebAddress:
-    """A whole URL.
+    """Parse a whole URL.
 
-    :raises ValueError: for anything that two readers might take for different hosts
+    :raises ValueError: for a text that two readers might take for different hosts
     """
     if not text.isascii() or not text.isprintable() or "\\" in text or " " in text:
         raise ValueError(f"{_shown(text)} is no plain URL; write ASCII without blanks or backslashes")
@@ -148,7 +152,7 @@ def read_url(text: str) -> WebAddress:
 
 
 def host_matches(pattern: str, host: str) -> bool:
-    """Whether a rule's ``pattern`` is about ``host[:port]``. No pattern is about what is no host."""
+    """Return whether a rule's ``pattern`` matches ``host[:port]``. No pattern matches an invalid host."""
     try:
         return read_pattern(pattern).matches(read_host(host))
     except ValueError:
@@ -156,10 +160,10 @@ def host_matches(pattern: str, host: str) -> bool:
 
 
 def grant_covers(pattern: str, host: str) -> bool:
-    """Whether a declared ``pattern`` opens ``host[:port]``.
+    """Return whether a declared ``pattern`` opens ``host[:port]``.
 
-    Without a port it opens 80 and 443, only ``*`` every port. That a wildcard opens no private address is seen when it
-    is known where a host leads.
+    A pattern without a port opens 80 and 443, only ``*`` every port. The resolver enforces later that a wildcard
+    opens no private address.
     """
     try:
         return read_pattern(pattern).covers(read_host(host))
@@ -168,7 +172,7 @@ def grant_covers(pattern: str, host: str) -> bool:
 
 
 def grants_address(pattern: str, address: Address, port: int) -> bool:
-    """Whether ``pattern`` names this very address, and opens ``port`` of it."""
+    """Return whether ``pattern`` names this very address, and opens ``port`` of it."""
     try:
         want = read_pattern(pattern)
     except ValueError:
@@ -177,7 +181,7 @@ def grants_address(pattern: str, address: Address, port: int) -> bool:
 
 
 def fault_in_host(pattern: str) -> str | None:
-    """Why ``pattern`` can cover no host, or None."""
+    """Return why ``pattern`` can cover no host, or None."""
     try:
         read_pattern(pattern)
     except ValueError:
@@ -190,9 +194,9 @@ def fault_in_host(pattern: str) -> str | None:
 
 @lru_cache(maxsize=4096)
 def read_pattern(pattern: str) -> HostPattern:
-    """What a rule or a declaration says of hosts.
+    """Parse a host pattern of a rule or a declaration.
 
-    :raises ValueError: when it can cover nothing
+    :raises ValueError: if it can cover nothing
     """
     name, port = _parted(pattern)
     if name == "*":
@@ -205,7 +209,7 @@ def read_pattern(pattern: str) -> HostPattern:
 
 
 def _parted(text: str) -> tuple[str, int | Literal["any"] | None]:
-    """The host as written, and its port."""
+    """Split a text into host and port."""
     if not text or len(text) > 300 or not text.isascii() or not text.isprintable():
         raise ValueError(f"{_shown(text)} is no plain host; write ASCII without blanks")
     head, colon, tail = text.rpartition(":")

@@ -17,24 +17,24 @@ from handrail.contract.errors import excerpt
 
 MAX_ARGUMENT_BYTES = 512 * 1024
 MAX_ARGUMENT_VALUES = 20_000
-"""JSON values that arguments may have, keys not counted. Each step of a call goes through all of them."""
+"""JSON values in the arguments of a call, keys not counted. Each step of a call visits all of them."""
 MAX_ARGUMENT_DEPTH = 64
 _STRING = re.compile(r'"(?:[^"\\]++|\\(?:.|\Z))*+(?:"|\Z)', re.DOTALL)
-"""Possessive, and a string may end with the text: so every position is read once, whatever the text."""
+"""Possessive, and a string may end with the text: so every position is read once, for any text."""
 _STRING_OR_NEXT = re.compile(rf"{_STRING.pattern}|[,\[{{]", re.DOTALL)
 _AS_SQUARE = bytes.maketrans(b"{}", b"[]")
 _NO_BRACKET = bytes(set(range(256)) - set(b"[]{}"))
 
 
 class ArgumentText(ValueError):
-    """The text is not acceptable JSON; ``str()`` says what was wrong and what was expected."""
+    """A text that is not acceptable JSON. ``str()`` says what was wrong and what was expected."""
 
 
 class ParsedText(str):
-    """The text of arguments that was parsed already, with its value: :func:`parse_arguments`, :func:`parse_compact` and
-    :func:`parsed` give a copy of that instead of parsing it again.
+    """The text of arguments with its parsed value.
 
-    Each copy is its taker's own: a tool may change what it is handed, and the history shows what the model sent.
+    :func:`parse_arguments`, :func:`parse_compact` and :func:`parsed` return a copy of the value instead of parsing
+        again. Each caller gets its own copy: a tool may change it, and the history keeps the arguments of the model.
     """
 
     __slots__ = ("_compact", "_value")
@@ -46,7 +46,7 @@ class ParsedText(str):
     def of(text: str) -> ParsedText:
         """Parse ``text``.
 
-        :raises ArgumentText: when :func:`parse_arguments` refuses it
+        :raises ArgumentText: if :func:`parse_arguments` rejects it
         """
         made = ParsedText(text)
         quick = parse_compact(text)
@@ -55,11 +55,11 @@ class ParsedText(str):
 
     @property
     def compact(self) -> bytes | None:
-        """The compact JSON of the value; None where only a parser of every detail could read the text."""
+        """The compact JSON of the value; None if only the strict parser could read the text."""
         return self._compact
 
     def value(self) -> dict[str, Any]:
-        """Return the value, as a copy."""
+        """Return a copy of the value."""
         value = self._value
         if not any(type(member) is dict or type(member) is list for member in value.values()):
             return value.copy()  # nearly every call's
@@ -67,10 +67,11 @@ class ParsedText(str):
 
 
 def parse_arguments(text: str | bytes, *, max_bytes: int = MAX_ARGUMENT_BYTES) -> dict[str, Any]:
-    """A JSON object from ``text``; empty text is an empty object, since several providers send that for a
-    tool without parameters. See :func:`parse_object` for what is refused.
+    """Parse a JSON object; see :func:`parse_object` for what is rejected.
 
-    :raises ArgumentText: when refused
+    Empty text is an empty object: several providers send it for a tool without parameters.
+
+    :raises ArgumentText: if the text is rejected
     """
     if type(text) is ParsedText:
         return text.value()
@@ -87,13 +88,13 @@ def parse_object(
     max_depth: int = MAX_ARGUMENT_DEPTH,
     max_values: int | None = None,
 ) -> dict[str, Any]:
-    """One JSON object from ``text``.
+    """Parse one JSON object.
 
-    Refused, each with its own message: more than ``max_bytes`` or ``max_values``, nested deeper than ``max_depth``, duplicate
-    keys, NaN and infinities, invalid UTF-8, half surrogate pairs, anything that is not one object.
+    Rejected, each with its own message: more than ``max_bytes`` or ``max_values``, nesting deeper than ``max_depth``,
+    duplicate keys, NaN and infinities, invalid UTF-8, half surrogate pairs, and anything that is not one object.
 
     :param what: the subject of the messages, in the plural
-    :raises ArgumentText: when refused
+    :raises ArgumentText: if the text is rejected
     """
     if len(text) > max_bytes:
         raise ArgumentText(
@@ -132,7 +133,7 @@ def _check_number(text: str, max_values: int) -> None:
 
 
 def json_type(value: object) -> str:
-    """JSON's name for the type of ``value``."""
+    """Return JSON's name for the type of ``value``."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -149,9 +150,9 @@ def json_type(value: object) -> str:
 
 
 def check_depth(text: str, limit: int = MAX_ARGUMENT_DEPTH) -> None:
-    """Refuse deep nesting before a recursive parser sees it.
+    """Check the depth of nesting before a recursive parser sees the text.
 
-    :raises ArgumentText: when the text nests deeper than ``limit``
+    :raises ArgumentText: if the text nests deeper than ``limit``
     """
     if text.count("[") + text.count("{") <= limit:
         return
@@ -164,8 +165,10 @@ def check_depth(text: str, limit: int = MAX_ARGUMENT_DEPTH) -> None:
 
 
 def values_in_text(text: str, enough: int) -> int:
-    """How many values a JSON text has at most, counted no further than just past ``enough``, and closely only where there
-    could be more."""
+    """Return an upper bound of the number of values in a JSON text.
+
+    The count stops just past ``enough``. It is exact only if a rough count exceeds ``enough``.
+    """
     rough = text.count(",") + text.count("[") + text.count("{") + 1
     if rough <= enough:
         return rough
@@ -179,7 +182,10 @@ def values_in_text(text: str, enough: int) -> int:
 
 
 def fault_in_size(arguments: Mapping[str, Any]) -> str | None:
-    """Why arguments that a program hands in are more than a call may carry, as far as is told without writing them as JSON."""
+    """Return why a program's arguments exceed the limits of a call, or None.
+
+    The check does not write them as JSON.
+    """
     values = characters = 0
     rest: list[Any] = [arguments]
     while rest:
@@ -234,15 +240,17 @@ def _no_constant(name: str) -> Any:
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_finite)
-"""Made once: ``json.loads`` with hooks makes one for every text."""
+"""Made once: ``json.loads`` with hooks makes a decoder for every text."""
 
 
 def parse_compact(text: str | bytes) -> tuple[dict[str, Any], bytes] | None:
-    """The quick way for text as models write it: the object, and its compact JSON. None where only
-    :func:`~handrail.contract.text.json.parse_arguments` can tell, which gives an equal object for all that is taken here.
+    """Parse text in the usual form of models quickly, and return the object with its compact JSON.
 
-    The object written out again has to be the text, but for one space after the colon of a name and before a name. So
-    nothing was dropped or changed: no name stands there twice, and every number is kept exactly.
+    The compact JSON must equal the text, except for one space after the colon of a name and before a name. So nothing
+    was dropped or changed: no name is there twice, and every number is exact.
+
+    :return: None if only :func:`~handrail.contract.text.json.parse_arguments` can decide; it returns an equal object
+        for every text that is accepted here
     """
     if type(text) is ParsedText:
         return None if text.compact is None else (text.value(), text.compact)
@@ -266,9 +274,9 @@ def parse_compact(text: str | bytes) -> tuple[dict[str, Any], bytes] | None:
 
 
 def parsed(text: str | bytes) -> dict[str, Any]:
-    """Return the value of :func:`~handrail.contract.text.json.parse_arguments`, by the quick way if that can tell.
+    """Return the value of :func:`~handrail.contract.text.json.parse_arguments`, the quick way if possible.
 
-    :raises ArgumentText: when refused
+    :raises ArgumentText: if the text is rejected
     """
     quick = parse_compact(text)
     return parse_arguments(text) if quick is None else quick[0]

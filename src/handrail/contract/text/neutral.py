@@ -1,10 +1,10 @@
-"""Foreign text made safe for a model: control characters, invisible ones and false markers become escapes.
+"""Third-party text made safe for a model: control characters, invisible ones and false markers become escapes.
 
-An escape is ``⟦U+001B⟧`` (one code point, or several of a run: ``⟦U+200B,200C⟧``) for a character that does not show as
-itself, and ``⟦<⟧`` around the first character of a text that imitates a marker: chat templates (``<|im_start|>``,
-``[INST]``), calls and results written as text, system and skill tags, Handrail's own envelope. Nothing is deleted, and
-:func:`restored` gives the original back. Text in the form of an escape stays as it is, so escaping twice changes nothing;
-:func:`restored` cannot tell such text from an escape.
+An escape is ``⟦U+001B⟧`` (one code point, or several of a run: ``⟦U+200B,200C⟧``) for a character that does not show
+as itself, and ``⟦<⟧`` around the first character of a text that imitates a marker: chat templates (``<|im_start|>``,
+``[INST]``), calls and results written as text, system and skill tags, Handrail's own envelope. Nothing is deleted,
+and :func:`restored` returns the original. Text in the form of an escape stays unchanged, so escaping twice changes
+nothing; :func:`restored` cannot tell such text from an escape.
 
 Ordinary writing stays: joiners between emoji and in scripts that need them, the variation selector of an emoji, one
 direction mark next to right-to-left letters, tabs and line ends.
@@ -66,7 +66,7 @@ _EMOJI = re.compile(
 
 
 class Piece(NamedTuple):
-    """One stretch of a text that is shown in another way."""
+    """One range of a text that is replaced by an escape."""
 
     start: int
     end: int
@@ -75,7 +75,7 @@ class Piece(NamedTuple):
 
 
 def neutralised(text: str) -> str:
-    """``text`` as a model is shown it; the same object where nothing has to be spelled out."""
+    """Return ``text`` in the form for a model; the same object if nothing needs an escape."""
     pieces = list(found(text))
     if not pieces:
         return text
@@ -88,12 +88,12 @@ def neutralised(text: str) -> str:
 
 
 def restored(text: str) -> str:
-    """The original of a text that :func:`neutralised` gave."""
+    """Return the original of a text that :func:`neutralised` returned."""
     return _ESCAPE.sub(_original, text)
 
 
 def found(text: str) -> list[Piece]:
-    """Everything in ``text`` that has to be spelled out, in order."""
+    """Return every piece of ``text`` that needs an escape, in order."""
     pieces = [Piece(m.start(), m.start() + 1, f"{OPEN}{m[0]}{CLOSE}", _kind_of_mark(m)) for m in _MARKS.finditer(text)]
     if not text.isascii() or _IS_CONTROL.search(text):
         pieces += _unseen(text)
@@ -102,7 +102,10 @@ def found(text: str) -> list[Piece]:
 
 
 def may_have_any(json_text: bytes) -> bool:
-    """Whether some text in this JSON may have to be spelled out: one quick look, True for all that have."""
+    """Return whether some text in this JSON may need an escape.
+
+    One quick look: True for all that need one, and for some that do not.
+    """
     return not json_text.isascii() or _IN_JSON.search(json_text) is not None
 
 
@@ -126,7 +129,10 @@ def _kind_of_mark(match: re.Match[str]) -> Kind:
 
 
 def _belongs(text: str, start: int, end: int) -> int:
-    """How far the run ``text[start:end]`` belongs to the writing around it: all of it, its first character, or none."""
+    """Return where the part of the run ``text[start:end]`` ends that belongs to the writing around it.
+
+    That is all of it, its first character, or nothing.
+    """
     before, after, run = text[start - 1 : start], text[end : end + 1], text[start:end]
     if run in ("\u200d", "\u200c"):
         return end if _joins(run, before, after) else start
@@ -138,14 +144,14 @@ def _belongs(text: str, start: int, end: int) -> int:
 
 
 def _joins(joiner: str, before: str, after: str) -> bool:
-    """Whether a joiner, or a non-joiner, is between what it can join."""
+    """Return whether a joiner, or a non-joiner, is between characters that it can join."""
     if _JOINS.match(before) and (_JOINS.match(after) or joiner == "\u200c"):
         return True
     return bool(joiner == "\u200d" and _EMOJI.match(before) and _EMOJI.match(after))
 
 
 def _is_varied(before: str, after: str) -> bool:
-    """Whether a variation selector is behind what has variants: an emoji, or the character of a keycap."""
+    """Return whether a variation selector follows an emoji or the character of a keycap."""
     return bool(_EMOJI.match(before) or (before in "0123456789#*" and before and after == "\u20e3"))
 
 
@@ -161,7 +167,7 @@ def _original(match: re.Match[str]) -> str:
 
 @dataclass(slots=True)
 class Shown:
-    """A text beside what a model was shown of it, to find in the one what was copied from the other."""
+    """A text with its escaped form, to find in the text what a model copied from the escaped form."""
 
     text: str
     shown: str = field(init=False)
@@ -180,15 +186,16 @@ class Shown:
 
     @property
     def differs(self) -> bool:
+        """Whether the escaped form differs from the text."""
         return bool(self._pieces)
 
     def span(self, start: int, end: int) -> tuple[int, int] | None:
-        """``shown[start:end]`` in :attr:`text`; None where it would begin or end in the middle of an escape."""
+        """Return the range of ``shown[start:end]`` in :attr:`text`; None if it begins or ends within an escape."""
         first, last = self._place(start), self._place(end)
         return None if first is None or last is None else (first, last)
 
     def written(self, new: str, start: int, end: int) -> str:
-        """``new`` with those escapes restored that stand in ``text[start:end]``, so that what was copied stays the same."""
+        """Return ``new`` with the escapes of ``text[start:end]`` restored, so that copied text stays the same."""
         pieces = self._pieces[bisect_left(self._pieces, start, key=_start) : bisect_right(self._pieces, end, key=_end)]
         for escape, original in {piece.shown: self.text[piece.start : piece.end] for piece in pieces}.items():
             new = new.replace(escape, original)
@@ -214,7 +221,10 @@ def _end(piece: Piece) -> int:
 
 
 def visible(text: str) -> str:
-    r"""``text`` with whatever a terminal would act on or not show spelled out (``\n``, ``\x1b``, ``\xff``, ``\u202e``)."""
+    r"""Return ``text`` with escapes for characters that a terminal acts on or hides.
+
+    For example ``\n``, ``\x1b``, ``\xff`` and ``\u202e``.
+    """
     if text.isprintable():
         return text
     out: list[str] = []

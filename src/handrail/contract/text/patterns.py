@@ -1,11 +1,11 @@
 """Path and text patterns: one small grammar, translated to regular expressions that cannot blow up.
 
-Paths are POSIX, compared whole. ``*`` and ``?`` stay within one part, ``**`` spans parts, ``[ab]`` and
-``[!ab]`` are one character of a set. A pattern that names a folder covers everything in it.
-In a text (a shell word, an argument's value) ``*`` spans anything.
+Paths are POSIX, compared whole. ``*`` and ``?`` stay within one part, ``**`` spans parts, ``[ab]`` and ``[!ab]`` are
+one character of a set. A pattern that names a folder covers everything in it. In a text (a shell word, an argument's
+value) ``*`` spans anything.
 
-Atomic groups prevent a blow-up: a text between two wildcards is matched where it is first found and never given back. For
-globs that loses no match, since an earlier place leaves at least as much to the rest.
+Atomic groups prevent a blow-up: a text between two wildcards is matched at its first position and never given back.
+For globs that loses no match, since an earlier position leaves at least as much to the rest.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ _ESCAPED = re.compile(r"\[([*?[{])\]")
 
 
 def escape(literal: str) -> str:
-    """``literal`` as a pattern that matches exactly itself."""
+    """Return a pattern that matches exactly ``literal``."""
     return "".join(f"[{c}]" if c in WILDCARDS else c for c in literal)
 
 
 def has_wildcard(pattern: str) -> bool:
-    """Whether ``pattern`` can match more than one text (a folder's contents aside)."""
+    """Return whether ``pattern`` can match more than one text, apart from the contents of a folder."""
     return len(literal_prefix(pattern)) < pattern_length(pattern)
 
 
 @lru_cache(maxsize=4096)
 def literal_prefix(pattern: str) -> str:
-    """The text before the first wildcard, with escaped characters (``[*]``) read as themselves."""
+    """Return the text before the first wildcard, with escaped characters (``[*]``) unescaped."""
     out: list[str] = []
     index = 0
     while index < len(pattern):
@@ -50,12 +50,12 @@ def literal_prefix(pattern: str) -> str:
 
 
 def pattern_length(pattern: str) -> int:
-    """Characters of ``pattern``, an escaped one counted as the one it stands for."""
+    """Return the number of characters of ``pattern``; an escaped one counts once."""
     return len(_ESCAPED.sub("x", pattern))
 
 
 def fault_in_pattern(pattern: str) -> str | None:
-    """Why ``pattern`` can match nothing sensible, or None."""
+    """Return why ``pattern`` is invalid, or None."""
     if "[" not in pattern:
         return None  # only a set of characters can be wrong
     try:
@@ -69,9 +69,9 @@ def fault_in_pattern(pattern: str) -> str | None:
 def path_regex(pattern: str, *, subtree: bool = True, any_case: bool = False) -> re.Pattern[str]:
     """Compile a path glob.
 
-    :param subtree: whether a pattern also covers everything beneath what it matches
-    :param any_case: whether the case of ASCII letters is left out of account
-    :raises ValueError: for a set of characters that cannot be (``[z-a]``)
+    :param subtree: whether a pattern also covers everything below what it matches
+    :param any_case: whether to ignore the case of ASCII letters
+    :raises ValueError: for an impossible set of characters (``[z-a]``)
     """
     flags = re.DOTALL | re.IGNORECASE | re.ASCII if any_case else re.DOTALL
     return re.compile(path_source(pattern, subtree=subtree) + r"\Z", flags)
@@ -81,16 +81,16 @@ def path_regex(pattern: str, *, subtree: bool = True, any_case: bool = False) ->
 def text_regex(pattern: str) -> re.Pattern[str]:
     """Compile a glob over free text: ``*`` and ``?`` match any character, ``/`` and line ends too.
 
-    :raises ValueError: for a set of characters that cannot be (``[z-a]``)
+    :raises ValueError: for an impossible set of characters (``[z-a]``)
     """
     return re.compile(_joined(_pieces(pattern, paths=False)) + r"\Z", re.DOTALL)
 
 
 @lru_cache(maxsize=4096)
 def path_source(pattern: str, *, subtree: bool = True) -> str:
-    """The regular expression of a path glob without its end anchor, to be part of a greater one.
+    """Return the regular expression of a path glob without its end anchor, for use in a larger one.
 
-    It has no capturing groups, and must be followed by something that only the end of the path can match.
+    It has no capturing groups. Something that only the end of the path can match must follow it.
     """
     whole = _joined(_pieces(pattern, paths=True))
     if subtree and not pattern.endswith("*"):
@@ -99,9 +99,10 @@ def path_source(pattern: str, *, subtree: bool = True) -> str:
 
 
 def any_path_source(patterns: Iterable[str]) -> str:
-    """One expression for "any of these path globs", quick where many begin alike (``**/*.pem``, ``**/.env``).
+    """Return one expression for "any of these path globs".
 
-    As :func:`path_source`, it has no groups and needs an end that only the path's end can match.
+    It is fast if many begin alike (``**/*.pem``, ``**/.env``). It has no groups and needs an end that only the path's
+    end can match, like :func:`path_source`.
     """
     deep_stars: list[str] = []
     deep: list[str] = []
@@ -122,11 +123,12 @@ def any_path_source(patterns: Iterable[str]) -> str:
 
 
 def path_matches(pattern: str, path: str, *, any_case: bool = False) -> bool:
+    """Return whether ``path`` matches a path glob."""
     return path_regex(pattern, any_case=any_case).match(path) is not None
 
 
 def _pieces(pattern: str, *, paths: bool) -> list[str]:
-    """``pattern`` as regular expressions of one character each, with :data:`_SPANS` between them."""
+    """Split ``pattern`` into regular expressions of one character each, with :data:`_SPANS` between them."""
     out: list[str] = []
     i, n = 0, len(pattern)
     while i < n:
@@ -148,7 +150,7 @@ def _pieces(pattern: str, *, paths: bool) -> list[str]:
 
 
 def _span(pattern: str, start: int, *, paths: bool) -> tuple[str, int]:
-    """What the stars at ``start`` stand for, and where the pattern continues."""
+    """Return the span of the stars at ``start``, and the position where the pattern continues."""
     end = start
     while end < len(pattern) and pattern[end] == "*":
         end += 1
@@ -160,7 +162,10 @@ def _span(pattern: str, start: int, *, paths: bool) -> tuple[str, int]:
 
 
 def _joined(pieces: list[str]) -> str:
-    """One expression; what stands between two spans is taken once and kept, only the very last is free to move."""
+    """Join pieces to one expression.
+
+    The text between two spans is matched once and kept. Only the last span can move.
+    """
     groups: list[list[str]] = [[""]]  # each: what spans parts, then what follows it, star by star
     heads = [""]
     for piece in pieces:
@@ -186,7 +191,7 @@ def _joined(pieces: list[str]) -> str:
 
 
 def _set(body: str, pattern: str) -> str:
-    """``[…]`` as a character class; only ``a-z`` has a meaning of its own in it."""
+    """Return ``[…]`` as a character class, in which only ``a-z`` has a special meaning."""
     negated = len(body) > 1 and body[0] in "!^"
     members = body[1:] if negated else body
     out: list[str] = []

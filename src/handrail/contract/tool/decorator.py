@@ -45,9 +45,9 @@ _PLACES_OF_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """What ``@tool`` needs to know of a signature.
+    """The parameters of a function, as ``@tool`` uses them.
 
-    :param adapters: the arguments that are not plain JSON in Python, and what builds them
+    :param adapters: the arguments that are not plain JSON in Python, each with the adapter that builds it
     """
 
     schema: Mapping[str, Any]
@@ -56,7 +56,7 @@ class Parameters:
 
 
 class _WithoutTitles(GenerateJsonSchema):
-    """A title that repeats a field's name costs tokens and says nothing."""
+    """A schema generator without titles: a title that repeats a field's name costs tokens and says nothing."""
 
     def field_title_should_be_set(self, schema: Any) -> bool:
         return False
@@ -69,13 +69,13 @@ def parameters_of(
     declared: Mapping[str, Any] | None,
     names: Mapping[str, Any],
 ) -> Parameters:
-    """Read ``function``'s signature.
+    """Read the signature of ``function``.
 
     :param shown: the function's name for messages
     :param descriptions: parameter name to text
-    :param declared: a schema that the author wrote by hand; the signature must then take what it describes
-    :param names: what the annotations may refer to beside the function's own globals
-    :raises UsageError: when a parameter cannot come from a JSON object; the text says what to write
+    :param declared: a schema that the author wrote; the signature must accept what it describes
+    :param names: names for the annotations, in addition to the function's globals
+    :raises UsageError: if a parameter cannot come from a JSON object; the text says what to write
     """
     taken: dict[str, inspect.Parameter] = {}
     annotations: dict[str, Any] = {}
@@ -109,7 +109,7 @@ def parameters_of(
 
 
 def underlying(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function as it was written, beneath ``functools.partial``, methods and ``functools.wraps``."""
+    """Return the function below ``functools.partial``, methods and ``functools.wraps``."""
     while isinstance(function, functools.partial):
         function = cast("functools.partial[Any]", function).func
     return inspect.unwrap(getattr(function, "__func__", function))
@@ -206,7 +206,7 @@ def _schema(
 
 
 def _close(schema: object) -> None:
-    """Forbid unknown keys in every model and dataclass that does not allow them: none is silently ignored."""
+    """Forbid unknown keys in every model and dataclass that does not allow them, so that none is ignored."""
     if not isinstance(schema, dict):
         return
     node = cast("dict[str, Any]", schema)
@@ -240,7 +240,7 @@ def _check_declared(declared: Mapping[str, Any], taken: Mapping[str, inspect.Par
 
 
 def _is_plain(annotation: Any) -> bool:
-    """Whether JSON's own Python values are already what the annotation asks for."""
+    """Return whether JSON's own Python values already match the annotation."""
     try:
         if annotation in _SCALARS or annotation in _CONTAINERS:
             return True
@@ -269,7 +269,7 @@ _REST = re.compile(r":(\w+)\b([^:]*):\s*(.*)\Z")
 
 @dataclass(frozen=True, slots=True)
 class Documented:
-    """``summary`` is the first paragraph in one line, ``body`` the prose after it, ``parameters`` name to text."""
+    """A parsed docstring: the first paragraph in one line, the prose after it, and texts by parameter."""
 
     summary: str
     body: str
@@ -277,7 +277,7 @@ class Documented:
 
 
 def read_docstring(text: str | None) -> Documented:
-    """Split a docstring. Sections and fields other than those of parameters are left out."""
+    """Parse a docstring. Sections and fields other than those of parameters are left out."""
     lines = inspect.cleandoc(text or "").splitlines()
     prose: list[str] = []
     found: dict[str, list[str]] = {}
@@ -316,7 +316,7 @@ def read_docstring(text: str | None) -> Documented:
 
 
 def _parameter_of(field: re.Match[str]) -> str | None:
-    """The parameter that a field such as ``:param int limit:`` is about; None for a field about something else."""
+    """Return the parameter of a field such as ``:param int limit:``; None for any other field."""
     words = field.group(2).split()
     return words[-1] if words and field.group(1) in ("param", "parameter", "arg", "argument") else None
 
@@ -335,10 +335,10 @@ _AS_THEY_ARE = frozenset({dict, list, str, int, float, bool, type(None), Result,
 
 
 class ToolOptions(TypedDict, total=False):
-    """Everything that can be said of a function beside its signature; the meanings are :class:`ToolSpec`'s.
+    """The options of ``@tool``; :class:`ToolSpec` defines their meanings.
 
-    ``id`` defaults to the function's name, ``description`` to the docstring's first paragraph,
-    ``documentation`` to the prose after it, ``parameters`` to the signature.
+    ``id`` defaults to the function's name, ``description`` to the docstring's first paragraph, ``documentation`` to
+    the prose after it, ``parameters`` to the signature.
     """
 
     id: str
@@ -377,9 +377,9 @@ class ToolOptions(TypedDict, total=False):
 class FunctionTool(Tool, Generic[P, R]):
     """A function as a tool. Calling it still calls the function, with Python's own rules.
 
-    :ivar blocking: it is a plain function: :meth:`execute` runs it in a thread, which goes on after a
+    :ivar blocking: whether it is a plain function: :meth:`execute` runs it in a thread, which continues after a
         cancellation until the function returns
-    :ivar takes_runtime: it has a parameter for the runtime
+    :ivar takes_runtime: whether it has a parameter for the runtime
     """
 
     def __init__(self, function: Callable[P, R], spec: ToolSpec, parameters: Parameters) -> None:
@@ -408,19 +408,23 @@ class FunctionTool(Tool, Generic[P, R]):
         return self.finished(await self.begun(args, runtime))
 
     def begun(self, args: dict[str, Any], runtime: Runtime | None) -> Coroutine[Any, Any, Any]:
-        """The function's own coroutine, for whoever awaits it themselves and gives what it returns to :meth:`finished`.
-        Not if :attr:`blocking`.
+        """Return the function's coroutine, for callers that await it and pass its value to :meth:`finished`.
+
+        Not for a :attr:`blocking` function.
 
         :param runtime: may be None unless :attr:`takes_runtime`
         """
         return self._target(**self._prepared(args, runtime))
 
     def finished(self, returned: object) -> object:
-        """What the function returned, as JSON values."""
+        """Convert the function's return value to JSON values."""
         return returned if type(returned) in _AS_THEY_ARE else _jsonable(returned, self.spec.id)
 
     def run_blocking(self, args: dict[str, Any], runtime: Runtime | None) -> object:
-        """The whole call in the current thread, for whoever keeps threads of its own. Only if :attr:`blocking`."""
+        """Run the whole call in the current thread, for callers with their own threads.
+
+        Only for a :attr:`blocking` function.
+        """
         return self.finished(self._target(**self._prepared(args, runtime)))
 
     def _prepared(self, args: dict[str, Any], runtime: Runtime | None) -> dict[str, Any]:
@@ -563,12 +567,12 @@ def _is_async(function: Callable[..., Any]) -> bool:
 
 
 def yields(tool: Tool) -> bool:
-    """Whether what a tool does is an async generator, to be gone through by :func:`steps_of`."""
+    """Return whether the tool is an async generator, which :func:`steps_of` iterates."""
     return _yields(tool.function if isinstance(tool, FunctionTool) else tool.execute)
 
 
 def steps_of(tool: Tool, arguments: dict[str, Any], runtime: Runtime) -> AsyncGenerator[object, Any]:
-    """The steps of one call of a tool that :func:`yields`. Nothing of it has run."""
+    """Return the steps of one call of a tool that :func:`yields`. None of it has run yet."""
     begun: Any = tool.begun(arguments, runtime) if isinstance(tool, FunctionTool) else tool.execute(arguments, runtime)
     return begun
 

@@ -36,11 +36,11 @@ def faults_of(
     prefix: tuple[str, ...] = (),
     missing: Mapping[Location, str] | None = None,
 ) -> dict[str, str]:
-    """Place to problem, for everything in ``data`` that ``model`` does not take.
+    """Return the problems of ``data`` that ``model`` does not accept, by place.
 
-    :param data: what JSON can say
-    :param prefix: where ``data`` stands in its file
-    :param missing: by place in ``data``, more than "is missing" where it helps
+    :param data: JSON-able data
+    :param prefix: the place of ``data`` in its file
+    :param missing: texts for missing keys, by place, where they help more than "is missing"
     """
     try:
         model.model_validate_json(json.dumps(data), strict=True)
@@ -53,16 +53,16 @@ def faults_of(
 
 
 def _without_tags(location: Location) -> Location:
-    """Without the names of a union's members, which nobody wrote."""
+    """Return the location without the names of a union's members, which do not occur in the data."""
     return tuple(part for part in location if not (isinstance(part, str) and part[:1] == "<"))
 
 
 def sound_part(model: type[BaseModel], data: Mapping[str, Any], fillers: Mapping[str, object] | None = None) -> Any:
-    """``data`` with its faulty places filled or left out, so that one fault does not hide another.
+    """Return ``data`` with faulty places filled or left out, so that one fault does not hide another.
 
-    Required keys of the outermost level that are missing stay missing; the caller gives those.
+    Missing required keys of the outermost level stay missing; the caller adds them.
 
-    :param fillers: by outermost key, what stands for a faulty item of a list there, instead of ``"-"``
+    :param fillers: by outermost key, the replacement of a faulty list item, instead of ``"-"``
     """
     rest: dict[str, Any] = json.loads(json.dumps(data))
     while True:
@@ -80,12 +80,12 @@ def sound_part(model: type[BaseModel], data: Mapping[str, Any], fillers: Mapping
 
 
 def _item(location: Location) -> Location:
-    """The item of a list that ``location`` is in, else ``location``."""
+    """Return the location of the list item that ``location`` is in, else ``location``."""
     return next((location[: i + 1] for i, part in enumerate(location) if isinstance(part, int)), location)
 
 
 def unknown_key(name: str, known: Mapping[str, object]) -> str:
-    """What to say of a key that nobody knows."""
+    """Return the text about an unknown key, with the nearest known one."""
     close = nearest(name, known, cutoff=0.6)
     return f"unknown key; did you mean {close[0]!r}?" if close else f"unknown key; there are {', '.join(known)}"
 
@@ -103,7 +103,7 @@ def _text(fault: Mapping[str, Any], model: type[BaseModel], missing: Mapping[Loc
 
 
 def _fields_at(model: type[BaseModel], location: Location) -> Mapping[str, object]:
-    """The keys that may stand at ``location``: steps through lists, mappings and unions of models."""
+    """Return the keys that are allowed at ``location``, through lists, mappings and unions of models."""
     annotation: object = model
     for part in location:
         fields = {name: f for m in _models_in(annotation) for name, f in m.model_fields.items()}
@@ -120,7 +120,10 @@ def _models_in(annotation: object) -> Iterator[type[BaseModel]]:
 
 
 def _blank(view: dict[str, Any], location: Location, filler: object) -> None:
-    """Take out what stands at ``location``, or above it where nothing does. A list keeps its numbering if it can."""
+    """Remove the value at ``location``, or its parent if it has none.
+
+    A list keeps its numbering if it can.
+    """
     node: Any = view
     reached: list[tuple[Any, Any]] = []
     for part in location:
@@ -156,6 +159,8 @@ class _View(BaseModel):
 
 
 class ConfigView(_View):
+    """A setting that a tool declares in its manifest."""
+
     description: str
     secret: bool = False
     required: bool = True
@@ -174,7 +179,7 @@ def _lock(value: object) -> LockSpec:
 
 
 def own_exec_path(value: object) -> str:
-    """Beneath the tool's own folder, whatever folder it had where it was written."""
+    """Return the path relative to the tool's own folder, whatever folder it had where it was written."""
     if not isinstance(value, str):
         raise ValueError("expected text")
     path = value.rpartition("/")[2] if value.startswith("/") else value.removeprefix("./")
@@ -189,7 +194,7 @@ ExecPath = Annotated[str, PlainValidator(own_exec_path)]
 
 
 class LlmView(_View):
-    """What goes into a model's tools parameter, and all of it."""
+    """The part of a manifest that goes into a model's tools parameter."""
 
     name: str
     description: str
@@ -202,7 +207,7 @@ _AS_JSON: Mapping[Any, Any] = {
     Mapping[str, ConfigKey]: dict[str, ConfigView],
     tuple[LockSpec, ...]: tuple[Lock, ...],
 }
-"""By the type in a spec, the type in a manifest. The others are the same in both."""
+"""The type in a manifest by the type in a spec. All others are the same in both."""
 _AS_JSON_OF: Mapping[str, Any] = {"exec_path": ExecPath, "build": tuple[Word, ...]}
 _OF_THE_LLM_VIEW = frozenset(LlmView.model_fields) | {"id"}
 _SAID_IN_CODE_ONLY = frozenset({"step_parameters", "open_ended", "only_its_command", "provider_support"})
@@ -223,7 +228,10 @@ _SpecFields = pydantic.create_model("_SpecFields", __base__=_View, **dict(_manif
 
 
 class RuntimeView(_SpecFields):
-    """The part that only the kernel sees; each field's type, default and meaning is that of :class:`~handrail.contract.tool.spec.ToolSpec`."""
+    """The part of a manifest that only the kernel sees.
+
+    Each field has the type, default and meaning of :class:`~handrail.contract.tool.spec.ToolSpec`.
+    """
 
     requires: Requires = Requires()
     config: dict[str, ConfigView] = Field(default_factory=dict[str, ConfigView])
@@ -245,7 +253,7 @@ class ToolManifest(_View):
     runtime: RuntimeView = RuntimeView()
 
     def spec(self) -> ToolSpec:
-        """The tool that is described."""
+        """Return the described tool."""
         runtime: dict[str, Any] = {name: getattr(self.runtime, name) for name in RuntimeView.model_fields}
         network: bool | None = runtime.pop("network")
         if network and not self.runtime.requires.net.hosts:
@@ -256,9 +264,9 @@ class ToolManifest(_View):
 
 
 def parse_manifest(text: str | bytes, source: str) -> ToolSpec:
-    """Read a manifest's text, at most 1 MiB of strict JSON.
+    """Parse the text of a manifest: at most 1 MiB of strict JSON.
 
-    :raises LoadError: with every fault, each naming ``source`` and the place in it
+    :raises LoadError: with every fault, each with ``source`` and the place in it
     """
     try:
         data = parse_object(text, what="the manifest's contents", max_bytes=MAX_MANIFEST_BYTES)
@@ -268,9 +276,9 @@ def parse_manifest(text: str | bytes, source: str) -> ToolSpec:
 
 
 def read_manifest(data: Mapping[str, Any], source: str) -> ToolSpec:
-    """Read a manifest.
+    """Read a manifest from JSON-able data.
 
-    :raises LoadError: with every fault, each naming ``source`` and the place in it
+    :raises LoadError: with every fault, each with ``source`` and the place in it
     """
     try:
         text = json.dumps(data, allow_nan=False)
@@ -280,7 +288,10 @@ def read_manifest(data: Mapping[str, Any], source: str) -> ToolSpec:
 
 
 def _read(data: Mapping[str, Any], text: str | bytes, source: str) -> ToolSpec:
-    """:param text: ``data`` as JSON"""
+    """Read a manifest.
+
+    :param text: ``data`` as JSON
+    """
     try:
         sound = ToolManifest.model_validate_json(text, strict=True).spec()
     except pydantic.ValidationError:  # what is wrong is found part by part, and names of other makers are taken
@@ -295,7 +306,7 @@ def _read(data: Mapping[str, Any], text: str | bytes, source: str) -> ToolSpec:
 
 
 def _part_by_part(data: Mapping[str, Any]) -> tuple[ToolSpec, dict[str, str]]:
-    """What of a manifest is sound, and what is wrong with the form of the rest, by place."""
+    """Return the sound part of a manifest, and the faults of form of the rest, by place."""
     faults: dict[str, str] = {}
     views: dict[str, dict[str, Any]] = {}
     for key in data:
@@ -326,7 +337,7 @@ def _with_one_name(view: dict[str, Any], name: str, faults: dict[str, str]) -> d
 
 
 def _sound_part(views: Mapping[str, dict[str, Any]]) -> ToolSpec:
-    """The manifest with its faulty places filled or left out, so that one fault does not hide another."""
+    """Return the manifest with faulty places filled or left out, so that one fault does not hide another."""
     llm: dict[str, Any] = {"name": "unnamed", "description": "-", "parameters": {"type": "object"}}
     llm |= sound_part(LlmView, views.get("llm", {}))
     runtime = sound_part(RuntimeView, views.get("runtime", {}), _FILLERS)

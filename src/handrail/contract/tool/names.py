@@ -25,9 +25,9 @@ LOCKED_IDS = (
     "skill",
     "tool_search",
 )
-"""Ids whose meaning and shape are fixed: only a built-in may have one, whether it is built yet or not."""
+"""Ids with a fixed meaning and shape. Only a built-in tool may have one, whether it exists yet or not."""
 FACE_IDS = ("call_tool",)
-"""Names under which a face itself has a door for its clients: somebody else's tool by one would stand in the door's place."""
+"""Names of functions that a frontend itself offers to its clients. No third-party tool may take such a name."""
 SESSION_INTERNAL = (
     *("todo", "question", "task", "skill", "tool_search", "find_tools", "browse_tools", "load_tools", "tool_status"),
     *("info", "agent.*", "tool.step", "tool.close"),
@@ -45,32 +45,32 @@ SESSION_INTERNAL = (
     *("terminal.read", "terminal.resize", "terminal.stop"),
     *("send_message", "wait_channel", "list_triggers", "remove_trigger"),
 )
-"""Built-in tools that touch nothing but the session itself; what the shipped rules allow by these names is theirs alone."""
+"""Built-in tools that touch nothing but the session. The shipped rules allow these names for them alone."""
 TERMINAL_IDS = ("terminal.start", "terminal.send", "terminal.read", "terminal.resize", "terminal.stop")
-"""Built-in tools for programs that are typed to; likewise."""
+"""Built-in tools for terminals. The shipped rules allow these names for them alone."""
 JOB_IDS = ("jobs", "read_job", "wait", "stop_task")
-"""Built-in tools for jobs, which come into a model's view with its first one."""
+"""Built-in tools for jobs, which are loaded with the first job."""
 STATE_IDS = ("tool.step", "tool.close")
-"""Built-in tools that go on with what a stateful tool has opened; they come into a model's view with the first one. The
-shipped rules allow them by their names, and they are judged as the tool that is open."""
+"""Built-in tools that continue a tool session, loaded with the first one. The shipped rules allow their names, and a
+call is evaluated as a call of the open tool."""
 OFFER_IDS = (
     *("resource.list", "resource.read", "resource.subscribe", "resource.unsubscribe"),
     *("prompt.list", "prompt.get", "prompt.complete"),
 )
-"""Built-in tools for what sources have beside tools. The shipped rules allow them for the operator's own; what a server
-gives is asked about."""
+"""Built-in tools for resources and prompts. The shipped rules allow them for the operator's own; those of a server
+require approval."""
 _INTERNAL = frozenset(SESSION_INTERNAL)
 _INTERNAL_FAMILIES = tuple(one[:-1] for one in SESSION_INTERNAL if one.endswith("*"))
 _NOT_ON_THE_WIRE = re.compile(r"[^A-Za-z0-9_-]")
 
 
 def is_session_internal(tool_id: str) -> bool:
-    """Whether a tool is one of :data:`SESSION_INTERNAL`."""
+    """Return whether a tool is one of :data:`SESSION_INTERNAL`."""
     return tool_id in _INTERNAL or tool_id.startswith(_INTERNAL_FAMILIES)
 
 
 def fault_in_id(tool_id: str) -> str | None:
-    """Why ``tool_id`` cannot be a tool's id, or None if it can."""
+    """Return why ``tool_id`` is not a valid id of a tool, or None if it is."""
     if len(tool_id) > 128:
         return f"an id has at most 128 characters, this one has {len(tool_id)}"
     if not ID_PATTERN.match(tool_id):
@@ -79,10 +79,10 @@ def fault_in_id(tool_id: str) -> str | None:
 
 
 def wire_name(tool_id: str) -> str:
-    """What a provider sees for ``tool_id``: ``[A-Za-z0-9_-]``, at most 64 characters, stable.
+    """Return the name of ``tool_id`` for providers: ``[A-Za-z0-9_-]``, at most 64 characters, stable.
 
-    Ids that already fit stay as they are. A dot becomes ``__``; a long name keeps its head and ends
-    in a hash of the whole id.
+    Ids that already fit are unchanged. A dot becomes ``__``; a long name keeps its beginning and ends in a hash of
+    the whole id.
     """
     name = _NOT_ON_THE_WIRE.sub("_", tool_id.replace(".", "__"))
     if len(name) <= MAX_WIRE_NAME:
@@ -92,10 +92,10 @@ def wire_name(tool_id: str) -> str:
 
 
 def nearest(name: str, known: Iterable[str], count: int = 3, *, cutoff: float = 0.5) -> list[str]:
-    """The few known names most like ``name``, best first; for 'did you mean' texts.
+    """Return the known names most similar to ``name``, best first, for 'did you mean' texts.
 
-    The work is bounded, whatever is asked and known: the beginnings of names are compared, of many only those that begin
-    alike, and closely only those that have most pairs of letters in common.
+    The work is bounded for any input. Only the beginnings of names are compared. Of many names, only those with the
+    same first letter count, and only those with most letter pairs in common are compared closely.
     """
     wanted = name[:_COMPARED]
     candidates = list(known)
@@ -130,5 +130,5 @@ def _pairs(name: str) -> frozenset[str]:
 
 
 def _shared(some: frozenset[str], others: frozenset[str]) -> float:
-    """How much of two sets is in both, from 0 to 1."""
+    """Return how much two sets have in common, from 0 to 1."""
     return 2 * len(some & others) / (len(some) + len(others) or 1)

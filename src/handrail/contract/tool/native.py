@@ -31,12 +31,12 @@ _DETAIL = {"enum": ["low", "medium", "high"]}
 
 @dataclass(frozen=True, slots=True)
 class Support:
-    """How one provider has a tool.
+    """The form of a provider tool at one provider.
 
-    :param type: what it calls it in the list of tools
-    :param options: the schemas of its options, by name; an unknown one is refused
-    :param name: what its reply calls it, where that is not ``type``
-    :param models: a word in the names of the models that have it; None where all may
+    :param type: its name in the list of tools
+    :param options: the schemas of its options, by name; unknown options are rejected
+    :param name: its name in replies, if that is not ``type``
+    :param models: a word in the names of the models that have it; None if all may
     """
 
     type: str
@@ -45,7 +45,7 @@ class Support:
     models: str | None = None
 
     def problems(self, given: Mapping[str, Any]) -> list[str]:
-        """Everything that is wrong with options; empty where they are right."""
+        """Return the problems of the given options; empty if they are valid."""
         found = compile_schema({"type": "object", "properties": self.options}).problems(dict(given))
         if not found and "allowed_domains" in given and "blocked_domains" in given:
             found.append("allowed_domains and blocked_domains exclude each other; give one of them")
@@ -54,7 +54,7 @@ class Support:
 
 @dataclass(frozen=True, slots=True)
 class Native:
-    """One tool of providers.
+    """One provider tool.
 
     :param support: by the name of a provider's API (:data:`handrail.catalog.dialects.DIALECTS`)
     """
@@ -108,13 +108,13 @@ NATIVE: Mapping[str, Native] = MappingProxyType(
         ),
     }
 )
-"""By the name under which an agent's manifest has it."""
+"""The provider tools, by their names in an agent's manifest."""
 
 
 class NativeOffer(NamedTuple):
-    """One that an agent's models may be offered.
+    """A provider tool that an agent's models may be offered.
 
-    :param refused: why not in this session, or None
+    :param refused: why this session excludes it, or None
     """
 
     spec: ToolSpec
@@ -122,24 +122,27 @@ class NativeOffer(NamedTuple):
 
 
 AT_PROVIDER = "its model's provider carries it out as a part of a reply, and nothing here does"
-"""Why no call of such a tool runs."""
+"""Why a call of a provider tool cannot run."""
 
 Chosen = Mapping[str, Mapping[str, Mapping[str, Any]]]
 """``[native]`` of an agent's manifest: name, then provider, then options."""
 
 
 def native_id(name: str) -> str:
-    """The tool's id."""
+    """Return the tool id of a provider tool."""
     return f"native.{name}"
 
 
 def support_of(name: str, chosen: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The providers that are offered it, each with its options; where none is named, all that have it."""
+    """Return the providers that are offered the tool, each with its options.
+
+    If no provider is named, all that have the tool are offered it.
+    """
     return {provider: dict(chosen.get(provider, {})) for provider in chosen or NATIVE[name].support}
 
 
 def faults_in_native(chosen: Chosen) -> Iterator[tuple[tuple[str, ...], str]]:
-    """``(place, problem)`` for what no provider has, and for options that it does not take."""
+    """Yield ``(place, problem)`` for unknown tools and providers, and for invalid options."""
     for name, providers in chosen.items():
         known = NATIVE.get(name)
         if known is None:
@@ -158,7 +161,7 @@ def faults_in_native(chosen: Chosen) -> Iterator[tuple[tuple[str, ...], str]]:
 
 
 def native_spec(name: str, chosen: Mapping[str, Mapping[str, Any]]) -> ToolSpec:
-    """The tool as the registry has it. It takes no arguments here: its provider has a form of its own for them."""
+    """Return the tool for the registry. It has no parameters: its provider defines their form."""
     return ToolSpec(
         id=native_id(name),
         description=NATIVE[name].description,
@@ -170,5 +173,5 @@ def native_spec(name: str, chosen: Mapping[str, Mapping[str, Any]]) -> ToolSpec:
 
 
 def native_name(spec: ToolSpec) -> str:
-    """The name by which :data:`NATIVE` has a tool."""
+    """Return the name of the tool in :data:`NATIVE`."""
     return spec.id.removeprefix("native.")

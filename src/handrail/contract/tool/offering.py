@@ -10,59 +10,71 @@ from handrail.contract.doors.runtime import Runtime
 
 
 class Offering(Listing, Protocol):
-    """The resources and prompts of one source, and the way to get them.
+    """The resources and prompts of one source, and the methods to get them.
 
-    The names and URIs that it takes are those that it lists. What it gives are MCP's results as plain data; binary parts
-    are :class:`~handrail.contract.call.Blob`.
+    It accepts the names and URIs that it lists. It returns MCP's results as plain data, with binary parts as
+    :class:`~handrail.contract.call.Blob`.
     """
 
     async def read(self, uri: str, runtime: Runtime) -> Mapping[str, Any]:
-        """``{"contents": [{"uri", "mimeType", "text" | "blob": Blob}, …]}``.
+        """Read a resource.
 
-        :raises ToolError: ``invalid_input`` for a URI that there is not; ``unavailable``, ``backend``
+        :return: ``{"contents": [{"uri", "mimeType", "text" | "blob": Blob}, …]}``
+        :raises ToolError: ``invalid_input`` for an unknown URI; ``unavailable``, ``backend``
         """
         ...
 
     async def prompt(self, name: str, arguments: Mapping[str, str], runtime: Runtime) -> Mapping[str, Any]:
-        """``{"description"?, "messages": [{"role", "content"}, …]}``, pictures and sounds in them as ``Blob`` under
-        ``data``.
+        """Return the messages of a prompt.
 
-        :raises ToolError: ``invalid_input`` for a name or arguments that do not fit
+        :return: ``{"description"?, "messages": [{"role", "content"}, …]}``, with images and sounds as ``Blob`` under
+            ``data``
+        :raises ToolError: ``invalid_input`` for an unknown name or invalid arguments
         """
         ...
 
     async def complete(
         self, ref: Mapping[str, Any], argument: Mapping[str, str], context: Mapping[str, str], runtime: Runtime
     ) -> Mapping[str, Any]:
-        """``{"values": [...], "total"?, "hasMore"?}`` for one argument of a prompt or template, as MCP asks for it."""
+        """Return completions for one argument of a prompt or template, in MCP's form.
+
+        :return: ``{"values": [...], "total"?, "hasMore"?}``
+        """
         ...
 
     async def subscribe(self, uri: str, updated: Callable[[str], None]) -> Callable[[], Awaitable[None]]:
-        """Tell ``updated`` the URI whenever it changes; gives the way to stop it.
+        """Call ``updated`` with the URI whenever the resource changes.
 
-        :raises ToolError: ``unavailable`` where the source does not tell
+        :return: a function that ends the subscription
+        :raises ToolError: ``unavailable`` if the source does not report changes
         """
         ...
 
 
 @runtime_checkable
 class Stamped(Protocol):
-    """An offering that does not tell of changes by itself, and is looked at: when sources are looked through, and now and
-    then as long as somebody wants to hear of it."""
+    """A provider that does not report changes itself, so the kernel polls it.
+
+    The kernel polls when it reloads sources, and regularly while a subscription exists.
+    """
 
     def stamp(self, uri: str) -> str:
-        """Another text when what is read there is other. Called in a thread."""
+        """Return a text that changes with the content of the resource. Called in a thread."""
         ...
 
     def glance(self, uri: str) -> str:
-        """Another text when it may be worth a look, at little cost; empty where only a new look through sources tells.
-        Called in a thread."""
+        """Return a cheap text that changes when :meth:`stamp` may have changed. Called in a thread.
+
+        It is empty if only a reload of the sources can tell.
+        """
         ...
 
 
 def offered(offerings: Sequence[Offering], request: SourceRequest, named: object) -> tuple[Offering, str] | None:
-    """The first of ``offerings`` that has what is named, and what it calls it: the operator's own before others, and of
-    others who lists a URI before whose template makes it.
+    """Find the provider that has the named resource or prompt, and its name for it.
+
+    The operator's own provider comes before third-party ones. Of those, one that lists a URI comes before one whose
+    template matches it.
 
     :param named: a URI, a prompt's name, or MCP's reference to either
     """
@@ -86,7 +98,7 @@ def _lists(offering: Offering, uri: str) -> bool:
 
 
 def _kind_and_name(request: SourceRequest, named: object) -> tuple[str, object]:
-    """Whether a URI or a prompt is named, and how."""
+    """Return whether a URI or a prompt is named, and its text."""
     if request.argument != "ref":
         return request.argument, named
     ref: Mapping[str, Any] = cast("Mapping[str, Any]", named) if isinstance(named, Mapping) else {}

@@ -27,7 +27,7 @@ from handrail.contract.text.patterns import (
 )
 
 Capability = Literal["fs.read", "fs.write", "net.fetch", "shell.run"]
-"""What a rule can be about besides a tool: the four things a call can touch outside the kernel."""
+"""The permissions of a rule besides tools: the four things that a call can touch outside the kernel."""
 
 CAPABILITIES: tuple[Capability, ...] = ("fs.read", "fs.write", "net.fetch", "shell.run")
 
@@ -55,9 +55,9 @@ VARIABLES = ("workspace", "ad-hoc", "user-data", "output")
 _VARIABLE = re.compile(r"\{([^{}]*)\}")
 
 May = Callable[[Capability, str | Sequence[str]], str | None]
-"""Judges one touch: a canonical absolute path, a host, a shell text, or an argv as a sequence.
+"""A function that evaluates one access: a canonical absolute path, a host, a shell text, or an argv as a sequence.
 
-None: allowed; a text: refused, and why.
+It returns None if the access is allowed, else the reason of the refusal.
 """
 
 
@@ -75,21 +75,21 @@ class FsRequires(_Model):
 class NetRequires(_Model):
     """Outbound hosts: ``api.example.org``, ``*.example.org``, ``host:8443``, or ``*`` for every public host.
 
-    A host without a port is meant with 80 and 443; ``host:*`` is every port. A private address is reached only where it
-    is named itself, as in ``10.0.0.5:8080``.
+    A host without a port means ports 80 and 443; ``host:*`` means every port. A private address must be named itself,
+    as in ``10.0.0.5:8080``.
     """
 
     hosts: tuple[str, ...] = ()
 
 
 class AnyArgument(_Model):
-    """Matches one argument, whatever it is."""
+    """A pattern that matches any one argument."""
 
     wildcard: Literal[True]
 
 
 class PrefixArgument(_Model):
-    """Matches one argument that starts with ``prefix``."""
+    """A pattern that matches one argument that starts with ``prefix``."""
 
     prefix: Annotated[str, Field(min_length=1)]
 
@@ -98,17 +98,18 @@ ArgumentPattern = str | AnyArgument | PrefixArgument
 
 
 class ShellRequires(_Model):
-    """One program that may be run: ``cmd`` by name, ``args`` matching the whole argv after it (left out = any)."""
+    """One program that may run: ``cmd`` by name, ``args`` matching the whole argv after it (left out = any)."""
 
     cmd: Annotated[str, Field(min_length=1)]
     args: tuple[ArgumentPattern, ...] | None = None
 
     @property
     def literal(self) -> bool:
-        """Whether it is one command, word by word."""
+        """Whether it allows exactly one command."""
         return self.args is not None and all(isinstance(argument, str) for argument in self.args)
 
     def allows(self, argv: Sequence[str]) -> bool:
+        """Return whether ``argv`` matches."""
         if not argv or (self.cmd != "*" and argv[0] != self.cmd):
             return False
         if self.args is None:
@@ -122,7 +123,7 @@ class ShellRequires(_Model):
 
 
 class Requires(_Model):
-    """A tool's declared needs. What is not here is not on its runtime."""
+    """The declared needs of a tool. Its runtime has nothing else."""
 
     fs: FsRequires = FsRequires()
     net: NetRequires = NetRequires()
@@ -130,7 +131,7 @@ class Requires(_Model):
     capabilities: tuple[str, ...] = ()
 
     def faults(self) -> list[tuple[str, str]]:
-        """``(place, problem)`` for each unknown variable or capability, and each pattern that is none or climbs out."""
+        """Return ``(place, problem)`` for each unknown variable or capability, and each invalid pattern."""
         found: list[tuple[str, str]] = []
         for name, patterns in (("fs.read", self.fs.read), ("fs.write", self.fs.write)):
             for index, pattern in enumerate(patterns):
@@ -150,22 +151,24 @@ class Requires(_Model):
 
     @property
     def empty(self) -> bool:
+        """Whether nothing is required."""
         return not (self.fs.read or self.fs.write or self.net.hosts or self.shell or self.capabilities)
 
 
 NOTHING = Requires()
-"""What most tools need."""
+"""The requirements of most tools."""
 
 
 @dataclass(frozen=True, slots=True)
 class Variables:
-    """The values of ``{workspace}``, ``{ad-hoc}``, ``{user-data}`` and ``{output}``: absolute, canonical folders. Empty closes
-    the scope.
+    """The values of ``{workspace}``, ``{ad-hoc}``, ``{user-data}`` and ``{output}``.
 
-    :param workspace: the workspace, and an agent's further folders that may be written
-    :param ad_hoc: the folders of files that the user has open outside of the workspace; no face tells of any now
-    :param user_data: the folder for what tools keep for the user, in whatever workspace
-    :param output: what holds the output folders of the workspace's sessions, of which each session reads its own
+    They are absolute, canonical folders. An empty value closes the scope.
+
+    :param workspace: the workspace, and the writable roots of the agent
+    :param ad_hoc: the folders of files that the user has open outside the workspace; no frontend reports any yet
+    :param user_data: the folder for data that tools keep for the user, in all workspaces
+    :param output: the folder of the output folders of the workspace's sessions; each session reads its own
     :param readable: further folders that ``{workspace}`` means too, for reading only
     """
 
@@ -176,6 +179,7 @@ class Variables:
     readable: tuple[str, ...] = ()
 
     def of(self, name: str, *, reading: bool = False) -> tuple[str, ...]:
+        """Return the folders of a variable."""
         workspace = (*self.workspace, *self.readable) if reading else self.workspace
         every = {"workspace": workspace, "ad-hoc": self.ad_hoc, "user-data": self.user_data, "output": self.output}
         return every[name]
@@ -200,20 +204,21 @@ class CapabilitySet:
     layers: tuple[Layer, ...] = field(default=())
 
     def narrowed(self, *layers: Layer) -> CapabilitySet:
+        """Return the set with further layers."""
         return CapabilitySet((*self.layers, *layers))
 
     def offline(self) -> CapabilitySet:
-        """The same without any host."""
+        """Return the set without any host."""
         if not self.uses("net.fetch"):
             return self
         return CapabilitySet(tuple(replace(layer, hosts=()) for layer in self.layers))
 
     def reading(self) -> CapabilitySet:
-        """The same without anything to write and without any host."""
+        """Return the set without writable paths and hosts."""
         return CapabilitySet(tuple(replace(layer, fs_write=(), hosts=()) for layer in self.layers))
 
     def refusing_layer(self, capability: Capability, target: str | Sequence[str]) -> Layer | None:
-        """The first layer that does not cover ``target`` (an absolute path, ``host[:port]``, or an argv)."""
+        """Return the first layer that does not cover ``target`` (an absolute path, ``host[:port]``, or an argv)."""
         if not self.layers:
             return Layer("nothing")
         for layer in self.layers:
@@ -222,13 +227,14 @@ class CapabilitySet:
         return None
 
     def allows(self, capability: Capability, target: str | Sequence[str]) -> bool:
+        """Return whether every layer covers ``target``."""
         return self.refusing_layer(capability, target) is None
 
     def test(self, capability: Literal["fs.read", "fs.write", "net.fetch"]) -> Callable[[str], object]:
-        """What :meth:`allows` says of a path or a host, put together once for whoever asks often. A false answer is to be
-        asked again there.
+        """Return a fast form of :meth:`allows` for many paths or hosts.
 
-        A layer is left out that has all the patterns of another one, as an agent's has those of its tools.
+        Check a false answer again with :meth:`allows`. A layer that has all the patterns of another one is left out,
+        as an agent's layer has those of its tools.
         """
         wanted = {frozenset(map(str, _patterns(layer, capability))) for layer in self.layers}
         least = [some for some in wanted if not any(other < some for other in wanted)]
@@ -244,17 +250,17 @@ class CapabilitySet:
         return tests[0] if len(tests) == 1 else lambda path: all(test(path) is not None for test in tests)
 
     def has(self, name: str) -> bool:
-        """Whether every layer holds the named capability ``name``."""
+        """Return whether every layer has the named capability ``name``."""
         return bool(self.layers) and all(name in layer.capabilities for layer in self.layers)
 
     def uses(self, capability: Capability) -> bool:
-        """Whether any target at all could be allowed in every layer, judged by declarations alone."""
+        """Return whether any target at all could be allowed in every layer, by declarations alone."""
         return bool(self.layers) and all(bool(_patterns(layer, capability)) for layer in self.layers)
 
     def folders(self, capability: Literal["fs.read", "fs.write"]) -> tuple[str, ...]:
-        """The absolute folders that hold everything that could be allowed; a sandbox mounts these.
+        """Return the absolute folders that hold everything that could be allowed; a sandbox mounts these.
 
-        A folder is kept only if every layer reaches into it or above it.
+        A folder is included only if every layer reaches into it or above it.
         """
         if not self.layers:
             return ()
@@ -281,7 +287,7 @@ def expand(requires: Requires, variables: Variables, owner: str) -> Layer:
 
 
 def union(owner: str, layers: Iterable[Layer]) -> Layer:
-    """One layer that allows what any of ``layers`` allows."""
+    """Return one layer that allows what any of ``layers`` allows."""
     every = tuple(layers)
     shell: list[ShellRequires] = []
     for program in chain.from_iterable(layer.shell for layer in every):
@@ -316,7 +322,7 @@ def _faults_in_path(pattern: str) -> list[str]:
 
 
 def _expanded(patterns: Iterable[str], variables: Variables, *, reading: bool = False) -> tuple[str, ...]:
-    """Absolute patterns. One with a fault is dropped, so what it was about stays closed."""
+    """Return absolute patterns. A faulty pattern is dropped, so its paths stay closed."""
     found: list[str] = []
     for pattern in patterns:
         if _faults_in_path(pattern):
@@ -346,7 +352,10 @@ def _patterns(layer: Layer, capability: Capability) -> Sequence[object]:
 
 
 def _covers(layer: Layer, capability: Capability, target: str | Sequence[str]) -> bool:
-    """Plain loops: every call of every tool comes through here, a search once for each file it finds."""
+    """Return whether a layer covers a target.
+
+    It uses plain loops: every call of every tool comes through here, and a search once for each file.
+    """
     if capability == "shell.run":
         argv = (target,) if isinstance(target, str) else target
         return any(s.allows(argv) for s in layer.shell)

@@ -19,9 +19,9 @@ SHORTEST_TIMEOUT_MS, LONGEST_TIMEOUT_MS = 100, 7 * 24 * 3_600_000
 LEAST_OUTPUT, MOST_OUTPUT = 1_024, 16 * 1024 * 1024
 MOST_ENTRIES = 100_000
 MOST_CONFIG = 64 * 1024
-"""Bytes of a tool's values as JSON: a program gets them in one variable, which the system bounds."""
+"""Bytes of a tool's values as JSON. A program gets them in one variable, which the system limits."""
 LIMITS = ("timeout_ms", "max_output", "max_entries")
-"""The fields of a declaration that an operator may set otherwise."""
+"""The fields of a declaration that an operator may override."""
 
 
 class _Table(BaseModel):
@@ -29,13 +29,13 @@ class _Table(BaseModel):
 
 
 class NamedSecret(_Table):
-    """``{ secret = "NAME" }``: a setting's value is that of a secret."""
+    """``{ secret = "NAME" }``: a setting whose value is that of a secret."""
 
     secret: Annotated[str, Field(description="Its name in the table of secrets.")]
 
 
 class ToolSettings(_Table):
-    """``[tools."ID"]``: what an operator sets for one tool."""
+    """``[tools."ID"]``: an operator's settings for one tool."""
 
     enabled: Annotated[bool, Field(description="Whether agents have the tool; false turns it off.")] = True
     config: Annotated[
@@ -86,19 +86,19 @@ class ToolSettings(_Table):
 
     @property
     def limits(self) -> dict[str, int]:
-        """Those of :data:`LIMITS` that it sets."""
+        """The fields of :data:`LIMITS` that are set."""
         return {name: value for name in LIMITS if (value := getattr(self, name)) is not None}
 
 
 ToolConfig = Mapping[str, Mapping[str, str]]
-"""By a tool's id, the values of its settings that are not secret, by their keys."""
+"""Values of tool settings that are not secret: by tool id, then by key."""
 
 
 class SettingsLayer(NamedTuple):
     """The settings of tools from one place.
 
     :param source: the place, as the operator knows it
-    :param where: what the names in faults begin with
+    :param where: the prefix of places in faults
     :param known: whether each id must be the id of a tool
     """
 
@@ -108,13 +108,13 @@ class SettingsLayer(NamedTuple):
     known: bool = False
 
     def fault(self, tool: str, problem: str, *, key: str | None = None) -> Fault:
-        """The fault in what the layer sets for ``tool``."""
+        """Return a fault in the layer's settings for ``tool``."""
         inner = () if key is None else ("config", key) if self.where == ("tools",) else (key,)
         return Fault(self.source, path_text((*self.where, tool, *inner)), problem)
 
 
 def given_layer(source: str, values: ToolConfig, *, known: bool = False) -> SettingsLayer:
-    """The values that an agent's manifest or a program gives as ``tool_config``.
+    """Return a layer of the ``tool_config`` values of an agent's manifest or a program.
 
     :param known: whether each id must be the id of a tool
     """
@@ -123,10 +123,10 @@ def given_layer(source: str, values: ToolConfig, *, known: bool = False) -> Sett
 
 
 def in_force(spec: ToolSpec, layers: Iterable[SettingsLayer]) -> tuple[ToolSpec, list[Fault]]:
-    """The declaration with the limits and the values that its operator set, and each value that it does not take.
+    """Return the declaration with the operator's limits and values, and the faults of invalid values.
 
     :param layers: the weakest first
-    :return: ``spec`` itself where nothing is set
+    :return: ``spec`` itself if nothing is set
     """
     changes: dict[str, Any] = {}
     values: dict[str, str] = {}
@@ -157,13 +157,13 @@ def in_force(spec: ToolSpec, layers: Iterable[SettingsLayer]) -> tuple[ToolSpec,
 
 
 def line_to_add(tool: str, key: str, *, secret: bool = False) -> str:
-    """The line of the configuration that gives a tool one setting, for whoever has to write it."""
+    """Return the configuration line that sets one setting of a tool, for texts to the operator."""
     value = '{ secret = "…" }' if secret else '"…"'
     return f'{key} = {value} under [tools."{tool}".config] of handrail.toml'
 
 
 def _fault_in_value(spec: ToolSpec, key: str, given: str | NamedSecret) -> str | None:
-    """Why ``key`` cannot be ``given``, without repeating a value that may be a secret; None where it can."""
+    """Return why ``key`` cannot have the value, or None. The text never repeats a value: it may be a secret."""
     declared = spec.config.get(key)
     if declared is None:
         known = unknown_key(key, spec.config) if spec.config else "unknown key; the tool declares no settings"

@@ -21,19 +21,23 @@ from handrail.contract.tool.requires import CAPABILITIES, NOTHING, Requires
 # first step. Only the shapes are here, so that tools, the runtime and the arbiter agree on them.
 
 STEP_INPUT = "step_input"
-"""The name under which what a step is sent is judged, beside the arguments that the state was opened with."""
+"""The name under which rules see the input of a step, next to the arguments that opened the tool session."""
 
 StateEnd = Literal["done", "closed", "expired", "failed", "timeout", "cancelled", "suspended", "changed", "interrupted"]
-"""How a state ended: it gave its last step; ``tool.close``; no step came in time; a step raised, took too long or was stopped;
-its session or kernel ended; its tool is no longer the same; nobody knows, since its process ended."""
+"""How a tool session ended.
+
+``done``: after its last step. ``closed``: by ``tool.close``. ``expired``: no step came in time. ``failed``,
+``timeout``, ``cancelled``: a step raised, took too long or was stopped. ``suspended``: its session or kernel ended.
+``changed``: its tool is no longer the same. ``interrupted``: unknown, because its process ended.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class GoesOn:
-    """Says that a tool goes on with a state that another call opened. Only built-in tools do.
+    """The arguments of a built-in tool that continues the tool session of another call.
 
-    :param argument: which of its arguments is the state's id
-    :param input: which one the tool is sent; None for one that ends the state
+    :param argument: the argument with the id of the tool session
+    :param input: the argument with the input of the step; None for a tool that closes the session
     """
 
     argument: str
@@ -42,11 +46,11 @@ class GoesOn:
 
 @dataclass(frozen=True, slots=True)
 class OfJob:
-    """Says that a call is about a job of its session. Only built-in tools do.
+    """The argument of a built-in tool that names a job of the session.
 
-    :param argument: which of its arguments is the job's ID
-    :param tool_id: the tool whose job it has to be; None for any
-    :param running: it has to be running still
+    :param argument: the argument with the id of the job
+    :param tool_id: the tool that must run the job; None for any
+    :param running: whether the job must be running
     """
 
     argument: str
@@ -55,17 +59,17 @@ class OfJob:
 
 
 class Opened(Protocol):
-    """What the call of a tool that goes on with a state goes on with. It was judged as a call of the tool that is open."""
+    """The tool session that a call continues. The call was evaluated as a call of the open tool."""
 
     async def step(self) -> object:
-        """Send the call's input, and give what its caller is answered.
+        """Send the input of the call and return its answer.
 
-        :raises ToolError: as the tool raised it; ``conflict`` for a state that has ended
+        :raises ToolError: as raised by the tool; ``conflict`` for a tool session that has ended
         """
         ...
 
     async def close(self) -> object:
-        """End the state, and give what the caller is answered."""
+        """End the tool session and return the answer."""
         ...
 
 
@@ -74,9 +78,9 @@ Mode = Literal["direct", "background", "stateful"]
 Exposure = Literal["edge", "core", "both", "none"]
 LockMode = Literal["S", "X"]
 Kind = Literal["read", "edit", "delete", "move", "search", "execute", "think", "fetch", "other"]
-"""ACP's kinds; they drive icons and diffs in editors."""
+"""ACP's kinds. They choose icons and diffs in editors."""
 Bucket = Literal["first", "normal", "last"]
-"""Where a tool's guidance stands among that of the others."""
+"""The position of a tool's guidance among that of the other tools."""
 Cancellable = Literal["cooperative", "process"]
 
 DEFAULT_TIMEOUT_MS = 60_000
@@ -85,8 +89,7 @@ MAX_BUILD_TIMEOUT_MS = 3_600_000
 DEFAULT_MAX_OUTPUT = 64 * 1024
 _LLM_VIEW = frozenset({"id", "description", "parameters"})
 TOLD_BESIDE = ("guidance", "documentation", "manual_first", "step_parameters", "output_schema")
-"""What else a model is told in a tool's own words, by the prompt, by its manual, by its first step and over MCP; and what
-has it read that."""
+"""Further texts of a tool that a model reads: in the prompt, in its documentation, with its first step and over MCP."""
 _CAPABILITY_OF_FORMAT = {"host": "net.fetch", "uri": "net.fetch", "command": "shell.run"}
 _CHOICES: Mapping[str, Sequence[str]] = {
     "side_effect": get_args(SideEffect),
@@ -97,24 +100,24 @@ _CHOICES: Mapping[str, Sequence[str]] = {
     "cancellable": get_args(Cancellable),
 }
 _WAITS_FOR = {"ask": "people", "jobs": "jobs", "agents": "agents"}
-"""Capabilities by which a tool waits for what may itself have to wait for locks."""
+"""Capabilities with which a tool waits for work that may itself wait for locks."""
 _CONTROL_IN_JSON = re.compile(rb"\\[ubf]")
-"""In text that JSON spells: every control but DEL, which stands as itself."""
+"""All control characters in JSON text except DEL, which is not escaped."""
 _PLACEHOLDER = re.compile(r"\{([^{}]+)\}|<([^<>]+)>")
 
 
 @dataclass(frozen=True, slots=True)
 class LockSpec:
-    """One resource a call holds while it runs: a template over its arguments, shared or exclusive."""
+    """A lock that a call holds while it runs, shared or exclusive. The resource is a template of arguments."""
 
     resource: str
     mode: LockMode
 
     @staticmethod
     def parse(text: str) -> LockSpec:
-        """Read ``"file:{path}:S"`` or ``"workspace:X"``.
+        """Parse ``"file:{path}:S"`` or ``"workspace:X"``.
 
-        :raises ValueError: when the text does not end in ``:S`` or ``:X``
+        :raises ValueError: if the text does not end in ``:S`` or ``:X``
         """
         resource, colon, mode = text.rpartition(":")
         if not colon or not resource or mode not in ("S", "X"):
@@ -125,11 +128,11 @@ class LockSpec:
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """The argument names the template needs."""
+        """The argument names that the template needs."""
         return placeholders(self.resource)
 
     def filled(self, arguments: Mapping[str, Any]) -> str:
-        """The resource's text for these arguments; canonical paths are the arbiter's part."""
+        """Return the text of the resource for these arguments. The arbiter makes paths canonical."""
         return fill(self.resource, arguments)
 
     def __str__(self) -> str:
@@ -148,10 +151,10 @@ class ConfigKey:
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class ToolSpec:
-    """Everything declared about one tool. Immutable: a change is another spec with another hash.
+    """The declaration of one tool. Immutable: a change is another spec with another hash.
 
-    The first three fields are the *LLM view*; of the others a model is told :data:`TOLD_BESIDE`. ``parameters`` is a JSON Schema
-    (2020-12) for one object. Times are milliseconds, sizes are bytes.
+    The first three fields are the *LLM view*; of the others a model reads :data:`TOLD_BESIDE`. ``parameters`` is a
+    JSON Schema (2020-12) for one object. Times are milliseconds, sizes are bytes.
     """
 
     id: str
@@ -161,44 +164,45 @@ class ToolSpec:
 
     side_effect: SideEffect = "external"
     locks: tuple[LockSpec, ...] | None = None
-    """None: not declared, so ``workspace:S`` for reading and ``workspace:X`` otherwise; ``()``: none."""
+    """None: not declared, so ``workspace:S`` for reads and ``workspace:X`` otherwise. ``()``: no locks."""
     targets: Mapping[str, str] = field(default_factory=dict[str, str])
     """Capability to argument template, ``{"fs.read": "{path}"}``; see :func:`inferred_targets`."""
     timeout_ms: int = DEFAULT_TIMEOUT_MS
     timeout_argument: str | None = None
-    """The argument, in milliseconds, by which a caller may ask for less time than ``timeout_ms``."""
+    """The argument, in milliseconds, with which a caller may shorten ``timeout_ms``."""
     idempotent: bool = False
     mode: Mode = "direct"
     step_parameters: Mapping[str, Any] | None = None
-    """A JSON Schema of what a step of a stateful tool is sent; None: any JSON."""
+    """A JSON Schema of the input of a stateful tool's step; None: any JSON."""
     background_argument: str | None = None
-    """The boolean argument by which a caller asks for the call to run in the background."""
+    """The boolean argument with which a caller runs the call in the background."""
     concurrency_safe: bool = True
     promotable: bool = False
     locks_background: tuple[LockSpec, ...] = ()
     cancellable: Cancellable = "cooperative"
     persistent: bool = False
     open_ended: bool = False
-    """Its jobs go on until somebody ends them: a run does not wait for them, and of their output the end is kept. Said in
-    code only, never by a manifest."""
+    """Whether its jobs run until they are stopped: an agent run does not wait for them, and the end of their output
+    is kept. Only code can set it, not a manifest."""
     only_its_command: bool = False
-    """It does nothing but run its one command through ``runtime.shell``: a call whose command is proved to change
-    nothing then runs read-only, beside others. Said in code only, never by a manifest."""
+    """Whether it only runs one command through ``runtime.shell``. A call whose command is proved to change nothing
+    then runs read-only, in parallel with others. Only code can set it, not a manifest."""
     secrets: tuple[str, ...] = ()
     config: Mapping[str, ConfigKey] = field(default_factory=dict[str, ConfigKey])
     exec_path: str | None = None
     build: tuple[str, ...] = ()
-    """The program and its arguments by which ``handrail build`` makes the executable, in the folder that this lies in. Empty: it is there."""
+    """The program and arguments with which ``handrail build`` makes the executable, in its folder. Empty: it exists
+    already."""
     build_timeout_ms: int = DEFAULT_BUILD_TIMEOUT_MS
     output_schema: Mapping[str, Any] | None = None
-    """A JSON Schema of what it gives, always an object; an MCP client is told of it. None: it says nothing of that."""
+    """A JSON Schema of the output, always an object, for MCP clients. None: not declared."""
     provider_support: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
-    """Providers that carry it out themselves, each with the options that it is given; see :mod:`handrail.contract.tool.native`.
-    Empty for every tool that runs here. An agent's manifest alone says it."""
+    """Providers that run the tool themselves, each with its options; see :mod:`handrail.contract.tool.native`. Empty
+    for every tool that runs here. Only an agent's manifest sets it."""
 
     max_output: int = DEFAULT_MAX_OUTPUT
     max_entries: int | None = None
-    """Cut a list-shaped output after this many entries, instead of after bytes only."""
+    """Cut a list-shaped output after this many entries, in addition to the limit in bytes."""
     exposure: Exposure = "both"
     prompt_mask: bool = False
 
@@ -210,7 +214,7 @@ class ToolSpec:
     guidance_bucket: Bucket = "normal"
     documentation: str = ""
     manual_first: bool = False
-    """A model may call it only once it has read its manual, by ``info``, in the same session."""
+    """Whether a model must read the documentation, with ``info``, in the same session before it calls the tool."""
 
     @property
     def effective_locks(self) -> tuple[LockSpec, ...]:
@@ -223,20 +227,21 @@ class ToolSpec:
 
     @property
     def background_locks(self) -> tuple[LockSpec, ...]:
-        """What a call in the background takes instead of :attr:`effective_locks`."""
+        """The locks of a call in the background, instead of :attr:`effective_locks`."""
         locks = self.locks_background
         return locks if self.concurrency_safe else (*locks, LockSpec("serial", "X"))
 
     @property
     def effective_targets(self) -> Mapping[str, str]:
+        """The declared targets, or those inferred from the parameters."""
         return self.targets or inferred_targets(self.parameters, self.side_effect)
 
     def llm_view(self) -> dict[str, Any]:
-        """The whole of what a model is told: a list of what goes in, so nothing else can."""
+        """Return everything that goes into a model's tools parameter, built from a closed list."""
         return {"name": wire_name(self.id), "description": self.description, "parameters": dict(self.parameters)}
 
     def runtime_view(self) -> dict[str, Any]:
-        """Everything else, JSON-able, as the log and ``handrail tools --json`` show it to an operator."""
+        """Return all other fields, JSON-able, as the log and ``handrail tools --json`` show them."""
         view = {name: getattr(self, name) for name in _RUNTIME_VIEW}
         view["requires"] = self.requires.model_dump(mode="json")
         view["locks"] = None if self.locks is None else [str(lock) for lock in self.locks]
@@ -256,21 +261,21 @@ class ToolSpec:
 
     @property
     def definition_hash(self) -> str:
-        """SHA-256 over the canonical JSON of both views: an approval is bound to it."""
+        """The SHA-256 of the canonical JSON of both views. An approval is bound to it."""
         whole = {"id": self.id, "llm": self.llm_view(), "runtime": self.runtime_view()}
         return hashlib.sha256(_canonical(whole).encode("utf-8", "surrogatepass")).hexdigest()
 
 
 MAX_DESCRIPTION = 50_000
 MAX_DOCUMENTATION = 500_000
-"""Characters. They are searched, compared and shown to people and models."""
+"""Characters. These texts are searched, compared and shown to people and models."""
 _canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode
-"""Made once: ``json.dumps`` makes one for every text."""
+"""Made once: ``json.dumps`` makes an encoder for every text."""
 _RUNTIME_VIEW = tuple(f.name for f in fields(ToolSpec) if f.name not in _LLM_VIEW)
 
 
 def inferred_targets(parameters: Mapping[str, Any], side_effect: SideEffect) -> dict[str, str]:
-    """Targets from ``format: path | host | command`` of top-level string parameters."""
+    """Infer targets from ``format: path | host | command`` of top-level string parameters."""
     found: dict[str, str] = {}
     for name, schema in properties_of(parameters).items():
         declared = schema.get("format")
@@ -285,7 +290,7 @@ def inferred_targets(parameters: Mapping[str, Any], side_effect: SideEffect) -> 
 
 
 def properties_of(parameters: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """The top-level properties that are written as objects."""
+    """Return the top-level properties that are objects."""
     properties: Any = parameters.get("properties")
     if not isinstance(properties, Mapping):
         return {}
@@ -297,23 +302,23 @@ def properties_of(parameters: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]
 
 
 def branches_of(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The alternatives and parts that a schema is made of, as far as they are written in it."""
+    """Return the alternatives and parts of a schema that are written in it."""
     found = [one for keyword in ("anyOf", "oneOf", "allOf") for one in values_of(schema.get(keyword))]
     return [cast("Mapping[str, Any]", one) for one in found if isinstance(one, Mapping)]
 
 
 def values_of(value: object) -> Sequence[object]:
-    """The members of what is a list; nothing else has any."""
+    """Return the members of a list; nothing for any other value."""
     return cast("list[object]", value) if isinstance(value, list) else ()
 
 
 def placeholders(template: str) -> tuple[str, ...]:
-    """The argument names in ``{name}`` or seed-style ``<name>`` of a template."""
+    """Return the argument names in ``{name}`` or seed-style ``<name>`` of a template."""
     return tuple(a or b for a, b in _PLACEHOLDER.findall(template))
 
 
 def fill(template: str, arguments: Mapping[str, Any]) -> str:
-    """Put arguments into a template; an absent optional argument becomes the empty text."""
+    """Fill a template with arguments. An absent optional argument becomes the empty text."""
 
     def value(match: re.Match[str]) -> str:
         found = arguments.get(match.group(1) or match.group(2))
@@ -323,7 +328,7 @@ def fill(template: str, arguments: Mapping[str, Any]) -> str:
 
 
 def faults_in(spec: ToolSpec) -> list[tuple[str, str]]:
-    """``(place, problem)`` for everything in ``spec`` that can be judged without compiling its schema."""
+    """Return ``(place, problem)`` for every fault of ``spec`` that needs no compiled schema."""
     found: list[tuple[str, str]] = []
     if problem := fault_in_id(spec.id):
         found.append(("llm.name", problem))
@@ -413,7 +418,10 @@ def _faults_in_steps(spec: ToolSpec, known: Mapping[str, Any]) -> Iterator[tuple
 
 
 def _plain(value: object) -> bool:
-    """Whether all its texts are seen to be ASCII without controls (tabs and line ends are none) at one look; most are."""
+    """Return whether all texts in ``value`` are plain ASCII without control characters.
+
+    Tabs and line ends are allowed. One quick look is enough, and most values pass.
+    """
     try:
         text = to_json(value)
     except (TypeError, ValueError, RecursionError):
@@ -424,7 +432,10 @@ def _plain(value: object) -> bool:
 
 
 def _unseen_in(value: object) -> str | None:
-    """What in the texts that a model is told people would not see, or see otherwise: it could say what nobody approved."""
+    """Return the problem with the first character that people would not see, or see differently.
+
+    Such a text could say something to the model that no user has approved.
+    """
     if _plain(value):
         return None
     rest: list[Any] = [value]
@@ -486,8 +497,10 @@ def _templates(value: object) -> bool:
 
 
 class FieldType(NamedTuple):
-    """What one field of a spec holds, by its annotation in :class:`~handrail.contract.tool.spec.ToolSpec`: the one table of
-    fields, for specs made in Python and for manifests."""
+    """The type of one field of a spec, from its annotation in :class:`~handrail.contract.tool.spec.ToolSpec`.
+
+    It is the one table of fields, for specs made in Python and for manifests.
+    """
 
     type: Any
     may_be_none: bool
@@ -517,7 +530,7 @@ _BY_TYPE: Mapping[Any, tuple[Callable[[object], bool], str]] = {
     tuple[str, ...]: (_texts, "a tuple of texts"),
     Requires: (lambda value: isinstance(value, Requires), "Requires, as in Requires.model_validate({…})"),
 }
-"""The test of a value that is not None, and what to say was expected."""
+"""The test of a value that is not None, and the text of what was expected."""
 _SAID_OF = {
     "parameters": "a mapping: the JSON Schema of one object",
     "secrets": 'a tuple of names, as in ("API_KEY",)',
@@ -529,12 +542,15 @@ EXPECTED: Mapping[str, tuple[Callable[[object], bool], str]] = {
     for name, one in FIELDS.items()
     if get_origin(one.type) is not Literal
 }
-"""By field: the test of a value, and what to say was expected. Fields of fixed words are judged by these."""
+"""By field: the test of a value, and the text of what was expected. Fields with fixed words are left out."""
 _OF_A_MODEL = {"id": "llm.name", "description": "llm.description", "parameters": "llm.parameters"}
 
 
 def of_wrong_type(spec: ToolSpec) -> Iterator[tuple[str, str]]:
-    """``(place, problem)`` for each field whose value is none that it can have. With any, the rest cannot be judged."""
+    """Yield ``(place, problem)`` for each field with a value of a wrong type.
+
+    If there is any, the rest of the spec cannot be checked.
+    """
     for name, (fits, expected) in EXPECTED.items():
         value: object = getattr(spec, name)
         if not (FIELDS[name].may_be_none if value is None else fits(value)):

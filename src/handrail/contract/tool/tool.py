@@ -15,80 +15,86 @@ from handrail.contract.tool.spec import GoesOn, OfJob, ToolSpec, faults_in, of_w
 
 
 class Tool(abc.ABC):
-    """One callable capability. Subclass it, give it a ``spec``, and write :meth:`execute`::
+    """One callable capability.
 
-    class Weather(Tool):
-        spec = ToolSpec(id="weather.now", description="…", parameters={…}, side_effect="read", locks=())
+    Subclass it, set ``spec``, and write :meth:`execute`::
 
-        async def execute(self, args, runtime):
-            return {"celsius": 21}
+        class Weather(Tool):
+            spec = ToolSpec(id="weather.now", description="…", parameters={…}, side_effect="read", locks=())
+
+            async def execute(self, args, runtime):
+                return {"celsius": 21}
     """
 
     spec: ToolSpec
 
     trusted = True
-    """Whether it runs inside the kernel's process as its operator's own code, and is labelled as such. False only when the
-    operating system confines what the tool does."""
+    """Whether it runs inside the kernel's process as the operator's own code, and is labelled so. False only if the
+    operating system confines the tool."""
 
     origin: str | None = None
-    """``mcp:SERVER:TOOL`` of a tool of an upstream MCP server, by which rules may name it."""
+    """``mcp:SERVER:TOOL`` for a tool of an upstream MCP server, by which rules may name it."""
 
     asks_source: SourceRequest | None = None
-    """The request that a call of it sends to a source of resources and prompts, by which it is judged. For built-in tools
+    """The request that its call sends to a source of resources and prompts; rules evaluate it. For built-in tools
     only."""
 
     goes_on: GoesOn | None = None
-    """The arguments that name the open state of which a call takes a step; the call is judged as one of the state's tool. For
+    """The arguments that name the tool session that a call steps. Rules evaluate the call as one of that tool. For
     built-in tools only."""
 
     types = False
-    """Whether its arguments are typed into a terminal of the session, whose program decides how a call is judged. For
-    built-in tools only."""
+    """Whether its arguments are typed into a terminal of the session, whose program decides how a call is evaluated.
+    For built-in tools only."""
 
     of_job: OfJob | None = None
-    """The job of the session that a call is about. A call that names none is refused before anybody is asked about it. For
+    """The argument that names a job of the session. A call with an unknown job is rejected before approval. For
     built-in tools only."""
 
     own_secrets: frozenset[str] | None = None
-    """The names of the secrets, and the keys of the secret settings, that it gets in the process in which it runs; None: those of
-    the kernel that calls it."""
+    """The names of the secrets, and the keys of the secret settings, that it gets in the process in which it runs.
+    None: those of the kernel that calls it."""
 
     @abc.abstractmethod
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
-        """Carry out one call with validated ``args``.
+        """Run one call with validated ``args``.
 
-        A tool of ``mode="stateful"`` is an async generator here: each step is a call of its own, and ``runtime`` always
-        belongs to the step that runs. ``yield`` gives the input of the next step, None when it has none.
+        A tool of ``mode="stateful"`` is an async generator here: each step is a call of its own, and ``runtime``
+        always belongs to the step that runs. ``yield`` returns the input of the next step, or None if it has none.
 
         :return: JSON-able data, or a whole :class:`~handrail.contract.call.Result`
-        :raises ToolError: for a failure the model should read about
+        :raises ToolError: for a failure that the model should read about
         """
 
     def check(self, args: dict[str, Any]) -> None:  # noqa: B027 - optional to override
-        """Look at ``args``, which fit the schema, for what no schema can say. It is called before anybody is asked about the
-        call, and also where a call is only looked at; so it has no effect, takes no time, and knows nothing but ``args``.
+        """Check ``args``, which match the schema, for problems that no schema can express.
 
-        :raises ToolError: ``invalid_input``, for what is wrong with them and what would do
+        The kernel calls it before it asks for approval, and also when it only explains a call. So it must have no
+        effect, be fast, and use nothing but ``args``.
+
+        :raises ToolError: ``invalid_input``, with the problem and what is valid
         """
 
     def hands_to(self, args: dict[str, Any]) -> str | None:
-        """The agent to which a call with these validated ``args`` hands work. Whether it can is decided before the call may
-        run. For built-in tools only."""
+        """Return the agent to which a call with these validated ``args`` delegates.
+
+        The kernel decides before the call runs whether that is possible. For built-in tools only.
+        """
         return None
 
     def questions(self, args: dict[str, Any]) -> Sequence[Question] | Awaitable[Sequence[Question]]:
-        """The questions to put to people before this call runs, from its validated ``args``.
+        """Return the questions for the user before this call runs, from its validated ``args``.
 
-        The call waits for the answers without locks and without a time-out, also across restarts; then
-        ``runtime.people.answer`` with the same questions gives them at once. This method must have no side effects; it
-        may be a coroutine.
+        The call waits for the answers without locks and without a time-out, also across restarts. Then
+        ``runtime.people.answer`` with the same questions returns them at once. This method must have no side effects;
+        it may be a coroutine.
 
         :raises ToolError: for arguments from which no question can be made
         """
         return ()
 
     async def aclose(self) -> None:  # noqa: B027 - optional to override
-        """Give back what the tool holds between calls. Called once, when its generation ends."""
+        """Release the resources that the tool holds between calls. Called once, when its generation ends."""
 
 
 # Values computed once for each spec, however many generations contain it: its faults, its compiled schema, its hash.
@@ -101,20 +107,24 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """:param problems: ``(place, problem)``, all of them; with any, there is no schema to be used"""
+    """The results of the checks of a spec.
+
+    :param problems: ``(place, problem)``, all of them; if there are any, there is no usable schema
+    """
 
     problems: tuple[tuple[str, str], ...]
     schema: Schema | None
     definition_hash: str
     step: Schema | None = None
-    """Of what a step is sent, as the argument ``input``; None where the spec says nothing of it."""
+    """The schema of a step's input, as the argument ``input``; None if the spec does not declare it."""
 
 
 class OfSpecs(Generic[T]):
-    """What was made of specs, as long as somebody holds them. Safe in any thread.
+    """A cache of values computed from specs, as long as the specs live. Safe in any thread.
 
-    :param make: is called once for each; a spec is known by its identity, since equal ones are rare and costly to tell
-    :param keeps: what is not kept is made again
+    :param make: computes the value, once for each spec; a spec is known by its identity, because equal specs are rare
+        and costly to find
+    :param keeps: whether a value is cached; others are computed again
     """
 
     def __init__(self, make: Callable[[ToolSpec], T], keeps: Callable[[T], bool] = lambda made: True) -> None:
@@ -157,4 +167,4 @@ def _check(spec: ToolSpec) -> Checked:
 
 
 checked = OfSpecs(_check, keeps=lambda made: not made.problems)
-"""Everything about a spec that no other tool and no machine changes."""
+"""The checks of a spec, which no other tool and no machine changes."""

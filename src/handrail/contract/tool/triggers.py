@@ -26,7 +26,7 @@ from handrail.contract.tool.spec import ToolSpec
 from handrail.contract.tool.tool import Tool
 
 OWN = ("prompt", "name")
-"""Parameters that every tool which adds a trigger has."""
+"""Parameters of every tool that adds a trigger."""
 TRIGGER_PROMPT = {
     "type": "string",
     "minLength": 1,
@@ -42,11 +42,12 @@ TRIGGER_NAME = {
 
 @dataclass(frozen=True, slots=True)
 class Fired:
-    """That a trigger has fired.
+    """One firing of a trigger.
 
-    :param text: what happened, for the model; without any it is told the prompt alone. It is data, labelled as from outside
-    :param position: JSON-able, up to 64 KiB: where the next wait goes on from. It is kept together with the firing
-    :param last: there is nothing more to wait for: the trigger is removed
+    :param text: what happened, for the model; if empty, the model gets only the prompt. It is data, labelled as
+        untrusted
+    :param position: JSON-able, up to 64 KiB: where the next wait continues; stored together with the firing
+    :param last: whether the trigger is finished: it is removed
     """
 
     text: str = ""
@@ -56,13 +57,13 @@ class Fired:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """What one wait is for.
+    """The context of one wait.
 
-    :param arguments: as its tool was called with, without prompt and name
-    :param position: of its last firing; None before the first
-    :param fired: how often it has
-    :param workdir: the workspace's canonical folder
-    :param since_ns: when it was added, in wall-clock nanoseconds
+    :param arguments: of the tool call, without prompt and name
+    :param position: of the last firing; None before the first
+    :param fired: how often the trigger has fired
+    :param workdir: the canonical path of the workspace
+    :param since_ns: when the trigger was added, in wall-clock nanoseconds
     """
 
     name: str
@@ -75,11 +76,11 @@ class Waiting:
 
 
 def trigger_spec(id: str, description: str, properties: Mapping[str, Any], *required: str) -> ToolSpec:
-    """The spec of a tool that adds triggers.
+    """Return the spec of a tool that adds triggers.
 
-    :param properties: JSON Schemas of its own parameters, beside ``prompt`` and ``name``
-    :param required: those of them that have to be given
-    :raises ValueError: for a parameter of its own that is called like one of those
+    :param properties: JSON Schemas of its own parameters, in addition to ``prompt`` and ``name``
+    :param required: those of them that are required
+    :raises ValueError: for a parameter named like one of those
     """
     if taken := set(OWN) & set(properties):
         raise ValueError(f"{id}: {', '.join(sorted(taken))} is a parameter of every trigger's; name yours otherwise")
@@ -101,11 +102,11 @@ def trigger_spec(id: str, description: str, properties: Mapping[str, Any], *requ
 
 
 class TriggerTool(Tool):
-    """A class of triggers. Give it a ``spec`` by :func:`trigger_spec`, and write either :meth:`wait` or :meth:`next_ns`.
+    """A class of triggers. Set ``spec`` with :func:`trigger_spec`, and write :meth:`wait` or :meth:`next_ns`.
 
-    A trigger waits as long as its session is not closed, from when the session is opened by a process that has its class, and
-    there. What :meth:`wait` raises is told to the session once it has happened five times in a row, and what
-    :meth:`next_ns` raises at once; then it waits no more, until the session is opened anew.
+    A trigger waits until its session is closed, in the process that has the session open and knows the class. If
+    :meth:`wait` raises five times in a row, or :meth:`next_ns` once, the session gets the error, and the trigger
+    waits no more until the session is opened again.
     """
 
     def __init_subclass__(cls, **more: Any) -> None:
@@ -114,18 +115,20 @@ class TriggerTool(Tool):
             raise TypeError(f"{cls.__name__} has neither wait() nor next_ns(): nothing says when it fires")
 
     async def wait(self, waiting: Waiting) -> Fired:
-        """Return when it fires. It is begun again from the position that this gives, also in a new process: what it gave is
-        told once, whatever ends in between. It fires once a second at most. It may be cancelled at any time.
+        """Wait until the trigger fires.
+
+        The kernel calls it again with the returned position, also in a new process. Each firing is delivered once,
+        whatever ends in between. A trigger fires at most once a second. The wait may be cancelled at any time.
         """
         raise TypeError(f"{type(self).__name__} fires by time: it has next_ns(), and nothing to wait for")
 
     def next_ns(self, arguments: Mapping[str, Any], now_ns: int) -> int | None:
-        """When it fires for the first time after ``now_ns``, wall-clock nanoseconds; None for never again."""
+        """Return the first time after ``now_ns`` at which it fires, in wall-clock nanoseconds; None for never."""
         raise TypeError(f"{type(self).__name__} waits by itself: it has wait(), and no time of its own")
 
     @property
     def by_time(self) -> bool:
-        """Whether it fires at times that are known."""
+        """Whether it fires at known times."""
         return type(self).next_ns is not TriggerTool.next_ns
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
@@ -134,7 +137,7 @@ class TriggerTool(Tool):
 
 
 def described(trigger: Trigger) -> dict[str, object]:
-    """A trigger as a model is told of it."""
+    """Return a trigger in the form for a model."""
     shown: dict[str, object] = {"trigger_id": trigger.name, "kind": trigger.kind, "prompt": trigger.prompt}
     if trigger.every_ns is not None:
         shown["interval"] = trigger.every_ns / 1e9
@@ -164,9 +167,9 @@ _FIELDS = (
 
 
 def plain_cron(cron: str) -> str:
-    """A schedule in its plain form.
+    """Return a schedule with single spaces between its fields.
 
-    :raises ToolError: ``invalid_input`` for a text that is none, or one that never comes
+    :raises ToolError: ``invalid_input`` for a text that is not a schedule, or for a time that never comes
     """
     from cronsim import CronSim, CronSimError
 
