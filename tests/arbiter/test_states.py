@@ -194,7 +194,7 @@ async def test_a_first_step_that_cannot_be_told_opens_nothing(tmp_path: Path) ->
     async with temporary_kernel(tmp_path, tools=[odd], rules=["allow st.odd"]) as kernel:
         session = await kernel.session()
         wrong = await session.call("st.odd", {})
-        assert wrong.error_kind == "backend" and "which is not JSON" in str(wrong.error_text)
+        assert wrong.error_kind == "backend" and "that is not JSON" in str(wrong.error_text)
         await bench.left.wait()
         assert not states_of(kernel).live
 

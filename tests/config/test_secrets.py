@@ -50,7 +50,7 @@ def test_an_entry_that_is_no_reference_is_refused_without_repeating_it(layers: L
         ),
         ("[tools.mail.config]\npassword = { secret = 31337 }\n", "neither text nor the name of a secret"),
         ("[tools.mail.config]\npassword = 31337\n", "is not text; a setting's value is written in quotes"),
-        (f'[tools."mail.send"]\npassword = "{VALUE}"\n', "unknown key; there are enabled"),
+        (f'[tools."mail.send"]\npassword = "{VALUE}"\n', "unknown key; available: enabled"),
         (f'[tools.mail.send.config]\npassword = {{ secret = "{VALUE}" }}\n', "written in quotes"),
         (f'tools = "{VALUE}"\n', "no table"),
     ],

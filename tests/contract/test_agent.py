@@ -168,12 +168,12 @@ def test_all_faults_come_at_once_each_with_its_key_and_the_nearest_name() -> Non
         """
     )
     expected = {
-        "id": "give both the same name",
+        "id": "use the same name for both",
         "descripton": "did you mean 'description'?",
         "prompt": "is 3",
         "model": "expected PROVIDER:NAME",
         "tools[1]": "is 5",
-        "tools[2]": "no pattern of tool ids",
+        "tools[2]": "is not a pattern of tool ids",
         "tools[3]": "runs backwards",
         "core[1]": "is 1",
         "rules[1]": "is 7",
@@ -182,14 +182,14 @@ def test_all_faults_come_at_once_each_with_its_key_and_the_nearest_name() -> Non
         "roots[2].path": "is missing",
         "roots[2].acess": "did you mean 'access'?",
         "roots[3]": "is 5",
-        "roots[4].path": "climbs",
-        "requires.net.hosts[0]": "no host pattern",
+        "roots[4].path": "contains '..'",
+        "requires.net.hosts[0]": "not a host pattern",
         "requires.net.hosts[2]": "is a date",
         "requires.capabilities[0]": "unknown capability 'fly'",
         "requires.fs.read[0]": "unknown variable",
         "requires.shell[0].cmd": "is ''",
-        "requires.tools.bash.fs": "unknown key; there are net",
-        "requires.tools['a.b'].net.hosts[0]": "no host pattern",
+        "requires.tools.bash.fs": "unknown key; available: net",
+        "requires.tools['a.b'].net.hosts[0]": "not a host pattern",
         "budgets.turns": "is True",
         "budgets.tokens": "is 0",
         "budgets.seconds": "finite number",
@@ -211,7 +211,7 @@ def test_all_faults_come_at_once_each_with_its_key_and_the_nearest_name() -> Non
         (b"\xff", "is not UTF-8"),
         (b"a = " + b"[" * 100_000, "nested too deeply"),
         (b"x = 1" + b"0" * 5_000, "is not TOML"),
-        (b"#" * (MAX_AGENT_BYTES + 1), "larger than 256 KiB"),
+        (b"#" * (MAX_AGENT_BYTES + 1), "larger than the maximum of 256 KiB"),
     ],
 )
 def test_what_is_no_table_is_one_fault(content: bytes, part: str) -> None:

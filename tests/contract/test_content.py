@@ -60,14 +60,14 @@ TEXT = {"type": "text", "text": "hello"}
         ({"content": [TEXT], "isError": True}, Result.error("failed", "hello")),
         (
             {"content": [], "isError": True, "structuredContent": {"code": 7}},
-            Result.error("failed", "it failed and did not say why", {"code": 7}),
+            Result.error("failed", "The tool failed without a reason.", {"code": 7}),
         ),
         (
             {"content": [{"type": "image", "data": "no base64!"}]},
-            Result.output([{"type": "image", "problem": "its data are not base64"}]),
+            Result.output([{"type": "image", "problem": "The data is not base64."}]),
         ),
         ({"content": "nonsense"}, Result.output(None)),
-        ({"content": [7]}, Result.output([{"type": "unknown", "problem": "it is no object"}])),
+        ({"content": [7]}, Result.output([{"type": "unknown", "problem": "The content block is not an object."}])),
     ],
 )
 def test_mcp_content_becomes_a_result(wire: dict[str, Any], result: Result) -> None:

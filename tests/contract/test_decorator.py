@@ -216,8 +216,8 @@ def test_a_misspelt_key_inside_a_model_is_no_silent_loss() -> None:
 
     schema = compile_schema(send.spec.parameters)
     found = schema.problems({"address": {"street": "s", "nummer": 2}, "size": {"width": 1, "names": [], "x": 1}})
-    assert found == ["address.nummer: unknown argument; did you mean 'number'?", *found[1:]]
-    assert "size.x: unknown argument; there are width, names" in found
+    assert found == ["unknown argument `address.nummer` (did you mean `number`?)", *found[1:]]
+    assert "unknown argument `size.x` (available: width, names)" in found
 
 
 @pytest.mark.proves("K-05")
@@ -292,7 +292,7 @@ async def test_what_is_returned_is_made_json_where_it_has_a_json_form() -> None:
     assert await run(size) == {"width": 1, "names": ["x"]}
     assert await run(nothing) is None
     assert isinstance(await run(picture), Blob)
-    with pytest.raises(ToolError, match="returned a object, which is not JSON") as caught:
+    with pytest.raises(ToolError, match="returned a value that is not JSON: object") as caught:
         await run(other)
     assert caught.value.kind == "backend"
 
@@ -381,10 +381,10 @@ def test_what_cannot_come_from_a_json_object_is_refused_with_what_to_write() -> 
     assert "cannot come from JSON" in decorate(function) or "no JSON form" in decorate(function)
     assert "Annotated[…, Field(…)]" in decorate(field)
     assert "both take the runtime" in decorate(two)
-    assert "no docstring" in decorate(silent)
-    assert "it yields" in decorate(steps)
-    assert "derives from handrail.Tool" in decorate(Whole)
-    assert "give @tool(id=…)" in decorate(lambda: None, description="A.")
+    assert "the docstring is missing" in decorate(silent)
+    assert "a function with yield is a stateful tool" in decorate(steps)
+    assert "subclass of handrail.Tool" in decorate(Whole)
+    assert "write @tool(id=…)" in decorate(lambda: None, description="A.")
 
 
 def test_faulty_options_are_refused_with_the_nearest_name() -> None:
@@ -393,10 +393,10 @@ def test_faulty_options_are_refused_with_the_nearest_name() -> None:
 
     assert "did you mean 'side_effect'?" in decorate(fine, side_efect="read")
     assert "not a lock" in decorate(fine, locks=["workspace"])
-    assert "locks are a list" in decorate(fine, locks="workspace:X")
+    assert "locks must be a list" in decorate(fine, locks="workspace:X")
     said = decorate(fine, requires={"fs": {"raed": []}})
-    assert "requires is not understood: fs.raed: unknown key; did you mean 'read'?" in said
-    assert "requires is not understood: is 'fs'; expected" in decorate(fine, requires="fs")
+    assert "requires is invalid: fs.raed: unknown key; did you mean 'read'?" in said
+    assert "requires is invalid: is 'fs'; expected" in decorate(fine, requires="fs")
 
 
 def test_a_schema_that_the_function_cannot_take_is_refused() -> None:

@@ -59,7 +59,7 @@ RECURSIVE: dict[str, dict[str, Any]] = {
 def test_a_wrong_leaf_deep_in_branches_is_told_in_a_short_text(name: str, levels: int) -> None:
     found = compile_schema(recursive(RECURSIVE[name])).problems(nested(levels, 1))
     assert found
-    assert all(text.startswith("x") for text in found)
+    assert all("`x" in text for text in found)
     assert sum(map(len, found)) < 20_000
 
 
@@ -80,7 +80,7 @@ def test_a_dynamic_reference_is_counted_like_any_other() -> None:
         },
     )
     [found] = compile_schema(schema).problems(nested(40, 1))
-    assert found.startswith("x: got object; it does not fit its schema, and has too many parts or alternatives")
+    assert found.startswith("`x`: the object does not match its schema, and it is too large to list every problem")
 
 
 def test_a_recursive_reference_of_2019_09_is_counted_like_any_other() -> None:
@@ -92,7 +92,7 @@ def test_a_recursive_reference_of_2019_09_is_counted_like_any_other() -> None:
         "properties": {"x": {"anyOf": [branch, branch, {"type": "string"}]}},
     }
     [found] = compile_schema(schema).problems(nested(40, 1, "x"))
-    assert "too many parts or alternatives" in found
+    assert "too large to list every problem" in found
 
 
 def doubled(how: Callable[[dict[str, Any]], dict[str, Any]], times: int) -> dict[str, Any]:
@@ -114,7 +114,7 @@ DOUBLINGS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
 @pytest.mark.parametrize("name", DOUBLINGS)
 @pytest.mark.parametrize("times", [15, 24, 200])
 def test_references_that_double_are_refused_at_load(name: str, times: int) -> None:
-    with pytest.raises(InvalidSchema, match=r"written out|deep in each other"):
+    with pytest.raises(InvalidSchema, match=r"written out|levels deep"):
         compile_schema(doubled(DOUBLINGS[name], times))
 
 
@@ -136,7 +136,7 @@ def test_a_reference_that_goes_round_without_going_into_a_value_is_refused(defin
 
 def test_a_long_chain_of_definitions_is_refused_before_the_checker_recurses_into_it() -> None:
     definitions: dict[str, Any] = {f"a{n}": {"properties": {"c": {"$ref": f"#/$defs/a{n + 1}"}}} for n in range(900)}
-    with pytest.raises(InvalidSchema, match="lead over more than"):
+    with pytest.raises(InvalidSchema, match="chain of references has more than"):
         compile_schema(of({"$ref": "#/$defs/a0"}, **{"$defs": {**definitions, "a900": {"type": "string"}}}))
 
 
@@ -161,13 +161,13 @@ def test_branches_are_counted_wherever_a_reference_leads(reference: str) -> None
     schema = compile_schema(place)
     assert schema.problems(nested(40, "leaf")) == []
     [found] = schema.problems(nested(40, 1))
-    assert "too many parts or alternatives" in found
+    assert "too large to list every problem" in found
 
 
 @pytest.mark.parametrize("pattern", [r"(.*)\1$", r"^(?:(a+)\1)+b", r"(?=(a+))\1b", r"(?<n>a+)\k<n>", r"^(a|b\\)(c)\2"])
 def test_a_back_reference_is_refused_at_load(pattern: str) -> None:
     for schema in (of({"pattern": pattern}), of({"patternProperties": {pattern: {}}})):
-        with pytest.raises(InvalidSchema, match="refers back"):
+        with pytest.raises(InvalidSchema, match="back-reference"):
             compile_schema(schema)
 
 
@@ -179,7 +179,7 @@ def test_hundreds_of_addresses_are_matched_by_a_pattern_that_looks_around() -> N
     schema = compile_schema(of({"items": {"type": "string", "pattern": EMAIL}}))
     assert schema.problems({"x": ["some.person.name@example.com"] * 500}) == []
     assert schema.problems({"x": ["some.person.name@example.com", "no..one@example.com"]}) == [
-        f"x[1]: got string of 19 characters; expected text that matches the pattern {EMAIL[:200]!r}"
+        f"`x[1]`: expected text that matches the pattern {EMAIL[:200]!r}, got string of 19 characters"
     ]
 
 
@@ -195,15 +195,15 @@ def test_a_text_that_is_too_long_for_its_pattern_is_refused_and_named(pattern: s
         (of({"items": {"pattern": pattern}}), ["ab" * (length // 2)]),
     ):
         [found] = compile_schema(schema).problems({"y": 1, "x": value} if "y" in schema["properties"] else {"x": value})
-        assert found.startswith("x: the ")
-        assert "too much to be checked" in found
+        assert found.startswith("`x`: the ")
+        assert "too large to check" in found
 
 
 @pytest.mark.parametrize(
     "pattern", [r"\p{L}{1,1000}", "((a{100}){100}){100}", "(?:" * 30 + "a" + "){9}" * 30, "a{1,999999999}"]
 )
 def test_patterns_that_become_large_are_refused_before_they_are_compiled(pattern: str) -> None:
-    with pytest.raises(InvalidSchema, match="makes over"):
+    with pytest.raises(InvalidSchema, match="is too large: over"):
         compile_schema(of({"pattern": pattern}))
 
 
@@ -235,7 +235,7 @@ def test_the_states_of_a_pattern_are_counted_as_they_repeat(pattern: str, least:
 def test_a_schema_of_too_many_values_or_bytes_is_refused() -> None:
     with pytest.raises(InvalidSchema, match=f"more than {MAX_VALUES:,} values"):
         compile_schema(of({"enum": list(range(MAX_VALUES + 1))}))
-    with pytest.raises(InvalidSchema, match="bytes long"):
+    with pytest.raises(InvalidSchema, match="bytes; the maximum is"):
         compile_schema(of({"description": "x" * MAX_SCHEMA_BYTES}))
 
 
@@ -275,8 +275,8 @@ LARGE: dict[str, tuple[dict[str, Any], object]] = {
 def test_values_that_are_too_many_for_their_rules_are_refused_unchecked(name: str) -> None:
     schema, value = LARGE[name]
     [found] = compile_schema(of(schema)).problems({"x": value})
-    assert found.startswith("x: the ")
-    assert "too much to be checked" in found
+    assert found.startswith("`x`: the ")
+    assert "too large to check" in found
 
 
 def test_values_that_no_rule_judges_are_not_counted() -> None:
@@ -285,7 +285,7 @@ def test_values_that_no_rule_judges_are_not_counted() -> None:
 
 def test_more_arguments_than_any_tool_has_are_refused_together() -> None:
     [found] = compile_schema({"type": "object"}).problems({f"k{n}": 1 for n in range(10_000)})
-    assert found.startswith("the 10,000 arguments are too many")
+    assert found.startswith("too many arguments to check: 10,000")
 
 
 def test_each_argument_is_estimated_by_what_is_said_of_it() -> None:
@@ -297,8 +297,8 @@ def test_each_argument_is_estimated_by_what_is_said_of_it() -> None:
 def test_missing_arguments_are_named_though_others_are_too_much_to_list() -> None:
     schema = {**recursive(RECURSIVE["oneOf"]), "required": ["x", "z"]}
     found = compile_schema(schema).problems(nested(40, 1))
-    assert found[0] == "z: is missing; expected a value"
-    assert found[1].startswith("x: got object; it does not fit its schema")
+    assert found[0] == "`z` is missing (expected a value)"
+    assert found[1].startswith("`x`: the object does not match its schema")
 
 
 @pytest.mark.parametrize("seed", range(300))
@@ -317,9 +317,9 @@ def test_an_estimate_is_a_bound_for_whatever_is_in_the_schema(seed: int) -> None
         estimate = effort.of(arguments)
         found = made.problems(arguments)
         if estimate.check > CHECK_BUDGET:
-            assert "too much to be checked" in found[0]
+            assert "too large to check" in found[0]
         if estimate.listing <= LIST_BUDGET:
-            assert not any("too many parts" in text for text in found)
+            assert not any("too large to list" in text for text in found)
         assert sum(map(len, found)) < 60_000
 
 

@@ -116,9 +116,9 @@ def test_an_integer_of_too_many_digits_is_refused() -> None:
 
 @pytest.mark.proves("K-05")
 def test_duplicate_keys_are_refused_at_any_depth() -> None:
-    assert "name 'a' twice" in refused('{"a": 1, "a": 2}')
-    assert "name 'b' twice" in refused('{"a": [{"b": 1, "c": 1, "b": 1}]}')
-    assert "name 'a' twice" in refused('{"a": 1, "\\u0061": 2}')
+    assert "duplicate keys in one object: 'a'" in refused('{"a": 1, "a": 2}')
+    assert "duplicate keys in one object: 'b'" in refused('{"a": [{"b": 1, "c": 1, "b": 1}]}')
+    assert "duplicate keys in one object: 'a'" in refused('{"a": 1, "\\u0061": 2}')
 
 
 @pytest.mark.proves("K-05")
@@ -197,7 +197,7 @@ def test_arguments_of_more_values_than_a_call_may_carry_are_refused() -> None:
     given = {"a": [{"b": 1}] * (MAX_ARGUMENT_VALUES // 2)}
     assert "more than 20,000 values" in (fault_in_size(given) or "")
     assert fault_in_size({"a": [{"b": 1}] * 100}) is None
-    assert "characters long" in (fault_in_size({"a": ["x" * MAX_ARGUMENT_BYTES, "y"]}) or "")
+    assert "more than" in (fault_in_size({"a": ["x" * MAX_ARGUMENT_BYTES, "y"]}) or "")
 
 
 def test_commas_and_brackets_in_texts_are_no_values() -> None:

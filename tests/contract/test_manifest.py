@@ -245,7 +245,7 @@ def test_all_faults_are_named_at_once_and_none_hides_another() -> None:
     ("runtime", "place", "said"),
     [
         ({"sideeffect": "read"}, "runtime.sideeffect", "did you mean 'side_effect'?"),
-        ({"zzz": 1}, "runtime.zzz", "there are requires, side_effect, "),
+        ({"zzz": 1}, "runtime.zzz", "available: requires, side_effect, "),
         ({"timeout_ms": 1.5}, "runtime.timeout_ms", "is 1.5; expected a valid integer"),
         ({"timeout_ms": 0}, "runtime.timeout_ms", "expected a positive number"),
         ({"timeout_ms": True}, "runtime.timeout_ms", "is True"),
@@ -257,11 +257,11 @@ def test_all_faults_are_named_at_once_and_none_hides_another() -> None:
         ({"locks": "workspace:X"}, "runtime.locks", "expected a valid"),
         ({"locks": ["x:Z"]}, "runtime.locks[0]", "'x:Z' is not a lock"),
         ({"locks": [{"resource": "x", "mode": "S", "why": 1}]}, "runtime.locks[0]", '"mode": "S" or "X"'),
-        ({"locks": ["file:{gone}:X"]}, "runtime.locks[0]", "'gone', which the parameters do not have"),
+        ({"locks": ["file:{gone}:X"]}, "runtime.locks[0]", "names the unknown parameter 'gone'"),
         ({"targets": {"fs.read": "{gone}"}}, "runtime.targets.fs.read", "'gone'"),
         ({"config": {"k": {}}}, "runtime.config.k.description", "is missing"),
         ({"requires": {"capabilities": ["ask"]}}, "runtime.locks", "declare locks: []"),
-        ({"secret_resources": []}, "runtime.secret_resources", "says the same as secrets"),
+        ({"secret_resources": []}, "runtime.secret_resources", "is another name of secrets"),
     ],
 )
 def test_each_kind_of_fault_says_what_was_expected(runtime: dict[str, Any], place: str, said: str) -> None:

@@ -91,7 +91,7 @@ def test_another_name_or_folder_is_not(name: str) -> None:
 def test_what_makes_other_programs_run_something_is_protected(path: str, kind: str) -> None:
     found = protection(path)
     assert found is not None and found.kind == kind
-    assert path in found.refusal(path) and "no rule allows it" in found.refusal(path)
+    assert path in found.refusal(path) and "no rule can allow it" in found.refusal(path)
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_ordinary_paths_are_not(path: str) -> None:
 def test_file_tools_write_nothing_of_what_version_control_keeps(path: str) -> None:
     found = tool_protection(path)
     assert found is not None and not found.asks
-    assert "no tool can write it and no rule allows it" in found.refusal(path)
+    assert "No tool can write it, and no rule can allow it" in found.refusal(path)
 
 
 @pytest.mark.parametrize("path", [".git/objects/ab/cd", ".git/index", ".git/HEAD", ".hg/store/x", ".svn/wc.db"])

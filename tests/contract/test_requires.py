@@ -71,8 +71,8 @@ def test_an_empty_variable_closes_its_scope() -> None:
     ("pattern", "word"),
     [
         ("{home}/x", "{home}"),
-        ("a/{workspace}", "stands first"),
-        ("{workspace}_secret/**", "stands first"),
+        ("a/{workspace}", "within a name"),
+        ("{workspace}_secret/**", "within a name"),
         ("../x", ".."),
         ("{workspace}/../x", ".."),
         ("", "empty"),

@@ -100,7 +100,7 @@ def test_a_tool_cannot_speak_for_the_kernel(kind: object) -> None:
 @pytest.mark.parametrize("text", [None, "", "  ", 7, ["x"]])
 def test_an_error_without_words_gets_some(text: object) -> None:
     result = recognise({"type": "error", "error_text": text})
-    assert result is not None and result.error_text == "it failed and did not say why"
+    assert result is not None and result.error_text == "The tool failed without a reason."
 
 
 def test_an_endless_error_text_is_cut() -> None:
@@ -137,7 +137,7 @@ def test_content_parts_with_an_image_go_both_ways() -> None:
 def test_parts_that_hold_no_image_stay_what_they_are() -> None:
     link = {"type": "image_url", "image_url": {"url": "https://example.invalid/x.png"}}
     broken = {"type": "image_url", "image_url": {"url": "data:image/png;base64,***"}}
-    assert from_parts([link, broken]).data == [link, {"type": "image_url", "problem": "its data: URL is not base64"}]
+    assert from_parts([link, broken]).data == [link, {"type": "image_url", "problem": "The data: URL is not base64."}]
 
 
 @pytest.mark.proves("K-08")

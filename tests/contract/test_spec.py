@@ -158,4 +158,4 @@ def test_ordinary_writing_in_a_tools_words_is_no_fault() -> None:
 
 def test_what_a_tool_says_of_itself_is_bounded() -> None:
     spec = ToolSpec("a.b", "Do." + " more" * 20_000)
-    assert faults_in(spec) == [("llm.description", "has 100,003 characters; at most 50,000 are taken. Say less")]
+    assert faults_in(spec) == [("llm.description", "has 100,003 characters; the maximum is 50,000. Shorten it")]

@@ -65,7 +65,7 @@ def test_the_tour_shows_every_effect_in_plain_text_and_leaves_nothing_behind(pla
     assert "denied by the rule 'deny bash curl *'" in done.stdout
     assert "192.0.2.1:443: Network is unreachable" in done.stdout
     assert ".env: Permission denied" in done.stdout
-    assert "what version control runs by itself" in done.stdout
+    assert "is run by version control automatically" in done.stdout
     assert KEY not in done.stdout
     assert "\x1b" not in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 110

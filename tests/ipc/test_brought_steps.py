@@ -90,7 +90,7 @@ async def test_a_step_that_cannot_be_told_ends_what_is_open_in_both_processes(tm
     async with workshop(tmp_path, odd, rules=["allow far.odd"]) as there:
         state = {"id": (await there.session.call("far.odd", {})).data["state_id"]}
         wrong = await there.session.call("tool.step", state)
-        assert wrong.error_kind == "backend" and "which is not JSON" in str(wrong.error_text)
+        assert wrong.error_kind == "backend" and "that is not JSON" in str(wrong.error_text)
         await let_go.wait()
         assert (await there.session.call("tool.step", state)).error_kind == "conflict"
 

@@ -176,7 +176,7 @@ async def test_a_value_that_the_tool_does_not_take_stops_the_start_at_its_line(
             r"tool_config\['weather.today'\]\.unit: unknown key; did you mean 'units'",
         ),
         ({"weather.tody": {"units": "metric"}}, r"there is no tool 'weather.tody'; did you mean 'weather.today'"),
-        ({"weather.today": {"token": "hunter2-of-the-test"}}, r"is secret, so its value is never written here"),
+        ({"weather.today": {"token": "hunter2-of-the-test"}}, r"is a secret setting, so its value cannot be written here"),
         ({"read": {"units": "metric"}}, r"the tool declares no settings"),
         ({"weather.wind": {"units": "m" * 70_000}}, r"have 70,013 bytes together; at most 65,536"),
     ],

@@ -107,7 +107,7 @@ async def test_no_file_tool_writes_it_whatever_is_allowed(tmp_path: Path) -> Non
                 ("file.patch", {"path": path, "operations": [{"op": "append", "content": "x"}]}),
             ):
                 answer = await session.call(name, arguments)
-                assert answer.error_kind == "denied" and "no rule allows it" in str(answer.error_text), (
+                assert answer.error_kind == "denied" and "no rule can allow it" in str(answer.error_text), (
                     name,
                     path,
                     answer,

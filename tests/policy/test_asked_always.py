@@ -46,7 +46,7 @@ def test_a_rule_that_does_not_name_the_path_does_not_answer(desk: Desk, path: st
     verdict = desk.judge(WRITE, {"path": path}, *rules)
     assert verdict.action == "ask"
     if path == "AGENTS.md" and rules == ("allow fs.write",):
-        assert "AGENTS.md tells other agents what to do, and no rule names it" in verdict.reason
+        assert "AGENTS.md contains instructions for agents, and no rule names it" in verdict.reason
 
 
 @pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "plan"])
@@ -122,7 +122,7 @@ async def test_explain_says_what_decided_and_which_rule_would_open_it(desk: Desk
     assert said.action == "ask" and said.effective == "deny"
     assert "only a rule that names the path allows it" in said.decided_by
     assert said.changes[0] == "--rule 'allow write AGENTS.md'"
-    assert "protected: AGENTS.md tells other agents what to do" in str(said)
+    assert "protected: AGENTS.md contains instructions for agents" in str(said)
 
 
 def test_a_folder_outside_the_workspace_is_no_way_around(desk: Desk) -> None:

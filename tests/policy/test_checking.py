@@ -59,9 +59,9 @@ def rule(text: str, scope: Any = "session") -> Rule:
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        ("deny net.fetch https://example.org", "no host pattern"),
-        ("deny net.fetch /etc/passwd", "no host pattern"),
-        ("deny web_fetch /etc/**", "no host pattern"),
+        ("deny net.fetch https://example.org", "not a host pattern"),
+        ("deny net.fetch /etc/passwd", "not a host pattern"),
+        ("deny web_fetch /etc/**", "not a host pattern"),
         ("allow fs.read ../x", "climbs"),
         ("allow write ../x", "climbs"),
         ("deny fs.read https://example.org/x", "is a URL"),

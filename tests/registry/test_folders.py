@@ -209,7 +209,7 @@ def test_a_manifest_is_a_regular_file_and_reading_it_never_hangs(place: Place, k
 def test_a_huge_manifest_is_refused_by_its_size(place: Place) -> None:
     path = place.put("x", SCRIPT)
     path.write_bytes(b" " * (MAX_MANIFEST_BYTES + 5))
-    assert "bytes long" in only_fault(place)
+    assert "bytes; the maximum is" in only_fault(place)
 
 
 def test_a_file_in_place_of_the_folder_is_refused(place: Place) -> None:

@@ -158,7 +158,7 @@ def test_what_people_do_not_see_is_a_fault_wherever_a_model_is_told_it(name: str
     assert list(generation.entries) == ["u"]
     [fault] = generation.quarantined
     assert (fault.foreign, fault.tool, fault.where) == ("s", "t", f"runtime.{name}")
-    assert "which people do not see and a model reads" in fault.problem
+    assert "which a model reads and people do not see" in fault.problem
 
 
 @pytest.mark.proves("R-12")

@@ -62,7 +62,7 @@ async def test_what_is_there_is_read_only_for_programs(ground: Ground) -> None: 
     assert (ground.workspace / "AGENTS.md").read_text() == "theirs"
     assert os.listdir(ground.workspace / ".github" / "instructions") == ["a.instructions.md"]
     assert (ground.workspace / ".github" / "instructions" / "a.instructions.md").read_text() == "theirs"
-    assert any("AGENTS.md tells other agents what to do" in note for note in done.notes)
+    assert any("AGENTS.md contains instructions for agents" in note for note in done.notes)
 
 
 async def test_a_rule_that_names_it_opens_it_for_programs(ground: Ground) -> None:  # noqa: F811

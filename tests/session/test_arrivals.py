@@ -148,7 +148,7 @@ async def test_a_process_that_ended_between_telling_and_noting_tells_nothing_twi
         ("@daily", "five fields"),
         ("0 0 31 4 *", "days from 1 to 31 and no further than the months named have"),
         ("0 0 30 2 *", "days from 1 to 31 and no further than the months named have"),
-        ("0 0 */30 2 1#5", "names a day that never comes"),
+        ("0 0 */30 2 1#5", "names a day that never occurs"),
     ],
 )
 async def test_a_schedule_that_is_none_or_never_comes_is_refused(tmp_path: Path, cron: str, said: str) -> None:

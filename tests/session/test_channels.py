@@ -140,7 +140,7 @@ async def test_a_channel_is_its_trees_own_unless_it_is_shared(tmp_path: Path) ->
         message = (await there.channels("z").receive("shared/c", timeout_ms=0)).message
         assert message is not None and (message.text, message.sender) == ("ours", "writer")
         for name in ("", "../x", "a b", "shared/", "x" * 65, "a\n"):
-            with pytest.raises(ToolError, match="is no channel"):
+            with pytest.raises(ToolError, match="Invalid channel name"):
                 there.channels("a").key(name)
 
 

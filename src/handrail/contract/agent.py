@@ -237,7 +237,7 @@ def fault_in_agent_id(agent: str) -> str | None:
     """Return why ``agent`` is not a valid id of an agent, or None if it is."""
     if _NAME.match(agent):
         return None
-    return f"{agent[:80]!r} is not an agent's id: at most 64 letters, digits, '_', '-', starting with a letter"
+    return f"{agent[:80]!r} is not an agent's id; use at most 64 letters, digits, '_' and '-', and start with a letter"
 
 
 def parse_agent(content: bytes, source: str, expected_id: str) -> CheckedAgent:
@@ -277,11 +277,11 @@ def _table(content: bytes) -> dict[str, Any]:
     :raises ValueError: with the reason if it is not a table
     """
     if len(content) > MAX_AGENT_BYTES:
-        raise ValueError(f"is larger than {MAX_AGENT_BYTES // 1024} KiB, which no agent needs")
+        raise ValueError(f"is larger than the maximum of {MAX_AGENT_BYTES // 1024} KiB")
     try:
         return tomllib.loads(content.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
-        raise ValueError(f"is not UTF-8 text: the byte at {error.start}") from None
+        raise ValueError(f"is not UTF-8 text: invalid byte at {error.start}") from None
     except RecursionError:
         raise ValueError("is nested too deeply") from None
     except ValueError as error:
@@ -312,7 +312,7 @@ def _plain(value: object, place: tuple[str | int, ...], faults: dict[str, str]) 
         return None
     if value is None or isinstance(value, (str, int, float)):
         return value
-    faults[path_text(place)] = f"is a {type(value).__name__}; nothing in an agent manifest is a date or a time"
+    faults[path_text(place)] = f"is a {type(value).__name__}; an agent manifest has no dates or times"
     return None
 
 
@@ -328,7 +328,7 @@ def _faults_beyond_form(agent: AgentManifest, expected_id: str) -> Iterator[tupl
     if problem := fault_in_agent_id(agent.id):
         yield "id", problem
     elif agent.id != expected_id:
-        yield "id", f"is {agent.id!r}, and its folder is {expected_id!r}; give both the same name"
+        yield "id", f"is {agent.id!r}, but its folder is {expected_id!r}; use the same name for both"
     if agent.model is not None and not _MODEL.match(agent.model):
         yield "model", f"is {agent.model[:80]!r}; expected PROVIDER:NAME, as in 'openai:gpt-5'"
     yield from _faults_in_requirements(agent)
@@ -364,17 +364,17 @@ def _faults_in_aliases(agent: AgentManifest) -> Iterator[tuple[str, str]]:
 
 def _fault_in_tool_pattern(pattern: str) -> str | None:
     if not _TOOL_PATTERN.match(pattern):
-        return f"{pattern[:80]!r} is no pattern of tool ids: an id, or letters with '*', '?' and [sets] in it"
+        return f"{pattern[:80]!r} is not a pattern of tool ids; use an id, or letters with '*', '?' and [sets]"
     return fault_in_pattern(pattern)
 
 
 def _fault_in_root(path: str) -> str | None:
     if "\0" in path:
-        return "has a NUL character in it"
+        return "contains a NUL character; remove it"
     if path != "~" and not path.startswith(("/", "~/")):
         return f"is {path[:80]!r}; expected an absolute path, or one that begins with '~/'"
     if ".." in path.split("/"):
-        return f"{path[:80]!r} climbs with '..'; name the folder itself"
+        return f"{path[:80]!r} contains '..'; name the folder itself"
     return None
 
 

@@ -83,7 +83,7 @@ class Codec:
             return _several(self.form_of(arguments[0]), frozenset if origin is frozenset else list)
         if origin in (dict, Mapping):
             if arguments[0] is not str:
-                raise TypeError(f"{kind} has no JSON form: its keys are no texts")
+                raise TypeError(f"{kind} has no JSON form: its keys are not texts")
             return _by_name(self.form_of(arguments[1]))
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             return _model(kind)

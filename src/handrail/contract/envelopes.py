@@ -39,6 +39,8 @@ MAX_BLOCKS = 100
 """A longer list is data, not parts."""
 ARTIFACT_URI = "handrail://artifact/"
 
+_NO_REASON = "The tool failed without a reason."
+
 MAX_TOOL_ERROR = 4_000
 """Characters of a tool's own error text that are kept."""
 
@@ -108,7 +110,7 @@ def from_card(wire: Mapping[str, Any]) -> Result:
 def to_card(result: Result) -> dict[str, Any]:
     """Convert a result to ``{text, html, error}``."""
     if not result.ok:
-        return {"error": result.error_text or "it failed and did not say why"}
+        return {"error": result.error_text or _NO_REASON}
     content: object = result.data
     if isinstance(content, Mapping) and isinstance(cast("Mapping[str, Any]", content).get("text"), str):
         return dict(cast("Mapping[str, Any]", content))
@@ -155,7 +157,7 @@ def _says_again(text: str, structured: object) -> bool:
 
 def _content_part(part: object) -> object:
     if not isinstance(part, Mapping):
-        return {"type": "unknown", "problem": "it is no object"}
+        return {"type": "unknown", "problem": "The content block is not an object."}
     said = cast("Mapping[str, Any]", part)
     match said.get("type"):
         case "text":
@@ -177,7 +179,7 @@ def _blob(data: object, media_type: object, part: Mapping[str, Any]) -> object:
     except binascii.Error:
         body = None
     if body is None:
-        return {"type": part.get("type"), "problem": "its data are not base64"}
+        return {"type": part.get("type"), "problem": "The data is not base64."}
     return Blob(body, media_type if isinstance(media_type, str) and media_type else "application/octet-stream")
 
 
@@ -190,7 +192,7 @@ def to_content(result: Result, stored: Mapping[str, bytes] = _NOTHING_STORED) ->
     :param stored: the bytes of artifacts, by their reference
     """
     if not result.ok:
-        text = {"type": "text", "text": result.error_text or "it failed and did not say why"}
+        text = {"type": "text", "text": result.error_text or _NO_REASON}
         found = _content(result.data, stored) if result.data is not None else {"content": list[Any]()}
         return {**found, "content": [text, *found["content"]], "isError": True}
     return _content(result.data, stored)
@@ -341,7 +343,7 @@ def from_parts(
     if error:
         return Result.error("failed", _words(error), data or None, **more)
     if exit_code:
-        return Result.error("failed", f"it ended with exit code {exit_code}", data or None, **more)
+        return Result.error("failed", f"The program ended with exit code {exit_code}.", data or None, **more)
     return Result.output(data, **more)
 
 
@@ -381,7 +383,7 @@ def _part(part: Mapping[str, Any]) -> object:
             try:
                 return Blob(base64.b64decode(body, validate=True), media_type or "application/octet-stream")
             except binascii.Error:
-                return {"type": "image_url", "problem": "its data: URL is not base64"}
+                return {"type": "image_url", "problem": "The data: URL is not base64."}
     return dict(part)
 
 
@@ -397,7 +399,7 @@ def _as_text(data: object) -> str:
 
 
 def _words(text: object) -> str:
-    words = text if isinstance(text, str) and text.strip() else "it failed and did not say why"
+    words = text if isinstance(text, str) and text.strip() else _NO_REASON
     return words if len(words) <= MAX_TOOL_ERROR else f"{_whole_words(words)} […]"
 
 

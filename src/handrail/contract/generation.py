@@ -23,7 +23,7 @@ BUILT_IN = "built-in"
 AGENTS = "agents"
 """``Entry.source`` of agents that another agent has as tools."""
 
-UNCONFINED = "nothing: its operator has named it in [sandbox] unconfined"
+UNCONFINED = "none: the operator listed this tool in [sandbox] unconfined"
 """``Entry.confined_by`` of programs that run without a sandbox."""
 
 _MOST_AWAITED = 3
@@ -147,7 +147,9 @@ class Entry:
         except (KeyboardInterrupt, GeneratorExit):
             raise
         except BaseException as error:  # a tool's sys.exit() would end the kernel
-            text = f"{self.spec.id}: its check of these arguments failed: {type(error).__name__}: {str(error)[:300]}"
+            text = (
+                f"{self.spec.id}: The tool's check of the arguments failed: {type(error).__name__}: {str(error)[:300]}."
+            )
             raise ToolError(text, kind="backend") from error
         return whole
 
@@ -209,9 +211,9 @@ class Generation:
         by_name = {**by_wire, **by_id}
         for alias, tool_id in (aliases or {}).items():
             if tool_id not in by_id:
-                raise ValueError(f"the alias {alias!r} is for {tool_id!r}, which is not a tool")
+                raise ValueError(f"The alias {alias!r} names the unknown tool {tool_id!r}.")
             if alias in by_name:
-                raise ValueError(f"the alias {alias!r} is also a name of {by_name[alias].id!r}")
+                raise ValueError(f"The alias {alias!r} is already a name of {by_name[alias].id!r}.")
             by_name[alias] = by_id[tool_id]
         self.number = number
         self.entries: Mapping[str, Entry] = MappingProxyType(by_id)
@@ -290,7 +292,7 @@ def _both_named(entries: Iterable[Entry]) -> str:
     by_wire: dict[str, Entry] = {}
     for entry in entries:
         if (other := by_wire.get(entry.wire_name)) is not None:
-            return f"{other.id!r} and {entry.id!r} are both named {entry.wire_name!r}"
+            return f"The tools {other.id!r} and {entry.id!r} have the same wire name {entry.wire_name!r}."
         by_wire[entry.wire_name] = entry
     raise AssertionError("no two have one name")
 

@@ -37,7 +37,7 @@ class RuleEntry(BaseModel):
             )
             if not (isinstance(example, (str, Mapping)) or words):
                 raise ValueError(
-                    f"{str(cast('object', example))[:80]!r} is no example: a text, a list of words, or arguments by name"
+                    f"{str(cast('object', example))[:80]!r} is not an example; expected a text, a list of words, or arguments by name"
                 )
         return examples
 
@@ -88,11 +88,13 @@ def rule_texts(rules: Iterable[AnyRule]) -> tuple[str | RuleEntry, ...]:
     :raises UsageError: for a single text, which Python would iterate by letters, and for a value that is not a rule
     """
     if isinstance(rules, str):
-        raise UsageError(f"rules={rules!r} is one text; give a list of rules, as in rules=[{rules!r}]")
+        raise UsageError(f"Invalid rules={rules!r}: expected a list, not one text. Write rules=[{rules!r}].")
     found: list[str | RuleEntry] = []
     for rule in rules:
         try:
             found.append(rule if isinstance(rule, str) else entry_of(rule))
         except ValueError as error:
-            raise UsageError(f"rules={rule!r} is neither a text nor a table with 'rule' in it: {error}") from None
+            raise UsageError(
+                f"Invalid rule: {rule!r}. Expected a text, or a table with the key 'rule' ({error})."
+            ) from None
     return tuple(found)

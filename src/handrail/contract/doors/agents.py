@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 
 MAX_DEPTH = 5
 """How many levels of sub-agents there may be below a session that a person or program began."""
-NO_MODEL = (
-    "no model is attached to this session, so nobody can do a sub-agent's work; do it yourself, with your own tools"
-)
+NO_MODEL = "This session has no model for sub-agents. Do the work yourself with your own tools."
 
 
 @dataclass(frozen=True, slots=True)

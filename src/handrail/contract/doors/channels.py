@@ -27,7 +27,7 @@ def check_channel(name: str) -> None:
     :raises ToolError: ``invalid_input`` otherwise
     """
     if not _NAME.match(name):
-        text = f"{name[:80]!r} is no channel: letters, digits and . _ -, up to 64, after {SHARED!r} where all the workspace shares it"
+        text = f"Invalid channel name: {name[:80]!r}. Use up to 64 letters, digits, '.', '_' and '-'; begin with {SHARED!r} for a channel of the whole workspace."
         raise ToolError(text, kind="invalid_input")
 
 

@@ -21,7 +21,7 @@ CAPABILITY_OF: Mapping[AskMethod, str] = {
 }
 """The capability that a tool must require for each method."""
 
-NOT_ANSWERED = "the client of this session did not say that it answers"
+NOT_ANSWERED = "The client of this session does not support"
 """The start of the error for a request that the client does not support; the method follows. A frontend may word it
 in the terms of its protocol."""
 

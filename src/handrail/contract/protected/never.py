@@ -15,16 +15,16 @@ from typing import Literal, NamedTuple
 Kind = Literal["rules", "start-up", "key", "hook", "vcs", "state", "editor", "instructions", "settings", "code", "free"]
 
 WHAT: Mapping[Kind, str] = {
-    "rules": "holds the workspace's rules and settings",
-    "start-up": "is read by shells, interpreters and sessions as they start, and can make them run anything",
-    "key": "is where keys are kept",
-    "hook": "is what version control runs by itself",
-    "vcs": "is version-control configuration, which can make git run anything",
-    "state": "is what version control keeps of its own, and only its programs write it",
-    "editor": "is configuration by which editors and agents run programs",
-    "instructions": "tells other agents what to do",
-    "settings": "is a tool's configuration, which can make that tool run anything",
-    "code": "is configuration from which a tool runs or loads code",
+    "rules": "contains the rules and settings of the workspace",
+    "start-up": "is read by shells, interpreters or sessions at their start, and can run any command",
+    "key": "is a place for keys",
+    "hook": "is run by version control automatically",
+    "vcs": "is version-control configuration, with which git can run any command",
+    "state": "is internal state of version control, which only its programs write",
+    "editor": "is configuration with which editors and agents run programs",
+    "instructions": "contains instructions for agents",
+    "settings": "is configuration of a tool, with which it can run any command",
+    "code": "is configuration from which a tool loads or runs code",
 }
 """What a file of each kind is, as a predicate."""
 

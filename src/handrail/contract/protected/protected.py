@@ -63,9 +63,10 @@ class Protection:
     def refusal(self, shown: str) -> str:
         """Return why a write is refused, for the model."""
         if self.asks:
-            return f"{shown} {self.what}: {self._opened(shown)}"
-        return f"{shown} {self.what}: no tool can write it and no rule allows it. " + (
-            "Only a person changes it; tell them what you would change"
+            return f"{shown} {self.what}. {self._opened(shown)}"
+        return (
+            f"{shown} {self.what}. No tool can write it, and no rule can allow it. "
+            "Describe the change to the user, who can make it."
         )
 
     def question(self, shown: str) -> str:
@@ -74,7 +75,7 @@ class Protection:
 
     @staticmethod
     def _opened(shown: str) -> str:
-        return f"only a person, or a rule that names it such as 'allow fs.write {shown}', lets it be written"
+        return f"A write requires approval, or a rule that names the path, such as 'allow fs.write {shown}'."
 
 
 _BY_KIND: Mapping[Kind, Protection] = {kind: Protection(kind) for kind in WHAT}
@@ -235,7 +236,7 @@ def refusal(shown: str, relative: str | None = None) -> str:
 
 def key_refusal(shown: str) -> str:
     """Return why a private key is not read, for the model."""
-    return f"{shown} is a private key or lies where keys are kept: no tool reads it and no rule allows it"
+    return f"{shown} is a private key, or in a place for keys. No tool can read it, and no rule can allow it."
 
 
 @lru_cache(maxsize=4096)

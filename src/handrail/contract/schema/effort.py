@@ -560,15 +560,15 @@ class _Graph:
             chains[rules] = 1 + max((chains[one] for one in rules.in_place), default=0)
             if chains[rules] > MAX_CHAIN:
                 raise TooMuch(
-                    f"references and combinations (allOf, anyOf, …) lie more than {MAX_CHAIN} deep in each other; flatten them"
+                    f"references and combinations (allOf, anyOf, …) are nested more than {MAX_CHAIN} levels deep; flatten them"
                 )
         here: dict[_Rules, float] = {}
         for rules in self._order:
             here[rules] = rules.own + rules.again * sum(here[one] for one in rules.in_place)
             if here[rules] > MAX_RULES:
                 raise TooMuch(
-                    f"with its references written out, over {MAX_RULES:,} rules judge one value; "
-                    "say less than once what is said in several places"
+                    f"over {MAX_RULES:,} rules apply to one value if all references are written out; "
+                    "remove repeated rules"
                 )
         _ = self._most
 
@@ -598,7 +598,7 @@ class _Graph:
                 recursive.add(rules)
             elif rules not in done:
                 if len(open_) >= MAX_PATH:
-                    raise TooMuch(f"definitions lead over more than {MAX_PATH} others to the last; flatten them")
+                    raise TooMuch(f"a chain of references has more than {MAX_PATH} definitions; flatten them")
                 open_.add(rules)
                 stack.append((rules, True))
                 stack += [(one, False) for one in rules.judging]
@@ -673,9 +673,7 @@ def _in_order(every: Iterable[_Rules]) -> list[_Rules]:
             placed.add(rules)
             order.append(rules)
         elif rules in open_:
-            raise TooMuch(
-                "a reference leads back to itself without going into a value; it says nothing, so leave it out"
-            )
+            raise TooMuch("a reference leads back to itself without going into a value; remove it")
         elif rules not in placed:
             open_.add(rules)
             stack.append((rules, True))

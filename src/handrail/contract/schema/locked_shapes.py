@@ -67,20 +67,20 @@ class LockedShape:
         :param schema: of its arguments
         """
         if answering.provider_support:
-            yield "the model's provider carries it out, so no call comes here"
+            yield "the provider of the model runs it, so the kernel gets no calls"
             return
         if answering.mode != "direct":
-            yield f"its mode is {answering.mode!r}, and a call of {tool_id} gives its result at once (mode 'direct')"
+            yield f"its mode is {answering.mode!r}; {tool_id} requires the mode 'direct'"
         names = list(self.parameters["properties"])
         if missing := [name for name in names if name not in properties_of(answering.parameters)]:
-            yield f"it has no parameter {' or '.join(missing)}; {tool_id} has {', '.join(names)}"
+            yield f"the parameter {' and '.join(missing)} is missing; {tool_id} requires {', '.join(names)}"
             return
         for example in self.examples:
             if problems := schema.problems(dict(example)):
-                yield f"it does not take the arguments {dict(example)} of {tool_id}: {'; '.join(problems)}"
+                yield f"it rejects the arguments {dict(example)} of {tool_id}: {'; '.join(problems)}"
                 return
         if "net.fetch" in self.targets and not answering.requires.net.hosts:
-            yield f"it requires no hosts, and every call of {tool_id} fetches from one; its declaration names them under requires.net.hosts"
+            yield f"it declares no hosts, and {tool_id} needs them; declare the hosts under requires.net.hosts"
 
 
 LOCKED_SHAPES: Mapping[str, LockedShape] = MappingProxyType(

@@ -106,10 +106,9 @@ def counted(value: Any) -> Any:
 MAX_SCHEMA_DEPTH = 128
 MAX_SCHEMA_BYTES = 400_000
 MAX_PROBLEMS = 50
-_TOO_DEEP = f"the schema is nested deeper than {MAX_SCHEMA_DEPTH} levels, or holds itself"
-_NOT_TOGETHER = (
-    "the arguments do not go together as their schema says, which is too large to say why; look at the schema"
-)
+_TOO_DEEP = f"the schema is nested deeper than {MAX_SCHEMA_DEPTH} levels, or contains itself; flatten it"
+_NOT_TOGETHER = "the combination of arguments does not match the schema, which is too large to explain why; read the schema and call again"
+_LONE_SURROGATE = "the arguments contain half of a surrogate pair, which is not a character; send whole characters"
 _MANY = 1_000
 """Arguments that are checked one by one."""
 _MAX_NODES = 200_000
@@ -212,9 +211,9 @@ class Schema:
                 return _listed(self._validator.iter_errors(arguments), self.parameters)
             return CoarseProblems(self._by_argument(arguments), checked=True)
         except UnicodeEncodeError:
-            return ["the arguments hold half of a surrogate pair, which is no character; send whole characters"]
+            return [_LONE_SURROGATE]
         except ValueError as error:
-            return [f"the arguments are not JSON values: {str(error)[:200]}"]
+            return [f"the arguments are not JSON values ({str(error)[:200]})"]
 
     def fits(self, arguments: dict[str, Any]) -> bool:
         """Return whether ``arguments`` match, at any cost. For a process with its own limits."""
@@ -227,22 +226,22 @@ class Schema:
     def _too_much(self, arguments: Mapping[str, Any]) -> str:
         """Return a text about the argument that is too large for its schema."""
         if len(arguments) > _MANY:
-            return f"the {len(arguments):,} arguments are too many to be checked against their schema; send less in one call"
+            return f"too many arguments to check: {len(arguments):,}; split the call into several smaller ones"
         name = max(arguments, key=lambda one: self._effort.of_argument(one, arguments[one]).check)
         value = arguments[name]
         characters = (
             f"string of {len(value):,} characters" if isinstance(value, str) else f"{_sized(value)} or what is in it"
         )
         return (
-            f"{path_text([name])}: the {characters} is too much to be checked against its schema, which has patterns, "
-            "alternatives or many rules for it; send less in one call"
+            f"`{path_text([name])}`: the {characters} is too large to check against the patterns, alternatives or rules of "
+            "its schema; split the call into several smaller ones"
         )
 
     def _by_argument(self, arguments: dict[str, Any]) -> list[str]:
         """Return texts about missing and wrong arguments, with details where they cost little."""
         properties = properties_of(self.parameters)
         texts = [
-            f"{path_text([name])}: is missing; expected {_expected_of(properties.get(name, {}))}"
+            f"`{path_text([name])}` is missing (expected {_expected_of(properties.get(name, {}))})"
             for name in values_of(self.parameters.get("required"))
             if isinstance(name, str) and name not in arguments
         ]
@@ -253,7 +252,7 @@ class Schema:
         left = LIST_BUDGET
         for count, (name, value) in enumerate(arguments.items()):
             if len(texts) >= MAX_PROBLEMS or count >= _MANY:
-                return [*texts[:MAX_PROBLEMS], "and there may be more problems"]
+                return [*texts[:MAX_PROBLEMS], "more problems may exist"]
             if validator.is_valid({name: value}):
                 continue
             cost = self._effort.of_argument(name, value).listing
@@ -262,8 +261,8 @@ class Schema:
                 texts += _listed(validator.iter_errors({name: value}), self.parameters)
             else:
                 texts.append(
-                    f"{path_text([name])}: got {_sized(value)}; it does not fit its schema, and has too many parts or "
-                    "alternatives for every problem to be listed; send it in smaller parts"
+                    f"`{path_text([name])}`: the {_sized(value)} does not match its schema, and it is too large to list every "
+                    "problem; send it in smaller parts"
                 )
         return texts or [_NOT_TOGETHER]
 
@@ -298,11 +297,13 @@ def compile_schema(parameters: Mapping[str, Any]) -> Schema:
     declared = str(parameters.get("$schema", _NEWEST)).rstrip("#")
     validator_of = _DIALECTS.get(declared)
     if validator_of is None:
-        raise InvalidSchema([("$schema", f"{declared[:200]!r} is not a known dialect; leave it out for {_NEWEST}")])
+        raise InvalidSchema(
+            [("$schema", f"is {declared[:200]!r}, which is not a known dialect; leave it out for {_NEWEST}")]
+        )
     problems: dict[str, str] = {}
     if (kind := parameters.get("type")) != "object":
         got = f"is {kind!r}"[:200] if "type" in parameters else "is missing"
-        problems["type"] = f'{got}; a tool\'s arguments are one object, so write "type": "object"'
+        problems["type"] = f'{got}; the arguments of a tool are one object, so write "type": "object"'
     try:
         costs, looking = _weighed(parameters) if b'"pattern' in text or not text else (dict[str, float](), set[str]())
         problems = _faults_by_metaschema(dict(parameters), declared) | problems
@@ -320,9 +321,9 @@ def compile_schema(parameters: Mapping[str, Any]) -> Schema:
 def _fault_in_size(parameters: Mapping[str, Any], text: bytes) -> str | None:
     if (len(text) > 2 * MAX_VALUES or not text) and values_in(parameters, MAX_VALUES) > MAX_VALUES:
         deep = _deeper_than(parameters, MAX_SCHEMA_DEPTH)
-        return _TOO_DEEP if deep else f"the schema has more than {MAX_VALUES:,} values; describe less"
+        return _TOO_DEEP if deep else f"the schema has more than {MAX_VALUES:,} values; simplify it"
     if len(text) > MAX_SCHEMA_BYTES:
-        return f"the schema is {len(text):,} bytes long; at most {MAX_SCHEMA_BYTES:,} are taken"
+        return f"the schema has {len(text):,} bytes; the maximum is {MAX_SCHEMA_BYTES:,}"
     if (not text or _brackets_in(text) > MAX_SCHEMA_DEPTH) and _deeper_than(parameters, MAX_SCHEMA_DEPTH):
         return _TOO_DEEP
     return None
@@ -359,7 +360,7 @@ def _compiled(
         raise InvalidSchema([("", str(error)[:300])]) from None
     if compounds and effort.unknown:
         names = ", ".join(repr(one[:100]) for one in effort.unknown[:5])
-        raise InvalidSchema([("", f"{names} cannot be followed; write a reference as '#/$defs/NAME'")])
+        raise InvalidSchema([("", f"unresolvable references: {names}; write a reference as '#/$defs/NAME'")])
     return Schema(
         parameters,
         validator,
@@ -383,14 +384,14 @@ def _weighed(parameters: Mapping[str, Any]) -> tuple[dict[str, float], set[str]]
         together += states
         if together > MAX_PATTERN_STATES:
             raise TooMuch(
-                f"the pattern {pattern[:80]!r} makes over {MAX_PATTERN_STATES:,} states, alone or with those before it; "
-                "repeat less, or say it by minLength and maxLength"
+                f"the pattern {pattern[:80]!r} is too large: over {MAX_PATTERN_STATES:,} states, alone or with those before it; "
+                "use fewer repetitions, or minLength and maxLength"
             )
         costs[pattern] = states * STATE
         if not _is_linear(pattern):
             if _BACK_REFERENCE.search(pattern):
                 raise TooMuch(
-                    f"the pattern {pattern[:80]!r} refers back to a group, which takes too long to match; write it without"
+                    f"the pattern {pattern[:80]!r} has a back-reference, which takes too long to match; write it without one"
                 )
             looking.add(pattern)
     return costs, looking
@@ -436,16 +437,16 @@ def path_text(path: Path) -> str:
 
 
 def _refuse(uri: str) -> rs.JSONType:
-    raise ValueError(f"refused to fetch {uri[:200]!r}")
+    raise ValueError(f"the external reference {uri[:200]!r} is not allowed")
 
 
 def _compile_fault(error: rs.ValidationError) -> str:
     match error.kind:
         case rs.ValidationErrorKind.Referencing():
             text = error.message.replace("ValueError: ", "")
-            return f"{text[:300]}. A schema stands alone: put what it refers to under $defs"
+            return f"{text[:300]}. A schema must be self-contained: put the referenced definition under $defs"
         case rs.ValidationErrorKind.Format(format="regex"):
-            return "is not a regular expression that can be run within bounds; write a simpler one"
+            return "is not a regular expression with a bounded run time; write a simpler one"
         case _:
             return error.message[:300]
 
@@ -461,7 +462,7 @@ def _faults_by_metaschema(parameters: dict[str, Any], dialect: str) -> dict[str,
     if rules.is_valid(parameters):
         return {}
     if values_in(parameters, _MAX_VALUES_LISTED) > _MAX_VALUES_LISTED or _deeper_than(parameters, _MAX_DEPTH_LISTED):
-        return {"": f"is no schema by {dialect}, and too large for its faults to be listed"}
+        return {"": f"is not a valid schema of {dialect}, and too large to list its faults"}
     found: dict[str, str] = {}
     for error in rules.iter_errors(parameters):
         found.setdefault(path_text(error.instance_path), _compile_fault(error))
@@ -491,28 +492,29 @@ def _listed(errors: Iterable[rs.ValidationError], schema: Mapping[str, Any]) -> 
                 texts[text] = None
             else:
                 more += 1
-    return [*texts, f"and {more} more problems"] if more else list(texts)
+    return [*texts, f"{more} more problems"] if more else list(texts)
 
 
 def _texts(error: rs.ValidationError, schema: Mapping[str, Any]) -> Iterator[str]:
-    place = path_text(error.instance_path) or "the arguments"
+    path = path_text(error.instance_path)
+    place = f"`{path}`" if path else "the arguments"
     kinds = rs.ValidationErrorKind
     match error.kind:
         case kinds.AdditionalProperties(unexpected=names) | kinds.UnevaluatedProperties(unexpected=names):
             known = list(_known_beside(schema, error.schema_path))
             for name in names:
-                yield f"{path_text([*error.instance_path, name])}: unknown argument; {_instead(name, known)}"
+                yield f"unknown argument `{path_text([*error.instance_path, name])}` ({_instead(name, known)})"
         case kinds.Required(property=name):
             wanted = _expected_of(_known_beside(schema, error.schema_path).get(name, {}))
-            yield f"{path_text([*error.instance_path, name])}: is missing; expected {wanted}"
+            yield f"`{path_text([*error.instance_path, name])}` is missing (expected {wanted})"
         case kinds.BacktrackLimitExceeded() | kinds.RegexEngineFailure():
-            yield f"{place}: the {json_type(error.instance)} is too hard to match against its pattern; send a simpler one"
+            yield f"{place}: the {json_type(error.instance)} takes too long to match against its pattern; send a simpler one"
         case kinds.Not(schema=unwanted) if together := _together(unwanted, error.instance):
-            yield f"{place}: {' and '.join(together)} do not go together; give one of them"
+            yield f"{place}: {' and '.join(f'`{one}`' for one in together)} exclude each other; pass only one of them"
         case kinds.AnyOf(context=branches) | kinds.OneOfNotValid(context=branches):
-            yield f"{place}: got {_sized(error.instance)}; expected {_alternatives(error, branches, schema)}"
+            yield f"{place}: expected {_alternatives(error, branches, schema)}, got {_sized(error.instance)}"
         case _:
-            yield f"{place}: got {_sized(error.instance)}; expected {_expectation(error)}"
+            yield f"{place}: expected {_expectation(error)}, got {_sized(error.instance)}"
 
 
 _LIMITS: Mapping[type[rs.ValidationErrorKind], str] = {
@@ -553,13 +555,13 @@ def _expectation(error: rs.ValidationError) -> str:
         case kinds.Format(format=name):
             return f"the format {name!r}"
         case kinds.OneOfMultipleValid():
-            return "exactly one of the alternatives to fit, and several do"
+            return "exactly one matching alternative, not several"
         case kinds.PropertyNames(error=inner):
-            return f"keys of another form: {_expectation(inner)}"
+            return f"keys of this form: {_expectation(inner)}"
         case kinds.FalseSchema():
-            return "no keys" if error.schema_path[-1:] == ["additionalProperties"] else "nothing here"
+            return "no keys" if error.schema_path[-1:] == ["additionalProperties"] else "no value"
         case _:
-            return f"what its schema says under {error.kind.name!r}"
+            return f"a value that satisfies {error.kind.name!r} of the schema"
 
 
 def _together(unwanted: object, given: object) -> list[str]:
@@ -657,12 +659,12 @@ suggested only if the tool has the argument: their spelling is often too differe
 
 def _instead(name: str, known: list[str]) -> str:
     if not known:
-        return "none are taken here"
+        return "no arguments are accepted here"
     plain = name[:40].replace("_", "").replace("-", "").lower()
     close = [one for one in _ELSEWHERE.get(plain, ()) if one in known][:1] or nearest(name, known)
     if close:
-        return f"did you mean {' or '.join(repr(c) for c in close)}?"
-    return f"there are {', '.join(known[:12])}{', …' if len(known) > 12 else ''}"
+        return f"did you mean {' or '.join(f'`{c}`' for c in close)}?"
+    return f"available: {', '.join(known[:12])}{', …' if len(known) > 12 else ''}"
 
 
 def _expected_of(schema: Mapping[str, Any]) -> str:
@@ -702,7 +704,7 @@ def _unfit_for_checking(arguments: dict[str, Any]) -> str | None:
     else:
         return None
     if _deeper_than(arguments, MAX_ARGUMENT_DEPTH):
-        return f"the arguments are nested deeper than {MAX_ARGUMENT_DEPTH} levels, or are too many; flatten them"
+        return f"the arguments are nested deeper than {MAX_ARGUMENT_DEPTH} levels, or too many; flatten them"
     return _unlike_json(arguments)
 
 
@@ -715,12 +717,12 @@ def _unlike_json(arguments: dict[str, Any]) -> str | None:
                 stack.append(value)
             elif isinstance(value, str):
                 if not (value.isascii() or _is_text(value)):
-                    return "the arguments hold half of a surrogate pair, which is no character; send whole characters"
+                    return _LONE_SURROGATE
             elif isinstance(value, float):
                 if not math.isfinite(value):
-                    return f"the arguments hold {value}, which is not JSON; use a number or null"
+                    return f"the arguments contain {value}, which is not JSON; use a number or null"
             elif value is not None and not isinstance(value, int):
-                return f"the arguments hold a {type(value).__name__}, which is not JSON; send text, numbers, lists, objects"
+                return f"the arguments contain a {type(value).__name__}, which is not JSON; use text, numbers, lists and objects"
     return None
 
 

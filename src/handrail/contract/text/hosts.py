@@ -122,7 +122,7 @@ def read_host(text: str) -> Host:
             return Host(name, port)
     name, port = _parted(text)
     if port == "any":
-        raise ValueError(f"{_shown(text)} has no port number after its colon")
+        raise ValueError(f"Invalid host: {_shown(text)}. Write a port number after the colon.")
     canonical, address = _canonical(name)
     return Host(canonical, port, address)
 
@@ -134,13 +134,13 @@ def read_url(text: str) -> WebAddress:
     :raises ValueError: for a text that two readers might take for different hosts
     """
     if not text.isascii() or not text.isprintable() or "\\" in text or " " in text:
-        raise ValueError(f"{_shown(text)} is no plain URL; write ASCII without blanks or backslashes")
+        raise ValueError(f"Invalid URL: {_shown(text)}. Use ASCII without blanks or backslashes.")
     match = _URL.fullmatch(text)
     if match is None or (scheme := match[1].lower()) not in WEB_PORTS:
-        raise ValueError(f"{_shown(text)} is no http or https URL")
+        raise ValueError(f"Invalid URL: {_shown(text)}. Use an http or https URL.")
     authority, path, query = match.group(2, 3, 4)
     if "@" in authority:
-        raise ValueError(f"{_shown(text)} has a user name before its host; leave it out")
+        raise ValueError(f"Invalid URL: {_shown(text)}. Remove the user name before the host.")
     authority, port = authority.removesuffix(":"), WEB_PORTS[scheme]
     try:  # in the form that it is judged in, which is read again then
         host = read_host(authority if ":" in authority else f"{authority}:{port}")
@@ -186,7 +186,7 @@ def fault_in_host(pattern: str) -> str | None:
         read_pattern(pattern)
     except ValueError:
         return (
-            f"{pattern!r} is no host pattern; write 'api.example.org', '*.example.org', 'host:8443', '10.0.0.1', "
+            f"{pattern!r} is not a host pattern; write 'api.example.org', '*.example.org', 'host:8443', '10.0.0.1', "
             f"or '*' for every public host"
         )
     return None
@@ -204,21 +204,21 @@ def read_pattern(pattern: str) -> HostPattern:
     beneath = name.startswith("*.")
     canonical, address = _canonical(name[2:] if beneath else name)
     if beneath and address is not None:
-        raise ValueError(f"{_shown(pattern)} would be about parts of an address")
+        raise ValueError(f"Invalid host pattern: {_shown(pattern)}. A wildcard cannot match a part of an address.")
     return HostPattern("beneath" if beneath else "exact", f".{canonical}" if beneath else canonical, port)
 
 
 def _parted(text: str) -> tuple[str, int | Literal["any"] | None]:
     """Split a text into host and port."""
     if not text or len(text) > 300 or not text.isascii() or not text.isprintable():
-        raise ValueError(f"{_shown(text)} is no plain host; write ASCII without blanks")
+        raise ValueError(f"Invalid host: {_shown(text)}. Use ASCII without blanks.")
     head, colon, tail = text.rpartition(":")
     if not colon or (":" in head and not head.endswith("]")) or tail.endswith("]"):
         return text, None
     if tail == "*":
         return head, "any"
     if not _PORT.fullmatch(tail) or int(tail) > _LAST_PORT:
-        raise ValueError(f"{_shown(text)} has no port number between 1 and 65535 after its colon")
+        raise ValueError(f"Invalid host: {_shown(text)}. Use a port number from 1 to 65535 after the colon.")
     return head, int(tail)
 
 
@@ -230,20 +230,20 @@ def _canonical(name: str) -> tuple[str, Address | None]:
                 raise AddressValueError
             address = IPv6Address(text[1:-1])
         except AddressValueError:
-            raise ValueError(f"{_shown(name)} is no IPv6 address") from None
+            raise ValueError(
+                f"Invalid IPv6 address: {_shown(name)}. Write it in brackets, as in '[2001:db8::1]'."
+            ) from None
         return str(address), address
     text = text.removesuffix(".")
     labels = text.split(".")
     if len(text) > _MAX_NAME or not all(_LABEL.fullmatch(label) for label in labels):
-        raise ValueError(f"{_shown(name)} is no host; write 'api.example.org'")
+        raise ValueError(f"Invalid host: {_shown(name)}. Write a name such as 'api.example.org'.")
     if not _NUMBER.fullmatch(labels[-1]):
         return text, None
     try:
         return text, IPv4Address(text)
     except AddressValueError:
-        raise ValueError(
-            f"{_shown(name)} is a number that is read in different ways; write an address as '192.0.2.1'"
-        ) from None
+        raise ValueError(f"Ambiguous address: {_shown(name)}. Write an IPv4 address as '192.0.2.1'.") from None
 
 
 def _shown(text: str) -> str:

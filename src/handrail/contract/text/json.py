@@ -98,7 +98,7 @@ def parse_object(
     """
     if len(text) > max_bytes:
         raise ArgumentText(
-            f"{what} are {len(text):,} bytes long; at most {max_bytes:,} are taken. Pass a path to a file instead"
+            f"{what} have {len(text):,} bytes; the maximum is {max_bytes:,}. Pass the path of a file instead"
         )
     try:
         decoded = text.decode() if isinstance(text, bytes) else text
@@ -114,14 +114,14 @@ def parse_object(
         raise ArgumentText(f"{what} are not UTF-8 (byte {error.start}); send JSON encoded as UTF-8") from None
     except json.JSONDecodeError as error:
         raise ArgumentText(
-            f"{what} are not JSON: {error.msg} at line {error.lineno}, column {error.colno}; expected one JSON object"
+            f"{what} are not JSON: {error.msg} at line {error.lineno}, column {error.colno}; send one JSON object"
         ) from None
     except ArgumentText as error:
         raise ArgumentText(f"{what} {error}") from None
     except UnicodeEncodeError:
         raise ArgumentText(_HALF_A_PAIR.format(what=what)) from None
     except ValueError as error:  # an integer of more digits than Python converts
-        raise ArgumentText(f"{what} hold a number that cannot be read: {error}") from None
+        raise ArgumentText(f"{what} contain a number that cannot be read: {error}; send a shorter number") from None
     if not isinstance(value, dict):
         raise ArgumentText(f'{what} are a JSON {json_type(value)}; expected an object such as {{"path": "…"}}')
     return value  # pyright: ignore[reportUnknownVariableType] - a cast is a call, and this is the way of each one
@@ -129,7 +129,9 @@ def parse_object(
 
 def _check_number(text: str, max_values: int) -> None:
     if values_in_text(text, max_values) > max_values:
-        raise ArgumentText(f"hold more than {max_values:,} values; send less in one call, or a path to a file")
+        raise ArgumentText(
+            f"contain more than {max_values:,} values; split the call into several, or pass the path of a file"
+        )
 
 
 def json_type(value: object) -> str:
@@ -199,7 +201,7 @@ def fault_in_size(arguments: Mapping[str, Any]) -> str | None:
             members = cast("Collection[Any]", one)
         values += len(members)
         if values > MAX_ARGUMENT_VALUES:
-            return f"the arguments hold more than {MAX_ARGUMENT_VALUES:,} values; send less in one call, or a path to a file"
+            return f"the arguments contain more than {MAX_ARGUMENT_VALUES:,} values; split the call into several, or pass the path of a file"
         for member in members:
             if isinstance(member, str):
                 characters += len(member)
@@ -207,13 +209,13 @@ def fault_in_size(arguments: Mapping[str, Any]) -> str | None:
                 rest.append(member)
         if characters > MAX_ARGUMENT_BYTES:
             return (
-                f"the arguments are more than {characters:,} characters long; at most {MAX_ARGUMENT_BYTES:,} bytes are "
-                "taken. Pass a path to a file instead"
+                f"the arguments have more than {characters:,} characters; the maximum is {MAX_ARGUMENT_BYTES:,} bytes. "
+                "Pass the path of a file instead"
             )
     return None
 
 
-_HALF_A_PAIR = "{what} hold half of a surrogate pair (\\udXXX), which is no character; send whole characters"
+_HALF_A_PAIR = "{what} contain half of a surrogate pair (\\udXXX), which is not a character; send whole characters"
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -222,7 +224,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         seen: set[str] = set()
         twice = sorted({key for key, _ in pairs if key in seen or seen.add(key)})
         raise ArgumentText(
-            f"name {', '.join(excerpt(k, 80) for k in twice[:5])} twice in one object; give each key once"
+            f"contain duplicate keys in one object: {', '.join(excerpt(k, 80) for k in twice[:5])}; use each key once"
         )
     return found
 
@@ -232,11 +234,11 @@ def _finite(text: str) -> float:
     if math.isfinite(value):
         return value
     shown = text if len(text) <= 40 else f"a number of {len(text):,} characters"
-    raise ArgumentText(f"hold {shown}, which is larger than any number that can be kept; send a smaller one")
+    raise ArgumentText(f"contain {shown}, which is too large for a number; send a smaller one")
 
 
 def _no_constant(name: str) -> Any:
-    raise ArgumentText(f"hold {name}, which is not JSON; use a number or null")
+    raise ArgumentText(f"contain {name}, which is not JSON; use a number or null")
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_finite)

@@ -201,7 +201,9 @@ def _set(body: str, pattern: str) -> str:
         if members[i + 1 : i + 2] == "-" and i + 2 < len(members):
             last = members[i + 2]
             if last < first:
-                raise ValueError(f"{pattern!r} is no pattern: {first}-{last} runs backwards; write a literal [ as [[]")
+                raise ValueError(
+                    f"{pattern!r} is not a valid pattern: the range {first}-{last} runs backwards; write a literal [ as [[]"
+                )
             out.append(f"{re.escape(first)}-{re.escape(last)}")
             i += 3
         else:

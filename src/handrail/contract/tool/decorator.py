@@ -120,21 +120,21 @@ def _check_kind(parameter: inspect.Parameter, shown: str) -> None:
     match parameter.kind:
         case inspect.Parameter.POSITIONAL_ONLY:
             raise UsageError(
-                f"@tool on {shown}: {name!r} is positional-only, and arguments come by name; remove the '/'"
+                f"@tool on {shown}: parameter {name!r} is positional-only, but arguments are passed by name; remove the '/'"
             )
         case inspect.Parameter.VAR_POSITIONAL:
             raise UsageError(
-                f"@tool on {shown}: *{name} cannot come from a JSON object; take a list: {name}: list[str]"
+                f"@tool on {shown}: *{name} cannot come from a JSON object; use a list, as in {name}: list[str]"
             )
         case inspect.Parameter.VAR_KEYWORD:
             raise UsageError(
-                f"@tool on {shown}: **{name} hides what the tool takes; name each parameter, or take {name}: dict[str, str]"
+                f"@tool on {shown}: **{name} hides the parameters of the tool; name each parameter, or use {name}: dict[str, str]"
             )
         case _:
             if isinstance(parameter.default, FieldInfo):
                 raise UsageError(
-                    f"@tool on {shown}: {name!r} has Field(…) as its default; "
-                    f"write {name}: Annotated[…, Field(…)], and '= default' after it"
+                    f"@tool on {shown}: parameter {name!r} has Field(…) as its default; "
+                    f"write {name}: Annotated[…, Field(…)], followed by '= default'"
                 )
 
 
@@ -152,7 +152,7 @@ def _resolved(function: Callable[..., Any], parameter: inspect.Parameter, shown:
             return Runtime
         raise UsageError(
             f"@tool on {shown}: the annotation {annotation!r} of {parameter.name!r} cannot be resolved ({error}); "
-            "import or define what it names before the function, not only under TYPE_CHECKING"
+            "import or define the name before the function, not only under TYPE_CHECKING"
         ) from None
 
 
@@ -227,7 +227,7 @@ def _check_declared(declared: Mapping[str, Any], taken: Mapping[str, inspect.Par
     described = set(cast("Mapping[str, Any]", described)) if isinstance(described, Mapping) else set[str]()
     required: Any = declared.get("required", ())
     for name in described - set(taken):
-        raise UsageError(f"@tool on {shown}: parameters describes {name!r}, which the function does not take")
+        raise UsageError(f"@tool on {shown}: parameters describes {name!r}, which is not a parameter of the function")
     for name, parameter in taken.items():
         if parameter.default is inspect.Parameter.empty and (name not in described or name not in required):
             raise UsageError(
@@ -235,7 +235,7 @@ def _check_declared(declared: Mapping[str, Any], taken: Mapping[str, inspect.Par
             )
     if declared.get("additionalProperties"):
         raise UsageError(
-            f"@tool on {shown}: parameters allows further arguments, which a function cannot take; derive from Tool instead"
+            f"@tool on {shown}: parameters allows further arguments, which a function cannot accept; write a subclass of Tool instead"
         )
 
 
@@ -475,21 +475,23 @@ def tool(function: Callable[..., Any] | None = None, /, **options: Unpack[ToolOp
 
 def _made(function: Callable[..., Any], options: ToolOptions, names: Mapping[str, Any]) -> FunctionTool[..., Any]:
     if not callable(function) or inspect.isclass(function):
-        raise UsageError(f"@tool is for functions, not for {function!r}; a class derives from handrail.Tool instead")
+        raise UsageError(f"@tool is for functions, not for {function!r}; a class must be a subclass of handrail.Tool")
     shown = getattr(function, "__qualname__", repr(function))
     for option in options:
         if option not in ToolOptions.__annotations__:
             close = nearest(option, ToolOptions.__annotations__)
-            hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(ToolOptions.__annotations__)}"
+            hint = f"did you mean {close[0]!r}?" if close else f"available: {', '.join(ToolOptions.__annotations__)}"
             raise UsageError(f"@tool on {shown}: unknown option {option!r}; {hint}")
     _check_steps(function, shown, stateful=options.get("mode") == "stateful")
     documented = read_docstring(underlying(function).__doc__)
     description = options.get("description") or documented.summary
     if not description:
-        raise UsageError(f"@tool on {shown}: it has no docstring; its first paragraph tells the model when to use it")
+        raise UsageError(
+            f"@tool on {shown}: the docstring is missing; its first paragraph is the description for the model"
+        )
     tool_id = options.get("id") or getattr(function, "__name__", "")
     if not tool_id or tool_id == "<lambda>":
-        raise UsageError(f"@tool on {shown}: it has no name of its own; give @tool(id=…)")
+        raise UsageError(f"@tool on {shown}: the function has no name; write @tool(id=…)")
     parameters = parameters_of(function, shown, documented.parameters, options.get("parameters"), names)
     given = {name: value for name, value in options.items() if name in _PLAIN_OPTIONS}
     spec = ToolSpec(
@@ -529,12 +531,12 @@ def _requires(given: Requires | Mapping[str, Any] | None, shown: str) -> Require
         except TypeError:  # it holds what is no JSON
             found = {path_text(f["loc"]): f["msg"] for f in error.errors(include_input=False)}
         faults = "; ".join(f"{place}: {problem}".removeprefix(": ") for place, problem in found.items())
-        raise UsageError(f"@tool on {shown}: requires is not understood: {faults}") from None
+        raise UsageError(f"@tool on {shown}: requires is invalid: {faults}") from None
 
 
 def _locks(given: Sequence[str | LockSpec], shown: str) -> tuple[LockSpec, ...]:
     if isinstance(given, str):
-        raise UsageError(f"@tool on {shown}: locks are a list; write [{given!r}]")
+        raise UsageError(f"@tool on {shown}: locks must be a list; write [{given!r}]")
     try:
         return tuple(lock if isinstance(lock, LockSpec) else LockSpec.parse(lock) for lock in given)
     except ValueError as error:
@@ -543,17 +545,17 @@ def _locks(given: Sequence[str | LockSpec], shown: str) -> tuple[LockSpec, ...]:
 
 def _names(given: Sequence[str], shown: str) -> tuple[str, ...]:
     if isinstance(given, str):
-        raise UsageError(f"@tool on {shown}: secrets are a list of names; write [{given!r}]")
+        raise UsageError(f"@tool on {shown}: secrets must be a list of names; write [{given!r}]")
     return tuple(given)
 
 
 def _check_steps(function: Callable[..., Any], shown: str, *, stateful: bool) -> None:
     if stateful and not _yields(function):
-        raise UsageError(f"@tool on {shown}: a stateful tool yields its steps; write it as async def, with yield")
+        raise UsageError(f"@tool on {shown}: a stateful tool must yield its steps; write it as async def, with yield")
     if not stateful and (_yields(function) or inspect.isgeneratorfunction(function)):
         raise UsageError(
-            f"@tool on {shown}: it yields; return the whole value and report steps by runtime.progress(), or say "
-            'mode="stateful" where each step is to be a call of its own'
+            f"@tool on {shown}: a function with yield is a stateful tool; return one value and use runtime.progress(), or set "
+            'mode="stateful" if each step is a separate call'
         )
 
 
@@ -586,9 +588,10 @@ def _jsonable(value: object, tool_id: str) -> object:
         if inspect.iscoroutine(value):
             value.close()
             raise ToolError(
-                f"{tool_id} returned the coroutine of {value.__qualname__} without awaiting it; its author writes await",
+                f"{tool_id} returned a coroutine of {value.__qualname__} that was not awaited. Ask the user to add await to the tool.",
                 kind="backend",
             ) from None
         raise ToolError(
-            f"{tool_id} returned a {type(value).__name__}, which is not JSON: {error}", kind="backend"
+            f"{tool_id} returned a value that is not JSON: {type(value).__name__} ({error}). Ask the user to repair the tool.",
+            kind="backend",
         ) from None

@@ -87,7 +87,7 @@ def _item(location: Location) -> Location:
 def unknown_key(name: str, known: Mapping[str, object]) -> str:
     """Return the text about an unknown key, with the nearest known one."""
     close = nearest(name, known, cutoff=0.6)
-    return f"unknown key; did you mean {close[0]!r}?" if close else f"unknown key; there are {', '.join(known)}"
+    return f"unknown key; did you mean {close[0]!r}?" if close else f"unknown key; available: {', '.join(known)}"
 
 
 def _text(fault: Mapping[str, Any], model: type[BaseModel], missing: Mapping[Location, str]) -> str:
@@ -148,7 +148,7 @@ MAX_MANIFEST_BYTES = 1024 * 1024
 MAX_WORD = 10_000
 """Characters of a word of a build command."""
 _MISSING: Mapping[Location, str] = {
-    ("parameters",): 'is missing; a tool without arguments has {"type": "object", "properties": {}}'
+    ("parameters",): 'is missing; for a tool without arguments write {"type": "object", "properties": {}}'
 }
 _FILLERS = {"locks": "-:S", "locks_background": "-:S"}
 _OTHER_NAMES = {"llm": {"input_schema": "parameters"}, "runtime": {"secret_resources": "secrets"}}
@@ -184,7 +184,7 @@ def own_exec_path(value: object) -> str:
         raise ValueError("expected text")
     path = value.rpartition("/")[2] if value.startswith("/") else value.removeprefix("./")
     if not path or not path.isprintable() or any(part in ("", ".", "..") for part in path.split("/")):
-        raise ValueError("expected a file's name, or a path beneath the tool's own folder without '..'")
+        raise ValueError("expected the name of a file, or a path below the tool's own folder without '..'")
     return path
 
 
@@ -242,7 +242,7 @@ class RuntimeView(_SpecFields):
     def _agrees_with_hosts(cls, network: bool | None, info: pydantic.ValidationInfo) -> bool | None:
         requires = info.data.get("requires")
         if network is False and isinstance(requires, Requires) and requires.net.hosts:
-            raise ValueError("and yet requires.net.hosts names hosts; drop one of the two")
+            raise ValueError("but requires.net.hosts names hosts; remove one of the two")
         return network
 
 
@@ -329,7 +329,7 @@ def _with_one_name(view: dict[str, Any], name: str, faults: dict[str, str]) -> d
     for other, ours in _OTHER_NAMES[name].items():
         if other in view:
             if ours in view:
-                faults[f"{name}.{other}"] = f"says the same as {ours}; keep one of them"
+                faults[f"{name}.{other}"] = f"is another name of {ours}; keep one of them"
                 del view[other]
             else:
                 view[ours] = view.pop(other)

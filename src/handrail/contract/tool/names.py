@@ -72,9 +72,9 @@ def is_session_internal(tool_id: str) -> bool:
 def fault_in_id(tool_id: str) -> str | None:
     """Return why ``tool_id`` is not a valid id of a tool, or None if it is."""
     if len(tool_id) > 128:
-        return f"an id has at most 128 characters, this one has {len(tool_id)}"
+        return f"the id has {len(tool_id)} characters; the maximum is 128"
     if not ID_PATTERN.match(tool_id):
-        return f"{tool_id!r} is not an id: letters, digits, '_', '-', in parts joined by '.', starting with a letter"
+        return f"{tool_id!r} is not an id; use letters, digits, '_' and '-' in parts joined by '.', and start with a letter"
     return None
 
 

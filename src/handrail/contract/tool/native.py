@@ -48,7 +48,7 @@ class Support:
         """Return the problems of the given options; empty if they are valid."""
         found = compile_schema({"type": "object", "properties": self.options}).problems(dict(given))
         if not found and "allowed_domains" in given and "blocked_domains" in given:
-            found.append("allowed_domains and blocked_domains exclude each other; give one of them")
+            found.append("`allowed_domains` and `blocked_domains` exclude each other; use one of them")
         return found
 
 
@@ -75,7 +75,7 @@ _IMAGE = {
 NATIVE: Mapping[str, Native] = MappingProxyType(
     {
         "web_search": Native(
-            "Searches the web and gives what it found, with its sources.",
+            "Search the web and return the results with their sources.",
             {
                 "anthropic": Support(
                     "web_search_20250305",
@@ -87,7 +87,7 @@ NATIVE: Mapping[str, Native] = MappingProxyType(
             },
         ),
         "web_fetch": Native(
-            "Fetches a page or a document that was named before, and gives its text.",
+            "Fetch a page or document that the conversation names, and return its text.",
             {
                 "anthropic": Support(
                     "web_fetch_20250910",
@@ -97,14 +97,14 @@ NATIVE: Mapping[str, Native] = MappingProxyType(
             },
         ),
         "code_execution": Native(
-            "Runs code in a container of the provider's, which sees nothing of the workspace.",
+            "Run code in a container of the provider, without access to the workspace.",
             {
                 "anthropic": Support("code_execution_20250825", {}, name="code_execution"),
                 "openai-responses": Support("code_interpreter", {}),
             },
         ),
         "image_generation": Native(
-            "Makes or changes an image.", {"openai-responses": Support("image_generation", _IMAGE)}
+            "Create or edit an image.", {"openai-responses": Support("image_generation", _IMAGE)}
         ),
     }
 )
@@ -121,7 +121,7 @@ class NativeOffer(NamedTuple):
     refused: str | None = None
 
 
-AT_PROVIDER = "its model's provider carries it out as a part of a reply, and nothing here does"
+AT_PROVIDER = "The provider of the model runs this tool as a part of its reply. It cannot be called here."
 """Why a call of a provider tool cannot run."""
 
 Chosen = Mapping[str, Mapping[str, Mapping[str, Any]]]
@@ -148,13 +148,16 @@ def faults_in_native(chosen: Chosen) -> Iterator[tuple[tuple[str, ...], str]]:
         if known is None:
             close = nearest(name, NATIVE, 1)
             hint = f"did you mean {close[0]!r}? " if close else ""
-            yield (name,), f"no provider has a tool {name[:80]!r} here; {hint}there are {', '.join(NATIVE)}"
+            yield (name,), f"unknown provider tool {name[:80]!r}; {hint}available: {', '.join(NATIVE)}"
             continue
         for provider, options in providers.items():
             support = known.support.get(provider)
             if support is None:
                 there = ", ".join(known.support)
-                yield (name, provider), f"{provider[:80]!r} has no {name} here; those that have are {there}"
+                yield (
+                    (name, provider),
+                    f"{name} is not available from {provider[:80]!r}; the providers with it are {there}",
+                )
                 continue
             for problem in support.problems(options):
                 yield (name, provider), problem

@@ -32,21 +32,21 @@ Capability = Literal["fs.read", "fs.write", "net.fetch", "shell.run"]
 CAPABILITIES: tuple[Capability, ...] = ("fs.read", "fs.write", "net.fetch", "shell.run")
 
 NAMED_CAPABILITIES: Mapping[str, str] = {
-    "ask": "put a question to the people attached to the session",
+    "ask": "ask the user questions",
     "state": "keep values in the session",
     "call": "call other tools through the arbiter",
-    "jobs": "look at the session's jobs, wait for them and stop them",
-    "terminals": "open terminals, and type into those of the session",
-    "agents": "hand work to sub-agents, and have the session's own agent make room in its conversation",
-    "skills": "read the session's skills",
-    "channels": "send and read messages over channels",
-    "transcript": "look up what was said, done and made in the session",
-    "triggers": "have the session told something at a time, or when a message comes",
-    "catalog": "look through the tools there are, and bring some into the model's view",
-    "elicit": "put a form of its own, or an address to visit, to the person at the client",
-    "sample": "have the client's model write something",
-    "roots": "learn which folders the client works in",
-    "offers": "read resources and prompts of the sources that there are",
+    "jobs": "list, wait for and stop the jobs of the session",
+    "terminals": "open terminals and type into those of the session",
+    "agents": "delegate to sub-agents, and compact the agent's own conversation",
+    "skills": "read the skills of the session",
+    "channels": "send and receive messages on channels",
+    "transcript": "search the conversation, calls and artifacts of the session",
+    "triggers": "notify the session at a time, or when a message arrives",
+    "catalog": "search the available tools and load some for the model",
+    "elicit": "show a form, or a URL to visit, to the user of the client",
+    "sample": "request text from the client's model",
+    "roots": "list the folders in which the client works",
+    "offers": "read the resources and prompts of sources",
     "vcs.config": "change version-control configuration, by an allow-list of keys",
 }
 """The closed list behind ``requires.capabilities``; an unknown name is a fault at load."""
@@ -144,7 +144,7 @@ class Requires(_Model):
                 found.append(
                     (
                         f"requires.capabilities[{index}]",
-                        f"unknown capability {name!r}; there are {', '.join(NAMED_CAPABILITIES)}",
+                        f"unknown capability {name!r}; available: {', '.join(NAMED_CAPABILITIES)}",
                     )
                 )
         return found
@@ -307,15 +307,15 @@ def _faults_in_path(pattern: str) -> list[str]:
     found: list[str] = []
     for match in _VARIABLE.finditer(pattern):
         if match.group(1) not in VARIABLES:
-            found.append(f"unknown variable {match.group()}; there are {{{'}, {'.join(VARIABLES)}}}")
+            found.append(f"unknown variable {match.group()}; available: {{{'}, {'.join(VARIABLES)}}}")
         elif match.start() or pattern[match.end() : match.end() + 1] not in ("", "/"):
-            found.append(f"in {pattern!r} a variable is only part of a name; it stands first, alone or before a '/'")
+            found.append(f"{pattern!r} has a variable within a name; put it at the beginning, alone or before a '/'")
     if not pattern:
         found.append("the pattern is empty; write '.' for the whole workspace")
     if ".." in pattern.split("/"):
-        found.append(f"{pattern!r} climbs with '..'; name the folder itself")
+        found.append(f"{pattern!r} contains '..'; name the folder itself")
     if "\0" in pattern:
-        found.append(f"{pattern!r} has a NUL character in it")
+        found.append(f"{pattern!r} contains a NUL character; remove it")
     if problem := fault_in_pattern(pattern):
         found.append(problem)
     return found

@@ -79,7 +79,7 @@ class ToolSettings(_Table):
     @classmethod
     def _is_no_locked_id(cls, tool: str | None) -> str | None:
         if tool in LOCKED_IDS:
-            raise ValueError("is a locked id itself; expected the id of another tool, of yours or of a server")
+            raise ValueError("is a locked id itself; expected the id of another tool")
         if tool is not None and (problem := fault_in_id(tool)) is not None:
             raise ValueError(problem)
         return tool
@@ -137,7 +137,7 @@ def in_force(spec: ToolSpec, layers: Iterable[SettingsLayer]) -> tuple[ToolSpec,
             continue
         limits = own.limits
         if limits and spec.provider_support:
-            problem = f"{' and '.join(limits)}: the model's provider carries this tool out, so no limit of this kernel holds for it; leave it out"
+            problem = f"{' and '.join(limits)}: the provider of the model runs this tool, so limits of the kernel do not apply; remove the setting"
             faults.append(layer.fault(spec.id, problem))
         changes |= limits
         for key, given in own.config.items():
@@ -147,7 +147,7 @@ def in_force(spec: ToolSpec, layers: Iterable[SettingsLayer]) -> tuple[ToolSpec,
             elif isinstance(given, str):
                 values[key] = given
         if (size := len(json.dumps(values))) > MOST_CONFIG:
-            problem = f"the values of its settings have {size:,} bytes together; at most {MOST_CONFIG:,} are handed to a program. Put the rest into a file, and its path here"
+            problem = f"the values of the settings have {size:,} bytes together; the maximum for a program is {MOST_CONFIG:,}. Put the rest into a file, and its path here"
             return spec, [*faults, layer.fault(spec.id, problem)]
     if values:
         changes["config"] = {
@@ -170,9 +170,9 @@ def _fault_in_value(spec: ToolSpec, key: str, given: str | NamedSecret) -> str |
         return f"{known}{' ' if known.endswith('?') else '; '}handrail tools --json lists the settings of each tool"
     if declared.secret and isinstance(given, str):
         return (
-            "is secret, so its value is never written here; expected "
+            "is a secret setting, so its value cannot be written here; expected "
             f'{key} = {{ secret = "NAME" }} under [tools."{spec.id}".config], and NAME under [secrets] of handrail.toml'
         )
     if not declared.secret and isinstance(given, NamedSecret):
-        return f'is not secret, so a secret is not given for it; expected text, as in {key} = "…"'
+        return f'is not a secret setting; expected text, as in {key} = "…"'
     return None

@@ -333,14 +333,14 @@ def faults_in(spec: ToolSpec) -> list[tuple[str, str]]:
     if problem := fault_in_id(spec.id):
         found.append(("llm.name", problem))
     if not spec.description.strip():
-        found.append(("llm.description", "is empty; say in a sentence when to use the tool"))
+        found.append(("llm.description", "is empty; write a sentence on when to use the tool"))
     for place, text, most in (
         ("llm.description", spec.description, MAX_DESCRIPTION),
         ("runtime.guidance", spec.guidance, MAX_DESCRIPTION),
         ("runtime.documentation", spec.documentation, MAX_DOCUMENTATION),
     ):
         if len(text) > most:
-            return [*found, (place, f"has {len(text):,} characters; at most {most:,} are taken. Say less")]
+            return [*found, (place, f"has {len(text):,} characters; the maximum is {most:,}. Shorten it")]
     told = {"llm.description": spec.description, "llm.parameters": spec.parameters}
     told |= {f"runtime.{name}": getattr(spec, name) for name in TOLD_BESIDE}
     for place, value in told.items():
@@ -357,34 +357,41 @@ def faults_in(spec: ToolSpec) -> list[tuple[str, str]]:
             found += [
                 (
                     f"runtime.{field_name}[{index}]",
-                    f"{lock} names the argument {name!r}, which the parameters do not have",
+                    f"{lock} names the unknown parameter {name!r}",
                 )
                 for name in lock.arguments
                 if name not in known
             ]
     if (argument := spec.background_argument) is not None and known.get(argument, {}).get("type") != "boolean":
-        found.append(("runtime.background_argument", f"{argument!r} is not one of the parameters that are a boolean"))
+        found.append(("runtime.background_argument", f"{argument!r} is not a boolean parameter"))
     if argument is not None and spec.mode != "direct":
-        found.append(("runtime.background_argument", f"its mode is {spec.mode!r} anyway; drop one of the two"))
+        found.append(
+            (
+                "runtime.background_argument",
+                f"requires the mode 'direct', and the mode is {spec.mode!r}; remove one of the two",
+            )
+        )
     found += _faults_in_steps(spec, known)
     for capability, template in spec.targets.items():
         if capability not in CAPABILITIES:
-            found.append((f"runtime.targets.{capability}", f"is not a capability; there are {', '.join(CAPABILITIES)}"))
+            found.append(
+                (f"runtime.targets.{capability}", f"is not a capability; available: {', '.join(CAPABILITIES)}")
+            )
         for name in placeholders(template):
             if name not in known:
                 found.append(
                     (
                         f"runtime.targets.{capability}",
-                        f"{template!r} names the argument {name!r}, which the parameters do not have",
+                        f"{template!r} names the unknown parameter {name!r}",
                     )
                 )
     if spec.timeout_argument is not None and spec.timeout_argument not in known:
-        found.append(("runtime.timeout_argument", f"{spec.timeout_argument!r} is not one of the parameters"))
+        found.append(("runtime.timeout_argument", f"{spec.timeout_argument!r} is not a parameter"))
     if spec.build and "/" not in (spec.exec_path or ""):
         found.append(
             (
                 "runtime.build",
-                "the executable has no folder for its sources; put both into a folder, as in exec_path: 'NAME/run'",
+                "needs a folder for the executable and its sources, as in exec_path: 'NAME/run'",
             )
         )
     if not 0 < spec.build_timeout_ms <= MAX_BUILD_TIMEOUT_MS:
@@ -393,28 +400,33 @@ def faults_in(spec: ToolSpec) -> list[tuple[str, str]]:
     if spec.timeout_ms <= 0:
         found.append(("runtime.timeout_ms", f"is {spec.timeout_ms}; expected a positive number of milliseconds"))
     if spec.output_schema is not None and spec.output_schema.get("type") != "object":
-        found.append(("runtime.output_schema", 'has no "type": "object"; only an object can be promised'))
+        found.append(("runtime.output_schema", 'has no "type": "object"; declare an object'))
     if spec.manual_first and not spec.documentation.strip():
-        found.append(("runtime.manual_first", "there is no manual to read first; write it under documentation"))
+        found.append(
+            ("runtime.manual_first", "needs documentation that a model can read; write it under documentation")
+        )
     if spec.max_output <= 0:
         found.append(("runtime.max_output", f"is {spec.max_output}; expected a positive number of bytes"))
     for capability, what in _WAITS_FOR.items():
         if capability in spec.requires.capabilities and spec.effective_locks:
-            found.append(("runtime.locks", f"a tool that waits for {what} may hold no locks; declare locks: []"))
+            found.append(("runtime.locks", f"a tool that waits for {what} cannot hold locks; declare locks: []"))
     return found
 
 
 def _faults_in_steps(spec: ToolSpec, known: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if spec.mode != "stateful":
         if spec.step_parameters is not None:
-            yield "runtime.step_parameters", 'only a tool with the mode "stateful" has steps; leave it out'
+            yield "runtime.step_parameters", 'applies only to a tool with the mode "stateful"; remove it'
         return
     if spec.promotable:
-        yield "runtime.promotable", "a stateful tool's steps stay in their turns; drop one of the two"
+        yield (
+            "runtime.promotable",
+            "is not possible for a stateful tool: its steps stay in their turns; remove one of the two",
+        )
     if spec.output_schema is not None:
-        yield "runtime.output_schema", "a stateful tool gives a state and a step; leave it out"
+        yield "runtime.output_schema", "is not possible for a stateful tool: it returns a state and a step; remove it"
     if STEP_INPUT in known:
-        yield f"llm.parameters.{STEP_INPUT}", "is the name of what steps are sent; choose another"
+        yield f"llm.parameters.{STEP_INPUT}", "is reserved for the input of a step; choose another name"
 
 
 def _plain(value: object) -> bool:
@@ -455,7 +467,7 @@ def _unseen_in(value: object) -> str | None:
 
             for piece in found(one):
                 if piece.kind in ("control", "invisible", "direction"):
-                    return f"holds {piece.shown}, which people do not see and a model reads; write it without"
+                    return f"contains {piece.shown}, which a model reads and people do not see; remove it"
     return None
 
 

@@ -83,7 +83,7 @@ def trigger_spec(id: str, description: str, properties: Mapping[str, Any], *requ
     :raises ValueError: for a parameter named like one of those
     """
     if taken := set(OWN) & set(properties):
-        raise ValueError(f"{id}: {', '.join(sorted(taken))} is a parameter of every trigger's; name yours otherwise")
+        raise ValueError(f"{id}: the parameter {', '.join(sorted(taken))} exists in every trigger; choose another name")
     return ToolSpec(
         id=id,
         description=description,
@@ -112,7 +112,9 @@ class TriggerTool(Tool):
     def __init_subclass__(cls, **more: Any) -> None:
         super().__init_subclass__(**more)
         if cls.wait is TriggerTool.wait and cls.next_ns is TriggerTool.next_ns:
-            raise TypeError(f"{cls.__name__} has neither wait() nor next_ns(): nothing says when it fires")
+            raise TypeError(
+                f"{cls.__name__} defines neither wait() nor next_ns(). Define one of them: it decides when the trigger fires."
+            )
 
     async def wait(self, waiting: Waiting) -> Fired:
         """Wait until the trigger fires.
@@ -120,11 +122,11 @@ class TriggerTool(Tool):
         The kernel calls it again with the returned position, also in a new process. Each firing is delivered once,
         whatever ends in between. A trigger fires at most once a second. The wait may be cancelled at any time.
         """
-        raise TypeError(f"{type(self).__name__} fires by time: it has next_ns(), and nothing to wait for")
+        raise TypeError(f"{type(self).__name__} fires by time. Call next_ns(), not wait().")
 
     def next_ns(self, arguments: Mapping[str, Any], now_ns: int) -> int | None:
         """Return the first time after ``now_ns`` at which it fires, in wall-clock nanoseconds; None for never."""
-        raise TypeError(f"{type(self).__name__} waits by itself: it has wait(), and no time of its own")
+        raise TypeError(f"{type(self).__name__} does not fire by time. Call wait(), not next_ns().")
 
     @property
     def by_time(self) -> bool:
@@ -161,8 +163,8 @@ MAX_CRON = 200
 """Characters."""
 _SOME_DAY = datetime(1970, 1, 1)
 _FIELDS = (
-    "minutes go from 0 to 59, hours from 0 to 23, days from 1 to 31 and no further than the months named have, months from 1 to "
-    "12, weekdays from 0 (Sunday) to 7"
+    "Minutes range from 0 to 59, hours from 0 to 23, days from 1 to 31 (or to the end of the named months), months from 1 to 12, "
+    "weekdays from 0 (Sunday) to 7."
 )
 
 
@@ -175,12 +177,15 @@ def plain_cron(cron: str) -> str:
 
     cron = " ".join(cron.split())
     if len(cron) > MAX_CRON or len(cron.split(" ")) != 5:
-        text = f"{cron[:80]!r} is no schedule: five fields, minute hour day month weekday, as in '30 8 * * 1-5'"
+        text = f"Invalid cron expression: {cron[:80]!r}. Use five fields, minute hour day month weekday, as in '30 8 * * 1-5'."
         raise ToolError(text, kind="invalid_input")
     try:
         comes = next(CronSim(cron, _SOME_DAY), None) is not None
     except (CronSimError, ValueError) as error:
-        raise ToolError(f"{cron!r} is no schedule: {error}; {_FIELDS}", kind="invalid_input") from None
+        raise ToolError(f"Invalid cron expression: {cron!r} ({error}). {_FIELDS}", kind="invalid_input") from None
     if not comes:
-        raise ToolError(f"{cron!r} names a day that never comes", kind="invalid_input")
+        raise ToolError(
+            f"Invalid cron expression: {cron!r}. It names a day that never occurs; choose another day or month.",
+            kind="invalid_input",
+        )
     return cron
