@@ -41,7 +41,7 @@ def test_a_call_that_waits_is_explained_by_the_id_under_which_it_is_answered(
     waits = here("call", "write", '{"path": "new.txt", "content": "x"}')
     assert waits.code == 4
     done = here("explain", waits.out.strip())
-    assert done.code == 0 and "a person was asked" in done.out and waits.out.strip() in done.out
+    assert done.code == 0 and "requested approval" in done.out and waits.out.strip() in done.out
     unknown = here("explain", "apr_00000000")
     assert unknown.code == 1 and "there is no tool 'apr_00000000'" in unknown.err
 

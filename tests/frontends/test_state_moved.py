@@ -274,7 +274,7 @@ async def test_an_older_copy_of_the_database_does_not_verify_and_opens_nothing(
     after = verified(folders).records
     put_back(folders, tmp_path / "copy")
     found = verified(folders)
-    assert not found.ok and f"it ends at record {before}, and record {after} was written" in (found.problem or "")
+    assert not found.ok and f"it ends at record {before}, but record {after} was written" in (found.problem or "")
     with pytest.raises(StartError, match=rf"record {after} was written.*handrail log acknowledge"):
         async with opened():
             pass
@@ -295,7 +295,7 @@ async def test_an_older_copy_that_was_gone_on_with_elsewhere_is_another_log(
     async with opened() as kernel:
         await write(kernel, 4)
     folders.head.write_bytes(head)
-    assert "is not the one that was written" in (verified(folders).problem or "")
+    assert "differs from the one that was written" in (verified(folders).problem or "")
 
 
 async def test_records_that_were_cut_from_the_end_are_missed(tmp_path: Path, opened: Opened, folders: Folders) -> None:

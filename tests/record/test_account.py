@@ -71,7 +71,7 @@ async def test_a_whole_call_says_tools_decision_locks_times_and_outcome(log: Com
         '{"command": "make"}',
         "generation 1: bash from built-in, definition abcdef012345",
         "workspace:X, waited 41.5 ms for them",
-        "a person was asked (apr_1): no rule allows it",
+        "requested approval (apr_1): no rule allows it",
         "answered (apr_1): choice once, message go on",
         "authorised by person (once)",
         "ended: output, after 12.5 ms",
@@ -98,7 +98,7 @@ async def test_every_attempt_of_a_call_that_was_interrupted_is_told_in_order(log
     account = account_of(log.reader, CALL)
     assert account is not None
     assert [one.what for one in account.happenings] == [
-        "proposed", "begun", "interrupted", "begun", "ended", "its work ended late, after it was answered",
+        "proposed", "started", "interrupted", "started", "ended", "ended late, after the answer",
     ]  # fmt: skip
 
 

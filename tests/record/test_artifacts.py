@@ -51,13 +51,13 @@ def test_a_damaged_artifact_is_refused_and_repaired_by_putting_it_again(folder: 
     "ref", ["", "sha256:", "sha256:../../x", "md5:" + "0" * 32, "sha256:" + "G" * 64, "sha256:" + "0" * 64 + "\n"]
 )
 def test_what_is_no_reference_never_becomes_a_path(folder: Path, ref: str) -> None:
-    with pytest.raises(ToolError, match="is no artifact reference") as raised:
+    with pytest.raises(ToolError, match="Invalid artifact reference") as raised:
         Artifacts(folder).get(ref)
     assert raised.value.kind == "invalid_input"
 
 
 def test_an_unknown_artifact_is_unavailable(folder: Path) -> None:
-    with pytest.raises(ToolError, match="there is no artifact") as raised:
+    with pytest.raises(ToolError, match="does not exist in this workspace") as raised:
         Artifacts(folder).get("sha256:" + "0" * 64)
     assert raised.value.kind == "unavailable"
 

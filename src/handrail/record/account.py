@@ -12,13 +12,13 @@ from typing import Any, cast
 from handrail.record.reading import CallRow, LoggedRecord, LogReader
 
 _MOST_GENERATIONS = 1_000
-"""How far back the one that a call names is looked for; each start and each change of tools makes one."""
+"""The number of older generations that are searched. Each start and each change of tools creates one."""
 _SHOWN = 2_000
 
 
 @dataclass(frozen=True, slots=True)
 class Happening:
-    """One step of a call. ``detail`` says what decided it, or what it was about."""
+    """One step of a call. ``detail`` names the decision or the subject."""
 
     at_ns: int
     what: str
@@ -27,21 +27,21 @@ class Happening:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """One call, whole.
+    """The timeline of one call.
 
-    :param call: the call in one row
-    :param arguments: as they were recorded; None where they were removed from the log
-    :param generation: number of the registry's generation that it was proposed with
-    :param definition: hash of its tool's definition then
-    :param source: where that tool came from
-    :param session: ``agent``, ``face`` and ``topic`` of its session, as far as it is known
-    :param happenings: every record of it, in order
-    :param locks: that it was to hold
-    :param lock_wait_ms: how long it waited for them
-    :param confined_by: what held its tool
-    :param result: what was answered, as it was recorded
-    :param parent: the call whose tool made it
-    :param children: the calls that its tool made
+    :param call: the summary of the call
+    :param arguments: the recorded arguments; None if they were removed from the log
+    :param generation: the number of the registry generation in which the call was proposed
+    :param definition: the hash of the tool's definition at that time
+    :param source: the source of the tool
+    :param session: ``agent``, ``face`` and ``topic`` of its session, if they are known
+    :param happenings: all records of the call, in order
+    :param locks: the locks that the call required
+    :param lock_wait_ms: the time that the call waited for its locks
+    :param confined_by: the sandbox of the tool
+    :param result: the recorded result
+    :param parent: the call whose tool made this call
+    :param children: the calls that the tool of this call made
     """
 
     call: CallRow
@@ -62,11 +62,11 @@ class Account:
         return asdict(self)
 
     def __str__(self) -> str:
-        """The page that a person reads."""
+        """Format the timeline for a user to read."""
         call = self.call
         lines = [f"{call.call_id}  {call.tool or '?'}: {call.state}"]
         lines += [f"  {name:<11}{value}" for name, value in self._facts()]
-        lines += ["", "what happened:"]
+        lines += ["", "timeline:"]
         times = [f"+{(one.at_ns - call.proposed_ns) / 1e6:.1f} ms" for one in self.happenings]
         widest = max(map(len, times), default=0)
         for time, one in zip(times, self.happenings, strict=True):
@@ -75,7 +75,7 @@ class Account:
             lines += ["", hint]
         return "\n".join(
             line.replace("\n", "\\n").replace("\t", "\\t") for line in lines
-        )  # no name or text begins a line
+        )  # no name or text from the log starts a line
 
     def _facts(self) -> Iterator[tuple[str, str]]:
         at = datetime.fromtimestamp(self.call.proposed_ns / 1e9).astimezone()
@@ -108,13 +108,13 @@ class Account:
         if self.call.error_kind != "denied" or self.call.tool is None or self.arguments is None:
             return None
         again = shlex.join(["handrail", "explain", self.call.tool, _text(self.arguments)])
-        return f"what would change it, by the rules of now: {again}" if len(again) <= _SHOWN else None
+        return f"To see which rule would change this: {again}" if len(again) <= _SHOWN else None
 
 
 def account_of(reader: LogReader, call_id: str) -> Account | None:
-    """Everything that is on record of a call, or None where there is no such call.
+    """Return the timeline of a call, or None if the log has no such call.
 
-    :raises sqlite3.Error: when the log is damaged
+    :raises sqlite3.Error: if the log is damaged
     """
     rows = reader.calls(call=call_id, limit=1) if call_id else []
     if not rows:
@@ -147,7 +147,7 @@ def account_of(reader: LogReader, call_id: str) -> Account | None:
 
 
 def _source(reader: LogReader, call: CallRow, number: int | None) -> str | None:
-    """Where the call's tool came from, by the generation that it was proposed with, or by the one in which it was new."""
+    """Return the source of the call's tool, from its generation or from the one that introduced the tool."""
     for body in reader.generations(before=call.first, limit=_MOST_GENERATIONS):
         if body.get("number") == number:
             tool = _mapping(body.get("tools")).get(call.tool or "")
@@ -174,24 +174,24 @@ def _told(kind: str, body: Mapping[str, Any]) -> tuple[str, str]:
     match kind:
         case "authorised":
             choice = f" ({body['choice']})" if body.get("choice") else ""
-            return f"authorised by {body.get('by', 'nobody that is noted')}{choice}", _text(body.get("reason") or "")
+            return f"authorised by {body.get('by', 'an unknown decider')}{choice}", _text(body.get("reason") or "")
         case "approval-requested":
-            asked = "a question was put to a person" if body.get("kind") == "question" else "a person was asked"
+            asked = "asked the user a question" if body.get("kind") == "question" else "requested approval"
             return f"{asked}{_numbered(body)}", _text(body.get("reason") or "")
         case "approval-responded":
             return f"answered{_numbered(body)}", _answer(body)
         case "resumed":
-            return "taken up again", f"with the tools of generation {body.get('generation')}"
+            return "resumed", f"with the tools of generation {body.get('generation')}"
         case "intended":
-            return "begun", _locks_held(body)
+            return "started", _locks_held(body)
         case "refused":
             return f"refused at {body.get('step', 'an unknown step')}", ended
         case "committed" if body.get("late") is True:
-            return "its work ended late, after it was answered", ended
+            return "ended late, after the answer", ended
         case "committed":
             return "ended", ended
         case "interrupted":
-            return "interrupted", f"{body.get('reason', 'its process ended')}; its outcome is {body.get('outcome')}"
+            return "interrupted", f"{body.get('reason', 'the process ended')}; the outcome is {body.get('outcome')}"
         case _:
             return kind, ""
 

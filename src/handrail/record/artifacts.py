@@ -18,7 +18,7 @@ _DEFAULT_TYPE = "application/octet-stream"
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """A stored output. ``media_type`` is what its first writer said it is."""
+    """A stored output. ``media_type`` is the type that its first writer declared."""
 
     ref: str
     media_type: str
@@ -28,7 +28,7 @@ class Artifact:
 class Artifacts:
     """The artifacts of one workspace.
 
-    :param folder: private to the kernel, existing (``Folders.artifacts``)
+    :param folder: an existing folder that only the kernel uses (``Folders.artifacts``)
     """
 
     def __init__(self, folder: Path) -> None:
@@ -37,9 +37,9 @@ class Artifacts:
     def put(self, data: bytes, media_type: str = _DEFAULT_TYPE) -> str:
         """Store ``data`` durably and return its reference ``sha256:<hex>``. The same content is stored once.
 
-        Blocks for hashing and syncing: large data belongs in a thread.
+        Hashing and syncing block: call it in a thread for large data.
 
-        :raises LogUnavailable: when it cannot be stored (full disk, read-only)
+        :raises LogUnavailable: if it cannot be stored (full disk, read-only)
         """
         digest = hashlib.sha256(data).hexdigest()
         path = self._path(digest)
@@ -55,35 +55,40 @@ class Artifacts:
             _sync_folder(self._folder)
         except OSError as error:
             raise LogUnavailable(
-                f"an output of {len(data):,} bytes cannot be stored in {self._folder}: {error.strerror or error}. "
-                "Free some space there, or choose another folder with --state DIR"
+                f"Cannot store an output of {len(data):,} bytes in {self._folder}: {error.strerror or error}. "
+                "Free some space there, or choose another folder with --state DIR."
             ) from error
         return f"sha256:{digest}"
 
     def get(self, ref: str) -> Artifact:
-        """The artifact, checked against its hash.
+        """Return the artifact, checked against its hash.
 
-        :raises ToolError: ``invalid_input`` for what is no reference, ``unavailable`` when there is none,
-            ``backend`` when what is stored is not what was put
+        :raises ToolError: ``invalid_input`` if ``ref`` is not a reference, ``unavailable`` if the artifact does not exist,
+            ``backend`` if the stored content was changed
         """
         match = _REF.fullmatch(ref)
         if match is None:
             raise ToolError(
-                f"{ref[:100]!r} is no artifact reference; expected 'sha256:' and 64 hexadecimal digits",
+                f"Invalid artifact reference: `{ref[:100]}`. Expected `sha256:` followed by 64 hexadecimal digits.",
                 kind="invalid_input",
             )
         path = self._path(match.group(1))
         try:
             data = path.read_bytes()
         except FileNotFoundError:
-            raise ToolError(f"there is no artifact {ref} in this workspace", kind="unavailable") from None
+            raise ToolError(
+                f"Artifact `{ref}` does not exist in this workspace. It may have been removed with old log records.",
+                kind="unavailable",
+            ) from None
         except OSError as error:
             raise ToolError(
-                f"the artifact {ref} cannot be read: {error.strerror or error}", kind="unavailable"
+                f"Artifact `{ref}` cannot be read: {error.strerror or error}. Ask the user to check the state folder.",
+                kind="unavailable",
             ) from error
         if hashlib.sha256(data).hexdigest() != match.group(1):
             raise ToolError(
-                f"the artifact {ref} is damaged: its stored content no longer has that hash", kind="backend"
+                f"Artifact `{ref}` is damaged: its content does not match its hash. Run the call that produced it again.",
+                kind="backend",
             )
         try:
             media_type = path.with_suffix(".type").read_text("ascii")
@@ -103,7 +108,7 @@ class Artifacts:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """The whole file or none of it, whatever happens in between."""
+    """Write the file atomically: the complete file or nothing."""
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".new-")
     try:
         with os.fdopen(descriptor, "wb") as file:

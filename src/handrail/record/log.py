@@ -4,10 +4,10 @@ The arbiter defines the bodies, except for the names that readers rely on:
 
 - ``proposed``: ``tool`` (id), ``arguments``; ``topic``, if its session has one
 - ``refused``, ``committed``: ``result``, the wire form of a :class:`~handrail.contract.call.Result`; a ``committed``
-  with ``late`` only adds how work ended whose call was already answered
+  with ``late`` only adds the end of work whose call was already answered
 - ``detached``: ``job``; ``result``, the answer to its proposer
-- ``interrupted``: ``tool``, ``intended`` (sequence of the record that was left without an outcome)
-- ``provided``: ``provider``, ``name``, ``tool`` (id or ""), ``arguments``, ``failed``, ``artifacts``, ``topic``; of no call
+- ``interrupted``: ``tool``, ``intended`` (sequence of the record without an outcome)
+- ``provided``: ``provider``, ``name``, ``tool`` (id or ""), ``arguments``, ``failed``, ``artifacts``, ``topic``; without a call
 - ``redacted``: ``sequences``, runs ``[first, last]`` of the records whose bodies were removed
 """
 
@@ -40,34 +40,34 @@ Kind = Literal[
     "refused",
     "approval-requested",
     "approval-responded",
-    "resumed",  # a call that waited for a person when its process ended goes on, under its own id
+    "resumed",  # a call that was awaiting approval when its process ended continues under its own id
     "authorised",
-    "detached",  # it was answered with a job, and goes on in the background: what its proposer was told
+    "detached",  # the call continues in the background: its proposer received a job
     "intended",
     "committed",
     "interrupted",
-    "state-ended",  # what a stateful tool had open ended without a call: its time, its session, its tool
-    "client-asked",  # a running tool asks something of the client at the face: by which methods, on whose behalf
-    "compacted",  # older messages are left out of what the model of a session is sent: how many, and how many are kept
-    "provided",  # a model's provider carried out a tool of its own
-    "instructions-read",  # a project's instruction files above the workspace, for its model: which, and what was in them
+    "state-ended",  # a tool session of a stateful tool ended without a call
+    "client-asked",  # a running tool sends a request to the client: its methods and its origin
+    "compacted",  # older messages are no longer sent to the model: how many, and how many remain
+    "provided",  # a model's provider executed one of its own tools
+    "instructions-read",  # instruction files above the workspace were read for the model: their names and content
     "redacted",
-    "lost",  # so many appended records could not be kept while the log was unable to write
+    "lost",  # the number of appended records that were lost while the log could not write
 ]
 
 _ENDS = frozenset({"committed", "refused", "interrupted"})
-"""Kinds that end what was intended."""
+"""The kinds that end a call."""
 _SETTLED_EVERY = 4096
 _NOTED_AS = "record"
-"""What the table of records is called in the journal."""
+"""The name of the table of records in the journal."""
 
 
 class Record(NamedTuple):
-    """Something that happened. It is encoded later, in the writer's thread: do not change ``body`` afterwards.
+    """One record of the log. The writer's thread encodes it later: do not change ``body`` after you pass it on.
 
-    :param session_id: or ``""`` for what concerns the workspace
-    :param call_id: or ``""`` for what concerns no call
-    :param body: JSON-able; what is not, is recorded in a form that says so
+    :param session_id: ``""`` if the record concerns the workspace
+    :param call_id: ``""`` if the record concerns no call
+    :param body: JSON values; any other value is recorded in a form that says so
     """
 
     kind: Kind
@@ -78,21 +78,21 @@ class Record(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Interrupted:
-    """A call that had begun when the last process ended; nobody knows whether it took effect."""
+    """A call that was running when the last process ended. It is unknown whether it took effect."""
 
     session_id: str
     call_id: str
     tool: str | None
     intended: int
-    """Sequence of its ``intended`` record."""
+    """The sequence of its ``intended`` record."""
 
 
 class CommitLog:
-    """The workspace's one log, written by the process that holds the lease.
+    """The only log of the workspace, which the lease holder writes.
 
     :param clock: wall-clock time in nanoseconds
-    :param acknowledged: a person knows that the log ends earlier than it was written
-    :raises StartError: when the log's end is damaged, or the database is older than what was written
+    :param acknowledged: the user accepts that the log ends earlier than it was written
+    :raises StartError: if the end of the log is damaged, or the database is older than the records that were written
     """
 
     def __init__(self, database: Database, *, clock: Callable[[], int] = time_ns, acknowledged: bool = False) -> None:
@@ -108,104 +108,121 @@ class CommitLog:
         """Whether the log takes records now and fewer than this many appends wait to be written."""
 
     def _check_whole(self) -> None:
-        """:raises StartError: where the database does not hold what is known to have been written"""
+        """Check that the database contains all records that are known to have been written.
+
+        :raises StartError: if it does not
+        """
         with readable(self._database.path):
             missing = self.reader.missing(written(self._database.folders))
         if missing is not None:
             raise StartError(
-                f"the log {self._database.path} was replaced by an older copy, or cut: {missing}. Put the newer database back; "
-                "or, if you know why, go on with what there is: handrail log acknowledge"
+                f"The log {self._database.path} was replaced by an older copy, or cut: {missing}. Restore the newer database. "
+                "If you know the reason, continue with the existing records: handrail log acknowledge"
             )
 
     @property
     def database(self) -> Database:
-        """Where it is kept, for what has to be durable together with its records."""
+        """The database of the log, for data that must become durable together with its records."""
         return self._database
 
     @property
     def refusal(self) -> str | None:
-        """Why the log takes no records just now, or None. While it is set, calls are refused; the log tries again by
-        itself with every :meth:`commit` and :meth:`flush`, and each second while appended records wait."""
+        """The reason why the log takes no records at the moment, or None.
+
+        While it is set, calls are rejected. The log tries again with every :meth:`commit` and :meth:`flush`, and once a
+        second while appended records wait.
+        """
         return self._writer.refusal
 
     @property
     def reader(self) -> LogReader:
-        """Reads what is durable."""
+        """A reader of the durable records."""
         return LogReader(self._database.reading)
 
     def append(self, records: Sequence[Record]) -> None:
-        """Record soon, in order, without waiting: for what no side effect depends on."""
+        """Record soon, in order, without waiting: for records that no side effect depends on."""
         self._post((self._table, _new_entry(_Entry, (self._clock(), records))))
 
     def commit(self, records: Sequence[Record]) -> Coroutine[Any, Any, None]:
-        """Record now: on return these records and all before them are durable and can be read.
+        """Record now: on return these records and all earlier ones are durable and readable.
 
-        Cancelling the wait does not take the records back. A record that could not be committed is not written
-        later; append it again if it is true nevertheless (an outcome is, an intent is not).
+        Cancelling the wait does not withdraw the records. A record that could not be committed is not written later.
+        Append it again if it is still true: an outcome is, an intent is not.
 
-        :raises LogUnavailable: when they could not be written
+        :raises LogUnavailable: if the records could not be written
         """
         return self._writer.commit((self._table, _new_entry(_Entry, (self._clock(), records))))
 
     def begin(self, records: Sequence[Record]) -> Written:
-        """As :meth:`commit`, for a caller who may not go on, or be cancelled, before it is known whether they are durable."""
+        """Start a commit, for a caller that may be cancelled before the records are durable; see :meth:`commit`."""
         return self._writer.begin((self._table, _new_entry(_Entry, (self._clock(), records))))
 
     def promise(self, records: Sequence[Record]) -> Promised:
-        """As :meth:`begin`, for what is to be durable as soon as can be, and is read a moment later or after a crash."""
+        """Start a commit whose result is needed a moment later, or only after a crash; see :meth:`begin`."""
         return self._writer.promise((self._table, _new_entry(_Entry, (self._clock(), records))))
 
     def rouse(self) -> None:
-        """A promise may follow soon (see :meth:`Writer.rouse <handrail.store.database.writer.Writer.rouse>`)."""
+        """Wake the writer because a promise may follow soon.
+
+        See :meth:`Writer.rouse <handrail.store.database.writer.Writer.rouse>`.
+        """
         self._writer.rouse()
 
     def work(self, records: Sequence[Record]) -> Work:
-        """The records as one of several works that are written whole or not at all
-        (:meth:`~handrail.store.database.database.Database.commit_together`)."""
+        """Return the records as work that is written atomically with other work.
+
+        See :meth:`~handrail.store.database.database.Database.commit_together`.
+        """
         return self._table, _Entry(self._clock(), records)
 
     async def flush(self) -> None:
-        """Return when everything appended so far is durable.
+        """Wait until all records that were appended so far are durable.
 
-        :raises LogUnavailable: when it cannot be
+        :raises LogUnavailable: if they cannot be written
         """
         await self._writer.flush()
 
     async def backlog_below(self, count: int) -> None:
-        """Hold a producer back until fewer than ``count`` appends wait to be written."""
+        """Wait until fewer than ``count`` appends are waiting to be written."""
         await self._writer.backlog_below(count)
 
     async def outcome_of(self, call_id: str) -> LoggedRecord | None:
-        """The record that ended a call (``committed``, ``refused`` or ``interrupted``), or None.
+        """Return the record that ended a call (``committed``, ``refused`` or ``interrupted``), or None.
 
-        :raises LogUnavailable: when records that could tell are not durable
+        :raises LogUnavailable: if recent records cannot be made durable
         """
         await self._writer.flush()
         return self._read(lambda reader: reader.outcome_of(call_id))
 
     async def detachment_of(self, call_id: str) -> LoggedRecord | None:
-        """The record of how a call went on as a job, with what its proposer was answered, or None; see :meth:`outcome_of`."""
+        """Return the record of a call's move to the background, with its answer, or None.
+
+        :raises LogUnavailable: if recent records cannot be made durable
+        """
         await self._writer.flush()
         return self._read(lambda reader: next(reader.records(call=call_id, kind="detached", limit=1), None))
 
     async def proposal_of(self, call_id: str) -> LoggedRecord | None:
-        """The record of how a call was proposed, or None; see :meth:`outcome_of`."""
+        """Return the record of a call's proposal, or None.
+
+        :raises LogUnavailable: if recent records cannot be made durable
+        """
         await self._writer.flush()
         return self._read(lambda reader: reader.proposal_of(call_id))
 
     def last_turn(self, session_id: str) -> int:
-        """The highest turn that a call of the session was proposed in, 0 without one, by what is durable.
+        """Return the highest turn number of a session's durable calls; 0 if it has none.
 
-        :raises LogUnavailable: when the log cannot be read
+        :raises LogUnavailable: if the log cannot be read
         """
         return self._read(lambda reader: reader.last_turn(session_id))
 
     async def recover(self) -> list[Interrupted]:
-        """At start: give every call that has an intent and no outcome the record ``interrupted``, and return them.
+        """Record ``interrupted`` for every call with an intent and no outcome, and return these calls.
 
-        They are not run again. Calls that had not come as far as an intent did not run, and are shown so.
+        Call it at start. The calls are not run again. A call without an intent did not run, and the log shows it so.
 
-        :raises LogUnavailable: when the log cannot take the records
+        :raises LogUnavailable: if the log cannot take the records
         """
         await self._database.catch_up()
         await self._writer.flush()
@@ -232,20 +249,21 @@ class CommitLog:
         return [Interrupted(c.session_id, c.call_id, c.tool, c.sequence) for c in found]
 
     async def redact(self, sequences: Iterable[int], *, reason: str, session_id: str = "") -> None:
-        """Remove the bodies of records for good and record that it was done; the chain still verifies, and says so.
+        """Remove the bodies of records permanently, and record the redaction.
 
-        All of them go in one transaction, and are named in the record as runs of sequences, ``[first, last]``.
+        The chain still verifies and reports the redaction. One transaction removes all bodies. The record names them as runs
+        of sequences, ``[first, last]``.
 
-        :raises UsageError: for a sequence that is not in the log or is itself the record of a redaction
-        :raises LogUnavailable: when it cannot be made durable
+        :raises UsageError: if a sequence is not in the log, or belongs to the record of a redaction
+        :raises LogUnavailable: if the redaction cannot be made durable
         """
         runs = runs_of(sorted(set(sequences)))
         await self._writer.flush()
         for first, last in runs:
             if (absent := self._read(lambda reader, a=first, b=last: reader.absent(a, b))) is not None:
-                raise UsageError(f"the log has no record {absent}; see handrail log for those there are")
+                raise UsageError(f"The log has no record {absent}. List the records with: handrail log --records")
             if (proof := self._read(lambda reader, a=first, b=last: reader.redaction_in(a, b))) is not None:
-                raise UsageError(f"record {proof} is itself the record of a redaction and must stay")
+                raise UsageError(f"Record {proof} documents a redaction and cannot be removed. Leave it out.")
         if runs:
             records = [Record("redacted", session_id, "", {"sequences": runs, "reason": reason})]
             await self._writer.commit((self._table, _Redaction(tuple(runs), self._clock(), records)))
@@ -256,7 +274,7 @@ class CommitLog:
 
 
 class _Entry(NamedTuple):
-    """Records as they were handed over, and when."""
+    """Records as the caller passed them, with their time."""
 
     at_ns: int
     records: Sequence[Record]
@@ -264,11 +282,11 @@ class _Entry(NamedTuple):
 
 _tuple: Any = tuple
 _new_entry: Callable[..., _Entry] = _tuple.__new__
-"""Makes an ``_Entry`` in half the time of its own constructor, for each call."""
+"""Create an ``_Entry`` in half the time of its constructor; every call needs some."""
 
 
 class _Mark(NamedTuple):
-    """Up to here a former process wrote."""
+    """The last sequence that a former process wrote."""
 
     began: int
 
@@ -280,7 +298,7 @@ class _Redaction(NamedTuple):
 
 
 class _RecordTable:
-    """Encodes, salts, hashes and inserts, in the writer's thread."""
+    """The table of records. It encodes, salts, hashes and inserts in the writer's thread."""
 
     journalled_as = _NOTED_AS
 
@@ -303,8 +321,8 @@ class _RecordTable:
         head = reader.checked_end()
         if self._was_read and not reader.holds(*self._durable):
             raise SinkUnavailable(
-                f"the log no longer holds record {self._durable[0]} as this process wrote it: something else changed it. "
-                "Stop, and run handrail log verify"
+                f"The log no longer contains record {self._durable[0]} as this process wrote it: another program changed it. "
+                "Stop this process, and run: handrail log verify"
             )
         self._sequence = head.sequence
         self._previous = bytes.fromhex(head.hash)
@@ -325,7 +343,7 @@ class _RecordTable:
             return None
         records = [tuple(record) for record in payload.records]
         sound = all(isinstance(text, str) for record in records for text in record[:3])
-        return [payload.at_ns, records] if sound else None  # others fail by themselves when they are written
+        return [payload.at_ns, records] if sound else None  # the write itself reports the others
 
     def unpacked(self, packed: Any) -> _Entry:
         at_ns, records = packed
@@ -334,7 +352,7 @@ class _RecordTable:
     def statements(self, batch: Sequence[_Entry | _Mark | _Redaction]) -> Iterable[Statement]:
         statements: list[Statement] = []
         entries: list[_Entry] = []
-        # The last batch held, or `opened` would have been called since.
+        # The last batch is durable; otherwise `opened` would have been called.
         self._durable = (self._sequence, self._previous)
         self._confirmed_lost = self._reported_lost
         lost = self._writer.lost
@@ -350,7 +368,7 @@ class _RecordTable:
                 entries.append(_Entry(item.at_ns, item.records))
                 erase = "UPDATE record SET body = NULL WHERE sequence BETWEEN ? AND ?"
                 statements += [(erase, run) for run in item.runs]
-                statements.append(("PRAGMA wal_checkpoint(TRUNCATE)", ()))  # the old pages stand there as well
+                statements.append(("PRAGMA wal_checkpoint(TRUNCATE)", ()))  # it still contains the old pages
         inserts = list(self._inserting(entries))
         settled = min(self._open.values(), default=self._sequence + 1) - 1
         if settled - self._settled >= _SETTLED_EVERY:
@@ -359,14 +377,17 @@ class _RecordTable:
         return inserts + statements
 
     def _inserting(self, entries: Sequence[_Entry]) -> Iterator[Statement]:
-        """One statement for each group of the chain."""
+        """Yield one statement for each group of the chain."""
         records = [(at_ns, record) for at_ns, records in entries for record in records]
         for start in range(0, len(records), MAX_GROUP):
             yield self._group(records[start : start + MAX_GROUP])
 
     def _group(self, records: Sequence[tuple[int, Record]]) -> Statement:
-        """Many rows in one statement: each statement hands the interpreter's lock over and back. Few values in a row,
-        and bytearrays instead of bytes: sqlite3 asks bytes, value by value, whether they have an adapter."""
+        """Insert one group with one statement.
+
+        Each statement releases and takes the interpreter's lock, so one statement inserts many rows. Rows have few values, and
+        use bytearrays: sqlite3 searches an adapter for each value of type bytes.
+        """
         sequence = self._sequence
         headers: list[Header] = []
         commitments: list[bytes] = []
@@ -381,7 +402,7 @@ class _RecordTable:
             hashing.update(salted)
             commitment = hashing.digest()
             if not (session.isascii() and call.isascii()):
-                session, call = _storable(session), _storable(call)  # noqa: PLW2901 - as they are stored
+                session, call = _storable(session), _storable(call)  # noqa: PLW2901 - the stored form
             headers.append((at_ns, kind, session, call))
             commitments.append(commitment)
             values += (at_ns, kind, session, call, bytearray(commitment), salted)
@@ -397,7 +418,7 @@ class _RecordTable:
     def _insert(self, rows: int) -> str:
         sql = self._inserts.get(rows)
         if sql is None:
-            at_ns = self._database.fenced("?2")  # fails as a whole once another process holds the workspace
+            at_ns = self._database.fenced("?2")  # the statement fails if another process holds the workspace
             places = [f"(?1, {at_ns}, ?3, ?4, ?5, ?6, ?7)"]
             places += [f"(?1 + {row}, ?, ?, ?, ?, ?, ?)" for row in range(1, rows)]
             columns = "sequence, at_ns, kind, session, call, seal, body"
@@ -407,21 +428,21 @@ class _RecordTable:
 
 
 def records_noted(note: bytes) -> list[Record]:
-    """The records in a note of the journal.
+    """Return the records in a note of the journal.
 
-    :raises ValueError, TypeError, LookupError: when it is no such note
+    :raises ValueError, TypeError, LookupError: if the note has another form
     """
     return [_record(*parts) for name, packed in decode(note) if name == _NOTED_AS for parts in packed[1]]
 
 
 def _record(kind: Kind, session_id: str, call_id: str, body: Mapping[str, Any]) -> Record:
     if not all(isinstance(text, str) for text in cast("tuple[object, ...]", (kind, session_id, call_id))):
-        raise TypeError("a record names no kind, session or call")
+        raise TypeError("Invalid record: kind, session and call must be texts.")
     return Record(kind, session_id, call_id, body)
 
 
 def runs_of(sequences: Iterable[int]) -> list[tuple[int, int]]:
-    """Ascending numbers as runs, first and last."""
+    """Group ascending numbers into runs of first and last."""
     runs: list[tuple[int, int]] = []
     for sequence in sequences:
         if runs and runs[-1][1] == sequence - 1:
@@ -432,22 +453,24 @@ def runs_of(sequences: Iterable[int]) -> list[tuple[int, int]]:
 
 
 def _storable(text: str) -> str:
-    """Half surrogate pairs, which no database stores, are written out readably."""
+    """Escape half surrogate pairs, which no database stores."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-# Records that only the journal has: of calls that had just begun when their process ended, or that begin at this moment.
+# Records that are only in the journal: their calls had just started when the process ended, or are starting now.
 
 
 def noted(connection: sqlite3.Connection, folder: Path) -> list[Record]:
-    """Records that the log has not got and calls may rest on, in order. Whoever opens the workspace next puts them there.
+    """Return the records that are in the journal and not yet in the log, in order.
 
-    :param folder: the workspace's private one
-    :raises sqlite3.Error: when the database cannot be read
-    :raises OSError: when the folder cannot be read
-    :raises StartError: when a journal cannot be read
+    Calls may depend on them. The next process that opens the workspace adds them to the log.
+
+    :param folder: the private folder of the workspace
+    :raises sqlite3.Error: if the database cannot be read
+    :raises OSError: if the folder cannot be read
+    :raises StartError: if a journal cannot be read
     """
-    before = journals(folder)  # looked at first: what the database gets meanwhile is no longer missing
+    before = journals(folder)  # first, because records that reach the database meanwhile are not missing
     records: list[Record] = []
     for path, note in outstanding(before, journalled(connection)):
         try:

@@ -1,7 +1,7 @@
 """Queries on the commit log: records by filter, one row for each call, and lookups by call.
 
-They work on any connection, even while another process writes. Models and tools wrote the content of bodies. Here it is
-data, and a value of an unexpected form is shown as absent.
+They work on any connection, even while another process writes. Models and tools wrote the content of bodies, so readers do
+not trust it: a value of an unexpected form counts as absent.
 """
 
 from __future__ import annotations
@@ -31,16 +31,18 @@ CallState = Literal[
     "not-run",
     "redacted",
 ]
-"""The state of a call. ``waiting``: for a person. ``parked``: a person was asked and its process ended; it goes on when its
-session is opened again. ``not-run``: its process ended before it began, or the question about it was removed. ``redacted``: it
-ended, and how it ended was removed from the log."""
+"""The state of a call.
+
+``waiting``: it waits for the user. ``parked``: its process ended while it waited for the user; it continues when its session
+is opened again. ``not-run``: its process ended before it started, or its approval request was removed. ``redacted``: it ended,
+and its outcome was removed from the log."""
 
 _COLUMNS = "sequence, at_ns, kind, session, call, seal, body"
-"""As `Walk.step` and `_logged` take them."""
+"""The columns that `Walk.step` and `_logged` expect."""
 _ENDS = ("committed", "refused", "interrupted")
 _END_CHECKED = 16
 _END_OF_TIME = 2**62
-"""Nanoseconds, in the year 2116: no record is later."""
+"""In nanoseconds, in the year 2116: no record is later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +55,9 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class LoggedRecord:
-    """One record as it stands in the log. ``body`` is None once it was redacted.
+    """One record of the log. ``body`` is None if it was redacted.
 
-    :param hash: of the group of records that it ends, hexadecimal; empty within one
+    :param hash: the hash of the group that this record ends, hexadecimal; empty within a group
     """
 
     sequence: int
@@ -73,13 +75,13 @@ class LoggedRecord:
 
 @dataclass(frozen=True, slots=True)
 class CallRow:
-    """One call in one row. Times are wall-clock nanoseconds, None for what did not happen.
+    """The summary of one call. Times are wall-clock nanoseconds; None if the step did not happen.
 
-    :param tool: the id, None if its record was redacted or names none
+    :param tool: the tool id; None if the record was redacted or names no tool
     :param started_ns: when its intent was recorded
-    :param ended_ns: when it was committed, refused or found interrupted
-    :param error_kind: of its result, on ``error`` and ``refused``
-    :param topic: of its session when it was proposed
+    :param ended_ns: when it was committed, refused or marked as interrupted
+    :param error_kind: the error kind of its result, if the state is ``error`` or ``refused``
+    :param topic: the topic of its session when it was proposed
     """
 
     call_id: str
@@ -92,15 +94,15 @@ class CallRow:
     error_kind: str | None = None
     error_text: str | None = None
     first: int = 0
-    """Sequence of its first record."""
+    """The sequence of its first record."""
     topic: str | None = None
 
 
 class LogReader:
-    """Reads the log through one connection.
+    """A reader of the log through one connection.
 
-    :raises StartError: by :meth:`at`, when there is no readable log, or while reading it turns out to be damaged
-    :raises sqlite3.Error: by every other method, where the file is damaged
+    :raises StartError: from :meth:`at`, if the log cannot be read or is damaged
+    :raises sqlite3.Error: from every other method, if the file is damaged
     """
 
     def __init__(self, connection: sqlite3.Connection) -> None:
@@ -109,7 +111,7 @@ class LogReader:
     @staticmethod
     @contextmanager
     def at(database: Path) -> Generator[LogReader]:
-        """Read a database file that this process need not own (``Folders.database``)."""
+        """Open a database file (``Folders.database``), also one that another process writes."""
         connection = open_reader(database)
         try:
             yield LogReader(connection)
@@ -123,35 +125,38 @@ class LogReader:
         return self._connection
 
     def head(self) -> Head:
-        """The newest record; note its hash elsewhere, and ``verify`` can tell that nothing was cut since."""
+        """Return the newest record.
+
+        If you note its hash elsewhere, ``verify`` can later detect that records were cut off.
+        """
         row = self._connection.execute("SELECT sequence, seal FROM record ORDER BY sequence DESC LIMIT 1").fetchone()
         return Head(0, GENESIS.hex()) if row is None else Head(row[0], (hash_in(row[1]) or b"").hex())
 
     def holds(self, sequence: int, digest: bytes) -> bool:
-        """Whether record ``sequence`` has this hash; sequence 0 is the beginning."""
+        """Return whether record ``sequence`` has this hash; sequence 0 is the start of the log."""
         if sequence == 0:
             return digest == GENESIS
         row = self._connection.execute("SELECT seal FROM record WHERE sequence = ?", (sequence,)).fetchone()
         return row is not None and hash_in(row[0]) == digest
 
     def missing(self, written: tuple[int, bytes] | None) -> str | None:
-        """What is not here of what is known to have been written, or None.
+        """Describe the missing part of the log, or return None if nothing is missing.
 
-        :param written: the number of a record, and its hash; None where nothing is known
+        :param written: the number and hash of the last record that was written; None if unknown
         """
         if written is None or self.holds(*written):
             return None
         sequence, last = written[0], self.head().sequence
         if last < sequence:
-            return f"it ends at record {last}, and record {sequence} was written"
-        return f"record {sequence} is not the one that was written"
+            return f"it ends at record {last}, but record {sequence} was written"
+        return f"record {sequence} differs from the one that was written"
 
     def checked_end(self) -> Head:
-        """The head, after checking the last few records: nothing is chained to an end that is damaged.
+        """Check the last few records and return the head, so that nothing is chained to a damaged end.
 
-        :raises SinkUnavailable: when it is
+        :raises SinkUnavailable: if the end is damaged
         """
-        # From the end of the last group that lies before what is looked at; length() reads no body.
+        # Start at the end of the last group before the checked records; length() reads no body.
         (newest,) = self._connection.execute("SELECT coalesce(max(sequence), 0) FROM record").fetchone()
         before = self._connection.execute(
             "SELECT sequence, seal FROM record WHERE sequence BETWEEN ? AND ? AND length(seal) = ? "
@@ -169,8 +174,8 @@ class LogReader:
         if fault := fault or walk.end():
             file = self._connection.execute("PRAGMA database_list").fetchone()[2]
             raise SinkUnavailable(
-                f"the log {file} is damaged at record {fault.sequence}, near its end: it is not what was written. Run "
-                "handrail log verify, keep a copy, and move the file away to begin a new log"
+                f"The log {file} is damaged near its end, at record {fault.sequence}. Run handrail log verify. "
+                "To start a new log, keep a copy of the file and move it away."
             )
         return Head(walk.sequence, walk.head.hex())
 
@@ -179,11 +184,11 @@ class LogReader:
         return row[0] if row is not None and isinstance(row[0], int) else 0
 
     def record(self, sequence: int) -> LoggedRecord | None:
-        """One record by its sequence."""
+        """Return one record by its sequence, or None."""
         return self._one("WHERE sequence = ?", (sequence,))
 
     def absent(self, first: int, last: int) -> int | None:
-        """The first sequence of a run that is not in the log, or None."""
+        """Return the first sequence of a run that is not in the log, or None."""
         sql = "SELECT count(*), max(sequence) FROM record WHERE sequence BETWEEN ? AND ?"
         count, greatest = self._connection.execute(sql, (first, last)).fetchone()
         if count == last - first + 1:
@@ -191,7 +196,7 @@ class LogReader:
         return first if not count else greatest + 1  # the log has no gaps: what is missing is beyond its end
 
     def redaction_in(self, first: int, last: int) -> int | None:
-        """The first record of a run that is itself the record of a redaction, or None."""
+        """Return the first record in a run that documents a redaction, or None."""
         sql = "SELECT min(sequence) FROM record WHERE sequence BETWEEN ? AND ? AND kind = 'redacted'"
         (found,) = self._connection.execute(sql, (first, last)).fetchone()
         return found
@@ -206,17 +211,17 @@ class LogReader:
         limit: int | None = None,
         newest_first: bool = False,
     ) -> Iterator[LoggedRecord]:
-        """Records in order.
+        """Yield records in order.
 
-        :param since: only records with a greater sequence
-        :param limit: at most so many; with ``newest_first`` the latest ones
+        :param since: yield only records with a greater sequence
+        :param limit: the maximum number of records; with ``newest_first`` the latest ones
         """
         wheres, values = ["sequence > ?"], cast("list[str | int]", [since])
         for column, wanted in (("session", session), ("call", call), ("kind", kind)):
             if wanted is not None:
                 wheres.append(f"{column} = ?")
                 values.append(wanted)
-        # Said in so many words, so that SQLite sees that its partial indexes apply.
+        # Redundant conditions, so that SQLite uses its partial indexes.
         if call:
             wheres.append("call <> ''")
         if kind == "proposed":
@@ -230,7 +235,7 @@ class LogReader:
     def calls(
         self, *, session: str | None = None, call: str | None = None, since: int = 0, limit: int = 1000
     ) -> list[CallRow]:
-        """The newest ``limit`` calls, in the order they were proposed, one row each."""
+        """Return the newest ``limit`` calls, in the order of their proposals."""
         began = self.mark("began")
         proposals = list(
             self.records(session=session, call=call, kind="proposed", since=since, limit=limit, newest_first=True)
@@ -240,18 +245,24 @@ class LogReader:
         for proposal in reversed(proposals):
             if proposal.call_id not in seen:
                 seen.add(proposal.call_id)
-                # Through a damaged index not even the proposal is found again.
+                # With a damaged index, the query may not even find the proposal again.
                 row = _summary(list(self.records(call=proposal.call_id)) or [proposal], began)
                 rows.append(row if row.state != "parked" or self._is_asked(row) else replace(row, state="not-run"))
         return rows
 
     def _is_asked(self, row: CallRow) -> bool:
-        """Whether what a person was asked about a call still stands: a purge takes it away, and the call never goes on."""
+        """Return whether the approval request of a call still exists.
+
+        A purge removes it, and the call never continues.
+        """
         sql = "SELECT 1 FROM approval WHERE session = ? AND call = ? AND answered = 0 LIMIT 1"
         return self._connection.execute(sql, (row.session_id, row.call_id)).fetchone() is not None
 
     def outcome_of(self, call_id: str) -> LoggedRecord | None:
-        """The record that ended a call's latest run (``committed``, ``refused`` or ``interrupted``), or None."""
+        """Return the record that ended the latest run of a call, or None.
+
+        Its kind is ``committed``, ``refused`` or ``interrupted``.
+        """
         found: LoggedRecord | None = None
         for entry in self.records(call=call_id) if call_id else ():
             if entry.kind == "intended":
@@ -261,9 +272,9 @@ class LogReader:
         return found
 
     def outcomes_with(self, session_id: str, text: str, *, until_ns: int = _END_OF_TIME) -> Iterator[LoggedRecord]:
-        """The ``committed`` records of a session's calls in whose bodies ``text`` occurs, the latest first.
+        """Yield the ``committed`` records of a session whose bodies contain ``text``, the latest first.
 
-        :param until_ns: none that is later
+        :param until_ns: skip later records
         """
         sql = (
             "SELECT o.sequence, o.at_ns, o.kind, o.session, o.call, o.seal, o.body FROM record AS p "
@@ -275,36 +286,36 @@ class LogReader:
             yield _logged(row)
 
     def proposal_of(self, call_id: str) -> LoggedRecord | None:
-        """The first record of how a call was proposed, or None."""
+        """Return the first ``proposed`` record of a call, or None."""
         return self._one("WHERE call = ? AND call <> '' AND kind = 'proposed' ORDER BY sequence LIMIT 1", (call_id,))
 
     def generations(self, *, before: int, limit: int) -> Iterator[Mapping[str, Any]]:
-        """The registry's generations that were published before a record, the latest first, as far as they are kept."""
+        """Yield the recorded generations of the registry before a record, the latest first."""
         sql = f"SELECT {_COLUMNS} FROM record WHERE kind = 'generation' AND sequence < ? ORDER BY sequence DESC LIMIT ?"  # noqa: S608
         for row in self._connection.execute(sql, (before, limit)):
             if (body := _logged(row).body) is not None:
                 yield body
 
     def children(self, call_id: str) -> list[str]:
-        """The ids of the calls that a call's tool made, in order."""
+        """Return the ids of the calls that a call's tool made, in order."""
         sql = (
             "SELECT call FROM record WHERE call > ? AND call < ? AND call <> '' AND kind = 'proposed' ORDER BY sequence"
         )
         return [str(row[0]) for row in self._connection.execute(sql, (f"{call_id}.", f"{call_id}/"))]
 
     def session(self, session_id: str) -> dict[str, Any]:
-        """``agent``, ``face`` and ``topic`` of a session; empty where it is not known."""
+        """Return ``agent``, ``face`` and ``topic`` of a session; empty if the session is unknown."""
         row = self._connection.execute("SELECT agent, face, topic FROM session WHERE id = ?", (session_id,)).fetchone()
         return {} if row is None else dict(zip(("agent", "face", "topic"), row, strict=True))
 
     def last_turn(self, session: str) -> int:
-        """The highest turn in the ids of a session's calls, ``session/turn.index``; 0 if it has none."""
+        """Return the highest turn number of a session's calls (``session/turn.index``); 0 if it has none."""
         sql = "SELECT max(CAST(substr(call, ?) AS INTEGER)) FROM record WHERE session = ? AND kind = 'proposed'"
         (turn,) = self._connection.execute(sql, (len(session) + 2, session)).fetchone()
         return turn or 0
 
     def unfinished(self) -> list[LoggedRecord]:
-        """The ``intended`` record of every call that has begun and not ended."""
+        """Return the ``intended`` record of every call that has started and not ended."""
         sql = (
             f"SELECT {_COLUMNS} FROM record AS i WHERE sequence > ? AND kind = 'intended' AND call <> '' "  # noqa: S608
             "AND NOT EXISTS (SELECT 1 FROM record AS o WHERE o.call = i.call AND o.call <> '' "
@@ -370,7 +381,7 @@ def _summary(records: list[LoggedRecord], began: int) -> CallRow:
                 state, error_kind, error_text = _outcome(entry)
             case _:
                 pass
-    if carried <= began:  # by a process that has ended
+    if carried <= began:  # a process that has ended carried it
         state = _left_behind(state, asked=asked)
     return CallRow(
         first.call_id,
@@ -388,7 +399,7 @@ def _summary(records: list[LoggedRecord], began: int) -> CallRow:
 
 
 def _outcome(entry: LoggedRecord) -> tuple[CallState, str | None, str | None]:
-    """How a call ended, with the kind and the text of its error."""
+    """Return the final state of a call, with the kind and the text of its error."""
     result = _mapping((entry.body or {}).get("result"))
     state: CallState = "error" if result.get("type") == "error" else "output"
     if entry.kind == "refused":
@@ -399,7 +410,7 @@ def _outcome(entry: LoggedRecord) -> tuple[CallState, str | None, str | None]:
 
 
 def _left_behind(state: CallState, *, asked: bool) -> CallState:
-    """The state of a call that no process carries any more."""
+    """Return the state of a call whose process has ended."""
     if state not in ("proposed", "waiting", "authorised"):
         return state
     return "parked" if asked else "not-run"

@@ -1,8 +1,7 @@
-"""Removal of recorded data: bodies by a recorded redaction, and the files that only they referred to.
+"""Removal of recorded data: bodies by a recorded redaction, and the files that only these bodies referred to.
 
-The data can be chosen by age and by session. The records themselves stay, as headers without a body, so that the chain still
-verifies and says how many were redacted. Nothing else of them is left in the database, in its write-ahead log, among the
-artifacts or in the sessions' folders.
+The data can be chosen by age and by session. The records stay as headers without a body, so that the chain still verifies
+and reports the redactions. Nothing else remains in the database, its write-ahead log, the artifacts or the sessions' folders.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ from handrail.store.folders import Folders, remove_tree
 from handrail.store.inventory import tree_bytes
 from handrail.store.tables.sessions import LAST_USED
 
-# Orphans: artifacts, sidecars and files of ended sessions that no record refers to any more.
+# Orphans: artifacts, output files and folders of ended sessions that no record refers to any more.
 
 _REF = re.compile(rb"sha256:([0-9a-f]{64})")
 _HEX = re.compile(r"[0-9a-f]+")
 _OF_A_TOOL = "tool-"
-"""Scratch folders of tools that stay up between calls; they belong to no session."""
+"""The prefix of the scratch folders of persistent tools, which belong to no session."""
 _NOTE = ".removed"
-"""Follows the name of a job's output that made room for others, in that of the note that says so."""
+"""The suffix of the note that replaces a job's output that was removed to free space."""
 _PLAIN = ("record", "meta", "session")
 
 Condition = tuple[str, list[str | int]]
@@ -40,7 +39,7 @@ Condition = tuple[str, list[str | int]]
 
 @dataclass(frozen=True, slots=True)
 class Leftovers:
-    """Files and whole folders, and how many bytes are in them."""
+    """Files and folders that nothing refers to, with their total size in bytes."""
 
     files: tuple[Path, ...]
     folders: tuple[Path, ...]
@@ -51,7 +50,7 @@ class Leftovers:
         return (*self.files, *self.folders)
 
     def remove(self) -> list[str]:
-        """Remove all of them, following no link; says what could not be."""
+        """Remove all of them without following links, and return a problem for each that remains."""
         problems: list[str] = []
         for file in self.files:
             try:
@@ -61,17 +60,17 @@ class Leftovers:
         for folder in self.folders:
             remove_tree(folder)
             if folder.exists():
-                problems.append(f"{folder}: could not be removed")
+                problems.append(f"{folder}: cannot be removed")
         return problems
 
 
 def leftovers(
     connection: sqlite3.Connection, folders: Folders, ending: Sequence[str], without: Condition | None = None
 ) -> Leftovers:
-    """Look for them. No call may be running, or its output would look unreferred to.
+    """Find orphaned files and folders. No call may be running, or its output would look orphaned.
 
-    :param ending: sessions that count as gone
-    :param without: records that count as gone
+    :param ending: sessions to treat as removed
+    :param without: records to treat as removed
     """
     refs, outputs = _references(connection, folders, frozenset(ending), without)
     sessions = {str(row[0]) for row in connection.execute("SELECT id FROM session")} - set(ending)
@@ -89,7 +88,7 @@ def leftovers(
 def _left_by_sessions(
     folders: Folders, sessions: Collection[str], outputs: Collection[str]
 ) -> tuple[list[Path], list[Path]]:
-    """Files of outputs that nothing refers to, and folders of sessions that are gone."""
+    """Return output files that nothing refers to, and folders of removed sessions."""
     files: list[Path] = []
     whole: list[Path] = []
     for part in ("output", "scratch"):
@@ -103,7 +102,7 @@ def _left_by_sessions(
 
 
 def tables_of_sessions(connection: sqlite3.Connection) -> Iterator[str]:
-    """The tables, but the log, that keep something of sessions."""
+    """Yield the tables, except the log, that have rows of sessions."""
     for table in _tables(connection):
         if table not in _PLAIN and "session" in _columns(connection, table):
             yield table
@@ -112,9 +111,9 @@ def tables_of_sessions(connection: sqlite3.Connection) -> Iterator[str]:
 def _references(
     connection: sqlite3.Connection, folders: Folders, ending: frozenset[str], without: Condition | None
 ) -> tuple[set[str], set[str]]:
-    """Hashes of the artifacts, and ``session/file`` of the outputs, that anything kept names."""
+    """Return the hashes of artifacts and the ``session/file`` of outputs that any remaining row names."""
     outputs = str(folders.outputs)
-    # A path as each of the two encoders of the log writes it.
+    # The path in the form of each of the two encoders of the log.
     spellings = {json.dumps(outputs, ensure_ascii=ascii_only)[1:-1].encode() for ascii_only in (True, False)}
     output = re.compile(b"(?:" + b"|".join(map(re.escape, sorted(spellings))) + rb")/([\w-]+/[\w.-]+)")
     refs: set[str] = set()
@@ -179,10 +178,10 @@ def _size(file: Path) -> int:
 
 
 _KEPT = ("redacted", "lost")
-"""Records that prove what became of others. They hold numbers and reasons only."""
+"""Records that document the fate of other records. They contain only numbers and reasons."""
 _MOST_RECORDS = 20_000
 _MOST_BYTES = 64 * 1024 * 1024
-"""Of one transaction, which the write-ahead log has to hold: a purge is also what one does on a disk that is full."""
+"""The limit of one transaction, which must fit into the write-ahead log: users also purge when the disk is full."""
 
 _TEXT = f"CAST(substr(body, {SALT_BYTES + 1}) AS TEXT)"
 _NEWEST_WHOLE = (
@@ -193,7 +192,7 @@ _NEWEST_WHOLE = (
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which records: those of before a moment (wall clock, nanoseconds), those of a session, or both."""
+    """The records to purge: those before a time (wall clock, nanoseconds), those of a session, or both."""
 
     before_ns: int | None = None
     session_id: str | None = None
@@ -209,7 +208,7 @@ class Selection:
 
     @property
     def condition(self) -> tuple[str, list[str | int]]:
-        """As SQL on a record, with its values."""
+        """The SQL condition on a record, with its values."""
         wheres, values = ["body IS NOT NULL", f"kind NOT IN {_KEPT}"], list[str | int]()
         if self.session_id is not None:
             wheres.append("session = ?")
@@ -217,7 +216,7 @@ class Selection:
         if self.before_ns is not None:
             wheres.append("at_ns < ?")
             values.append(self.before_ns)
-            # Later calls may have been made with the tools that this one names, and those that only say what changed since.
+            # Later calls may refer to the newest complete generation, and to the later records that only list changes to it.
             wheres.append(f"(kind <> 'generation' OR sequence < ifnull(({_NEWEST_WHOLE}), 0))")
             values.append(self.before_ns)
         return " AND ".join(wheres), values
@@ -225,12 +224,12 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What a purge would take away.
+    """The data that a purge would remove.
 
-    :param records: how many bodies, ``bytes`` in all
-    :param calls: how many calls have a record among them
-    :param sessions: ids of sessions that go as a whole, with what their tools remember and their folders
-    :param left_over: artifacts, sidecars and folders that nothing else refers to
+    :param records: the number of bodies, ``bytes`` in total
+    :param calls: the number of calls that these records belong to
+    :param sessions: the ids of sessions that are removed completely, with their tools' state and their folders
+    :param left_over: artifacts, output files and folders that nothing else refers to
     """
 
     records: int
@@ -248,7 +247,7 @@ class Survey:
 
 @dataclass(frozen=True, slots=True)
 class Purged:
-    """What was taken away, and what could not be."""
+    """The result of a purge: the removed data, and the problems."""
 
     records: int
     sessions: int
@@ -257,9 +256,9 @@ class Purged:
 
 
 def survey(reader: LogReader, folders: Folders, selection: Selection) -> Survey:
-    """Look without changing anything.
+    """Return the data that a purge would remove, without changing anything.
 
-    :raises sqlite3.Error: when the log is damaged
+    :raises sqlite3.Error: if the log is damaged
     """
     connection = reader.connection
     where, values = selection.condition
@@ -274,12 +273,12 @@ def survey(reader: LogReader, folders: Folders, selection: Selection) -> Survey:
 
 
 async def purge(log: CommitLog, database: Database, folders: Folders, selection: Selection, *, reason: str) -> Purged:
-    """Take away what :func:`survey` finds. The caller holds the workspace's lease, and no call runs.
+    """Remove the data that :func:`survey` finds. The caller must hold the lease, and no call may run.
 
-    Ended in its middle, it has removed a part, each step of it recorded; the same again removes the rest.
+    If it is interrupted, it has removed and recorded a part. Run it again to remove the rest.
 
-    :param reason: goes on record with each redaction
-    :raises LogUnavailable: when it cannot be made durable
+    :param reason: recorded with each redaction
+    :raises LogUnavailable: if the removal cannot be made durable
     """
     await log.flush()
     connection = log.reader.connection
@@ -297,7 +296,7 @@ async def purge(log: CommitLog, database: Database, folders: Folders, selection:
 
 
 def _whole_sessions(connection: sqlite3.Connection, selection: Selection) -> Iterator[str]:
-    """The sessions of which nothing is kept."""
+    """Yield the sessions that are removed completely."""
     sql, values = "SELECT id FROM session", list[str | int]()
     if selection.before_ns is not None:
         sql += " LEFT JOIN (SELECT session, max(at_ns) AS latest FROM record WHERE session <> '' GROUP BY session) ON session = id"
@@ -326,8 +325,10 @@ def _batches(connection: sqlite3.Connection, selection: Selection) -> Iterator[l
 
 
 class _Forgetting:
-    """Removes sessions from every table that keeps something of them, as the column ``session`` says; and, of sessions
-    that go on, requests to people that are over."""
+    """A database participant that deletes the rows of sessions.
+
+    It deletes from every table with a column ``session``. For sessions that remain, it deletes answered approval requests.
+    """
 
     def __init__(self, selection: Selection) -> None:
         self._before_ns = None if selection.session_id is not None else selection.before_ns

@@ -15,16 +15,16 @@ from handrail.store.encoding import decode
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What was found.
+    """The result of a verification.
 
-    :param ok: nothing is wrong
-    :param records: how many were checked
-    :param head: hash of the newest record, hexadecimal
-    :param redacted: how many bodies were removed by recorded redactions
-    :param lost: how many records the log itself says it could not keep
-    :param first_bad: sequence of the first record that is changed, missing or added, or None; where only the group of
-        records that were written together tells, the first of that group
-    :param problem: what is wrong with it, for a person
+    :param ok: whether the log is intact
+    :param records: the number of checked records
+    :param head: the hash of the newest record, hexadecimal
+    :param redacted: the number of bodies that recorded redactions removed
+    :param lost: the number of records that the log reports as lost
+    :param first_bad: the sequence of the first changed, missing or added record, or None; if only the group is known, the
+        first record of that group
+    :param problem: the description for the user
     """
 
     ok: bool
@@ -49,13 +49,14 @@ def verify(
 ) -> Verification:
     """Check every record against the chain, and every body against its commitment.
 
-    Records cut off the end leave a shorter chain that is intact in itself; only ``head`` and ``written`` can tell.
+    If records were cut off the end, the shorter chain is still valid. Only ``head`` and ``written`` reveal the cut.
 
-    :param head: a hash noted earlier: that record must still be there, so nothing up to it was cut or rewritten
-    :param written: gives how far the log was written, as it is kept apart from it; see :mod:`handrail.store.database.journal`
+    :param head: a hash that you noted earlier; the log must still contain that record
+    :param written: returns the last record that was written, from outside the log; see
+        :mod:`handrail.store.database.journal`
     """
     try:
-        known = written()  # looked at first: what is written meanwhile is in the log, and not in this
+        known = written()  # first, because the log may grow meanwhile
         found = _verify(reader.connection, head.strip().lower() if head else None)
         if found.ok and (missing := reader.missing(known)) is not None:
             problem = f"{missing}: the database was replaced by an older copy, or cut"
@@ -64,11 +65,11 @@ def verify(
     except StartError as error:
         return Verification(False, 0, "", problem=str(error))
     except sqlite3.DatabaseError as error:
-        return Verification(False, 0, "", problem=f"the database file itself is damaged: {error}")
+        return Verification(False, 0, "", problem=f"the database file is damaged: {error}")
 
 
 def _verify(connection: sqlite3.Connection, head: str | None) -> Verification:
-    connection.execute("BEGIN")  # one moment of a log that may be growing
+    connection.execute("BEGIN")  # a snapshot of a log that may be growing
     try:
         return _check(connection, head)
     finally:
@@ -113,7 +114,7 @@ def _check(connection: sqlite3.Connection, head: str | None) -> Verification:
             f"it ends at record {walk.sequence}",
         )
     if (first := _first_outside(bodiless, recorded)) is not None:
-        return bad(first, f"record {first}: its body was removed, and no redaction is recorded for it")
+        return bad(first, f"record {first}: its body was removed without a recorded redaction")
     (integrity,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
     if integrity != "ok":
         return Verification(
@@ -122,13 +123,13 @@ def _check(connection: sqlite3.Connection, head: str | None) -> Verification:
             walk.head.hex(),
             redacted,
             lost,
-            problem=f"the records hold, but the file is damaged: {integrity}",
+            problem=f"the records are intact, but the database file is damaged: {integrity}",
         )
     return Verification(True, walk.sequence, walk.head.hex(), redacted, lost)
 
 
 def _extend(runs: list[tuple[int, int]], sequence: int) -> None:
-    """Add a number to the last run of numbers, or begin one with it."""
+    """Add a number to the last run, or start a new run."""
     if runs and runs[-1][1] == sequence - 1:
         runs[-1] = (runs[-1][0], sequence)
     else:
@@ -136,7 +137,7 @@ def _extend(runs: list[tuple[int, int]], sequence: int) -> None:
 
 
 def _runs(body: object) -> list[tuple[int, int]]:
-    """The runs of sequences that a redaction names; whatever does not look like one names nothing."""
+    """Return the runs of sequences that a redaction names. Values of another form are skipped."""
     listed = _field(body, "sequences")
     found: list[tuple[int, int]] = []
     for run in cast("list[Any]", listed) if isinstance(listed, list) else ():
@@ -149,7 +150,7 @@ def _runs(body: object) -> list[tuple[int, int]]:
 
 
 def _first_outside(runs: list[tuple[int, int]], cover: list[tuple[int, int]]) -> int | None:
-    """The first number of ascending ``runs`` that lies in no run of ``cover``."""
+    """Return the first number in ascending ``runs`` that no run of ``cover`` contains."""
     ordered = iter(sorted(cover))
     begin, end = next(ordered, (0, -1))
     for first, last in runs:
@@ -158,7 +159,7 @@ def _first_outside(runs: list[tuple[int, int]], cover: list[tuple[int, int]]) ->
                 begin, end = following
             if not begin <= first <= end:
                 return first
-            first = end + 1  # noqa: PLW2901 - what is left of the run
+            first = end + 1  # noqa: PLW2901 - the rest of the run
     return None
 
 
