@@ -191,7 +191,7 @@ async def test_when_its_process_goes_a_running_call_is_interrupted_and_later_one
         shop.theirs.drop("gone", quietly=True)
         result = await running
         assert result.error_kind == "interrupted"
-        assert "nobody knows whether it took effect" in str(result.error_text)
+        assert "It is unknown whether the call took effect" in str(result.error_text)
         await inside.cancelled.wait()  # and what ran without its locks is told to end
         later = await shop.session.call("t.next", {})
         assert later.error_kind == "unavailable"

@@ -116,7 +116,7 @@ async def test_a_call_whose_process_is_killed_is_interrupted_and_on_record_and_l
                 os.kill(bringer.pid, signal.SIGKILL)
                 result = await running
                 assert result.error_kind == "interrupted"
-                assert "the process that runs far.write has gone" in str(result.error_text)
+                assert "The process of `far.write` disconnected during the call" in str(result.error_text)
                 assert (tmp_path / "ws" / "a.txt").read_bytes() == b"written"
                 call = f"{session.id}/2.0"
                 assert await kinds_of(kernel, call) == ["proposed", "authorised", "intended", "committed"]

@@ -33,7 +33,7 @@ async def test_work_whose_line_is_lost_is_interrupted_and_what_was_never_handed_
         await handed
     assert lost.value.kind == "interrupted"
     await ours.closed.wait()
-    with pytest.raises(ToolError, match="nothing was handed over") as gone:
+    with pytest.raises(ToolError, match="Nothing was delegated") as gone:
         await delegates.run("ses_1/1.1", delegation)
     assert gone.value.kind == "unavailable"
     await ours.aclose()

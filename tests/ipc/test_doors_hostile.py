@@ -166,7 +166,7 @@ async def _answering(folder: Path, answer: Any) -> Any:
 async def test_an_answer_that_cannot_be_read_is_a_result_that_says_so(tmp_path: Path, answer: Any) -> None:
     result = await _answering(tmp_path, answer)
     assert result.error_kind == "backend"
-    assert "cannot be read" in result.error_text
+    assert "returned an invalid answer" in result.error_text
 
 
 async def test_a_process_that_claims_other_facts_about_its_call_changes_none_of_them(tmp_path: Path) -> None:

@@ -48,9 +48,9 @@ async def test_another_protocol_is_refused_with_both_versions_and_the_remedy(doo
     (answer,) = await until_closed(reader)
     refused = answer["refused"]
     assert refused["kind"] == "version"
-    assert f"is Handrail 9.9 and speaks protocol {protocol}" in refused["text"]
+    assert f"is Handrail 9.9 with protocol {protocol}" in refused["text"]
     assert (
-        f"the other is Handrail {own_version()} and speaks protocol {PROTOCOL}; use the same version" in refused["text"]
+        f"the other is Handrail {own_version()} with protocol {PROTOCOL}. Use the same version" in refused["text"]
     )
     assert doors.accepted.empty()
 
@@ -74,7 +74,7 @@ async def test_who_does_not_greet_is_dropped_with_a_logged_reason(
     writer.write(GARBAGE[name])
     for message in await until_closed(reader):
         assert list(message) == ["bye"]
-    assert caplog.text.count("a connection was dropped: ") == 1
+    assert caplog.text.count("dropped a connection: ") == 1
     assert "Traceback" not in caplog.text
     assert doors.accepted.empty()
     assert await (await doors.join()).request("echo", 1) == 1
@@ -84,7 +84,7 @@ async def test_a_process_that_has_not_greeted_gets_little_memory(doors: House) -
     reader, writer = await doors.raw()
     writer.write((MAX_HELLO + 1).to_bytes(4, "big"))
     ((_, reason),) = (await until_closed(reader))[0].items()
-    assert reason.startswith("a message of 16,777,217 bytes was announced, at most 16,777,216 are taken here")
+    assert reason.startswith("a message of 16,777,217 bytes was announced; the maximum is 16,777,216")
 
 
 @pytest.mark.parametrize("beginning", [b"", HELLO[:2], HELLO[:-1]])
@@ -94,8 +94,8 @@ async def test_a_greeting_must_be_whole_in_time(
     async with house(tmp_path / "own", OPERATIONS, seconds=0.2) as doors:
         reader, writer = await doors.raw()
         writer.write(beginning)
-        assert await until_closed(reader) == [{"bye": "no whole greeting came within 0.2 s"}]
-        assert "no whole greeting came" in caplog.text
+        assert await until_closed(reader) == [{"bye": "no complete greeting within 0.2 s"}]
+        assert "no complete greeting" in caplog.text
         assert not doors.listener.connections
 
 
@@ -147,7 +147,7 @@ async def test_a_peer_that_stops_making_sense_is_dropped_alone(
     answers = [message["id"] for message in messages[:-1]]
     assert answers == sorted(set(answers))
     await held.closed.wait()
-    assert "a connection was dropped" in caplog.text and "Traceback" not in caplog.text
+    assert "dropped a connection" in caplog.text and "Traceback" not in caplog.text
     assert await joined.request("echo", 1) == 1
 
 
@@ -175,7 +175,7 @@ async def test_the_holder_turns_away_with_its_own_reason(tmp_path: Path, caplog:
         raise Refused("closing", "it is closing; try again")
 
     listener = await listen(tmp_path, NAME, accept)
-    with pytest.raises(NotLetIn, match="joining was refused: it is closing; try again") as caught:
+    with pytest.raises(NotLetIn, match="Connection rejected: it is closing; try again") as caught:
         await connect(tmp_path, NAME)
     assert caught.value.kind == "closing"
     assert "it is closing" in caplog.text
@@ -199,7 +199,7 @@ async def test_a_defect_while_letting_in_drops_that_one_only(tmp_path: Path, cap
 async def test_no_more_than_so_many_join(tmp_path: Path) -> None:
     async with house(tmp_path / "own", OPERATIONS, max_connections=2) as doors:
         first, _second = await doors.join(), await doors.join()
-        with pytest.raises(NotLetIn, match="2 processes have joined already; close one") as caught:
+        with pytest.raises(NotLetIn, match="Too many connected processes: 2. Close one") as caught:
             await doors.join()
         assert caught.value.kind == "full"
         await first.aclose()
@@ -227,13 +227,13 @@ async def served(folder: Path, answer: bytes, *, close: bool) -> asyncio.Server:
 @pytest.mark.parametrize(
     ("answer", "kind", "text"),
     [
-        (frame({"welcome": {"handrail": "9.9", "protocol": 3}}), NotLetIn, "is Handrail 9.9 and speaks protocol 3"),
-        (frame({"refused": {}}), NotLetIn, "refused"),
-        (frame({"welcome": 1}), StartError, "no Handrail process"),
-        (frame({"id": 1, "op": "echo"}), StartError, "no Handrail process"),
-        (b"HTTP/1.1 400 Bad Request\r\n\r\n", NoAnswer, "no Handrail process"),
-        (frame({"bye": "not today"}), NoAnswer, "did not let this one in: not today"),
-        (frame({"bye": {}}), StartError, "no Handrail process"),
+        (frame({"welcome": {"handrail": "9.9", "protocol": 3}}), NotLetIn, "is Handrail 9.9 with protocol 3"),
+        (frame({"refused": {}}), NotLetIn, "Connection rejected"),
+        (frame({"welcome": 1}), StartError, "not a Handrail process"),
+        (frame({"id": 1, "op": "echo"}), StartError, "not a Handrail process"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", NoAnswer, "not a Handrail process"),
+        (frame({"bye": "not today"}), NoAnswer, "did not accept this process: not today"),
+        (frame({"bye": {}}), StartError, "not a Handrail process"),
         (b"", NoAnswer, "closed it"),
     ],
 )
@@ -260,6 +260,6 @@ async def test_a_holder_that_ends_while_somebody_greets_is_no_stranger(tmp_path:
 
 async def test_a_holder_that_does_not_answer_is_named(tmp_path: Path) -> None:
     server = await served(tmp_path, b"\0\0", close=False)
-    with pytest.raises(NoAnswer, match=rf"process {os.getpid()} holds the workspace but did not answer within 0.1 s"):
+    with pytest.raises(NoAnswer, match=rf"Process {os.getpid()} holds the workspace but did not answer within 0.1 s"):
         await connect(tmp_path, NAME, seconds=0.1)
     server.close()

@@ -423,7 +423,7 @@ async def test_a_watchdog_whose_process_has_gone_denies(tmp_path: Path) -> None:
             assert again.error_kind in ("denied", "interrupted") or again.ok
         await holder.log.flush()
         bodies = [str(record.body) for record in holder.log.reader.records(session="ses_w")]
-        assert any("the process that it runs in has gone" in body for body in bodies), bodies
+        assert any("The process of the watchdog has disconnected" in body for body in bodies), bodies
 
 
 # ── servers ──────────────────────────────────────────────────────────────────────────────────────

@@ -79,7 +79,7 @@ def test_a_full_disk_leaves_no_half_artifact(place: Place, folder: Path) -> None
         "except LogUnavailable as error:\n    print(error)\n",
         str(folder),
     )
-    assert "5,000 bytes cannot be stored" in said and str(folder) in said
+    assert "Cannot store an output of 5,000 bytes" in said and str(folder) in said
     assert not [file for file in folder.rglob("*") if file.is_file() and file.stat().st_size >= 1000]
     assert not list(folder.rglob(".new-*"))
 

@@ -183,7 +183,7 @@ async def test_a_redacted_body_is_gone_from_the_disk_and_the_chain_still_holds(l
 async def test_what_proves_a_redaction_stays(log: CommitLog) -> None:
     await log.commit([proposed("c1")])
     await log.redact([1], reason="x")
-    with pytest.raises(UsageError, match="record 2 is itself"):
+    with pytest.raises(UsageError, match="Record 2 documents a redaction"):
         await log.redact([2], reason="x")
     with pytest.raises(UsageError, match="no record 99"):
         await log.redact([1, 99], reason="x")

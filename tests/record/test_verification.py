@@ -316,7 +316,7 @@ def test_a_log_with_a_damaged_end_does_not_start(written: Path, tmp_path: Path) 
     content[content.index(b"<0199>")] ^= 1
     place.folders.database.write_bytes(content)
     store = place.open()
-    with pytest.raises(StartError, match=r"damaged at record 200.*handrail log verify"):
+    with pytest.raises(StartError, match=r"damaged near its end, at record 200.*handrail log verify"):
         CommitLog(store.database)
     asyncio.run(store.aclose())
     shutil.copy(written, place.folders.database)

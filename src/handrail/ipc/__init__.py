@@ -1,1 +1,1 @@
-"""How do several processes share one kernel? One holds the workspace; the others join it over a local socket."""
+"""How do several processes share one kernel? One holds the workspace; the others connect to it over a local socket."""

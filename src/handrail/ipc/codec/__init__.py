@@ -1,1 +1,1 @@
-"""How values become data on the wire, and data becomes values."""
+"""The conversion between values and data on the wire."""

@@ -1,7 +1,7 @@
-"""The Protocols of the contract as requests: who calls has a proxy, who carries out serves. Both are made from the annotations.
+"""Remote calls of the contract's Protocols: the caller has a proxy, the other side a handler, both made from annotations.
 
-Which Protocols and functions these are is listed where they are used; what a peer asks for is looked up in the table that comes
-of them, and leads to no other name.
+The modules that use them list the Protocols and functions. The resulting table of operations is closed: a peer cannot reach
+any other name.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from handrail.ipc.wire.operations import LEAVING, Op, Refused
 
 T = TypeVar("T")
 
-ENDING = "the process that holds the workspace is ending"
+ENDING = "The process that holds the workspace is shutting down."
 WORKSPACE_JOBS = "workspace-jobs."
-"""Before the names of the methods of :class:`~handrail.contract.doors.jobs.WorkspaceJobs`, of every session's jobs."""
+"""The prefix of the operations of :class:`~handrail.contract.doors.jobs.WorkspaceJobs`, the jobs of all sessions."""
 
 
 @dataclass(frozen=True, slots=True)
 class NamedClass:
-    """A class of triggers by the tool that it is, as it was declared."""
+    """A reference to a trigger class: the id and the definition hash of its tool."""
 
     tool: str
     definition: str
@@ -51,12 +51,12 @@ def a_call(value: Any) -> ProposedCall:
     """Read what :func:`~handrail.ipc.codec.mirror.of_call` writes."""
     given = a_list(value)
     if len(given) != 5:
-        raise Malformed("expected a call as its name, arguments, provider's id, fault and kind of fault")
+        raise Malformed("expected a call as name, arguments, provider id, fault and kind of fault")
     name, arguments, provider_id, fault, kind = given
     if type(name) is not str or type(arguments) is not str or type(kind) is not str or kind not in ERROR_KINDS:
-        raise Malformed("expected a call's name and arguments as texts, and a kind of fault")
+        raise Malformed("expected the name and the arguments of a call as texts, and a kind of fault")
     if any(one is not None and type(one) is not str for one in (provider_id, fault)):
-        raise Malformed("expected a call's provider's id and fault as texts")
+        raise Malformed("expected the provider id and the fault of a call as texts")
     return mirror.call_of(given)
 
 
@@ -91,14 +91,15 @@ WIRE = Codec(
         ),
     }
 )
-"""The forms of everything that crosses the wire. What a tool gives (``object``) is packed, whatever it is."""
+"""The wire forms of all types. Values of tools (``object``) are packed."""
 
 
 class Method(NamedTuple):
-    """One method, or function, by its annotations.
+    """The signature of one method or function, from its annotations.
 
-    :param takes: the form of each argument by its name; all of them travel
-    :param hears: the argument that is told pieces before the answer; it travels as a number, None for silence
+    :param takes: the form of each argument by its name; all arguments are sent
+    :param gives: the form of the result
+    :param hears: the argument that is a callback for pieces before the answer; it is sent as a number, or None
     """
 
     takes: Mapping[str, Form[Any]]
@@ -108,7 +109,7 @@ class Method(NamedTuple):
     signature: inspect.Signature
 
     def written(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments for the way over; the one that hears stays as it is."""
+        """Encode the arguments; a callback stays unchanged."""
         told: dict[str, Any] = {}
         for name, value in arguments.items():
             write = self.takes[name].write
@@ -118,7 +119,7 @@ class Method(NamedTuple):
 
 @cache
 def method_of(function: Callable[..., Any]) -> Method:
-    """Read the annotations of a function that belongs to no object, or whose first parameter is ``self``."""
+    """Read the annotations of a function, or of a method whose first parameter is ``self``."""
     hints = get_type_hints(function, localns={"Completed": Completed}, include_extras=True)
     signature = inspect.signature(function)
     parameters = [one for one in signature.parameters.values() if one.name != "self"]
@@ -134,9 +135,9 @@ def _is_told(annotation: Any) -> bool:
 
 @cache
 def methods_of(protocol: type) -> Mapping[str, Callable[..., Any]]:
-    """The methods of a Protocol that are awaited, by name, those of what it extends among them. Others are no requests.
+    """Return the asynchronous methods of a Protocol and its bases by name. Other methods are not requests.
 
-    Their annotations are read when one is first asked for: reading all of them would take longer than most calls.
+    Their annotations are read at the first use of a method: reading all of them would take longer than most calls.
     """
     found: dict[str, Any] = {}
     for kind in reversed(protocol.__mro__):
@@ -144,16 +145,17 @@ def methods_of(protocol: type) -> Mapping[str, Callable[..., Any]]:
     return found
 
 
-# ── who calls ────────────────────────────────────────────────────────────────────────────────────
+# ── the caller ───────────────────────────────────────────────────────────────────────────────────
 
 
 class Ask(Protocol):
-    """Has one method carried out on the other side."""
+    """A callable that invokes one method on the other side."""
 
     def __call__(self, op: str, method: Method, told: dict[str, Any]) -> Awaitable[Any]:
-        """
-        :param told: the arguments, written
-        :return: the answer, read
+        """Invoke one method on the other side.
+
+        :param told: the encoded arguments
+        :return: the decoded result
         """
         ...
 
@@ -165,7 +167,7 @@ class _Proxy:
 
 
 def proxy(protocol: type[T], prefix: str, ask: Ask) -> T:
-    """Return an object whose methods, which are those of ``protocol``, are carried out by ``ask``."""
+    """Return an object that implements ``protocol`` by invoking its methods through ``ask``."""
     return cast("T", _proxies(protocol)(prefix, ask))
 
 
@@ -186,10 +188,10 @@ def _asking(name: str, function: Callable[..., Any]) -> Any:
 
 
 def over(connection: Connection, *, settle: bool = False, **keys: Any) -> Ask:
-    """Ask over a connection. What was raised there is raised here.
+    """Return an :class:`Ask` for a connection. Errors of the other side are raised here.
 
     :param settle: see :meth:`~handrail.ipc.wire.connection.Connection.request`
-    :param keys: what tells the other side whose method it is
+    :param keys: further fields of each request, which identify the target object
     """
 
     async def ask(op: str, method: Method, told: dict[str, Any]) -> Any:
@@ -198,22 +200,25 @@ def over(connection: Connection, *, settle: bool = False, **keys: Any) -> Ask:
         except Refused as refused:
             raise mirror.error_of(refused) from None
         except Malformed as error:
-            raise ToolError(f"{op} was answered by what cannot be read: {error}", kind="backend") from None
+            raise ToolError(
+                f"`{op}` returned an invalid answer: {error}. Use the same Handrail version for all processes.",
+                kind="backend",
+            ) from None
 
     return ask
 
 
 class Holder(Protocol):
-    """Asks the holder (:meth:`handrail.ipc.joiner.membership.Membership.request`)."""
+    """A sender of requests to the lease holder (:meth:`handrail.ipc.joiner.membership.Membership.request`)."""
 
     async def request(self, op: str, body: Any = None, *, settle: bool = False, repeatable: bool = False) -> Any: ...
 
 
 def asking(holder: Holder, *, repeatable: bool = True, **keys: Any) -> Ask:
-    """Ask the holder of now.
+    """Return an :class:`Ask` for the current lease holder.
 
-    :param repeatable: done twice these are as done once: asked of the next holder too, where one goes before it answers
-    :param keys: what tells it whose method it is
+    :param repeatable: the methods are idempotent: send the request to the next holder if one disconnects before it answers
+    :param keys: further fields of each request, which identify the target object
     """
 
     async def ask(op: str, method: Method, told: dict[str, Any]) -> Any:
@@ -222,14 +227,14 @@ def asking(holder: Holder, *, repeatable: bool = True, **keys: Any) -> Ask:
     return ask
 
 
-# ── who carries out ──────────────────────────────────────────────────────────────────────────────
+# ── the handler ──────────────────────────────────────────────────────────────────────────────────
 
 
 class Request:
-    """How one request is answered.
+    """A handler of one kind of request.
 
-    :param functions: whose parameters are its fields, all of them given; the last one's result is the answer
-    :param carry_out: is called with the fields by name
+    :param carry_out: called with the fields of the request by name
+    :param functions: their parameters are the required fields; the last function's result is the answer
     """
 
     def __init__(self, carry_out: Callable[..., Awaitable[Any]], *functions: Callable[..., Any]) -> None:
@@ -238,28 +243,28 @@ class Request:
 
     @cached_property
     def takes(self) -> Mapping[str, Reader[Any]]:
-        """Its fields, and how each is read."""
+        """The fields of the request, each with its reader."""
         *others, last = self._functions
         keys = (name for one in others for name in inspect.signature(one).parameters if name != "self")
         return {**dict.fromkeys(keys, WIRE.reader_of(str)), **method_of(last).readers}
 
     async def answer(self, given: Mapping[str, Any]) -> Any:
-        """The answer, as the encoder takes it."""
+        """Answer the request, and return the encoded result."""
         found = await self._carry_out(**given)
         write = method_of(self._functions[-1]).gives.write
         return found if write is None else write(found)
 
 
 def request(handler: Callable[..., Awaitable[Any]]) -> Request:
-    """A request that a function answers, by its annotations."""
+    """Return a request that a function answers; the fields follow from its annotations."""
     return Request(handler, getattr(handler, "__func__", handler))
 
 
 def served(protocol: type[T], prefix: str, of: Callable[..., T]) -> dict[str, Request]:
-    """The requests for the methods of ``protocol``.
+    """Return the requests for the methods of ``protocol``, by operation name.
 
-    :param of: gives the object whose method it is, by what its parameters say, which are texts; it may raise what the asker
-        is told
+    :param of: returns the target object for the fields that its parameters name, which are texts; the caller receives its
+        errors
     """
     keys = tuple(inspect.signature(of).parameters)
 
@@ -282,9 +287,9 @@ def op_of(
     at_once: bool = False,
     cancel_when_lost: bool = False,
 ) -> Op:
-    """A request as the desk takes it. Errors travel under their names.
+    """Return the operation of a request. Errors are sent under the names of their classes.
 
-    :param is_leaving: whether this process ends, and begins nothing any more
+    :param is_leaving: returns whether this process is shutting down and accepts no requests
     """
 
     async def handled(body: Any) -> Any:
@@ -293,7 +298,7 @@ def op_of(
         try:
             given = read_fields(body, of.takes)
         except Malformed as error:
-            raise Refused("UsageError", f"the request {name!r} cannot be read: {error}") from None
+            raise Refused("UsageError", f"Invalid request `{name}`: {error}.") from None
         try:
             return await of.answer(given)
         except Refused:
@@ -305,7 +310,7 @@ def op_of(
 
 
 def heeding(handler: Callable[..., None]) -> Callable[[Any], None]:
-    """A notice that a function heeds, by its annotations."""
+    """Return the handler of a notification; the fields follow from the annotations of the function."""
     function = getattr(handler, "__func__", handler)
 
     def heard(body: Any) -> None:
@@ -335,18 +340,18 @@ DOORS: Mapping[str, type] = {
     "transcript": Transcript,
     "triggers": Triggers,
 }
-"""The doors of a runtime that a tool has to wait for, wherever it runs."""
+"""The services of a runtime with asynchronous methods."""
 CALL = "call"
-"""The runtime's own method, beside its doors."""
+"""The asynchronous method of the runtime itself."""
 PREFIX = "runtime."
-"""Before a door's name, in the names of its operations."""
+"""The prefix of the operations of a runtime's services."""
 
 
 class DoorMethod(NamedTuple):
-    """What a tool may ask of its runtime.
+    """A method that a tool may call on its runtime.
 
-    :param of: gives its function on a runtime
-    :param function: the Protocol's own
+    :param of: returns the bound function of a runtime
+    :param function: the function of the Protocol
     """
 
     of: Callable[[Runtime], Callable[..., Awaitable[Any]]]
@@ -355,7 +360,7 @@ class DoorMethod(NamedTuple):
 
 @cache
 def door_methods() -> Mapping[str, DoorMethod]:
-    """All that a tool may ask of its runtime and has to wait for, by the names of the operations."""
+    """Return the asynchronous methods of a runtime and its services, by operation name."""
     found = {CALL: DoorMethod(attrgetter(CALL), methods_of(Runtime)[CALL])}
     for door, protocol in DOORS.items():
         for name, function in methods_of(protocol).items():

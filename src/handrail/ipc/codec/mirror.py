@@ -1,4 +1,4 @@
-"""What crosses the wire as data by hand: tools and their generations, calls and their answers, rules, errors."""
+"""Hand-written wire forms: tools and their generations, calls and their answers, rules, errors."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from handrail.runtime.secrets import NO_SECRETS, SecretStore, secret_settings
 from handrail.store.encoding import decode, encode
 
 _dumped: OfSpecs[dict[str, Any]] = OfSpecs(lambda spec: write(ToolSpec, spec))
-"""Specs as data, kept by spec, since most tools of a generation were in the one before."""
+"""Encoded specs, cached by spec, because most tools of a generation were in the previous one."""
 
 _tuple: Any = tuple
 _new_answer: Callable[..., Answer] = _tuple.__new__
-"""Makes an ``Answer`` in half the time of its own constructor."""
+"""Create an ``Answer`` in half the time of its constructor."""
 
 _ERRORS: Mapping[str, type[HandrailError]] = {
     error.__name__: error for error in (UsageError, LogUnavailable, StartError)
@@ -43,32 +43,35 @@ _ERRORS: Mapping[str, type[HandrailError]] = {
 
 
 class Shown(Tool):
-    """A tool as a process that joined sees it. Its calls run in the holder."""
+    """A tool in a client process, without its code. The lease holder runs its calls."""
 
     def __init__(self, spec: ToolSpec) -> None:
         self.spec = spec
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
-        raise UsageError(f"{self.spec.id} is carried out by the process that holds the workspace, never here")
+        raise UsageError(
+            f"Cannot run `{self.spec.id}` in this process: the process that holds the workspace runs it. "
+            "Call it through a session."
+        )
 
 
 # ── tools ────────────────────────────────────────────────────────────────────────────────────────
 
 TriggerKind = Literal["", "wait", "time"]
-"""What a tool is: no class of triggers, one that waits, or one that goes by time."""
+"""The kind of trigger class that a tool is: none, one that waits, or one with times."""
 _MAX_SOURCE = 300
 
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """A tool that a process brings, as it says so.
+    """The description of a tool that a client process registers.
 
-    :param source: where it is from, as that process knows it
-    :param takes_runtime: whether it looks at its runtime at all
-    :param asks_first: whether people may have to be asked before it runs
-    :param trigger: which kind of class of triggers it is
-    :param adds_itself: of such a class: it adds its triggers in a way of its own, which runs there
-    :param settings: the keys of its secret settings that it gets there
+    :param source: the place that the tool comes from, as that process names it
+    :param takes_runtime: whether the tool uses its runtime
+    :param asks_first: whether it may have questions for the user before it runs
+    :param trigger: the kind of trigger class
+    :param adds_itself: whether a trigger class has its own ``execute``, which runs in that process
+    :param settings: the keys of its secret settings that are set in that process
     """
 
     spec: ToolSpec
@@ -84,9 +87,9 @@ class Description:
 
 
 def usable(tools: Iterable[object]) -> tuple[Found, ...]:
-    """The tools among what was given in code: tools, classes of tools, modules.
+    """Return the tools in a list of tools, tool classes and modules.
 
-    :raises LoadError: with every fault
+    :raises LoadError: with all faults
     """
     loaded = tools_among(tools)
     if loaded.faults:
@@ -95,10 +98,10 @@ def usable(tools: Iterable[object]) -> tuple[Found, ...]:
 
 
 def describe(tools: Sequence[object], secrets: SecretStore = NO_SECRETS) -> list[Message]:
-    """Tools given in code, for whoever holds the workspace; JSON.
+    """Describe tools that were passed in code for the lease holder, as JSON values.
 
-    :param secrets: what they get in this process
-    :raises LoadError: with every fault
+    :param secrets: the secrets that the tools receive in this process
+    :raises LoadError: with all faults
     """
     described: list[Message] = []
     faults: list[Fault] = []
@@ -121,27 +124,29 @@ def describe(tools: Sequence[object], secrets: SecretStore = NO_SECRETS) -> list
                 }
             )
         except (ValueError, TypeError, RecursionError, AttributeError) as error:
-            faults.append(Fault(found.place, "spec", f"is not JSON: {str(error)[:300]}"))
+            faults.append(Fault(found.place, "spec", f"The spec cannot be written as JSON: {str(error)[:300]}."))
     if faults:
         raise LoadError(faults)
-    return decode(encode(described, 1 << 62))  # at once, as it arrives there
+    return decode(encode(described, 1 << 62))  # the same values that the lease holder will receive
 
 
 def read_descriptions(told: object, process: str) -> list[Description]:
-    """What a process says of the tools that it brings.
+    """Read the descriptions of the tools that a client process registers.
 
-    :param process: how to call it
-    :raises LoadError: with every fault
+    :param process: the name of the process in faults
+    :raises LoadError: with all faults
     """
     if not isinstance(told, list):
-        raise LoadError([Fault(process, "tools", f"is a {type(told).__name__}; expected a list")])
+        raise LoadError([Fault(process, "tools", f"Expected a list, not {type(told).__name__}.")])
     read: list[Description] = []
     faults: list[Fault] = []
     for index, item in enumerate(cast("list[object]", told)):
         try:
             one = reader_of(Description)(item)
             if one.spec.definition_hash != one.definition:
-                raise Malformed(f"{one.spec.id[:80]!r} does not arrive as it was declared; use one version of Handrail")
+                raise Malformed(
+                    f"The definition of `{one.spec.id[:80]}` changed in transit. Use the same Handrail version for all processes."
+                )
             read.append(replace(one, source="".join(c if c.isprintable() else "?" for c in one.source[:_MAX_SOURCE])))
         except (ValueError, RecursionError) as error:
             faults.append(Fault(process, f"tools[{index}]", str(error)[:500] or type(error).__name__))
@@ -152,7 +157,7 @@ def read_descriptions(told: object, process: str) -> list[Description]:
 
 @dataclass(frozen=True, slots=True)
 class ShownOffering:
-    """Implements :class:`~handrail.contract.tool.offering.Offering` as far as that is listing."""
+    """The listing of an :class:`~handrail.contract.tool.offering.Offering`, without its content."""
 
     source: str
     foreign: bool
@@ -161,7 +166,7 @@ class ShownOffering:
     prompts: tuple[PromptSpec, ...]
 
     def has(self, uri: str) -> bool:
-        """Whether it lists the URI, or one of its templates makes it."""
+        """Return whether it lists the URI, or one of its templates matches it."""
         if any(one.uri == uri for one in self.resources):
             return True
         shapes = (shape_of(one.uri_template) for one in self.templates)
@@ -182,26 +187,28 @@ class ShownOffering:
         self._refuse()
 
     def _refuse(self) -> NoReturn:
-        # A program has no runtime of a call to pass, in whichever process it is: getting something is a call.
-        raise UsageError("what a source offers is read by a call, as session.call('resource.read', {'uri': …})")
+        # A program has no runtime of a call in any process: reading content is a call.
+        raise UsageError(
+            "Resources and prompts can only be read by a call. Use: session.call('resource.read', {'uri': …})"
+        )
 
 
 def shown(one: Listing) -> ShownOffering:
-    """What a source lists."""
+    """Return a snapshot of the listing of a source."""
     return ShownOffering(one.source, one.foreign, tuple(one.resources), tuple(one.templates), tuple(one.prompts))
 
 
 _Offerings = tuple[ShownOffering, ...]
 
 
-# ── what a process brings ────────────────────────────────────────────────────────────────────────
+# ── the registrations of a client process ────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True, slots=True)
 class ToldOffering:
-    """An offering of a process that joins.
+    """The description of a client process's resources and prompts.
 
-    :param stamped: it does not tell of changes by itself, and is looked at
+    :param stamped: whether changes are found by polling, because the source does not report them
     """
 
     lists: ShownOffering
@@ -210,10 +217,10 @@ class ToldOffering:
 
 @dataclass(frozen=True, slots=True)
 class ToldWatchdog:
-    """A watchdog of a process that joins.
+    """The description of a watchdog in a client process.
 
-    :param after_failures: it looks only at calls that have failed before
-    :param chooses: it says of which tools it looks at calls
+    :param after_failures: whether it checks only calls that have failed before
+    :param chooses: whether it selects the tools whose calls it checks
     """
 
     name: str
@@ -224,12 +231,12 @@ class ToldWatchdog:
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """What a process says of itself when it joins, beside its version.
+    """The greeting of a client process, without its version.
 
-    :param configured_mode: the mode that files name
-    :param tool_settings: what its flags and variables set for tools, as far as that can be for its sessions alone
-    :param catalog: what these set for models' views; None where they say nothing of it
-    :param tools: each is read as a :class:`Description`, so that all faults are told at once
+    :param configured_mode: the mode from its configuration files
+    :param tool_settings: the tool settings from its flags and variables that can apply to its sessions only
+    :param catalog: the catalog settings from its flags and variables; None if they set none
+    :param tools: each is read as a :class:`Description` later, so that all faults are reported together
     """
 
     face: str
@@ -249,19 +256,22 @@ class Hello:
 def hello_of(told: Message) -> Hello:
     """Read a greeting.
 
-    :raises Refused: naming the field that is not as expected
+    :raises Refused: if a field is invalid; the text names it
     """
     try:
         return reader_of(Hello)({name: one for name, one in told.items() if name not in _OF_THE_WIRE})
     except Malformed as error:
-        raise Refused("StartError", f"the greeting cannot be read: {error}") from None
+        raise Refused(
+            "StartError", f"Invalid greeting: {error}. Use the same Handrail version for all processes."
+        ) from None
 
 
 _OF_THE_WIRE = ("handrail", "protocol")
-"""What stands in a greeting besides; see :mod:`handrail.ipc.wire.meeting`."""
+"""The fields of a greeting that belong to the handshake; see :mod:`handrail.ipc.wire.meeting`."""
 
 
 def of_generation(generation: Generation) -> dict[str, Any]:
+    """Encode a generation."""
     entries = [_of_entry(entry) for entry in generation.entries.values()]
     return {
         "number": generation.number,
@@ -288,9 +298,9 @@ def _of_entry(entry: Entry) -> dict[str, Any]:
 
 
 def generation_of(data: Mapping[str, Any], before: Generation | None = None) -> Generation:
-    """The inverse of :func:`of_generation`, of tools that only show themselves.
+    """Decode a generation; its tools are stubs.
 
-    :param before: whose tools need not be read again, where they are the same
+    :param before: a generation whose unchanged tools are reused
     """
     known: Mapping[str, Entry] = {} if before is None else before.entries
     entries = [_entry_of(told, known.get(told["spec"]["id"])) for told in data["entries"]]
@@ -332,7 +342,7 @@ def of_rules(rules: RuleBook) -> dict[str, Any]:
 
 
 def rules_of(data: Any) -> RuleBook:
-    """The inverse of :func:`of_rules`."""
+    """Decode rules that :func:`of_rules` encoded."""
     return RuleBook(
         tuple(
             replace(parse_rule(text, scope=scope, source=source), narrows=narrows, any_case=any_case)
@@ -343,7 +353,7 @@ def rules_of(data: Any) -> RuleBook:
 
 
 def of_call(call: ProposedCall) -> list[Any]:
-    """Arguments go as text, so that the holder reads them as strictly as a model's."""
+    """Encode a call. Arguments are sent as text, so that the lease holder reads them as strictly as a model's."""
     arguments, fault = call.arguments, call.fault
     if isinstance(arguments, str):
         text = arguments
@@ -363,7 +373,7 @@ def call_of(data: Any) -> ProposedCall:
     try:
         arguments: str | bytes = text
         text.encode()
-    except UnicodeEncodeError:  # bytes that are no UTF-8, or half a character: told as what they are
+    except UnicodeEncodeError:  # invalid UTF-8, or half a character: kept unchanged
         arguments = text.encode("utf-8", "surrogateescape") if _is_escaped(text) else text
     return ProposedCall(name, arguments, provider_id, fault, fault_kind)
 
@@ -388,7 +398,7 @@ def answer_of(data: Any) -> Answer:
 
 
 def refusal_of(error: HandrailError) -> Refused:
-    """An error of the holder as data. Faults are included whole."""
+    """Convert an error into a refusal. The faults of a LoadError are included."""
     if isinstance(error, LoadError):
         return Refused("LoadError", json.dumps([asdict(fault) for fault in error.faults]))
     if isinstance(error, ToolError):
@@ -397,14 +407,14 @@ def refusal_of(error: HandrailError) -> Refused:
 
 
 def error_of(refused: Refused) -> HandrailError:
-    """The holder's error as one of this side; ``refused`` itself if it is not one of ours."""
+    """Convert a refusal back into the error it was made from, or return ``refused`` for any other error."""
     try:
         if refused.kind == "LoadError":
             return LoadError([Fault(**fault) for fault in json.loads(refused.text)])
         if refused.kind == "ToolError":
             text, error_kind, data = json.loads(refused.text)
             return ToolError(text, kind=error_kind, data=data)
-    except (ValueError, TypeError):  # cut on its way
+    except (ValueError, TypeError):  # truncated in transit
         return StartError(refused.text)
     kind = _ERRORS.get(refused.kind)
     return refused if kind is None else kind(refused.text)

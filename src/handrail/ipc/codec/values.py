@@ -1,8 +1,8 @@
-"""A tool's values on their way between two processes: they arrive as if tool and arbiter were in one.
+"""The wire form of a tool's values: they arrive as if tool and arbiter ran in the same process.
 
-What a tool returns is made plain where it ran (:mod:`handrail.arbiter.output.plain`), so that no class of its has to exist on
-the other side. Binary parts travel beside the data, each with its place, so nothing in the data can be mistaken for
-one. Single bytes are ``{"$bytes": "<base64>"}``, which is how the wire writes them by itself.
+The process of the tool converts results to plain values (:mod:`handrail.arbiter.output.plain`), so that the other side needs
+none of its classes. Binary parts are sent next to the data, each with its path, so that data cannot be mistaken for a binary
+part. A bytes value alone is ``{"$bytes": "<base64>"}``, the standard form of the wire.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from handrail.contract.errors import ERROR_KINDS, LogUnavailable, ToolError
 from handrail.ipc.wire.framing import Message
 
 INLINE_PARTS = 2_000
-"""How many parts of a value are gone through on the event loop; more are a thread's work."""
+"""The maximum number of parts of a value that are packed on the event loop; larger values are packed in a thread."""
 
 _text, _some_bytes = reader_of(str), reader_of(bytes)
 
@@ -27,9 +27,9 @@ _text, _some_bytes = reader_of(str), reader_of(bytes)
 
 
 def pack(value: object, max_parts: int = MAX_PARTS) -> Message:
-    """Whatever a tool returned, as a message.
+    """Encode the return value of a tool as a message.
 
-    :raises TooLarge: when it has more parts than that
+    :raises TooLarge: if it has more than ``max_parts`` parts
     """
     if not isinstance(value, Result):
         return _pack_data(value, max_parts)
@@ -56,7 +56,7 @@ def _pack_data(value: object, max_parts: int) -> Message:
 
 
 def _located(data: Any, binaries: Sequence[Binary]) -> list[list[Any]]:
-    """Each binary part with the way to its place."""
+    """Return each binary part with the path to its place."""
     wanted = {id(binary.place): binary for binary in binaries}
     found: list[list[Any]] = []
     to_look: list[tuple[list[str | int], Any]] = [([], data)]
@@ -72,10 +72,11 @@ def _located(data: Any, binaries: Sequence[Binary]) -> list[list[Any]]:
 
 
 def unpack(message: object) -> object:
-    """The inverse of :func:`pack`: data with its blobs in it, or a :class:`Result` where one was returned or where
-    something is to be said about what was changed.
+    """Decode a value that :func:`pack` encoded: the data with its blobs, or a :class:`Result`.
 
-    :raises Malformed: for what :func:`pack` never makes
+    It is a :class:`Result` if the tool returned one, or if there are notes about converted values.
+
+    :raises Malformed: if :func:`pack` cannot have produced the message
     """
     packed = an_object(message)
     if "data" not in packed:
@@ -99,7 +100,7 @@ def unpack(message: object) -> object:
 
 def _with_blob(data: Any, located: list[Any]) -> Any:
     if len(located) != 3:
-        raise Malformed("a binary part is not its way, its bytes and its media type")
+        raise Malformed("expected a binary part as path, bytes and media type")
     way = a_list(located[0])
     blob = Blob(_some_bytes(located[1]), _text(located[2]))
     if not way:
@@ -109,7 +110,7 @@ def _with_blob(data: Any, located: list[Any]) -> Any:
         for step in way[:-1]:
             inner = inner[_step(step, inner)]
         last = _step(way[-1], inner)
-        inner[last]  # it takes the place of something
+        inner[last]  # raises if the place does not exist
         inner[last] = blob
     except (KeyError, IndexError, TypeError):
         raise Malformed(f"a binary part has no place in the data: {way[:8]!r:.200}") from None
@@ -126,8 +127,8 @@ def _step(step: object, inside: object) -> Any:
 
 
 def of_failure(error: BaseException) -> Message:
-    """A :class:`ToolError` with all it says, anything else by its class and text: its traceback would not help."""
-    if isinstance(error, LogUnavailable):  # told as the arbiter tells it where nobody has joined
+    """Encode an error: a :class:`ToolError` completely, any other error by its class and text."""
+    if isinstance(error, LogUnavailable):  # reported as the arbiter reports it in its own process
         error = ToolError(str(error), kind="unavailable")
     if not isinstance(error, ToolError):
         return {"raised": [type(error).__name__, _as_text(error)]}
@@ -136,16 +137,16 @@ def of_failure(error: BaseException) -> Message:
         try:
             told["data"] = pack(error.data)
         except (TooLarge, MemoryError) as reason:
-            told["data"] = pack(f"<partial output that cannot be shown ({type(reason).__name__})>")
+            told["data"] = pack(f"<partial output cannot be shown ({type(reason).__name__})>")
     return {"error": told}
 
 
 def failure_of(message: Mapping[str, Any]) -> Exception | None:
-    """The inverse of :func:`of_failure`, to raise here; None where the message tells of none.
+    """Decode the error of a message for raising it here; return None if the message has none.
 
-    What is no :class:`ToolError` becomes an exception of a class by the same name, which reads as the original would.
+    An error that is not a :class:`ToolError` becomes an exception of a new class with the same name and text.
 
-    :raises Malformed: for what :func:`of_failure` never makes
+    :raises Malformed: if :func:`of_failure` cannot have produced the message
     """
     if "error" in message:
         told = an_object(message["error"])
@@ -160,13 +161,13 @@ def failure_of(message: Mapping[str, Any]) -> Exception | None:
         return None
     raised = a_list(message["raised"])
     if len(raised) != 2:
-        raise Malformed("an exception is not its class and its text")
+        raise Malformed("expected an exception as class name and text")
     name, said = _text(raised[0]), _text(raised[1])
     return type(name if name.isidentifier() else "Exception", (_Elsewhere,), {})(said)
 
 
 class _Elsewhere(Exception):
-    """Raised in another process."""
+    """An exception that was raised in another process."""
 
 
 def _as_text(value: object) -> str:

@@ -1,1 +1,1 @@
-"""The side that holds the workspace: what each process that joined may ask for, and has brought."""
+"""The lease holder's side: the requests, registrations and sessions of each client process."""

@@ -1,7 +1,7 @@
-"""Tools that a process brought when it joined: arbitrated and recorded here, carried out there.
+"""The tools of a client process: arbitrated and recorded here, executed there.
 
-The holder does every step of a call; only the function runs in the process that brought it. What it asks of its runtime
-comes back over the wire to the real runtime of the call, and only while that call runs, and only from that process.
+The lease holder does every step of a call. Only the tool's function runs in the client process. Its requests to the runtime
+come back over the wire to the real runtime of the call: only while that call runs, and only from that process.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from handrail.ipc.wire.framing import Message
 from handrail.ipc.wire.operations import Op, Refused
 from handrail.store.encoding import decode, encode
 
-_GONE = "the process that brought {} has gone, so nothing was run; start it again"
+_GONE = "The process that provides `{}` has disconnected. Nothing was run. Ask the user to start it again."
 _OF_CLIENTS = frozenset(CAPABILITY_OF.values())
 
 
 class _NotThere(ToolError):
-    """The process has gone."""
+    """The client process has disconnected."""
 
 
 class _Run:
-    """One call that runs in the other process now."""
+    """One call that is running in the client process."""
 
     __slots__ = ("doors", "kept", "number", "over", "runtime", "tool_id")
 
@@ -58,12 +58,12 @@ class _Run:
 
 
 class BroughtTools:
-    """What one process brought.
+    """The tools of one client process.
 
-    :param connection: to it; nothing is sent on it yet
-    :param described: what it says of them, as :func:`~handrail.ipc.codec.mirror.describe` makes it
-    :param secrets: the names of those that it has for them
-    :raises LoadError: with every fault of that
+    :param connection: the connection to the process; nothing is sent on it yet
+    :param described: the tools, as :func:`~handrail.ipc.codec.mirror.describe` describes them
+    :param secrets: the names of the secrets that the process has for them
+    :raises LoadError: with all faults of the descriptions
     """
 
     def __init__(self, connection: Connection, described: object, secrets: Iterable[str] = ()) -> None:
@@ -77,7 +77,7 @@ class BroughtTools:
             PREFIX + name: Op(partial(self._through, name, door), cancel_when_lost=True)
             for name, door in door_methods().items()
         }
-        """What the other process may ask for: the doors of the calls that it runs."""
+        """The requests that the client process may send: the runtime services of the calls that it runs."""
         self.notices: Mapping[str, Callable[[Any], None]] = {
             "progress": heeding(self._progress),
             "partial": heeding(self._partial),
@@ -88,29 +88,29 @@ class BroughtTools:
 
     @property
     def process(self) -> str:
-        """How people are told which one it is."""
+        """The name of the process in texts for users."""
         peer = self._connection.peer
         return f"process {peer.pid}" if peer is not None and peer.pid else "another process"
 
     def replaced(self, described: object) -> tuple[Tool, ...]:
-        """The tools that it has from now on; calls of the others go on.
+        """Replace the tools of the process, and return the new ones. Running calls of the old tools continue.
 
-        :raises LoadError: with every fault; what there was stays
+        :raises LoadError: with all faults; the old tools stay
         """
         process = self.process
         self.tools = tuple(_brought(one, process, self) for one in read_descriptions(described, process))
         return self.tools
 
     def forget(self, state: int) -> None:
-        """End what a stateful tool has open there, without anything that it could touch."""
+        """End the open state of a stateful tool in the client process. Its code cannot use the runtime meanwhile."""
         self._connection.notify("forget", {"state": state})
 
     async def carry_out(
         self, tool: BroughtTool, args: dict[str, Any], runtime: Runtime, step: Message | None = None
     ) -> object:
-        """See :meth:`BroughtTool.execute`.
+        """Execute a tool in the client process; see :meth:`BroughtTool.execute`.
 
-        :param step: which one, of a stateful tool
+        :param step: the step of a stateful tool
         """
         tool_id = tool.spec.id
         clients = not _OF_CLIENTS.isdisjoint(tool.spec.requires.capabilities)
@@ -124,9 +124,9 @@ class BroughtTools:
         return await self._run("execute", tool_id, runtime, body)
 
     async def offer(self, number: int, method: str, arguments: dict[str, Any], runtime: Runtime) -> object:
-        """Have one of its offerings give something, for the call that ``runtime`` is of.
+        """Call a method of one of the process's offerings, for the call of ``runtime``.
 
-        :param number: which of its offerings
+        :param number: the number of the offering
         """
         body: Message = {
             "offering": number,
@@ -137,9 +137,9 @@ class BroughtTools:
         return await self._run("offer", runtime.tool_id, runtime, body)
 
     async def _run(self, op: str, tool_id: str, runtime: Runtime, body: Message) -> object:
-        """Have the other process carry out something for a call, and open the doors of the call's runtime to it meanwhile."""
+        """Run an operation in the client process for a call, and serve the call's runtime to it meanwhile."""
         cancellation = runtime.cancellation
-        if cancellation.requested:  # between the last look and here
+        if cancellation.requested:  # since the last check
             raise asyncio.CancelledError
         run = _Run(next(self._numbers), tool_id, runtime)
         self._runs[run.number] = run
@@ -153,7 +153,10 @@ class BroughtTools:
         except Refused as refused:
             raise _refusal(run, refused) from None
         except Malformed as error:
-            raise ToolError(f"{tool_id}: its process answered what cannot be read: {error}", kind="backend") from None
+            raise ToolError(
+                f"The process of `{tool_id}` returned an invalid answer: {error}. Ask the user to restart it.",
+                kind="backend",
+            ) from None
         finally:
             if isinstance(cancellation, Execution):
                 cancellation.told = None
@@ -162,29 +165,31 @@ class BroughtTools:
             await _ended(run.doors)
 
     async def questions(self, tool: BroughtTool, args: dict[str, Any]) -> Sequence[Question]:
-        """See :meth:`~handrail.contract.tool.tool.Tool.questions`."""
+        """Return the tool's questions to the user; see :meth:`~handrail.contract.tool.tool.Tool.questions`."""
         body = {"arguments": _exactly(tool.spec.id, args)}
         return await self._asked(tool, "questions", body, Sequence[Question], settle=True)
 
     async def never(self, tool: BroughtTool, arguments: Mapping[str, Any]) -> bool:
-        """Whether a trigger of a class that goes by time would never fire."""
+        """Return whether a trigger with times would never fire."""
         body = {"arguments": dict(arguments), "now_ns": time.time_ns()}
         return await self._asked(tool, "due", body, int | None) is None
 
     async def wait(self, tool: BroughtTool, waiting: Waiting) -> Fired:
-        """See :meth:`~handrail.contract.tool.triggers.TriggerTool.wait`. Where its process has gone nothing fires, until the
-        session is opened with one that has it."""
+        """Wait until a trigger fires; see :meth:`~handrail.contract.tool.triggers.TriggerTool.wait`.
+
+        If the process has disconnected, nothing fires until another process with this tool opens the session.
+        """
         try:
             return await self._asked(tool, "wait", {"waiting": WIRE.write(Waiting, waiting)}, Fired)
         except _NotThere:
             return await asyncio.get_running_loop().create_future()
 
     async def _asked(self, tool: BroughtTool, asks: str, body: Message, gives: Any, *, settle: bool = False) -> Any:
-        """Ask its process something about a tool that is no call of it.
+        """Send a request about a tool that is not a call of it.
 
         :param gives: the type of the answer
-        :raises ToolError: as it was raised there; ``unavailable`` where the process has gone or refuses, ``backend`` for an
-            answer that cannot be read
+        :raises ToolError: the error of the tool; ``unavailable`` if the process has disconnected or refuses, ``backend`` if the
+            answer is invalid
         """
         tool_id = tool.spec.id
         asked = {"tool": tool_id, "definition": tool.definition, **body}
@@ -196,12 +201,15 @@ class BroughtTools:
         except ConnectionLost:
             raise _NotThere(_GONE.format(tool_id), kind="unavailable") from None
         except Refused as refused:
-            raise ToolError(f"{tool_id}: {refused.text}", kind="unavailable") from None
+            raise ToolError(f"`{tool_id}` is unavailable: {refused.text}", kind="unavailable") from None
         except Malformed as error:
-            raise ToolError(f"{tool_id}: its process answered what cannot be read: {error}", kind="backend") from None
+            raise ToolError(
+                f"The process of `{tool_id}` returned an invalid answer: {error}. Ask the user to restart it.",
+                kind="backend",
+            ) from None
 
     async def _answer(self, run: _Run, asking: asyncio.Future[Any]) -> Any:
-        """Wait to the end, whoever cancels this: the locks of a call are given back when nothing of it runs any more."""
+        """Wait until the call has ended, also if this wait is cancelled: locks are released only when nothing runs."""
         while not asking.done():
             try:
                 await asyncio.wait((asking,))
@@ -216,25 +224,27 @@ class BroughtTools:
         if not lost.sent:
             return ToolError(_GONE.format(run.tool_id), kind="unavailable")
         return ToolError(
-            f"the process that runs {run.tool_id} has gone; nobody knows whether it took effect. "
-            "Look at the state of things before you call it again",
+            f"The process of `{run.tool_id}` disconnected during the call. It is unknown whether the call took effect. "
+            "Check the result before you call it again.",
             kind="interrupted",
             data=run.kept,
         )
 
-    # ── what the other process may ask ───────────────────────────────────────────────────────────
+    # ── requests of the client process ───────────────────────────────────────────────────────────
 
     async def _through(self, name: str, door: DoorMethod, body: Any) -> Message:
-        """Ask one door of the runtime of a call that runs for this process now."""
+        """Call a runtime service of a call that the process is running."""
         of, method = door.of, method_of(door.function)
         try:
             asked = read_fields(body, {"run": WIRE.reader_of(int), "arguments": an_object})
             arguments = read_fields(asked["arguments"], method.readers)
         except Malformed as error:
-            raise Refused("malformed", f"{name}: {error}") from None
+            raise Refused("malformed", f"Invalid request `{name}`: {error}.") from None
         run = self._runs.get(asked["run"])
         if run is None or run.over:
-            raise Refused("not_running", f"{name}: no call of this process runs under the number {asked['run']}")
+            raise Refused(
+                "not_running", f"`{name}` is only available during a call: run {asked['run']} is not running."
+            )
         if method.hears is not None and (stream := arguments[method.hears]) is not None:
             arguments[method.hears] = partial(self._output, stream)
         task = asyncio.current_task()
@@ -246,23 +256,24 @@ class BroughtTools:
                     arguments[key] = await self._class(one, arguments["arguments"])
             answer = await of(run.runtime)(**arguments)
             return {"value": answer if method.gives.write is None else method.gives.write(answer)}
-        except Exception as error:  # for the tool: it may catch what its runtime raises
+        except Exception as error:  # the tool may catch the errors of its runtime
             return of_failure(error)
         finally:
             run.doors.discard(task)
 
     async def _class(self, named: NamedClass, arguments: Mapping[str, Any]) -> BroughtTrigger:
-        """A class of triggers of the other process.
+        """Return a trigger class of the client process.
 
-        :param arguments: of the trigger that is to be added
-        :raises ToolError: ``invalid_input`` where it has brought none of that name, and for a trigger that never fires
+        :param arguments: the arguments of the trigger that will be added
+        :raises ToolError: ``invalid_input`` if the process has no such class, or if the trigger would never fire
         """
         for tool in self.tools:
             if isinstance(tool, BroughtTrigger) and (tool.spec.id, tool.definition) == (named.tool, named.definition):
                 await tool.check_time(arguments)
                 return tool
         raise ToolError(
-            f"{named.tool[:80]!r} is no class of triggers that this process has brought", kind="invalid_input"
+            f"`{named.tool[:80]}` is not a trigger class of this process. Pass one of its trigger classes.",
+            kind="invalid_input",
         )
 
     def _output(self, stream: int, piece: bytes) -> None:
@@ -293,9 +304,9 @@ class BroughtTools:
 
 
 def _around(runtime: Runtime, *, clients: bool) -> Message:
-    """What does not change during a call.
+    """Return the values that stay constant during a call.
 
-    :param clients: whether it may ask the client at the face
+    :param clients: whether the tool may send requests to the client
     """
     return {
         "call_id": runtime.call_id,
@@ -312,13 +323,13 @@ def _around(runtime: Runtime, *, clients: bool) -> Message:
 
 
 def _exactly(tool_id: str, args: dict[str, Any]) -> Any:
-    """The arguments, if they arrive as they are. That they are JSON values was checked with the schema.
+    """Return the arguments in a form that arrives unchanged. The schema has checked that they are JSON values.
 
-    :raises ToolError: ``invalid_input``, for what a program passed and the wire has no form for
+    :raises ToolError: ``invalid_input`` if a program passed values that the wire cannot express
     """
     try:
         return orjson.Fragment(orjson.dumps(args))
-    except TypeError:  # keys that are no text, half characters, integers of more than 64 bits
+    except TypeError:  # keys that are not texts, half characters, integers of more than 64 bits
         pass
     try:
         exact = decode(encode(args, 1 << 62)) == _as_lists(args)
@@ -326,15 +337,15 @@ def _exactly(tool_id: str, args: dict[str, Any]) -> Any:
         exact = False
     if not exact:
         raise ToolError(
-            f"{tool_id} runs in another process, and its arguments do not go there as they are (keys that are no text, "
-            "integers of thousands of digits); pass plain JSON values",
+            f"The arguments of `{tool_id}` cannot be sent to its process unchanged. "
+            "Pass JSON values only: text keys, and integers with fewer than a thousand digits.",
             kind="invalid_input",
         )
     return args
 
 
 def _as_lists(value: Any) -> Any:
-    """Tuples as the lists that they arrive as."""
+    """Convert tuples to lists, as they arrive."""
     if isinstance(value, dict):
         return {key: _as_lists(inner) for key, inner in value.items()}  # pyright: ignore[reportUnknownVariableType]
     if isinstance(value, (list, tuple)):
@@ -343,11 +354,11 @@ def _as_lists(value: Any) -> Any:
 
 
 def _outcome(answer: object) -> object:
-    """What the tool returned.
+    """Return the return value of the tool.
 
-    :raises Exception: what it raised
-    :raises asyncio.CancelledError: when it ended because it was told to
-    :raises Malformed: for what no Handrail process answers
+    :raises Exception: the exception that the tool raised
+    :raises asyncio.CancelledError: if the tool ended because the call was stopped
+    :raises Malformed: if the answer is invalid
     """
     told = an_object(answer)
     if told.get("cancelled") is True:
@@ -362,19 +373,20 @@ def _outcome(answer: object) -> object:
 def _refusal(run: _Run, refused: Refused) -> ToolError:
     if refused.kind == "limit":
         ran = " ran, and " if refused.text.startswith("the answer") else ": "
-        return ToolError(f"{run.tool_id}{ran}{refused.text}", kind="limit")
+        return ToolError(f"`{run.tool_id}`{ran}{refused.text}", kind="limit")
     if refused.kind == "cancelled":
         return ToolError(
-            f"the process that runs {run.tool_id} is ending; nobody knows whether it took effect",
+            f"The process of `{run.tool_id}` is shutting down. It is unknown whether the call took effect. "
+            "Check the result before you call it again.",
             kind="interrupted",
             data=run.kept,
         )
     kind = "unavailable" if refused.kind in ("unavailable", "unknown_op") else "backend"
-    return ToolError(f"{run.tool_id}: {refused.text}", kind=kind)
+    return ToolError(f"`{run.tool_id}` failed: {refused.text}", kind=kind)
 
 
 async def _ended(doors: set[asyncio.Task[Any]]) -> None:
-    """End what a call left open at its doors, before its locks go; also when this task is being cancelled."""
+    """End the open service requests of a call before its locks are released, also if this task is cancelled."""
     cancelled: asyncio.CancelledError | None = None
     for task in tuple(doors):
         task.cancel()
@@ -387,18 +399,18 @@ async def _ended(doors: set[asyncio.Task[Any]]) -> None:
         raise cancelled
 
 
-# ── the tools, as the holder has them ────────────────────────────────────────────────────────────
+# ── the tools on the lease holder's side ─────────────────────────────────────────────────────────
 
 
 class BroughtTool(Tool):
-    """One tool of a process that joined.
+    """One tool of a client process.
 
-    Labelled like the holder's own Python (:attr:`~handrail.contract.tool.tool.Tool.trusted`): it is the code of the same
-    operator, which the runtime's checks hold and the operating system does not.
+    It has the same label as the lease holder's Python tools (:attr:`~handrail.contract.tool.tool.Tool.trusted`): it is code of
+    the same operator, confined by the checks of the runtime, not by the operating system.
     """
 
     blocking = True
-    """A cancellation here does not end what runs there: it is told to end, and its locks stay until it has."""
+    """A cancellation here does not end the work there: the process is asked to stop it, and the locks stay until it has."""
 
     def __init__(self, description: Description, process: str, home: BroughtTools) -> None:
         self.spec = description.spec
@@ -408,7 +420,7 @@ class BroughtTool(Tool):
         self.asks_source = description.asks_source
         self.goes_on = description.goes_on
         self._home = home
-        # Where people are told that it comes from.
+        # The origin in texts for users.
         place, _, name = description.source.rpartition(".")
         self.__module__ = place or "joined"
         self.__qualname__ = f"{name} ({process})"
@@ -417,23 +429,23 @@ class BroughtTool(Tool):
         return f"<tool {self.spec.id} of another process>"
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
-        """Have it carried out where it is from.
+        """Execute the tool in its process.
 
-        :raises ToolError: as it raised it there; ``interrupted`` when its process goes meanwhile, ``unavailable`` when
-            it had gone before
+        :raises ToolError: the error of the tool; ``interrupted`` if its process disconnects during the call, ``unavailable`` if
+            it had disconnected before
         """
         return await self._home.carry_out(self, args, runtime)
 
 
 class AskingTool(BroughtTool):
-    """One that people may have to be asked about before it runs."""
+    """A tool of a client process that may have questions for the user before it runs."""
 
     async def questions(self, args: dict[str, Any]) -> Sequence[Question]:
         return await self._home.questions(self, args)
 
 
 class SteppingTool(BroughtTool):
-    """One that is gone through step by step: its generator is in the other process, this one asks it for each step."""
+    """A stateful tool of a client process: its generator runs there, and this one requests each step."""
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         home = self._home
@@ -442,7 +454,7 @@ class SteppingTool(BroughtTool):
             try:
                 value = await home.carry_out(self, args, running(runtime), step)
             except BaseException:
-                home.forget(step["state"])  # it may have yielded there what could not be told here
+                home.forget(step["state"])  # its generator may have advanced although the answer failed
                 raise
             if value is OVER:
                 return
@@ -456,20 +468,20 @@ class SteppingTool(BroughtTool):
     async def _close(self, args: dict[str, Any], runtime: Runtime, step: Message) -> None:
         try:
             now = running(runtime)
-        except ToolError:  # no call ends it
+        except ToolError:  # it ends without a call
             self._home.forget(step["state"])
         else:
             await self._home.carry_out(self, args, now, step)
 
 
 class AskingSteppingTool(SteppingTool):
-    """The same for which people may have to be asked before it is opened."""
+    """A stateful tool of a client process that may have questions for the user before it is opened."""
 
     questions = AskingTool.questions
 
 
 class BroughtTrigger(BroughtTool, TriggerTool):
-    """One that adds triggers of a class of its own: they are added here, and waited for in its process."""
+    """A trigger class of a client process: its triggers are added here, and its process waits for them."""
 
     def __init__(self, description: Description, process: str, home: BroughtTools) -> None:
         super().__init__(description, process, home)
@@ -477,17 +489,21 @@ class BroughtTrigger(BroughtTool, TriggerTool):
         self.blocking = description.adds_itself
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
-        if self.blocking:  # it adds its triggers in a way of its own, which runs there
+        if self.blocking:  # it has its own `execute`, which runs in its process
             return await BroughtTool.execute(self, args, runtime)
         await self.check_time({key: value for key, value in args.items() if key not in OWN})
         return await TriggerTool.execute(self, args, runtime)
 
     async def check_time(self, arguments: Mapping[str, Any]) -> None:
-        """
-        :raises ToolError: ``invalid_input`` for a trigger that never fires
+        """Check that a trigger with times fires at least once.
+
+        :raises ToolError: ``invalid_input`` if it would never fire
         """
         if self._by_time and await self._home.never(self, arguments):
-            raise ToolError(f"{self.spec.id} says that this never fires; nothing was added", kind="invalid_input")
+            raise ToolError(
+                f"The trigger was not added: with these arguments, `{self.spec.id}` would never fire. Change the arguments.",
+                kind="invalid_input",
+            )
 
     async def wait(self, waiting: Waiting) -> Fired:
         return await self._home.wait(self, waiting)
@@ -499,11 +515,11 @@ _KINDS: Mapping[tuple[bool, bool], Callable[[Description, str, BroughtTools], Br
     (True, False): SteppingTool,
     (True, True): AskingSteppingTool,
 }
-"""By whether they are stateful, and whether they ask first."""
+"""The classes by whether the tool is stateful, and whether it has questions."""
 
 
 def _brought(description: Description, process: str, home: BroughtTools) -> BroughtTool:
-    """The tool that a process has told of."""
+    """Return the tool for a description from a client process."""
     if description.trigger:
         return BroughtTrigger(description, process, home)
     steps = description.spec.mode == "stateful" and description.goes_on is None

@@ -1,4 +1,4 @@
-"""One process that joined, on the holder's side: what it brought, its sessions, and what it may ask for."""
+"""One client process on the lease holder's side: its registrations, its sessions, and the requests that it may send."""
 
 from __future__ import annotations
 
@@ -52,20 +52,20 @@ from handrail.session.session import HeldSession, Under
 from handrail.session.turn import HeldTurn
 
 _KEPT_GENERATIONS = 16
-"""Older generations that a turn of a joined process may still use."""
+"""The number of older generations that a turn of a client process may still use."""
 _MAX_FACE = 40
 _MAX_PATIENCE_MS = 60_000
 MAX_TURNS = 1_000_000_000
-"""Of one session. A number is part of call ids, which are compared and kept."""
+"""The maximum turn number of a session. Turn numbers are part of call ids, which are compared and stored."""
 AT_ONCE = ("reply", "call", "keyed", "keep")
-"""Calls, which mostly end without waiting: their answers do not wait for the event loop's next round. And what is kept
-before them, so that they come behind it."""
+"""Calls, which usually end without waiting, so that their answers need not wait for the next iteration of the event loop; and
+messages that are stored before these calls, so that the order is preserved."""
 ENDLESS = ("notices.arrived", "notices.awaited")
-"""Waits that only somebody's end may end: they end with the connection."""
+"""Waits that may never end: they are cancelled with the connection."""
 
 _tuple: Any = tuple
 _new_call: Callable[..., ProposedCall] = _tuple.__new__
-"""Makes a ``ProposedCall`` in half the time of its own constructor."""
+"""Create a ``ProposedCall`` in half the time of its constructor."""
 
 
 def _a_turn(number: int) -> int:
@@ -76,12 +76,12 @@ def _a_turn(number: int) -> int:
 
 def _an_entry(entry: Entry) -> Entry:
     if not 0 <= entry[0] < 1 << 62:
-        raise Malformed("expected a message as its position, from 0, and its data")
+        raise Malformed("expected a message as position (from 0) and data")
     return entry
 
 
 Turn = Annotated[int, _a_turn]
-"""A turn's number."""
+"""The number of a turn."""
 KeptEntry = Annotated[Entry, _an_entry]
 """A message of a session with its position."""
 
@@ -101,10 +101,11 @@ def _readers_of_a_reply() -> Mapping[str, Reader[Any]]:
 
 
 def a_reply(body: Any) -> tuple[str, int, int, int, Sequence[ProposedCall]]:
-    """The fields of a reply, in the order of their table: nearly all that is ever read of a process that joined, so the
-    common one, of one call that is as it should be, is read the short way.
+    """Read the fields of a ``reply`` request, in the order of their table.
 
-    :raises Refused: naming the field that is not as expected
+    Nearly all requests of client processes are replies, so a valid reply with one call takes a fast path.
+
+    :raises Refused: if a field is invalid; the text names it
     """
     try:
         session, turn, token, generation, calls = _parts_of_a_reply(body)
@@ -125,29 +126,35 @@ def a_reply(body: Any) -> tuple[str, int, int, int, Sequence[ProposedCall]]:
     try:
         session, turn, token, generation, calls = read_fields(body, _readers_of_a_reply()).values()
     except Malformed as error:
-        raise Refused("UsageError", f"the request 'reply' cannot be read: {error}") from None
+        raise Refused("UsageError", f"Invalid request `reply`: {error}.") from None
     return session, turn, token, generation, calls
 
 
 class Host(Protocol):
-    """What is needed of the kernel that holds the workspace."""
+    """The parts of the local kernel that client processes need."""
 
     @property
     def log(self) -> CommitLog: ...
 
     def welcome(self) -> Message:
-        """What a process that joins is told of this kernel."""
+        """Return the description of this kernel for a client process."""
         ...
 
     @property
     def approvals(self) -> Approvals: ...
 
     def context_of(self, agent: str, brought: Brought) -> Context:
-        """:raises LoadError: with every fault"""
+        """Return a new context of an agent with the registrations of a process.
+
+        :raises LoadError: with all faults
+        """
         ...
 
     def learn(self, secrets: Mapping[str, str]) -> None:
-        """:raises ValueError: for a value that cannot be redacted"""
+        """Redact these secrets from now on.
+
+        :raises ValueError: if a value cannot be redacted
+        """
         ...
 
     async def open_session(self, opening: Opening, id: str | None = None) -> HeldSession: ...
@@ -155,7 +162,7 @@ class Host(Protocol):
     async def open_child(
         self, context_of: Callable[[str], Context], under: Under, face: str, id: str | None = None
     ) -> HeldSession:
-        """A sub-agent's session; see :meth:`handrail.contract.session.Session.child`."""
+        """Open the session of a sub-agent; see :meth:`handrail.contract.session.Session.child`."""
         ...
 
     async def explain_in(
@@ -173,12 +180,12 @@ class Host(Protocol):
     async def find_in(self, context: Context, query: str, **how: Any) -> Findings: ...
 
     def further_requests(self, guest: Guest) -> Mapping[str, Request]:
-        """What else a process that joined may ask for, by name."""
+        """Return the further requests that a client process may send, by name."""
         ...
 
 
 class Reception(Protocol):
-    """The part of the server that a :class:`Guest` needs."""
+    """The parts of the server that a :class:`Guest` needs."""
 
     @property
     def host(self) -> Host: ...
@@ -187,18 +194,21 @@ class Reception(Protocol):
     def leaving(self) -> bool: ...
 
     async def is_left(self, session_id: str) -> None:
-        """Wait until nothing runs any more in a session whose process was lost."""
+        """Wait until no call runs in a session whose client process has disconnected."""
         ...
 
     def leave(self, guest: Guest, sessions: Iterable[HeldSession]) -> None:
-        """The process is gone: let the calls of its sessions end, then suspend them and end what it brought."""
+        """Release a client process that has disconnected.
+
+        Its sessions are suspended after their calls have ended. Then its registrations end.
+        """
         ...
 
 
 class Guest:
-    """One process that joined.
+    """A connected client process, with its registrations and sessions.
 
-    :raises Refused: for a greeting that asks for what is not there
+    :raises Refused: if the greeting is invalid or the requested agent cannot be loaded
     """
 
     def __init__(self, server: Reception, connection: Connection, hello: Message) -> None:
@@ -206,17 +216,17 @@ class Guest:
         self._host = server.host
         self._connection = connection
         self._sessions: dict[str, HeldSession] = {}
-        self._watched: dict[str, Callable[[], None]] = {}  # by session: how to stop
+        self._watched: dict[str, Callable[[], None]] = {}  # by session: the function that stops watching
         self._kept: dict[str, int] = {}
-        """By session: the number of what was said in it and was taken last."""
+        """By session: the number of the last ``keep`` request that was accepted."""
         self._streamed: dict[str, HeldTurn] = {}
-        """Session to its last turn whose calls came one by one."""
+        """By session: the last turn whose calls arrived one by one."""
         self._generations: dict[int, Generation] = {}
         self._reloading = asyncio.Lock()
         self._forgotten = 0
-        """The number of the newest generation that is no longer kept."""
+        """The number of the newest generation that was dropped."""
         self._contexts: dict[str, Context] = {}
-        """Agent to context: that of the process, and those of further agents that its sessions name."""
+        """By agent: the context of the process, and those of further agents that its sessions use."""
         told = mirror.hello_of(hello)
         self.face: str = told.face[:_MAX_FACE]
         self._secrets = told.secrets
@@ -240,8 +250,8 @@ class Guest:
             self.context = self._context(told.agent)
         except HandrailError as error:
             raise mirror.refusal_of(error) from None
-        except ValueError as error:  # of a secret
-            raise Refused("UsageError", f"secrets: {error}") from None
+        except ValueError as error:  # a secret that cannot be redacted
+            raise Refused("UsageError", f"Invalid `secrets`: {error}") from None
         self._token: int = self._host.welcome()["token"]
         self.requests: Mapping[str, Request] = {
             "open": request(self._open),
@@ -266,7 +276,7 @@ class Guest:
             **served(Notices, "notices.", self._notices),
             **self._host.further_requests(self),
         }
-        """What the process may ask for by fields, beside replies and the doors of the calls that it runs."""
+        """The requests of the process, except replies and the runtime services of the calls that it runs."""
         self.notices: Mapping[str, Callable[[Any], None]] = {
             "watch": heeding(self._watch),
             "unwatch": heeding(self._unwatch),
@@ -279,7 +289,7 @@ class Guest:
         self.operations = self._operations()
 
     def welcome(self) -> Message:
-        """The answer to the process's greeting."""
+        """Return the answer to the greeting of the process."""
         context = self.context
         return {
             **self._host.welcome(),
@@ -289,7 +299,7 @@ class Guest:
         }
 
     def lost(self, reason: str) -> None:
-        """Let go of the process, whose connection is lost: it is sent nothing more, and its sessions end with their calls."""
+        """Release the process, whose connection is lost: it receives nothing more, and its sessions end with their calls."""
         for context in self._contexts.values():
             context.shelf.watchers.remove(self._published)
         sessions, self._sessions = self._sessions, {}
@@ -298,7 +308,7 @@ class Guest:
         self._server.leave(self, sessions.values())
 
     async def aclose(self) -> None:
-        """End what it brought, once nothing of it runs any more."""
+        """End the registrations of the process. None of its calls may be running."""
         contexts, self._contexts = self._contexts, {}
         async with AsyncExitStack() as steps:
             for context in contexts.values():
@@ -313,11 +323,11 @@ class Guest:
 
     @property
     def secrets(self) -> Mapping[str, str]:
-        """Those that the process has given, by name."""
+        """The secrets that the process registered, by name."""
         return self._secrets
 
     def at_end(self, end: Callable[[], Awaitable[object]]) -> None:
-        """Have ``end`` called once the process is gone."""
+        """Call ``end`` after the process has disconnected."""
         self._ends.append(end)
 
     def _operations(self) -> Operations:
@@ -333,7 +343,7 @@ class Guest:
         return self._server.leaving
 
     def _context(self, agent: str) -> Context:
-        """The context of ``agent`` with what the process brought, made when the agent is first named."""
+        """Return the context of ``agent`` with the registrations of the process, created at its first use."""
         context = self._contexts.get(agent)
         if context is None:
             context = self._fresh(agent)
@@ -352,8 +362,8 @@ class Guest:
         )
 
     def _part(self) -> Difference:
-        """Its first own tools: from here on its generations are no one else's."""
-        fresh = {agent: self._fresh(agent) for agent in self._contexts}  # any fault leaves all as it was
+        """Give the process its own generations, because it registered its first tools."""
+        fresh = {agent: self._fresh(agent) for agent in self._contexts}  # a fault changes nothing
         before = self.context.generation
         for agent, context in self._contexts.items():
             context.shelf.watchers.remove(self._published)
@@ -377,7 +387,7 @@ class Guest:
 
     @property
     def sessions(self) -> tuple[HeldSession, ...]:
-        """Those it has open."""
+        """The open sessions of the process."""
         return tuple(self._sessions.values())
 
     # ── sessions ─────────────────────────────────────────────────────────────────────────────────
@@ -409,7 +419,7 @@ class Guest:
         return self._entered(await self._host.open_session(opening, id), context, interaction, brought)
 
     async def _child(self, id: str, session: str, call: str, delegation: Delegation) -> Message:
-        """The session of a sub-agent that a call begins; see :meth:`handrail.contract.session.Session.child`."""
+        """Open the session of a sub-agent for a call; see :meth:`handrail.contract.session.Session.child`."""
         parent = self._session(session)
         begun: list[HeldSession] = []
 
@@ -434,7 +444,7 @@ class Guest:
         else:
             self._sessions[session.id] = session
         catalog = session.catalog
-        if interaction or brought:  # it goes on with this holder; else with what was kept
+        if interaction or brought:  # the interaction continues here; otherwise its stored state counts
             catalog.begin(interaction, brought)
         catalog.load_ahead(context.generation)
         session.news.when_brought = partial(self._brought_in, session.id, catalog)
@@ -446,7 +456,7 @@ class Guest:
             "skills": WIRE.write(Sequence[Skill], session.skills),
             "agents": WIRE.write(Sequence[AgentType], session.agents),
         }
-        if context is self.context:  # the tools of its process, which are told already
+        if context is self.context:  # the process knows these tools already
             return told
         return told | {"generation": mirror.of_generation(context.generation)}
 
@@ -456,7 +466,7 @@ class Guest:
         return _ruled_in(begun)
 
     def _brought_in(self, session_id: str, catalog: Interaction, steps: Sequence[str]) -> None:
-        """On its way before the answer of the call that changed what is in view."""
+        """Send the change of the loaded tools, before the answer of the call that made it."""
         self._connection.notify(
             "brought", {"session_id": session_id, "interaction": catalog.number, "steps": list(steps)}
         )
@@ -464,11 +474,11 @@ class Guest:
     def _session(self, session_id: str) -> HeldSession:
         session = self._sessions.get(session_id)
         if session is None:
-            raise UsageError(f"session {session_id[:80]!r} is not open in this process")
+            raise UsageError(f"Session `{session_id[:80]}` is not open in this process. Open it first.")
         return session
 
     async def _reply(self, body: Any) -> list[Any]:
-        """Its errors tell themselves whole by their class and text."""
+        """Answer all calls of one reply. Every error is sent by its class and text."""
         if self._server.leaving:
             raise Refused(LEAVING, ENDING)
         session, turn, token, generation, calls = a_reply(body)
@@ -479,28 +489,33 @@ class Guest:
         else:
             answers = await found.turn_at(turn, tools).call_all(calls)
         if self._server.leaving and any(_cut_short(answer.result) for answer in answers):
-            raise Refused(HANDED_ON, "the process that held the workspace has ended")
+            raise Refused(HANDED_ON, "The process that held the workspace has ended.")
         return [mirror.of_answer(answer) for answer in answers]
 
     def _tools(self, session: HeldSession, token: int, generation: int) -> Generation:
-        """Those of a turn. One that was taken with another holder, or over a connection before this one, goes on with what
-        there is here."""
+        """Return the tools of a turn.
+
+        A turn that started with another lease holder, or over an earlier connection, continues with the current tools.
+        """
         tools = self._generations.get(generation) if token == self._token else session.generation
         if tools is None and generation > self._forgotten:
             tools = session.generation
         if tools is None:
-            raise UsageError(f"generation {generation} of the tools is not kept any more; take a new turn")
+            raise UsageError(f"Generation {generation} of the tools is no longer available. Start a new turn.")
         return tools
 
     async def _call(
         self, session: str, turn: Turn, position: int, token: int, generation: int, call: ProposedCall, behind: int
     ) -> Any:
-        """The next call of a reply that still goes on. One whose first calls went to another holder is not known here: its
-        calls are told by their records, or proposed anew."""
+        """Answer the next call of a reply that is still arriving.
+
+        If another lease holder received the first calls of the turn, this one does not know the turn: the client reads the
+        results from the log, or proposes the calls again.
+        """
         found = self._session(session)
         if behind not in (0, self._kept.get(session)):
             raise Refused(
-                HANDED_ON, f"what was said in session {session} before this call has not come, or was refused"
+                HANDED_ON, f"The messages of session {session} before this call did not arrive, or were refused."
             )
         begun = self._streamed.get(session)
         if not position:
@@ -510,31 +525,33 @@ class Guest:
             except UsageError:
                 if found.closed:
                     raise
-                begun = None  # calls of it are on record, or in what was said: another holder's
+                begun = None  # the log or the history has calls of the turn: another lease holder received them
         if begun is None or (begun.number, begun.proposed) != (turn, position):
-            raise Refused(HANDED_ON, f"turn {turn} of session {session} did not begin here")
+            raise Refused(HANDED_ON, f"Turn {turn} of session {session} did not start with this lease holder.")
         answer = await begun.submit(call)
         if self._server.leaving and _cut_short(answer.result):
-            raise Refused(HANDED_ON, "the process that held the workspace has ended")
+            raise Refused(HANDED_ON, "The process that held the workspace has ended.")
         return mirror.of_answer(answer)
 
     async def _keyed(self, session: str, call: ProposedCall, key: str) -> Result:
         given = call.arguments
         arguments = given.decode("utf-8", "replace") if isinstance(given, bytes) else given
         result = await self._session(session).call(call.name, arguments, key=key)
-        if self._is_leaving() and _cut_short(result):  # asked again under its key, it is told by its record
+        if self._is_leaving() and _cut_short(result):  # repeated with its key, the log answers it
             raise Refused(LEAVING, ENDING)
         return result
 
     async def _recall(self, session: str, calls: Sequence[str]) -> Any:
-        """The answers, each with whether the call had begun or waits: one that had not had no effect, and may be proposed
-        anew."""
+        """Return the answers, each with whether the call has started or waits.
+
+        A call that has not started had no effect and may be proposed again.
+        """
         answers = await self._session(session).recall_all(calls)
         return [[mirror.of_answer(answer), await self._has_begun(answer)] for answer in answers]
 
     async def _has_begun(self, answer: Answer) -> bool:
         outcome = await self._host.log.outcome_of(answer.call_id)
-        # A refusal is the kernel's own word: stopped before it began, because a holder ended.
+        # The kernel records `refused` for a call that it stopped before the start, because the lease holder shut down.
         stopped = outcome is not None and outcome.kind == "refused" and _cut_short(answer.result)
         return bool({"parked", "job"} & answer.result.metadata.keys()) or (outcome is not None and not stopped)
 
@@ -547,11 +564,11 @@ class Guest:
     async def _instructions(self, session: str) -> Sequence[tuple[str, str]]:
         return await self._session(session).instructions_above()
 
-    # ── what was said, and what is to be told ────────────────────────────────────────────────────
+    # ── messages and notifications ───────────────────────────────────────────────────────────────
 
     def _history(self, session: str) -> History:
         if (history := self._session(session).history) is None:
-            raise UsageError(f"nothing is kept of session {session}")
+            raise UsageError(f"Session {session} has no stored history.")
         return history
 
     async def _keep(self, session: str, entries: Sequence[KeptEntry], number: int) -> None:
@@ -561,7 +578,7 @@ class Guest:
 
     def _notices(self, session: str) -> Notices:
         if (notices := self._session(session).notices) is None:
-            raise UsageError(f"session {session} is told nothing")
+            raise UsageError(f"Session {session} receives no notifications.")
         return notices
 
     async def _stop(self, session: str, reason: StopReason) -> int:
@@ -647,10 +664,10 @@ class Guest:
 
 
 def _cut_short(result: Result) -> bool:
-    """Whether a call was ended, or is parked, because the kernel was shutting down."""
+    """Return whether a call was stopped or suspended because the kernel was shutting down."""
     return result.metadata.get("stopped_by") == "shutdown" or "parked" in result.metadata
 
 
 def _ruled_in(session: HeldSession) -> list[Any]:
-    """What a provider may carry out itself, by id, each with why the session's rules rule it out."""
+    """Return the provider tools by id, each with the reason why the session's rules exclude it, or None."""
     return [[offer.spec.id, offer.refused] for offer in session.native]

@@ -1,5 +1,4 @@
-"""What a process that joined has for the calls of its sessions, as the holder asks it: its people, its client, its model, its
-watchdogs and its offerings."""
+"""The lease holder's proxies for a client process: its approval handlers, clients, models, watchdogs and resources."""
 
 from __future__ import annotations
 
@@ -37,18 +36,18 @@ from handrail.ipc.wire.operations import Refused
 from handrail.policy.watchdogs.watchdog import Opinion, WatchdogCall
 
 PEOPLE, CLIENT, BUFFERS, MODEL = "people.", "client.", "buffers.", "model."
-"""Before the names of the methods of :class:`Attendant`, :class:`Peer`, :class:`Buffers` and :class:`Delegates`."""
+"""The prefixes of the operations of :class:`Attendant`, :class:`Peer`, :class:`Buffers` and :class:`Delegates`."""
 _MOST_KEPT = 1_024
-"""Calls of which it is kept what their client answers."""
+"""The number of calls whose client capabilities are remembered."""
 _STAMP_S = 5.0
-"""How long a look at what is offered may take, after which it counts as nothing seen."""
+"""The time limit for a stamp of a resource; after it, the stamp counts as unknown."""
 
 
 class RemotePerson:
-    """Whoever sits at a process that joined. When that is gone, nobody is here now: what was asked is parked.
+    """The approval handler of a client process. If the process has disconnected, it defers every request.
 
-    :param session_id: of the session that it opened; the calls of its sub-agents are asked about by another's id
-    :param shared: several clients share that session
+    :param session_id: the session that the process opened; its sub-agents' requests have other session ids
+    :param shared: whether several clients share that session
     """
 
     def __init__(self, connection: Connection, session_id: str, *, shared: bool = False) -> None:
@@ -68,31 +67,32 @@ class RemotePerson:
             return None
 
 
-# ── the client at the face ───────────────────────────────────────────────────────────────────────
+# ── the client ───────────────────────────────────────────────────────────────────────────────────
 
 
 def kinds_offered(peer: Peer, call_id: str) -> list[AskKind]:
-    """What the client of a call says that it answers."""
+    """Return the kinds of request that the client of a call supports."""
     return [kind for kind, (method, params) in ASK_KINDS.items() if _offers(peer, call_id, method, params)]
 
 
 def kinds_open(peer: PeerDoor) -> list[AskKind]:
-    """What a tool may ask for, and its client answers."""
+    """Return the kinds of request that a tool may send and its client supports."""
     return [kind for kind, (method, params) in ASK_KINDS.items() if peer.offers(method, params)]
 
 
 def _offers(peer: Peer, call_id: str, method: AskMethod, params: Mapping[str, Any]) -> bool:
     try:
         return peer.offers(call_id, method, params) is True
-    except Exception:  # a face that cannot tell
+    except Exception:  # a client handler that fails
         return False
 
 
 class RemotePeer:
-    """Implements :class:`~handrail.contract.doors.peer.Peer` in the holder. Which requests a client answers is told before
-    each call, since one without a session of its own says so anew with each.
+    """A :class:`~handrail.contract.doors.peer.Peer` on the lease holder's side for the client of a client process.
 
-    :param kinds: what its client answers, as far as it is known when the session is opened
+    The process reports the supported requests before each call, because they may differ between calls.
+
+    :param kinds: the requests that the client supports when the session is opened
     """
 
     def __init__(self, connection: Connection, session_id: str, kinds: Iterable[str]) -> None:
@@ -103,8 +103,9 @@ class RemotePeer:
         self._by_call: dict[str, frozenset[str]] = {}
 
     def told(self, call: str, kinds: Iterable[str]) -> None:
-        """
-        :param call: a call's id, or that of a turn without the place in it
+        """Set the requests that the client supports during a call.
+
+        :param call: the id of a call, or of a turn: a call id without the position
         """
         self._by_call[call] = self._latest = frozenset(kinds)
         if len(self._by_call) > _MOST_KEPT:
@@ -118,7 +119,7 @@ class RemotePeer:
         try:
             return await self._there.ask(call_id, asks)
         except ConnectionLost:
-            raise ToolError("the client has gone, with the process it was at", kind="unavailable") from None
+            raise ToolError("The client has disconnected. Continue without it.", kind="unavailable") from None
         except HandrailError as error:
             raise error if isinstance(error, ToolError) else ToolError(str(error), kind="unavailable") from None
 
@@ -127,7 +128,7 @@ class RemotePeer:
 
 
 class RemoteEditor(RemotePeer):
-    """The same of a client that is an editor; implements :class:`~handrail.contract.doors.peer.Buffers` beside."""
+    """A :class:`RemotePeer` for an editor, which also implements :class:`~handrail.contract.doors.peer.Buffers`."""
 
     def __init__(self, connection: Connection, session_id: str, kinds: Iterable[str]) -> None:
         super().__init__(connection, session_id, kinds)
@@ -136,16 +137,16 @@ class RemoteEditor(RemotePeer):
     async def unsaved(self, path: str) -> str | None:
         try:
             return await self._shown.unsaved(path)
-        except HandrailError:  # gone, or without an answer: as an editor that does not say
+        except HandrailError:  # disconnected, or no answer: the same as an editor without unsaved changes
             return None
 
 
 class RemotePeerDoor:
-    """Implements :class:`~handrail.contract.doors.peer.PeerDoor` for a tool whose call is carried out in another process.
+    """A :class:`~handrail.contract.doors.peer.PeerDoor` for a tool that runs in a client process.
 
-    :param there: the door of the call, asked over the wire
-    :param let_go: tells the other side that the client need not hold the line
-    :param open: what it may ask for, of what its client answers
+    :param there: the proxy of the call's service
+    :param let_go: tells the other side that the call releases the client's connection
+    :param open: the requests that the tool may send and the client supports
     """
 
     def __init__(self, there: PeerDoor, let_go: Callable[[], None], open: Iterable[str]) -> None:
@@ -159,7 +160,7 @@ class RemotePeerDoor:
     async def ask(self, asks: Mapping[str, Ask]) -> Mapping[str, Mapping[str, Any]]:
         for key, ask in asks.items():
             if not isinstance(ask, Ask):  # pyright: ignore[reportUnnecessaryIsInstance] - a tool may pass anything
-                raise ToolError(f"{key!r} is no request to a client", kind="invalid_input")
+                raise ToolError(f"Invalid client request `{key}`: expected an Ask.", kind="invalid_input")
         return await self._there.ask(asks)
 
 
@@ -167,18 +168,20 @@ class RemotePeerDoor:
 
 
 class RemoteDelegates:
-    """Implements :class:`~handrail.contract.doors.agents.Delegates` in the holder: the model of a session is in the process
-    that opened it, and that one has the sub-agents' sessions opened here."""
+    """A :class:`~handrail.contract.doors.agents.Delegates` for a session whose model runs in a client process.
+
+    That process opens the sessions of the sub-agents here.
+    """
 
     def __init__(self, connection: Connection, session_id: str) -> None:
         self._there = proxy(Delegates, MODEL, over(connection, settle=True, session=session_id))
 
     async def compact(self) -> Result:
-        lost = "the process that has the model has gone; look into its session before you ask again"
+        lost = "The process of the model disconnected during the compaction. Check the session before you repeat it."
         return await self._asked(self._there.compact(), lost)
 
     async def run(self, call_id: str, delegation: Delegation) -> Result:
-        lost = "the line to the process that has the model was lost while the sub-agent was at work; look at what it has done before you hand this over again"
+        lost = "The process of the sub-agent's model disconnected while it was working. Check what it has done before you delegate again."
         return await self._asked(self._there.run(call_id, delegation), lost)
 
     async def _asked(self, asked: Awaitable[Result], when_lost: str) -> Result:
@@ -187,7 +190,8 @@ class RemoteDelegates:
         except ConnectionLost as lost:
             if not lost.sent:
                 raise ToolError(
-                    "the process that has the model has gone; nothing was handed over", kind="unavailable"
+                    "The process of the model has disconnected. Nothing was delegated. Do the work yourself.",
+                    kind="unavailable",
                 ) from None
             raise ToolError(when_lost, kind="interrupted") from None
         except HandrailError as error:
@@ -198,10 +202,10 @@ class RemoteDelegates:
 
 
 class RemoteWatchdog:
-    """A watchdog of a process that joined. It is asked there within its time; any failure is a no.
+    """A watchdog of a client process. It runs there within its timeout, and any failure denies the call.
 
-    :param number: by which that process knows it
-    :param told: its name, its time-out, and what it says of itself
+    :param number: the number by which that process knows it
+    :param told: its name, timeout and filters
     """
 
     def __init__(self, connection: Connection, number: int, told: ToldWatchdog) -> None:
@@ -214,7 +218,7 @@ class RemoteWatchdog:
         self._specs: dict[str, ToolSpec] = {}
 
     def concerns(self, spec: ToolSpec) -> bool:
-        """Keep the declaration for the other process, which says with each call whether it looks at calls of this tool."""
+        """Remember the declaration for the other process, which filters by it with each call. Return True."""
         if self._chooses:
             self._specs[spec.id] = spec
         return True
@@ -229,25 +233,25 @@ class RemoteWatchdog:
         try:
             told = await self._connection.request("watchdog", body)
         except ConnectionLost:
-            return Opinion("deny", "the process that it runs in has gone; start it again")
+            return Opinion("deny", "The process of the watchdog has disconnected. Ask the user to start it again.")
         except Refused as refused:
-            return Opinion("deny", f"it could not be asked: {refused.text}")
+            return Opinion("deny", f"The watchdog could not be called: {refused.text}")
         if (failure := failure_of(told)) is not None:
             raise failure
         try:
             return WIRE.reader_of(Opinion)(told.get("value"))
         except Malformed as error:
-            return Opinion("deny", f"its process answered what cannot be read: {error}")
+            return Opinion("deny", f"The process of the watchdog returned an invalid answer: {error}.")
 
 
-# ── its offerings ────────────────────────────────────────────────────────────────────────────────
+# ── its resources and prompts ────────────────────────────────────────────────────────────────────
 
 Offer = Callable[[int, str, dict[str, Any], Runtime], Awaitable[object]]
-"""Has an offering of the other process give something (:meth:`handrail.ipc.holder.brought.BroughtTools.offer`)."""
+"""Reads from an offering of the client process (:meth:`handrail.ipc.holder.brought.BroughtTools.offer`)."""
 
 
 class Subscribed:
-    """Who is told of the changes of what a process that joined offers, by number."""
+    """The callbacks for changes of a client process's resources, by number."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
@@ -262,16 +266,17 @@ class Subscribed:
         self._told.pop(number, None)
 
     def updated(self, number: int, uri: str) -> None:
-        """Pass on what the other process tells."""
+        """Call the callback of a subscription, because the client process reported a change."""
         if (told := self._told.get(number)) is not None:
             told(uri)
 
 
 class RemoteOffering:
-    """Implements :class:`~handrail.contract.tool.offering.Offering`: it lists what its process said when it joined, or at its
-    last reload, and what it gives comes from there.
+    """An :class:`~handrail.contract.tool.offering.Offering` of a client process.
 
-    :param number: by which that process knows it
+    Its listing is the one that the process sent when it connected, or at its last reload. Its content comes from the process.
+
+    :param number: the number by which that process knows it
     """
 
     def __init__(
@@ -321,8 +326,12 @@ class RemoteOffering:
     async def _given(self, method: str, arguments: dict[str, Any], runtime: Runtime) -> Mapping[str, Any]:
         given = await self._offer(self._number, method, arguments, runtime)
         if not isinstance(given, Mapping):
-            raise ToolError(f"{self.source or 'the source'} gave no {method}", kind="backend")
-        return given  # pyright: ignore[reportUnknownVariableType] - whoever asked looks into it
+            raise ToolError(
+                f"Invalid answer of {self.source or 'the source'} to `{method}`: {type(given).__name__}. "
+                "Expected an object. Continue without it.",
+                kind="backend",
+            )
+        return given  # pyright: ignore[reportUnknownVariableType] - the caller checks it
 
     async def subscribe(self, uri: str, updated: Callable[[str], None]) -> Callable[[], Awaitable[None]]:
         number = self._subscribed.add(updated)
@@ -344,14 +353,17 @@ class RemoteOffering:
         try:
             return await self._connection.request(f"offering.{what}", body)
         except ConnectionLost:
-            raise ToolError("the process that offers it has gone; start it again", kind="unavailable") from None
+            raise ToolError(
+                f"The process of {self.source or 'the source'} has disconnected. Ask the user to start it again.",
+                kind="unavailable",
+            ) from None
         except Refused as refused:
             error = mirror.error_of(refused)
             raise error if isinstance(error, ToolError) else ToolError(str(error), kind="unavailable") from None
 
 
 class RemoteStampedOffering(RemoteOffering):
-    """The same of one that is looked at; implements :class:`~handrail.contract.tool.offering.Stamped` beside."""
+    """A :class:`RemoteOffering` that is polled; it also implements :class:`~handrail.contract.tool.offering.Stamped`."""
 
     def __init__(self, connection: Connection, *rest: Any) -> None:
         super().__init__(connection, *rest)
@@ -364,7 +376,7 @@ class RemoteStampedOffering(RemoteOffering):
         return self._look("glance", uri)
 
     def _look(self, how: str, uri: str) -> str:
-        """Called in a thread, so this waits for the event loop's answer."""
+        """Request a stamp from the client process. Call it in a thread: it blocks until the event loop answers."""
         looking = asyncio.run_coroutine_threadsafe(self._asked(how, {"offering": self._number, "uri": uri}), self._loop)
         try:
             found = looking.result(_STAMP_S)
@@ -377,6 +389,6 @@ class RemoteStampedOffering(RemoteOffering):
 def remote_offering(
     connection: Connection, number: int, told: ToldOffering, offer: Offer, subscribed: Subscribed
 ) -> RemoteOffering:
-    """One of the offerings that a process says it brings."""
+    """Return the offering for a description from a client process."""
     kind = RemoteStampedOffering if told.stamped else RemoteOffering
     return kind(connection, number, told.lists, offer, subscribed)

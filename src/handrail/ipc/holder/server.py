@@ -1,7 +1,7 @@
-"""The holder's side of joining: each process that joined has contexts and sessions of its own, under the one arbiter.
+"""The server for client processes: each has its own contexts and sessions, under the same arbiter.
 
-A dropped connection is no abort. Calls that were proposed go on to their end and are recorded; the sessions they
-belong to are suspended once the last has ended, and can be opened again by whoever joins next.
+A lost connection does not abort calls. Proposed calls run to their end and are recorded. After the last call has ended, its
+session is suspended, and any process can open it again.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from handrail.ipc.wire.operations import LEAVING, Operations, Refused, logger
 from handrail.session.session import ABORTED, HeldSession
 
 _DRAIN_S = 10.0
-"""How long the end of a holder waits for calls of others."""
+"""The maximum time that a shutdown waits for calls of client processes."""
 SILENT_S = 1.0
-"""How long it waits before it logs what it is waiting for."""
+"""The time after which it logs the calls that it waits for."""
 _MOST_NAMED = 5
 _PATIENCE_S = 5.0
-"""How long tools that processes brought may take to end when the holder ends."""
+"""The time limit for ending the tools of client processes at shutdown."""
 
 
 class Server:
-    """Lets processes join one kernel."""
+    """A server that lets client processes use one kernel."""
 
     def __init__(self, host: Host) -> None:
         self.host = host
@@ -38,17 +38,22 @@ class Server:
         self.leaving = False
         self._listener: Listener | None = None
         self._left: dict[str, asyncio.Task[None]] = {}
-        """Session to the task that waits for its calls, when its process is gone while they still run."""
+        """By session: the task that waits for its calls after its process has disconnected."""
         self._ending: set[asyncio.Task[None]] = set()
-        """Tasks that end what is left of processes that are gone."""
+        """The tasks that clean up after processes that have disconnected."""
 
     async def open(self, folder: Path, name: str) -> None:
-        """:raises StartError: when no socket can be made"""
+        """Start to listen on a socket file in ``folder``.
+
+        :raises StartError: if the socket cannot be created
+        """
         self._listener = await listen(folder, name, self._accept)
 
     async def drain(self) -> None:
-        """Start nothing more for processes that joined, and let what has started come to its end, within bounds. Calls that
-        had not started go to the next holder."""
+        """Accept no more calls from client processes, and wait a limited time for running calls.
+
+        Calls that have not started go to the next lease holder.
+        """
         self.leaving = True
         sessions = [session for guest in self.guests for session in guest.sessions]
         for session in sessions:
@@ -62,7 +67,7 @@ class Server:
             said.cancel()
 
     async def aclose(self) -> None:
-        """Close all connections. Their sessions have been ended before, by the end of the kernel."""
+        """Close all connections. The kernel must have ended their sessions."""
         self.leaving = True
         if self._listener is not None:
             await self._listener.aclose()
@@ -73,7 +78,7 @@ class Server:
 
     def _accept(self, connection: Connection, hello: Message) -> tuple[Operations, Message]:
         if self.leaving:
-            raise Refused(LEAVING, "the process that holds the workspace is ending; try again")
+            raise Refused(LEAVING, "The process that holds the workspace is shutting down. Try again.")
         if hello.items() >= ONLY_ANSWERS.items():
             return self._answers(), {}
         guest = Guest(self, connection, hello)
@@ -82,8 +87,10 @@ class Server:
         return guest.operations, guest.welcome()
 
     def _answers(self) -> Operations:
-        """What a process may ask for that only answers requests. Each is durable when it is answered; what became of it stands
-        in the database."""
+        """Return the operations of a process that only answers approval requests.
+
+        An answer is durable when the operation returns. The process reads the outcome from the database.
+        """
         desk = self.host.approvals
 
         async def decide(id: str, answer: ApprovalAnswer, by: str) -> None:
@@ -101,7 +108,10 @@ class Server:
         )
 
     def leave(self, guest: Guest, sessions: Iterable[HeldSession]) -> None:
-        """The process is gone: let the calls of its sessions end, then suspend them and end what it brought."""
+        """Release a client process that has disconnected.
+
+        Its sessions are suspended after their calls have ended. Then its registrations end.
+        """
         self.guests.discard(guest)
         loop = asyncio.get_running_loop()
         leaving: list[asyncio.Task[None]] = []
@@ -113,19 +123,19 @@ class Server:
         ending.add_done_callback(self._ending.discard)
 
     async def is_left(self, session_id: str) -> None:
-        """Wait until nothing runs any more in a session whose process was lost."""
+        """Wait until no call runs in a session whose client process has disconnected."""
         if (leaving := self._left.get(session_id)) is not None:
             await asyncio.wait((leaving,))
 
     async def _suspend(self, session: HeldSession) -> None:
         try:
-            if session.family.under is not None:  # its model was there, so nobody takes its answers
+            if session.family.under is not None:  # its model was in that process and cannot receive answers
                 await session.suspend(ABORTED, "parent")
                 return
             await session.settled()
-            await session.suspend("was left by the process that had it open; open it again by its id")
-        except Exception as error:  # as when the disk is full: the end of this process suspends it, too
-            logger.warning("session %s could not be suspended: %s", session.id, error)
+            await session.suspend("was left by its process; open it again by its id")
+        except Exception as error:  # for example a full disk; the end of this process suspends it as well
+            logger.warning("cannot suspend session %s: %s", session.id, error)
         finally:
             del self._left[session.id]
 
@@ -135,7 +145,7 @@ def _tell_what_runs(sessions: Iterable[HeldSession]) -> None:
     if running:
         named = ", ".join(f"{call.tool_id} ({call.id})" for call in running[:_MOST_NAMED])
         more = f" and {len(running) - _MOST_NAMED:,} more" if len(running) > _MOST_NAMED else ""
-        logger.warning("ending waits for calls of other processes, at most %g s: %s%s", _DRAIN_S, named, more)
+        logger.warning("shutdown waits at most %g s for calls of other processes: %s%s", _DRAIN_S, named, more)
 
 
 async def _ended(guest: Guest, leaving: Iterable[asyncio.Task[None]]) -> None:
@@ -144,4 +154,4 @@ async def _ended(guest: Guest, leaving: Iterable[asyncio.Task[None]]) -> None:
     try:
         await guest.aclose()
     except Exception as error:
-        logger.warning("some tools of a process that joined did not end cleanly: %s", error)
+        logger.warning("some tools of a client process did not end cleanly: %s", error)

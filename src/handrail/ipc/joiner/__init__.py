@@ -1,1 +1,1 @@
-"""The side that joined: its sessions, its tools, and how it finds the next holder."""
+"""The client's side: its sessions and tools, and the connection to the current lease holder."""

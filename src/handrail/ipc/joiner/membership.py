@@ -252,4 +252,4 @@ def _check_joinable(holder: Holder) -> None:
 
 def _told(error: NotLetIn) -> str:
     """The holder's own words."""
-    return str(error).removeprefix("joining was refused: ")
+    return str(error).removeprefix("Connection rejected: ")

@@ -1,1 +1,1 @@
-"""One connection between two processes: frames, operations, the greeting, and where the holder is met."""
+"""The connection between two processes: frames, operations, the handshake, and the socket of the lease holder."""

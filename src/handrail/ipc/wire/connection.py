@@ -1,15 +1,15 @@
-"""One connection between two processes of the same user: requests, answers, notices and cancellations, both ways.
+"""One connection between two processes of the same user: requests, answers, notifications and cancellations, both ways.
 
-Four kinds of message, each a JSON object:
+There are four kinds of message, each a JSON object:
 
     {"id": 7, "op": "call", "body": …}                       a request
     {"id": 7, "ok": …}   {"id": 7, "error": {"kind", "text"}}  its answer
-    {"op": "progress", "body": …}                            a notice, which nobody answers
-    {"cancel": 7}                                            whoever asked 7 stopped waiting
+    {"op": "progress", "body": …}                            a notification, which has no answer
+    {"cancel": 7}                                            the sender of request 7 stopped waiting
 
-and ``{"bye": reason}`` before a connection is dropped. Ids grow, each side counting its own. What a peer may ask for is a
-closed table. Nothing that a peer sends raises through the event loop: it is answered, or the connection is dropped
-with a reason that is logged.
+and ``{"bye": reason}`` before a connection is dropped. Ids increase; each side counts its own. The operations that a peer may
+request are a closed table. No message of a peer raises through the event loop: the kernel answers it, or drops the connection
+and logs the reason.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from handrail.ipc.wire.framing import MAX_FRAME, Inbox, Message, TooLong, frame
 from handrail.ipc.wire.operations import Desk, Operations, Refused, logger
 
 MAX_OWED = 2 * MAX_FRAME
-"""Bytes that may be queued for a peer that does not read, before it is dropped."""
+"""The maximum number of queued bytes for a peer that does not read. Beyond it, the connection is dropped."""
 
 BEHIND = 1024 * 1024
-"""Queued bytes from which on a peer counts as behind: then notices that may be lost are not sent."""
+"""The number of queued bytes from which a peer counts as behind: optional notifications are then not sent."""
 
 _CLOSING_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """The process at the other end, as the operating system knows it. ``pid`` is 0 in another pid namespace."""
+    """The process at the other end, as reported by the operating system. ``pid`` is 0 in another pid namespace."""
 
     pid: int
     uid: int
@@ -49,9 +49,9 @@ class Peer:
 if sys.platform == "linux":
 
     def peer_of(connected: socket.socket) -> Peer:
-        """Who is at the other end.
+        """Return the process at the other end.
 
-        :raises OSError: when the system does not say
+        :raises OSError: if the system does not report it
         """
         pid, uid, _gid = struct.unpack("3i", connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         return Peer(pid, uid)
@@ -59,30 +59,33 @@ if sys.platform == "linux":
 else:  # pragma: no cover - exercised elsewhere only
 
     def peer_of(connected: socket.socket) -> Peer:
-        """Who is at the other end. Not known on this system, so nobody joins."""
-        raise OSError("this system does not tell who is at the other end of a socket")
+        """Raise OSError: this system does not report the process at the other end."""
+        raise OSError("this system does not report the process at the other end of a socket")
 
 
 def foreign(peer: Peer) -> str | None:
-    """Why this peer is not spoken to; None for the same user."""
+    """Return why this peer is rejected, or None if it belongs to the same user."""
     if peer.uid == os.geteuid():
         return None
-    return f"it belongs to user {peer.uid}, this process to user {os.geteuid()}; only the same user can join"
+    return (
+        f"The other process belongs to user {peer.uid}, this process to user {os.geteuid()}. "
+        "Only processes of the same user can connect."
+    )
 
 
 class ConnectionLost(HandrailError):
-    """The connection to the peer is lost. Whether it did what it was asked is unknown, unless :attr:`sent` is False.
+    """The connection to the peer was lost. Unless :attr:`sent` is False, it is unknown whether the peer did the request.
 
-    :param sent: False when the request never left this process
+    :param sent: False if the request never left this process
     """
 
     def __init__(self, reason: str, *, sent: bool = True) -> None:
-        super().__init__(f"the connection to the other Handrail process was lost: {reason}")
+        super().__init__(f"The connection to the other Handrail process was lost: {reason}")
         self.sent = sent
 
 
 class Gate(Protocol):
-    """Handles a connection until both sides have greeted; see :mod:`handrail.ipc.wire.meeting`."""
+    """The handler of a connection during the handshake; see :mod:`handrail.ipc.wire.meeting`."""
 
     def begun(self, connection: Connection) -> None: ...
     def heard(self, connection: Connection, message: Message) -> None: ...
@@ -90,10 +93,10 @@ class Gate(Protocol):
 
 
 class Connection(asyncio.BufferedProtocol):
-    """One end of the wire. Made by :func:`handrail.ipc.wire.meeting.connect` and ``listen``.
+    """One end of a connection, created by :func:`handrail.ipc.wire.meeting.connect` and ``listen``.
 
-    :param operations: what the other side may ask for
-    :param gate: hears everything until it calls :meth:`open`; None: open from the start
+    :param operations: the operations that the other side may request
+    :param gate: receives all messages until it calls :meth:`open`; None: no handshake
     """
 
     def __init__(self, operations: Operations | None = None, gate: Gate | None = None) -> None:
@@ -109,42 +112,42 @@ class Connection(asyncio.BufferedProtocol):
         self._next_id = 1
         self._latest_id = 0
         self.lost: str | None = None
-        """Why the connection is lost or closing; None while it is open."""
+        """The reason why the connection is lost or closing; None while it is open."""
         self._when_lost: list[Callable[[str], None]] = []
         self.closed = asyncio.Event()
-        """Set when the connection has ended, whoever ended it."""
+        """Set when the connection has ended, on either side."""
         self.about: Message = {}
-        """What the other side said of itself when greeting."""
+        """The greeting of the other side."""
         self.peer: Peer | None = None
-        """The process at the other end, once it has greeted."""
+        """The process at the other end, after the handshake."""
         self.left_out = 0
-        """Notices not sent because the peer was behind."""
+        """The number of notifications not sent because the peer was behind."""
 
     @property
     def transport(self) -> asyncio.Transport:
         if self._transport is None:
-            raise UsageError("the connection has not begun yet")
+            raise UsageError("The connection is not established yet.")
         return self._transport
 
     @property
     def open_requests(self) -> int:
-        """Requests of the peer that are not answered yet."""
+        """The number of unanswered requests of the peer."""
         return len(self._desk)
 
     def when_lost(self, call: Callable[[str], None]) -> None:
-        """Have ``call`` called with the reason, at once when the connection is lost, before handlers are cancelled."""
+        """Call ``call`` with the reason when the connection is lost, before handlers are cancelled."""
         self._when_lost.append(call)
 
     # -- asking
 
     async def request(self, op: str, body: Any = None, *, settle: bool = False) -> Any:
-        """Ask the other side and wait for its answer. Requests leave in the order of these calls.
+        """Send a request and wait for its answer. Requests are sent in the order of these calls.
 
-        Cancelling the wait tells the other side, which cancels its handler.
+        If the wait is cancelled, the other side cancels its handler.
 
-        :param settle: when cancelled, wait until the other side's handler has ended before going on
-        :raises Refused: when it will not
-        :raises ConnectionLost: when it goes away, or has gone
+        :param settle: if cancelled, wait until the other side's handler has ended
+        :raises Refused: if the other side refuses the request
+        :raises ConnectionLost: if the connection is or was lost
         """
         number, answer = self.ask(op, body)
         try:
@@ -154,17 +157,19 @@ class Connection(asyncio.BufferedProtocol):
             raise
 
     def ask(self, op: str, body: Any) -> tuple[int, asyncio.Future[Any]]:
-        """The first half of :meth:`request`: the number of the request that was sent, and its answer to come. Whoever is
-        cancelled while waiting for it calls :meth:`give_up`."""
+        """Send a request, and return its number and the future of its answer.
+
+        This is the first half of :meth:`request`. If you are cancelled while you wait for the answer, call :meth:`give_up`.
+        """
         if self.lost is not None:
             raise ConnectionLost(self.lost, sent=False)
         if self._gate is not None:
-            raise UsageError("the two sides have not greeted yet")
+            raise UsageError("The handshake is not finished yet.")
         number = self._next_id
         try:
             data = frame({"id": number, "op": op, "body": body})
         except TooLong as error:
-            raise Refused("limit", f"{error}; pass less, or a path to a file") from None
+            raise Refused("limit", f"Request too large: {error}. Pass less data, or the path of a file.") from None
         self._next_id = number + 1
         answer: asyncio.Future[Any] = self._loop.create_future()
         self._pending[number] = answer
@@ -172,7 +177,7 @@ class Connection(asyncio.BufferedProtocol):
         return number, answer
 
     async def give_up(self, number: int, *, settle: bool) -> None:
-        """Tell the other side that nobody waits for its answer any more.
+        """Tell the other side to cancel a request, because its answer is no longer needed.
 
         :param settle: see :meth:`request`
         """
@@ -182,9 +187,9 @@ class Connection(asyncio.BufferedProtocol):
                 await self._settled(number)
 
     def notify(self, op: str, body: Any = None, *, may_be_left_out: bool = False) -> bool:
-        """Tell the other side something; returns whether it is on its way.
+        """Send a notification, and return whether it was sent.
 
-        :param may_be_left_out: not sent to a peer that is behind, and counted in :attr:`left_out`
+        :param may_be_left_out: do not send it to a peer that is behind, but count it in :attr:`left_out`
         """
         if self.lost is not None or self._gate is not None:
             return False
@@ -194,12 +199,12 @@ class Connection(asyncio.BufferedProtocol):
         try:
             data = frame({"op": op, "body": body})
         except TooLong as error:
-            raise Refused("limit", str(error)) from None
+            raise Refused("limit", f"Notification too large: {error}.") from None
         self._send(data, owed=True)
         return self.lost is None
 
     async def aclose(self, reason: str = "it was closed") -> None:
-        """Send what is waiting, close, and return when it is closed. Twice is once."""
+        """Send the queued messages and close the connection. Further calls have no effect."""
         if self.lost is None:
             self._say_bye(reason)
             self._end(reason)
@@ -214,30 +219,33 @@ class Connection(asyncio.BufferedProtocol):
             finally:
                 late.cancel()
 
-    # -- for the gate
+    # -- for the handshake
 
     def open(self, operations: Operations, about: Message) -> None:
-        """Both sides have greeted: from now on messages are requests, answers and notices."""
+        """End the handshake: from now on messages are requests, answers and notifications."""
         self._desk.operations = operations
         self.about = about
         self._gate = None
         self._inbox.limit = MAX_FRAME
 
     def limit(self, max_frame: int) -> None:
-        """Take no message longer than this, in bytes, until :meth:`open`."""
+        """Limit the size of messages, in bytes, until :meth:`open`."""
         self._inbox.limit = max_frame
 
     def say(self, message: Message) -> None:
-        """Send a message of the greeting."""
+        """Send a message of the handshake."""
         if self.lost is None:
             self.transport.write(frame(message))
 
     def drop(self, reason: str, *, quietly: bool = False) -> None:
-        """End the connection now, telling the peer why as far as it reads. Never raises."""
+        """End the connection immediately. The peer receives the reason, if it still reads. Never raises.
+
+        :param quietly: do not log the reason and do not send it
+        """
         if self.lost is not None:
             return
         if not quietly:
-            logger.warning("a connection was dropped: %s", reason)
+            logger.warning("dropped a connection: %s", reason)
             self._say_bye(reason)
         self._end(reason)
         if self._transport is not None:
@@ -248,21 +256,21 @@ class Connection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(high=BEHIND)
-        if self.lost is not None:  # given up before it began
+        if self.lost is not None:  # dropped before it was established
             self._transport.abort()
         elif self._gate is not None:
             try:
                 self._gate.begun(self)
             except Exception:
-                logger.exception("a greeting failed")
-                self.drop("the greeting failed", quietly=True)
+                logger.exception("a handshake failed")
+                self.drop("the handshake failed", quietly=True)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._inbox.room(sizehint)
 
     def _take_in(self, inbox: Inbox) -> None:
         self._inbox = inbox
-        self.get_buffer = inbox.room  # itself: it is asked for each time that something arrives
+        self.get_buffer = inbox.room  # without a wrapper: asyncio calls it for each read
 
     def buffer_updated(self, nbytes: int) -> None:
         try:
@@ -274,10 +282,10 @@ class Connection(asyncio.BufferedProtocol):
                 else:
                     self._gate.heard(self, message)
             if self._inbox.fault is not None:
-                self.drop(f"{self._inbox.fault}; the other end is no Handrail process, or a faulty one")
+                self.drop(f"{self._inbox.fault}; the other end is not a Handrail process, or is defective")
         except Exception:
-            logger.exception("a message could not be dealt with")
-            self.drop("a message could not be dealt with", quietly=True)
+            logger.exception("the handling of a message failed")
+            self.drop("the handling of a message failed", quietly=True)
 
     def eof_received(self) -> bool:
         half = self._inbox.unfinished
@@ -315,7 +323,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._desk.asked(number, name, message.get("body"))
             else:
                 shown = number if type(number) is int else f"of type {type(number).__name__}"
-                self.drop(f"a request came with an id {shown} after {self._latest_id}; ids are numbers and grow")
+                self.drop(f"invalid request id: {shown} after {self._latest_id}; ids must be increasing numbers")
         elif number is not None and type(number) is int:
             self._answered(number, message)
         elif type(cancelled := message.get("cancel")) is int:
@@ -325,15 +333,16 @@ class Connection(asyncio.BufferedProtocol):
             self.transport.abort()
         else:
             self.drop(
-                f"a message is none of request, answer, notice and cancel: it has {[key[:40] for key in islice(message, 5)]}"
+                "a message is not a request, answer, notification or cancellation: "
+                f"its keys are {[key[:40] for key in islice(message, 5)]}"
             )
 
     def _answered(self, number: int, message: Message) -> None:
         answer = self._pending.pop(number, None)
         if answer is None:
             if not 0 < number < self._next_id:
-                self.drop(f"an answer came to a request that was never made ({number})")
-            return  # else: to one that nobody waits for any more
+                self.drop(f"an answer refers to an unknown request: {number}")
+            return  # otherwise the request was cancelled
         if answer.done():
             return
         if "ok" in message:
@@ -346,7 +355,7 @@ class Connection(asyncio.BufferedProtocol):
             answer.set_exception(Refused(kind, text))
         else:
             self._pending[number] = answer
-            self.drop(f"the answer to request {number} holds neither a result nor an error")
+            self.drop(f"the answer to request {number} contains neither a result nor an error")
 
     def _reply(self, message: Message) -> None:
         if self.lost is not None:
@@ -355,14 +364,17 @@ class Connection(asyncio.BufferedProtocol):
             data = frame(message)
         except TooLong as error:
             data = frame(
-                {"id": message["id"], "error": {"kind": "limit", "text": f"the answer cannot be sent: {error}"}}
+                {"id": message["id"], "error": {"kind": "limit", "text": f"the answer cannot be sent: {error}."}}
             )
         self._send(data, owed=True)
 
     # -- what leaves
 
     def _send(self, data: bytes, *, owed: bool = False) -> None:
-        """Write it, or keep it until the peer has read more. What a peer makes us owe it is bounded."""
+        """Write the data, or queue it until the peer has read more.
+
+        :param owed: count it in the limited queue of answers and notifications
+        """
         if not self._behind and not self._waiting and self._transport is not None:
             self._transport.write(data)
             return
@@ -370,7 +382,7 @@ class Connection(asyncio.BufferedProtocol):
         if owed:
             self._owed += len(data)
             if self._owed > MAX_OWED:
-                self.drop(f"it did not read {self._owed:,} bytes that wait for it")
+                self.drop(f"the other side did not read {self._owed:,} queued bytes")
 
     def _say_bye(self, reason: str) -> None:
         if self._transport is not None and not self._waiting:
@@ -387,7 +399,7 @@ class Connection(asyncio.BufferedProtocol):
             self._pending.pop(number, None)
 
     def _end(self, reason: str) -> None:
-        """From here on the connection is lost for everybody on this side; what closes the socket comes after."""
+        """Mark the connection as lost for all users on this side. The caller closes the socket afterwards."""
         if self.lost is not None:
             return
         self.lost = reason
@@ -401,5 +413,5 @@ class Connection(asyncio.BufferedProtocol):
             try:
                 call(reason)
             except Exception:
-                logger.exception("a loss could not be dealt with")
+                logger.exception("a callback for a lost connection failed")
         self._desk.lost()

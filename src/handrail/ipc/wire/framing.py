@@ -12,10 +12,10 @@ import orjson
 from handrail.store.encoding import encode
 
 MAX_FRAME = 128 * 1024 * 1024
-"""Bytes of one message; a call's arguments may be 100 MB."""
+"""The maximum size of one message, in bytes; a call's arguments may take 100 MB."""
 
 ROOM = 64 * 1024
-"""Bytes that are kept ready for reading; more only for a message that is longer, as it comes."""
+"""The size of the read buffer, in bytes. It grows only while a longer message arrives."""
 
 _HEAD = 4
 _BLANK = ord(" ")
@@ -23,28 +23,28 @@ _UNLIMITED = 1 << 62
 _length = struct.Struct(">I").unpack_from
 
 Message = dict[str, Any]
-"""One decoded JSON object; ``Any`` because each operation has a body of its own."""
+"""One decoded JSON object; ``Any`` because each operation has its own body."""
 
 
 class TooLong(ValueError):
-    """A message of our own is longer than a frame may be.
+    """An outgoing message is longer than a frame may be.
 
     :param size: its length in bytes
     """
 
     def __init__(self, size: int) -> None:
-        super().__init__(f"the message is {size:,} bytes long; at most {MAX_FRAME:,} go through in one")
+        super().__init__(f"the message has {size:,} bytes; the maximum is {MAX_FRAME:,}")
         self.size = size
 
 
 def frame(message: Mapping[str, Any]) -> bytes:
-    """``message`` as it goes over the wire. What is not JSON goes as :mod:`handrail.store.encoding` writes it.
+    """Encode ``message`` as a frame. :mod:`handrail.store.encoding` writes values that are not JSON.
 
-    :raises TooLong: beyond :data:`MAX_FRAME`
+    :raises TooLong: if it is longer than :data:`MAX_FRAME`
     """
     try:
         body = orjson.dumps(message)
-    except Exception:  # holds what JSON has no form for
+    except Exception:  # it contains values that JSON cannot express
         body = encode(message, _UNLIMITED)
     if len(body) > MAX_FRAME:
         raise TooLong(len(body))
@@ -52,12 +52,12 @@ def frame(message: Mapping[str, Any]) -> bytes:
 
 
 class Inbox:
-    """Takes bytes in pieces of any size and gives the messages they complete.
+    """A buffer that receives bytes in pieces of any size and returns the completed messages.
 
-    Memory follows what has come, never what was announced: at most :data:`ROOM`, or twice the bytes received of one
-    unfinished message.
+    Memory depends on the received bytes, never on the announced length: at most :data:`ROOM`, or twice the received bytes of
+    one unfinished message.
 
-    :param limit: bytes that one message may have; may be changed between messages
+    :param limit: the maximum size of one message in bytes; may be changed between messages
     """
 
     __slots__ = ("_buffer", "_end", "_view", "fault", "limit")
@@ -65,32 +65,32 @@ class Inbox:
     def __init__(self, limit: int = MAX_FRAME) -> None:
         self.limit = limit
         self.fault: str | None = None
-        """Why nothing more is read: the bytes are no messages."""
+        """The reason why reading stopped, if the bytes are not valid messages."""
         self._hold(bytearray(ROOM))
         self._end = 0
 
     @property
     def unfinished(self) -> int:
-        """Bytes received of a message that is not complete."""
+        """The number of received bytes of an incomplete message."""
         return self._end
 
     @property
     def kept(self) -> int:
-        """Bytes of memory held."""
+        """The size of the buffer in bytes."""
         return len(self._buffer)
 
     def room(self, sizehint: int = -1) -> memoryview:
-        """Where the next bytes are to be written; never empty. A BufferedProtocol's ``get_buffer``."""
+        """Return the buffer for the next bytes, which is never empty: ``get_buffer`` of a BufferedProtocol."""
         return self._view[self._end :] if self._end else self._view
 
     def filled(self, count: int) -> list[Message]:
-        """What ``count`` more bytes, written into :meth:`room`, complete: oldest first, up to a fault if there is one."""
+        """Return the messages that ``count`` more bytes in :meth:`room` complete, oldest first, up to a fault."""
         messages: list[Message] = []
         if self.fault is not None:
             return messages
         view = self._view
         if not self._end and _HEAD < count == _HEAD + _length(view)[0] and count <= self.limit:
-            only = _decoded(view[_HEAD:count])  # nearly always: one message, whole, that came by itself
+            only = _decoded(view[_HEAD:count])  # the usual case: exactly one complete message
             if type(only) is dict:
                 messages.append(only)
                 return messages
@@ -99,7 +99,7 @@ class Inbox:
         while end - begin >= _HEAD:
             length = int.from_bytes(view[begin : begin + _HEAD], "big")
             if length > self.limit:
-                self._fail(f"a message of {length:,} bytes was announced, at most {self.limit:,} are taken here")
+                self._fail(f"a message of {length:,} bytes was announced; the maximum is {self.limit:,}")
                 return messages
             wanted = _HEAD + length
             if end - begin < wanted:
@@ -115,7 +115,7 @@ class Inbox:
         return messages
 
     def feed(self, data: bytes) -> list[Message]:
-        """:meth:`filled` for bytes that are elsewhere, in as many steps as it takes."""
+        """Copy ``data`` into the buffer, and return the completed messages like :meth:`filled`."""
         messages: list[Message] = []
         rest = memoryview(data)
         while len(rest) and self.fault is None:
@@ -127,7 +127,7 @@ class Inbox:
         return messages
 
     def _tidy(self, begin: int, end: int, wanted: int) -> None:
-        """Make room again: unfinished bytes to the front, and more space only when what there is is full."""
+        """Move unfinished bytes to the front, and enlarge the buffer only if it is full."""
         have = end - begin
         size = len(self._buffer)
         if not have:
@@ -136,8 +136,8 @@ class Inbox:
         elif begin:
             self._buffer[:have] = self._buffer[begin:end]
         elif have == size:
-            # A new one, since whoever filled this may still hold a view of it. Never beyond this message's end, so
-            # that it is empty, and given back, as soon as the message is complete.
+            # A new buffer, because the caller may still have a view of the old one. It never extends beyond the end of this
+            # message, so it is empty and released as soon as the message is complete.
             larger = bytearray(min(2 * have, wanted))
             larger[:have] = self._buffer
             self._hold(larger)
@@ -154,11 +154,11 @@ class Inbox:
 
 
 def _decoded(body: memoryview) -> Message | str:
-    """The message, or why it is none."""
+    """Return the message, or the reason why the body is invalid."""
     try:
         value: Any = json.loads(bytes(body)) if len(body) and body[0] == _BLANK else orjson.loads(body)
     except (ValueError, RecursionError) as error:
         return f"a message of {len(body):,} bytes is not JSON: {str(error)[:200]}"
     if type(value) is not dict:
-        return f"a message is a JSON {type(value).__name__}, expected an object"
-    return value  # pyright: ignore[reportUnknownVariableType] - a call of `cast` costs as much as the look before it
+        return f"a message is a JSON {type(value).__name__}; expected an object"
+    return value  # pyright: ignore[reportUnknownVariableType] - a call of `cast` costs as much as the check above

@@ -1,7 +1,7 @@
-"""Where a holder is met, a socket file in the workspace's private state folder that both sides check, and how the two greet.
+"""The socket of the lease holder, a file in the workspace's private state folder that both sides check, and the handshake.
 
-The folder is opened once and everything else goes through its descriptor, so a path may be longer than the 108 bytes
-that a socket address holds, and nothing can be swapped in between.
+The folder is opened once, and everything else goes through its descriptor. A path may therefore be longer than the 108 bytes
+of a socket address, and no other program can swap a file in between.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from handrail.ipc.wire.framing import Message, frame
 from handrail.ipc.wire.operations import Operations, Refused, logger
 
 PROTOCOL = 2
-"""Of the messages. Another number means that the two sides cannot understand each other."""
+"""The version of the messages. Two processes with different versions cannot communicate."""
 
 GREETING_SECONDS = 5.0
 MAX_HELLO = 16 * 1024 * 1024
-"""Bytes of the first message: a process that is not let in yet gets no more memory."""
+"""The maximum size of the first message in bytes: a process gets no more memory before it is accepted."""
 
 ONLY_ANSWERS = {"only": "approvals"}
-"""The greeting of a process that answers requests to people and opens no session: the holder makes nothing for it."""
+"""The greeting of a process that only answers approval requests. The lease holder prepares no sessions for it."""
 MAX_CONNECTIONS = 512
 _BACKLOG = 1024
 _RETRY_SECONDS = 0.02
 
 
 class NoHolder(StartError):
-    """Nobody listens there: no socket, or one whose process is gone. Taking the lease is the next step."""
+    """No process listens there: the socket does not exist, or its process has ended. The next step is to take the lease."""
 
 
 class Listener:
-    """A holder's open door. Made by :func:`listen`."""
+    """The listening socket of the lease holder, created by :func:`listen`."""
 
     def __init__(self, server: asyncio.Server, folder: Path, name: str, made: os.stat_result) -> None:
         self._server = server
@@ -50,14 +50,14 @@ class Listener:
         self._name = name
         self._made = made
         self.connections: set[Connection] = set()
-        """Those that stand, greeted or not."""
+        """The open connections, before and after their handshake."""
 
     @property
     def path(self) -> Path:
         return self._folder / self._name
 
-    async def aclose(self, reason: str = "the process that holds the workspace ends") -> None:
-        """Let nobody in any more, end every connection, and take the socket file away if it is still ours."""
+    async def aclose(self, reason: str = "the process that holds the workspace is shutting down") -> None:
+        """Stop listening, close all connections, and remove the socket file if it is still ours."""
         self._server.close()
         await asyncio.gather(*(connection.aclose(reason) for connection in list(self.connections)))
         try:
@@ -66,7 +66,7 @@ class Listener:
                 if os.path.samestat(found, self._made):
                     os.unlink(self._name, dir_fd=folder)
         except (OSError, StartError):
-            pass  # gone with its folder, or somebody else's by now
+            pass  # removed with its folder, or replaced by another process
 
 
 async def listen(
@@ -77,13 +77,13 @@ async def listen(
     seconds: float = GREETING_SECONDS,
     max_connections: int = MAX_CONNECTIONS,
 ) -> Listener:
-    """Let other processes of this user join. Replaces a socket of ours that nobody listens at, and nothing else.
+    """Let other processes of this user connect. Replace only an own socket that no process listens on.
 
-    :param folder: a private folder of ours (mode 0700)
-    :param name: of the socket file in it
-    :param accept: decides on each one that greets
-    :param seconds: within which a greeting must be complete
-    :raises StartError: when the folder or what stands there already is unfit, with what to do
+    :param folder: a private folder of this user (mode 0700)
+    :param name: the name of the socket file in it
+    :param accept: accepts or rejects each process that sends a greeting
+    :param seconds: the time limit for a complete greeting
+    :raises StartError: if the folder or an existing file is unsuitable; the text says what to do
     """
     _check_name(name)
     path = folder / name
@@ -99,8 +99,10 @@ async def listen(
         except OSError as error:
             door.close()
             if error.errno == errno.EADDRINUSE:
-                raise StartError(f"{path} appeared while it was made; another process holds the workspace") from None
-            raise StartError(f"no socket can be made at {path}: {error.strerror or error}") from None
+                raise StartError(
+                    f"Another process created {path} at the same time. It holds the workspace now. Try again."
+                ) from None
+            raise StartError(f"Cannot create the socket {path}: {error.strerror or error}.") from None
         except BaseException:
             door.close()
             raise
@@ -108,7 +110,7 @@ async def listen(
 
     def admit(connection: Connection, hello: Message) -> tuple[Operations, Message]:
         if listener is None or len(listener.connections) > max_connections:
-            raise Refused("full", f"{max_connections} processes have joined already; close one of them first")
+            raise Refused("full", f"Too many connected processes: {max_connections}. Close one of them, then try again.")
         return accept(connection, hello)
 
     def arrived() -> Connection:
@@ -119,7 +121,7 @@ async def listen(
             connection.when_lost(lambda _: connections.discard(connection))
         return connection
 
-    # Python would else remove the file by the path it was bound to, which begins with a descriptor that is closed by then.
+    # Otherwise Python would remove the file by the path that it was bound to, whose descriptor is closed by then.
     options: dict[str, Any] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}
     server = await asyncio.get_running_loop().create_unix_server(arrived, sock=door, start_serving=False, **options)
     listener = Listener(server, folder, name, made)
@@ -136,16 +138,16 @@ async def connect(
     seconds: float = GREETING_SECONDS,
     lost: Callable[[str], None] | None = None,
 ) -> Connection:
-    """Join the process that listens there, and greet.
+    """Connect to the process that listens there, and do the handshake.
 
-    :param operations: what it may ask of this process
-    :param hello: fields of the greeting; its answer is the connection's :attr:`~Connection.about`
-    :param seconds: for connecting and greeting together
-    :param lost: called with the reason when the connection is lost later
-    :raises NoHolder: when nobody listens there
-    :raises NoAnswer: when whoever listens does not greet in time
-    :raises NotLetIn: when it refuses, with its reason
-    :raises StartError: when what stands there is not a socket of ours, with what to do
+    :param operations: the operations that it may request of this process
+    :param hello: the fields of the greeting; the answer is the connection's :attr:`~Connection.about`
+    :param seconds: the time limit for the connection and the handshake together
+    :param lost: called with the reason if the connection is lost later
+    :raises NoHolder: if no process listens there
+    :raises NoAnswer: if the listening process does not answer the greeting in time
+    :raises NotLetIn: if it rejects this process; the text has the reason
+    :raises StartError: if the file is not a socket of this user; the text says what to do
     """
     _check_name(name)
     check_greeting(hello or {})
@@ -158,10 +160,10 @@ async def connect(
     try:
         peer = peer_of(line)
         if (reason := foreign(peer)) is not None:
-            raise NotLetIn("user", f"the process that listens at {path} is not spoken to: {reason}")
+            raise NotLetIn("user", f"Cannot connect to the process at {path}. {reason}")
     except OSError as error:
         line.close()
-        raise StartError(f"who listens at {path} cannot be known: {error}") from None
+        raise StartError(f"Cannot identify the process that listens at {path}: {error}.") from None
     except BaseException:
         line.close()
         raise
@@ -170,13 +172,13 @@ async def connect(
         async with asyncio.timeout_at(deadline):
             await introduction.done
     except TimeoutError:
-        connection.drop("it did not greet in time", quietly=True)
+        connection.drop("it did not answer the greeting in time", quietly=True)
         raise NoAnswer(
-            f"process {peer.pid} holds the workspace but did not answer within {seconds:g} s; "
-            "if it is stopped, continue or end it"
+            f"Process {peer.pid} holds the workspace but did not answer within {seconds:g} s. "
+            "If it is stopped, continue or end it."
         ) from None
     except BaseException:
-        connection.drop("joining was given up", quietly=True)
+        connection.drop("the connection attempt was cancelled", quietly=True)
         raise
     connection.peer = peer
     if lost is not None:
@@ -185,7 +187,7 @@ async def connect(
 
 
 async def _dial(socket_file: int, path: Path, deadline: float) -> socket.socket:
-    """A connection to exactly the file that was looked at."""
+    """Return a socket that is connected to exactly the file that was checked."""
     loop = asyncio.get_running_loop()
     line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     line.setblocking(False)
@@ -194,45 +196,49 @@ async def _dial(socket_file: int, path: Path, deadline: float) -> socket.socket:
             try:
                 line.connect(f"/proc/self/fd/{socket_file}")
                 return line
-            except BlockingIOError:  # its queue of newcomers is full
+            except BlockingIOError:  # its queue of new connections is full
                 if loop.time() >= deadline:
-                    raise NoAnswer(f"whoever listens at {path} takes nobody in; it may be stopped") from None
+                    raise NoAnswer(
+                        f"The process that listens at {path} accepts no connections. If it is stopped, continue or end it."
+                    ) from None
                 await asyncio.sleep(_RETRY_SECONDS)
     except ConnectionRefusedError:
         line.close()
-        raise NoHolder(f"nobody listens at {path} any more") from None
+        raise NoHolder(f"No process listens at {path} any more.") from None
     except OSError as error:
         line.close()
-        raise StartError(f"{path} cannot be connected to: {error.strerror or error}{_NEEDS_PROC}") from None
+        raise StartError(f"Cannot connect to {path}: {error.strerror or error}.{_NEEDS_PROC}") from None
     except BaseException:
         line.close()
         raise
 
 
-_NEEDS_PROC = "" if Path("/proc/self/fd").is_dir() else " (joining needs /proc, which is not mounted here)"
+_NEEDS_PROC = "" if Path("/proc/self/fd").is_dir() else " Connecting requires /proc, which is not mounted. Mount it."
 
 
 def _check_name(name: str) -> None:
     if not name or "/" in name or "\0" in name or name in (".", "..") or len(os.fsencode(name)) > 64:
-        raise UsageError(f"{name[:80]!r} is no name for a socket file; expected at most 64 bytes without '/'")
+        raise UsageError(f"Invalid socket file name: {name[:80]!r}. Expected at most 64 bytes without '/'.")
     if sys.platform != "linux":
-        raise StartError("several processes can share a workspace on Linux only; stop the one that holds it")
+        raise StartError(
+            "Several processes can share a workspace only on Linux. Stop the process that holds it, then try again."
+        )
 
 
 @contextmanager
 def _opened(folder: Path, missing: type[StartError] = StartError) -> Generator[int]:
-    """The folder, ours alone, as a descriptor."""
+    """Open the folder, check that only this user can access it, and yield its descriptor."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
-        raise missing(f"there is no folder {folder}") from None
+        raise missing(f"The state folder {folder} does not exist.") from None
     except OSError as error:
-        raise StartError(f"the folder {folder} cannot be opened: {error.strerror or error}") from None
+        raise StartError(f"Cannot open the state folder {folder}: {error.strerror or error}.") from None
     try:
         found = os.fstat(descriptor)
         if (reason := _not_ours(found)) is not None:
             raise StartError(
-                f"the state folder {folder} {reason}; look whether somebody changed it, then run chmod 700 {folder}"
+                f"The state folder {folder} {reason}. Check whether another user changed it, then run: chmod 700 {folder}"
             )
         yield descriptor
     finally:
@@ -241,26 +247,28 @@ def _opened(folder: Path, missing: type[StartError] = StartError) -> Generator[i
 
 @contextmanager
 def _found(folder: int, name: str, path: Path, *, any_mode: bool = False) -> Generator[tuple[int, os.stat_result]]:
-    """The socket file itself, ours alone: not a link, not another file, whatever happens to the name later.
+    """Open the socket file itself, check that it belongs to this user alone, and yield its descriptor.
 
-    :raises NoHolder: when there is none
-    :raises StartError: when it is something else
+    It must not be a link or another file. Later changes of the name have no effect.
+
+    :raises NoHolder: if it does not exist
+    :raises StartError: if it is another kind of file
     """
     try:
         descriptor = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
     except FileNotFoundError:
-        raise NoHolder(f"nobody listens at {path}") from None
+        raise NoHolder(f"No process listens at {path}.") from None
     except OSError as error:
-        raise StartError(f"{path} cannot be looked at: {error.strerror or error}") from None
+        raise StartError(f"Cannot open {path}: {error.strerror or error}.") from None
     try:
         found = os.fstat(descriptor)
         if not stat.S_ISSOCK(found.st_mode):
             what = "a link" if stat.S_ISLNK(found.st_mode) else "not a socket"
             raise StartError(
-                f"{path} is {what}, where Handrail's socket should be; look who put it there, then move it"
+                f"{path} is {what}, but Handrail expects its socket there. Check who created it, then move it away."
             )
         if (reason := _not_ours(found, any_mode=any_mode)) is not None:
-            raise StartError(f"the socket {path} {reason}; look who made it, then remove it")
+            raise StartError(f"The socket {path} {reason}. Check who created it, then remove it.")
         yield descriptor, found
     finally:
         os.close(descriptor)
@@ -275,9 +283,9 @@ def _not_ours(found: os.stat_result, *, any_mode: bool = False) -> str | None:
 
 
 def _clear(folder: int, name: str, path: Path) -> None:
-    """Take a dead socket of ours out of the way.
+    """Remove an own socket that no process listens on.
 
-    :raises StartError: when somebody listens there, or it is something else
+    :raises StartError: if a process listens there, or the file is not a socket
     """
     try:
         with _found(folder, name, path, any_mode=True) as (descriptor, _status):
@@ -290,22 +298,22 @@ def _clear(folder: int, name: str, path: Path) -> None:
                     return
                 except BlockingIOError:
                     pass  # alive, with a full queue
-            raise StartError(f"another process listens at {path}; join it, or stop it")
+            raise StartError(f"Another process listens at {path}. Connect to it, or stop it.")
     except NoHolder:
         return
     except OSError as error:
-        raise StartError(f"{path} is in the way: {error.strerror or error}") from None
+        raise StartError(f"Cannot remove the old socket {path}: {error.strerror or error}.") from None
 
 
-# ── the greeting: who is there, in which version, and whether it may come in ─────────────────────
+# ── the handshake: identity, version and admission ───────────────────────────────────────────────
 
-_NOT_IN = "the process that holds the workspace did not let this one in"
+_NOT_IN = "The process that holds the workspace did not accept this process"
 
 
 class NotLetIn(StartError):
-    """The process that holds the workspace refused this one.
+    """The process that holds the workspace rejected this one.
 
-    :param kind: ``version``, ``user``, ``full``, or a word of the holder's own
+    :param kind: ``version``, ``user``, ``full``, or another word that the lease holder chose
     """
 
     def __init__(self, kind: str, text: str) -> None:
@@ -314,12 +322,12 @@ class NotLetIn(StartError):
 
 
 class NoAnswer(StartError):
-    """Somebody listens, and does not greet: stopped, overloaded, or gone while we waited."""
+    """A process listens but does not answer: it is stopped or overloaded, or has ended while this one waited."""
 
 
 @cache
 def own_version() -> str:
-    """The installed version of Handrail."""
+    """Return the installed version of Handrail."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:
@@ -329,14 +337,14 @@ def own_version() -> str:
 
 
 Accept = Callable[[Connection, Message], tuple[Operations, Message]]
-"""Decides on one who greeted: what it may ask for and what it is told. Raises :class:`Refused` to turn it away."""
+"""Accepts a process: returns the operations that it may request and the answer to its greeting, or raises :class:`Refused`."""
 
 
 class Reception:
-    """The holder's side of one greeting.
+    """The lease holder's side of one handshake.
 
-    :param accept: called with the connection and the greeting's fields; may not send anything on it yet
-    :param seconds: within which the greeting must be complete
+    :param accept: called with the connection and the fields of the greeting; it must not send on the connection yet
+    :param seconds: the time limit for a complete greeting
     """
 
     def __init__(self, accept: Accept, *, seconds: float = GREETING_SECONDS) -> None:
@@ -349,22 +357,22 @@ class Reception:
             connection.peer = peer_of(connection.transport.get_extra_info("socket"))
             reason = foreign(connection.peer)
         except OSError as error:
-            reason = f"who it is cannot be known: {error}"
-        if reason is not None:  # nothing has been read yet, and nothing will be
+            reason = f"The user of the connecting process is unknown: {error}."
+        if reason is not None:  # nothing was read, and nothing will be read
             self._turn_away(connection, "user", reason)
             return
         connection.limit(MAX_HELLO)
         self._late = asyncio.get_running_loop().call_later(
-            self._seconds, connection.drop, f"no whole greeting came within {self._seconds:g} s"
+            self._seconds, connection.drop, f"no complete greeting within {self._seconds:g} s"
         )
 
     def heard(self, connection: Connection, message: Message) -> None:
         hello = message.get("hello")
         if not isinstance(hello, dict):
-            connection.drop("the first message was no greeting; the other end is no Handrail process")
+            connection.drop("the first message is not a greeting; the other end is not a Handrail process")
             return
         told = cast("Message", hello)
-        if (reason := _another_version(told, "the process that wants to join")) is not None:
+        if (reason := _another_version(told, "The connecting process")) is not None:
             self._turn_away(connection, "version", reason)
             return
         try:
@@ -381,16 +389,16 @@ class Reception:
             self._late.cancel()
 
     def _turn_away(self, connection: Connection, kind: str, text: str) -> None:
-        logger.warning("a process was not let in: %s", text)
+        logger.warning("rejected a process: %s", text)
         connection.say({"refused": {"kind": kind, "text": text}})
         connection.drop(text, quietly=True)
 
 
 class Introduction:
-    """The joining side of one greeting. :attr:`done` gets the result.
+    """The client's side of one handshake. :attr:`done` receives the result.
 
-    :param operations: what the holder may ask of us
-    :param hello: fields of our own
+    :param operations: the operations that the lease holder may request
+    :param hello: the fields of the greeting
     """
 
     def __init__(self, operations: Operations, hello: Message) -> None:
@@ -405,7 +413,7 @@ class Introduction:
         welcome, refused = message.get("welcome"), message.get("refused")
         if isinstance(welcome, dict):
             told = cast("Message", welcome)
-            reason = _another_version(told, "the process that holds the workspace")
+            reason = _another_version(told, "The process that holds the workspace")
             if reason is None:
                 connection.open(self._operations, told)
                 if not self.done.done():
@@ -414,11 +422,14 @@ class Introduction:
             error: StartError = NotLetIn("version", reason)
         elif isinstance(refused, dict):
             fields = cast("Message", refused)
-            error = NotLetIn(str(fields.get("kind"))[:80], f"joining was refused: {str(fields.get('text'))[:2000]}")
-        elif type(bye := message.get("bye")) is str:  # it ends just now
+            error = NotLetIn(str(fields.get("kind"))[:80], f"Connection rejected: {str(fields.get('text'))[:2000]}")
+        elif type(bye := message.get("bye")) is str:  # it is shutting down
             error = NoAnswer(f"{_NOT_IN}: {bye[:500]}")
         else:
-            error = StartError("what listens at the workspace's socket did not greet; it is no Handrail process")
+            error = StartError(
+                "The process that listens at the workspace's socket did not answer the greeting. "
+                "It is not a Handrail process. Stop it, then try again."
+            )
         self._fail(error)
         connection.drop(str(error), quietly=True)
 
@@ -431,14 +442,15 @@ class Introduction:
 
 
 def check_greeting(hello: Message) -> None:
-    """
-    :raises StartError: when nobody would read so much of it
+    """Check that the greeting is not too long.
+
+    :raises StartError: if it is longer than :data:`MAX_HELLO`
     """
     size = len(frame(_hello(hello)))
     if size > MAX_HELLO:
         raise StartError(
-            f"what this process brings (its tools, rules and secrets) is {size:,} bytes long; at most {MAX_HELLO:,} "
-            "can be brought to a workspace that another process holds: bring less, or start this process first"
+            f"The tools, rules and secrets of this process take {size:,} bytes. The maximum for a workspace that another "
+            f"process holds is {MAX_HELLO:,} bytes. Register fewer, or start this process first."
         )
 
 
@@ -456,7 +468,7 @@ def _another_version(told: Message, who: str) -> str | None:
         return None
     theirs = str(told.get("handrail"))[:40]
     return (
-        f"{who} is Handrail {theirs} and speaks protocol {str(protocol)[:20]}, "
-        f"the other is Handrail {own_version()} and speaks protocol {PROTOCOL}; use the same version for both: "
-        "update the older one, then stop the process that holds the workspace and start again"
+        f"{who} is Handrail {theirs} with protocol {str(protocol)[:20]}, "
+        f"the other is Handrail {own_version()} with protocol {PROTOCOL}. Use the same version for both: "
+        "update the older one, then stop the process that holds the workspace and start again."
     )

@@ -1,4 +1,4 @@
-"""What a peer may ask for, as a closed table, and how its requests are carried out beside each other."""
+"""The closed table of operations that a peer may request, and the concurrent dispatch of its requests."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from handrail.contract.errors import HandrailError
 from handrail.ipc.wire.framing import Message
 
 MAX_RUNNING = 16_384
-"""Requests of one peer that may be open at once; further ones are refused."""
+"""The maximum number of open requests of one peer; further ones are refused."""
 
 logger = logging.getLogger("handrail.ipc")
 
 Handler = Callable[[Any], Coroutine[Any, Any, Any]]
-"""Answers one request: takes its body, returns the answer's, raises :class:`Refused`. JSON, hence ``Any``."""
+"""Answers one request: takes its body, returns the body of the answer, raises :class:`Refused`. JSON, hence ``Any``."""
 
 LEAVING = "leaving"
-"""The refusal of a holder that ends: nothing was begun, and another holder will take it."""
+"""The kind of refusal of a lease holder that shuts down: nothing was started. Repeat the request with the next holder."""
 HANDED_ON = "handed-on"
-"""The refusal of a holder that ends, of calls that it had taken: what became of each is on record, and those that had not
-begun are the next holder's."""
+"""The kind of refusal of a lease holder that shuts down after it accepted calls. The log shows how far each call came; the
+next holder takes those that had not started."""
 
 
 class Refused(HandrailError):
-    """The peer answered that it will not, or a handler's way to say so.
+    """The peer refused a request. A handler raises it to refuse one.
 
-    :param kind: for programs: a word; ``unknown_op``, ``limit``, ``cancelled`` and ``defect`` are the wire's own,
-        another :class:`HandrailError` of a handler arrives under its class's name
-    :param text: for people: what was wrong, what was expected, what to do next
+    :param kind: a word for programs; the wire itself uses ``unknown_op``, ``limit``, ``cancelled`` and ``defect``, and any
+        other :class:`HandrailError` of a handler arrives under the name of its class
+    :param text: the text for users: what was wrong, what was expected, what to do next
     """
 
     def __init__(self, kind: str, text: str) -> None:
@@ -45,16 +45,16 @@ class Refused(HandrailError):
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """One operation that a peer may ask for.
+    """One operation that a peer may request.
 
-    Handlers begin in the order their requests arrived, within each way of beginning.
+    Handlers with the same flags start in the order in which their requests arrive.
 
-    :param handler: answers it; runs beside other handlers
-    :param inline: run it up to its first wait before the next message is looked at. No task is made for one that never
-        waits; until its first wait it has no current task, so ``asyncio.timeout`` and task groups must come later
-    :param at_once: likewise, in a task of its own from the beginning, whose first step is this one: for handlers that
-        mostly end without waiting, and need a current task when they do not
-    :param cancel_when_lost: cancel it when the connection is lost. Otherwise it goes on: a dropped connection is no abort
+    :param handler: answers the request, concurrently with other handlers
+    :param inline: run it up to its first wait before the next message is read. A handler that never waits needs no task.
+        Until its first wait it has no current task, so it may use ``asyncio.timeout`` and task groups only afterwards
+    :param at_once: also run it up to its first wait immediately, but with a current task: for handlers that usually end
+        without waiting, and need a task if they wait
+    :param cancel_when_lost: cancel it if the connection is lost. Otherwise it continues: a lost connection does not abort
     """
 
     handler: Handler
@@ -65,10 +65,10 @@ class Op:
 
 @dataclass(frozen=True, slots=True)
 class Operations:
-    """All that a peer may ask for and tell.
+    """The operations that a peer may request, and the notifications that it may send.
 
-    :param requests: by name
-    :param notices: by name; called in order of arrival, with the body, and must return at once
+    :param requests: the operations by name
+    :param notices: the notification handlers by name; called in order of arrival with the body, and must not block
     """
 
     requests: Mapping[str, Op] = field(default_factory=dict[str, Op])
@@ -76,9 +76,9 @@ class Operations:
 
 
 class Desk:
-    """Carries out what one peer asks for.
+    """A dispatcher that handles the requests of one peer.
 
-    :param reply: takes the answer to a request; called once for each, also for those that nobody waits for any more
+    :param reply: sends the answer to a request; called once for each request, even if the peer no longer waits
     """
 
     def __init__(self, operations: Operations, reply: Callable[[Message], None]) -> None:
@@ -90,16 +90,22 @@ class Desk:
         self._is_lost = False
 
     def __len__(self) -> int:
-        """Requests that are not answered yet."""
+        """Return the number of unanswered requests."""
         return len(self._running)
 
     def asked(self, number: int, name: str, body: Any) -> None:
-        """Begin to answer a request, or refuse it."""
+        """Start to answer a request, or refuse it."""
         op = self.operations.requests.get(name)
         if op is None:
-            self._refuse(number, "unknown_op", f"the other process knows no operation {name[:80]!r}; use one version")
+            self._refuse(
+                number,
+                "unknown_op",
+                f"The other process has no operation `{name[:80]}`. Use the same Handrail version for all processes.",
+            )
         elif len(self._running) >= MAX_RUNNING:
-            self._refuse(number, "limit", f"{MAX_RUNNING:,} requests are open already; wait until some are answered")
+            self._refuse(
+                number, "limit", f"Too many open requests: {MAX_RUNNING:,}. Wait until some are answered, then try again."
+            )
         elif op.inline:
             self._step(number, op, body)
         elif op.at_once:
@@ -108,23 +114,23 @@ class Desk:
             self._running[number] = (self._loop.create_task(self._carry_out(number, op.handler, body)), op)
 
     def told(self, name: str, body: Any) -> None:
-        """Deal with a notice."""
+        """Handle a notification."""
         call = self.operations.notices.get(name)
         if call is None:
-            logger.info("a notice of an unknown kind was left aside: %.80r", name)
+            logger.info("ignored a notification of an unknown kind: %.80r", name)
             return
         try:
             call(body)
         except Exception:
-            logger.exception("the notice %r could not be dealt with", name)
+            logger.exception("the notification %r failed", name)
 
     def cancel(self, number: int) -> None:
-        """Cancel the handler of a request, if it is still at work."""
+        """Cancel the handler of a request, if it is still running."""
         if (running := self._running.get(number)) is not None:
             self._cancel(running[0])
 
     def lost(self) -> None:
-        """The peer is gone: cancel those handlers that are not to go on."""
+        """Cancel the handlers that must not continue after the peer has disconnected."""
         self._is_lost = True
         if self._standby is not None:
             self._standby.task.cancel()
@@ -133,12 +139,12 @@ class Desk:
                 self._cancel(task)
 
     def _cancel(self, task: asyncio.Task[None]) -> None:
-        # Not before the task's first step, which stands in the loop's queue already: what has begun goes through its
-        # handler's own code, and so can always tidy up.
+        # Not before the task's first step, which is in the loop's queue already: every started task enters its handler's
+        # code, and can clean up.
         self._loop.call_soon(task.cancel)
 
     def _begin(self, number: int, op: Op, body: Any) -> None:
-        """Run a handler up to its first wait here and now, in the task that stands by."""
+        """Run a handler immediately up to its first wait, in the standby task."""
         standby, self._standby = self._standby, None
         if standby is None:
             standby = _Standby(self._loop)
@@ -152,7 +158,7 @@ class Desk:
             standby.task.cancel()
 
     def _step(self, number: int, op: Op, body: Any) -> None:
-        """Run a handler up to its first wait here and now; a task does the rest, if there is one."""
+        """Run a handler immediately up to its first wait; a task runs the rest, if any."""
         context = copy_context()
         handling = context.run(op.handler, body)
         try:
@@ -182,23 +188,28 @@ class Desk:
 
 
 def _failure(number: int, error: BaseException) -> Message:
-    """The answer for a handler that raised. Only what Handrail raises on purpose is told; a defect is logged here."""
+    """Return the answer for a handler that raised.
+
+    It contains only errors that Handrail raises on purpose. Defects are logged here.
+    """
     if isinstance(error, Refused):
         kind, text = error.kind, error.text
     elif isinstance(error, HandrailError):
         kind, text = type(error).__name__, str(error)
     elif isinstance(error, asyncio.CancelledError):
-        kind, text = "cancelled", "it was cancelled"
+        kind, text = "cancelled", "The request was cancelled."
     else:
         logger.error("a request failed", exc_info=error)
-        kind, text = "defect", f"the other process failed with {type(error).__name__}; its log has more"
+        kind, text = "defect", f"The other process failed with {type(error).__name__}. Its log has the details."
     return {"id": number, "error": {"kind": kind, "text": text}}
 
 
 class _Standby(Coroutine[Any, Any, None]):
-    """What a task runs that stands by for requests. Each handler takes its first step here and now, with that task as the
-    current one: making a task for each would cost as much as carrying a call out. A handler that ends in its first step
-    leaves the task standing by for the next one; one that waits takes the task with it."""
+    """The coroutine of a standby task for requests.
+
+    Each handler runs its first step immediately, with this task as the current one. Creating a task per request would cost as
+    much as a call. If a handler ends in its first step, the task stays on standby. If it waits, the task continues with it.
+    """
 
     __slots__ = ("_context", "_idle", "_idling", "_loop", "_unchanged", "_waits_for", "_work", "task")
 
@@ -213,7 +224,10 @@ class _Standby(Coroutine[Any, Any, None]):
         self.task: asyncio.Task[None] = loop.create_task(self, context=self._context)
 
     def has_ended(self, work: Coroutine[Any, Any, None]) -> bool:
-        """Begin ``work``. Gives whether that was its end as well; otherwise the task goes on with it, and ends with it."""
+        """Run the first step of ``work``, and return whether it has ended.
+
+        If it has not, the task continues with ``work`` and ends with it.
+        """
         _enter_task(self._loop, self.task)
         try:
             self._waits_for = self._context.run(work.send, None)
@@ -228,7 +242,7 @@ class _Standby(Coroutine[Any, Any, None]):
 
     @property
     def is_as_new(self) -> bool:
-        """Whether what was run has left nothing behind that the next would feel."""
+        """Whether the task is unchanged, so that the next request can use it."""
         return not self._idle.done() and not self.task.cancelling() and self._context == self._unchanged
 
     def send(self, value: Any, /) -> Any:
@@ -240,7 +254,7 @@ class _Standby(Coroutine[Any, Any, None]):
         return waits_for
 
     def throw(self, *error: Any) -> Any:
-        self._waits_for = _NOTHING  # it is there that the work hears it
+        self._waits_for = _NOTHING  # the work receives the exception at this wait
         return (self._idling if self._work is None else self._work).throw(*error)
 
     def close(self) -> None:
@@ -248,7 +262,7 @@ class _Standby(Coroutine[Any, Any, None]):
             self._work.close()
 
     def __await__(self) -> Generator[Any, Any, None]:
-        raise TypeError("a task runs it, and nobody else")
+        raise TypeError("Only a task can run this coroutine.")
 
 
 _NOTHING = object()
@@ -256,7 +270,7 @@ _NOTHING = object()
 
 @types.coroutine
 def _continued(handling: Coroutine[Any, Any, Any], waited: Any) -> Generator[Any, Any, Any]:
-    """The rest of a coroutine that was stepped once by hand and waits for ``waited``, as something to await."""
+    """Continue a coroutine whose first step has run and that waits for ``waited``."""
     while True:
         try:
             sent = yield waited
