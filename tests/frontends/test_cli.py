@@ -430,7 +430,7 @@ def test_doctor_puts_the_sandbox_to_the_test(here: Here) -> None:
     assert sum(told["counts"].values()) == len(told["checks"])
     assert done.code == (5 if told["counts"]["open"] else 0)
     nothing = here("doctor", "--self-check", "--set", "sandbox.provider=nosuch")
-    assert nothing.code == 5 and "there is no sandbox 'nosuch'" in nothing.err
+    assert nothing.code == 5 and "Unknown sandbox provider: 'nosuch'" in nothing.err
 
 
 def test_doctor_helps_also_where_nothing_can_start(here: Here, tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def test_a_call_that_waits_is_explained_by_the_id_under_which_it_is_answered(
     done = here("explain", waits.out.strip())
     assert done.code == 0 and "requested approval" in done.out and waits.out.strip() in done.out
     unknown = here("explain", "apr_00000000")
-    assert unknown.code == 1 and "there is no tool 'apr_00000000'" in unknown.err
+    assert unknown.code == 1 and "Tool `apr_00000000` does not exist" in unknown.err
 
 
 def test_explaining_a_call_changes_nothing_and_works_beside_a_holder(here: Here, handrail: Program) -> None:

@@ -29,7 +29,7 @@ async def test_work_whose_line_is_lost_is_interrupted_and_what_was_never_handed_
     handed = asyncio.create_task(delegates.run("ses_1/1.0", delegation))
     await begun.wait()
     await theirs.aclose()
-    with pytest.raises(ToolError, match="look at what it has done") as lost:
+    with pytest.raises(ToolError, match="Check what it has done") as lost:
         await handed
     assert lost.value.kind == "interrupted"
     await ours.closed.wait()

@@ -227,7 +227,7 @@ async def test_a_runtime_that_is_kept_opens_nothing_after_its_call(tmp_path: Pat
 
     async with workshop(tmp_path, Scripted(keep), rules=RULES) as shop:
         assert (await shop.session.call("t.script", {})).ok
-        with pytest.raises(ToolError, match="no call of this process runs"):
+        with pytest.raises(ToolError, match="is only available during a call"):
             await kept[0].files.write("late.txt", b"x")
         kept[0].progress("late")
         kept[0].partial("late")

@@ -123,7 +123,7 @@ async def test_arguments_of_a_wrong_form_reach_no_door(tmp_path: Path) -> None:
                 with pytest.raises(Refused) as caught:
                     await shop.theirs.request(PREFIX + name, body)
                 assert caught.value.kind == "malformed"
-                assert caught.value.text.startswith(name)
+                assert caught.value.text.startswith(f"Invalid request `{name}`")
         for notice in ("partial", "progress"):
             for body in [*_FAULTY, {"run": 1, "value": {"blobs": 3}}, {"run": 1, "message": 1, "fraction": "x"}]:
                 shop.theirs.notify(notice, body)

@@ -107,5 +107,5 @@ def test_what_orjson_does_not_take_goes_through_all_the_same() -> None:
 
 def test_a_message_beyond_the_limit_is_not_framed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(framing, "MAX_FRAME", 100)
-    with pytest.raises(TooLong, match="111 bytes long; at most 100"):
+    with pytest.raises(TooLong, match="111 bytes; the maximum is 100"):
         frame({"text": "x" * 100})

@@ -85,7 +85,7 @@ async def test_another_user_is_refused_before_anything_is_read(folder: Path, cap
         (folder / NAME).chmod(0o666)  # as if somebody had opened it: the system's word on the peer still holds
         with process(STRANGER, folder / NAME) as stranger:
             said = await line_of(stranger)
-        assert '"kind":"user"' in said and "it belongs to user 65534, this process to user 0" in said
+        assert '"kind":"user"' in said and "The other process belongs to user 65534, this process to user 0" in said
         assert "belongs to user 65534" in caplog.text
         assert doors.accepted.empty() and not doors.listener.connections
 

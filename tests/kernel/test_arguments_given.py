@@ -20,13 +20,13 @@ def one() -> int:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"tools": one}, r"tools=<tool one> is no list; write tools=\[…\], with each tool in it"),
-        ({"tools": None}, r"tools=None is no list"),
-        ({"settings": "limits.grace_ms=1"}, r"settings='limits.grace_ms=1' is no list"),
-        ({"settings": {"limits.grace_ms": 1}}, r"settings=\{.* is no list"),
+        ({"tools": one}, r"Invalid `tools`: <tool one>. Expected a list: tools=\[…\]"),
+        ({"tools": None}, r"Invalid `tools`: None. Expected a list"),
+        ({"settings": "limits.grace_ms=1"}, r"Invalid `settings`: 'limits.grace_ms=1'. Expected a list"),
+        ({"settings": {"limits.grace_ms": 1}}, r"Invalid `settings`: \{.* Expected a list"),
         ({"rules": "allow read"}, r"give a list of rules"),
-        ({"watchdogs": one.function}, r"watchdogs=<function one .* is no list"),
-        ({"watchdogs": ["./look"]}, r"'./look' is no function that is given a call"),
+        ({"watchdogs": one.function}, r"Invalid `watchdogs`: <function one .* Expected a list"),
+        ({"watchdogs": ["./look"]}, r"Invalid watchdog in `watchdogs`: './look'. Expected a function"),
     ],
 )
 async def test_one_value_in_the_place_of_a_list_is_refused(tmp_path: Path, given: dict[str, Any], said: str) -> None:

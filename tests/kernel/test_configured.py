@@ -264,4 +264,4 @@ async def test_more_rules_than_each_call_could_be_compared_with_are_refused_with
         async with open_kernel(tmp_path / "ws", state=tmp_path / "state", config=config):
             pass
     (fault,) = caught.value.faults
-    assert fault.source.startswith(f"{config}:") and "there are 2,001 rules. At most 2,000" in fault.problem
+    assert fault.source.startswith(f"{config}:") and "Too many rules: 2,001. The maximum is 2,000" in fault.problem

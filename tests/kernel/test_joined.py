@@ -193,7 +193,7 @@ async def test_explain_uses_the_joined_processes_own_rules(tmp_path: Path) -> No
         arguments = {"path": "a.md", "content": ""}
         assert (await held.explain("write", arguments)).effective == "deny"
         assert (await joined.explain("write", arguments)).action == "allow"
-        with pytest.raises(ToolError, match="did you mean") as caught:
+        with pytest.raises(ToolError, match="Did you mean") as caught:
             await joined.explain("wriet", arguments)
         assert caught.value.kind == "unknown_tool"
 

@@ -109,10 +109,10 @@ def test_an_operator_chooses_the_sandbox_of_an_installed_package_by_name(tmp_pat
 @pytest.mark.parametrize(
     ("provider", "value", "wanted"),
     [
-        ("bix", "handrail.sandbox.operated:Unconfined", r"no sandbox 'bix'.*there are: machine, box"),
+        ("bix", "handrail.sandbox.operated:Unconfined", r"Unknown sandbox provider: 'bix'.*to one of: machine, box"),
         ("box", "handrail.no_such_module:Box", "ModuleNotFoundError"),
         ("box", "builtins:dict", "AttributeError"),
-        ("box", "tests.kernel.test_sandbox_settings:Nothing", "it needs a tier and a start"),
+        ("box", "tests.kernel.test_sandbox_settings:Nothing", "Expected an object with `tier` and `start`"),
     ],
 )
 def test_a_sandbox_that_is_none_stops_the_start_in_words(

@@ -271,7 +271,7 @@ async def test_a_process_that_joined_sets_tools_models_views_and_watchdogs_for_i
             "limits.grace_ms=1",
             'tools."weather.today".config.token={secret = "T"}',
         ):
-            with pytest.raises(UsageError, match="cannot be set here"):
+            with pytest.raises(UsageError, match="Cannot set "):
                 async with open_kernel(tmp_path / "ws", settings=[one], **options):
                     pass
 

@@ -139,7 +139,7 @@ async def test_a_process_that_joins_brings_its_rules_and_is_told_what_it_cannot_
         other.write_text('rules = ["allow write notes/**"]\n')
         monkeypatch.setenv("HANDRAIL_RULES", "deny write notes/b.txt")
         workspace, state = tmp_path / "ws", tmp_path / "state"
-        with pytest.raises(UsageError, match=r"limits\.grace_ms cannot be set here"):
+        with pytest.raises(UsageError, match=r"Cannot set limits\.grace_ms"):
             async with open_kernel(workspace, settings=["limits.grace_ms=9"], state=state, config=other):
                 raise AssertionError("it joined")
         async with open_kernel(workspace, settings=["agent=default"], state=state, config=other) as joined:

@@ -1,1 +1,1 @@
-"""How is it all put together? The only composition root."""
+"""How is everything put together? The only composition root."""

@@ -35,9 +35,10 @@ from handrail.upstream.servers import listed_sources
 
 @dataclass(frozen=True, slots=True)
 class Appointed:
-    """An agent for one workspace, its tools not looked at yet.
+    """An agent for one workspace, without its tools.
 
     :param checked: the manifest, with the faults of its roots
+    :param further: its additional folders
     """
 
     checked: CheckedAgent
@@ -48,22 +49,22 @@ class Appointed:
         return self.checked.manifest
 
     def variables(self, of_workspace: Variables) -> Variables:
-        """What ``{workspace}`` and the like stand for in what its tools require."""
+        """Return the values of variables such as ``{workspace}`` in the requirements of its tools."""
         workspace = (*of_workspace.workspace, *self.further.writable)
         return replace(of_workspace, workspace=workspace, readable=self.further.readable)
 
     def shipped_rules(self) -> tuple[Rule, ...]:
-        """What answers where no other rule speaks: as in the workspace, so in its further roots."""
+        """Return the default rules, which cover the workspace and the agent's additional folders."""
         return default_rules((*self.further.readable, *self.further.writable))
 
     def rules(
         self, known: Collection[str] | None, beyond: Collection[str] = (), generation: Generation | None = None
     ) -> tuple[list[Rule], list[Fault]]:
-        """Its manifest's rules, and what is wrong with those that are none or could never match.
+        """Return the rules of its manifest, and the faults of invalid rules and rules that never match.
 
-        :param known: the ids of its tools; None where nobody knows them
-        :param beyond: those of tools that it does not have
-        :param generation: its tools, where they are known
+        :param known: the ids of its tools; None if they are unknown
+        :param beyond: the ids of tools that it does not have
+        :param generation: its tools, if they are known
         """
         checked = self.checked
         specs = None if generation is None else specs_of(generation.entries)
@@ -72,27 +73,27 @@ class Appointed:
 
 
 def appoint(config: Configuration, agent: str, folders: Folders) -> Appointed:
-    """An agent by its id. Its faults so far are in what this gives; loading its tools raises all of them.
+    """Return an agent by its id, with its faults so far. Loading its tools raises all of them.
 
-    :raises UsageError: when there is no such agent, naming those there are
+    :raises UsageError: if the agent does not exist; the text names the existing ones
     """
     found = _for_workspace(find_agent(config.folder, agent, (str(folders.workspace),)), config, folders)
-    programs.add(found.further.writable)  # no program or module of the kernel's comes from there any more
+    programs.add(found.further.writable)  # never load a program or module of the kernel from there
     return found
 
 
 def all_agents(config: Configuration, folders: Folders) -> Iterator[Appointed]:
-    """Every agent there is, the default one first."""
+    """Yield all agents, the default one first."""
     for checked in find_agents(config.folder, (str(folders.workspace),)).values():
         yield _for_workspace(checked, config, folders)
 
 
 @dataclass(frozen=True, slots=True)
 class Surveyed:
-    """An agent as somebody who would use it here would find it.
+    """An agent with the result of its validation in this workspace.
 
-    :param generation: its tools; None where they have faults of their own
-    :param faults: why it cannot be used, all of them
+    :param generation: its tools; None if they have faults
+    :param faults: all reasons why it cannot be used
     """
 
     appointed: Appointed
@@ -101,12 +102,12 @@ class Surveyed:
 
     @property
     def tools(self) -> int | None:
-        """How many it has; None where they cannot be told for faults."""
+        """The number of its tools; None if there are faults."""
         return None if self.faults or self.generation is None else len(self.generation)
 
 
 def survey(config: Configuration, folders: Folders, sandbox: Sandbox) -> Iterator[Surveyed]:
-    """Every agent there is, with its tools looked through. Nothing is started; tools given in code are not known here."""
+    """Yield all agents with their validated tools. It starts nothing, and does not know tools that are passed in code."""
     confinement = Confinement(sandbox, _nothing_runs, _nothing_runs)
     for appointed in all_agents(config, folders):
         sources = sources_of(config, appointed.checked, folders, confinement, as_configured(config))
@@ -125,12 +126,13 @@ def sources_of(
     upstreams: Callable[[], Iterable[Source]] | None = None,
     values: Iterable[SettingsLayer] = (),
 ) -> ToolSources:
-    """Where an agent's tools come from.
+    """Return the sources of an agent's tools.
 
-    :param secrets: what they may be given
-    :param given: tools given in code, as are ``offerings``
-    :param upstreams: the MCP servers; None for what each listed the last time, to be looked at only
-    :param values: what a process was given for tools; it is stronger than what the agent and files say
+    :param secrets: the secrets that the tools may receive
+    :param given: tools that were passed in code
+    :param offerings: resources and prompts that were passed in code
+    :param upstreams: returns the MCP servers; None: the last listing of each, for reading only
+    :param values: tool settings of one process, which override those of the agent and of files
     """
     looked_at = upstreams or (lambda: listed_sources(config, folders))
     (_, everybody), (_, of_agent) = config.tool_folders(checked.manifest.id)
@@ -174,7 +176,7 @@ def _tools_elsewhere(
 
 
 def _agent_tools(of: AgentManifest, config: Configuration, folders: Folders) -> tuple[AgentManifest, ...]:
-    """The other agents, where any is listed as a tool."""
+    """Return the other agents, if the agent lists any as a tool."""
     if not any(pattern.startswith(AGENT_TOOL) for pattern in of.tools):
         return ()
     found = find_agents(config.folder, (str(folders.workspace),)).values()
@@ -184,19 +186,19 @@ def _agent_tools(of: AgentManifest, config: Configuration, folders: Folders) -> 
 def equipped(
     sources: ToolSources, number: int, appointed: Appointed
 ) -> tuple[Generation | None, list[Rule], list[Fault]]:
-    """An agent's tools, the rules of its manifest, and every fault of both; no generation where its tools have any."""
+    """Return an agent's tools, the rules of its manifest, and all faults. Faulty tools give no generation."""
     looked = sources.look(number)
     rules, faults = appointed.rules(looked.known, looked.beyond, looked.generation)
     return looked.generation, rules, [*looked.faults, *faults]
 
 
 def as_configured(config: Configuration) -> SecretStore:
-    """The names that are configured, for looking tools through: whether their values are to be had is not tried."""
+    """Return the configured secret names with empty values, for checks of tools that need no values."""
     return SecretStore(dict.fromkeys(config.settings.secrets, "")).with_settings(named_secrets(config))
 
 
 def named_secrets(config: Configuration) -> dict[str, dict[str, str]]:
-    """By tool id, the secret that the configuration names for each setting."""
+    """Return the secret name of each tool setting in the configuration, by tool id."""
     return {
         tool: {key: given.secret for key, given in own.config.items() if isinstance(given, NamedSecret)}
         for tool, own in config.settings.tools.items()
@@ -204,7 +206,7 @@ def named_secrets(config: Configuration) -> dict[str, dict[str, str]]:
 
 
 def _nothing_runs(_: object) -> NoReturn:
-    raise UsageError("tools are only looked through here; open a kernel to run one")
+    raise UsageError("Tools are only checked here. Open a kernel to run one.")
 
 
 def _for_workspace(checked: CheckedAgent, config: Configuration, folders: Folders) -> Appointed:

@@ -1,9 +1,8 @@
-"""Answering requests to people without opening a kernel: over a connection to the process that holds the workspace, or, where
-no process holds it, in the database.
+"""The client that answers approval requests without a kernel: through the lease holder, or directly in the database.
 
-A holder makes nothing for such a connection: no context, no rules, no layers of capabilities. Where there is no holder, the
-answer is written by what writes it in a kernel as well (:class:`~handrail.arbiter.approvals.desk.Approvals`), under a lease
-that lasts as long as that takes.
+For such a connection, the lease holder creates no context, no rules and no capability layers. Without a lease holder, this
+process takes the lease for the duration of the answer, and writes it with the same code as a kernel
+(:class:`~handrail.arbiter.approvals.desk.Approvals`).
 """
 
 from __future__ import annotations
@@ -37,17 +36,17 @@ if TYPE_CHECKING:
 
 _RETRY_S = 0.05
 _GREETING_S = 2.0
-"""How long a holder may take to greet before it is looked at again: one that is paused has no lease by then."""
+"""The time limit for the handshake. After it, the lease is checked again: a paused process has lost it by then."""
 _PATIENCE_S = 30.0
-"""How long to look for a process that answers."""
+"""The maximum time to search for a process that answers."""
 
 
 class Place(NamedTuple):
-    """A workspace, and how a process that writes in its database is configured.
+    """A workspace, and the configuration of the process that writes its database.
 
     :param config: the configuration file instead of the platform's
-    :param settings: ``KEY=VALUE`` texts, stronger than files and variables
-    :param face: how this process is called, for others to know it by
+    :param settings: ``KEY=VALUE`` texts, which override files and variables
+    :param face: the name of this process's frontend, shown to other processes
     """
 
     workspace: str | Path
@@ -63,14 +62,14 @@ class Place(NamedTuple):
 
 
 Remark = Callable[["Configuration", Iterable["Interrupted"]], None]
-"""Called with what people should know before anything is written."""
+"""Called before the first write, to report remarks and interrupted calls to the user."""
 
 
 @contextmanager
 def reading(folders: Folders) -> Generator[ApprovalReader]:
-    """Read what is durable of a workspace's requests, whoever holds it.
+    """Open a reader of a workspace's durable approval requests, even while another process holds the workspace.
 
-    :raises NotMadeYet: where nothing was ever kept of it
+    :raises NotMadeYet: if the workspace has no database yet
     """
     connection = open_reader(folders.database)
     try:
@@ -80,10 +79,12 @@ def reading(folders: Folders) -> Generator[ApprovalReader]:
 
 
 class Answers:
-    """Answers the requests of a workspace like ``kernel.approvals``. Nothing is open or held between two answers.
+    """A client that answers the approval requests of a workspace like ``kernel.approvals``.
 
-    :param opened: opens a kernel and gives its desk, for what only a kernel can judge: arguments that a person gave, where no
-        process holds the workspace
+    Nothing stays open between two answers.
+
+    :param opened: opens a kernel and returns its approvals; used for answers with changed arguments if no process holds the
+        workspace, because only a kernel can evaluate them
     """
 
     def __init__(
@@ -95,7 +96,7 @@ class Answers:
         self._remark = remark
 
     async def decide(self, approval_id: str, answer: ApprovalAnswer, *, by: str) -> Approval:
-        """See :meth:`handrail.contract.approvals.ApprovalDesk.decide`."""
+        """Decide a request; see :meth:`handrail.contract.approvals.ApprovalDesk.decide`."""
         await self._answered(
             ("approvals.decide", {"id": approval_id, "answer": asdict(answer), "by": by}),
             lambda desk: desk.decide(approval_id, answer, by=by),
@@ -105,7 +106,7 @@ class Answers:
         return self._as_answered(approval_id)
 
     async def answer(self, approval_id: str, answers: Sequence[Sequence[str]], *, by: str) -> Approval:
-        """See :meth:`handrail.contract.approvals.ApprovalDesk.answer`."""
+        """Answer questions; see :meth:`handrail.contract.approvals.ApprovalDesk.answer`."""
         await self._answered(
             ("approvals.answer", {"id": approval_id, "answers": [list(one) for one in answers], "by": by}),
             lambda desk: desk.answer(approval_id, answers, by=by),
@@ -114,7 +115,7 @@ class Answers:
         return self._as_answered(approval_id)
 
     async def forget_rule(self, rule_id: str) -> StoredRule:
-        """See :meth:`handrail.contract.approvals.ApprovalDesk.forget_rule`."""
+        """Revoke a stored rule; see :meth:`handrail.contract.approvals.ApprovalDesk.forget_rule`."""
         with reading(self._folders) as reader:
             known = next((rule for rule in reader.rules() if rule.id == rule_id), None)
         await self._answered(
@@ -122,11 +123,11 @@ class Answers:
             lambda desk: desk.forget_rule(rule_id),
             lambda reader: known is not None and not any(rule.id == rule_id for rule in reader.rules()),
         )
-        assert known is not None, "what is not there cannot be forgotten"
+        assert known is not None, "the rule existed before it was revoked"
         return known
 
     def _as_answered(self, approval_id: str) -> Approval:
-        """What was answered; its call may have begun since."""
+        """Return the answered request; its call may have started since."""
         with reading(self._folders) as reader:
             row = reader.get(approval_id)
         assert row is not None, "it was just answered"
@@ -140,14 +141,14 @@ class Answers:
         *,
         judged: bool = False,
     ) -> None:
-        """Have one answer taken.
+        """Submit one answer.
 
-        :param request: asked of a holder
-        :param itself: done by this process where there is no holder
-        :param is_done: whether it is on record, which a holder that goes may not come to say
-        :param judged: whether it takes tools and rules
-        :raises StartError: when no process can be asked, and this one cannot have the workspace
-        :raises HandrailError: as the request was answered
+        :param request: the request to a lease holder
+        :param itself: submits the answer in this process, if there is no lease holder
+        :param is_done: returns whether the answer is recorded, in case the lease holder disconnects before it confirms
+        :param judged: whether the answer needs an evaluation with tools and rules
+        :raises StartError: if no process answers, and this one cannot take the workspace
+        :raises HandrailError: the error of the request
         """
         loop = asyncio.get_running_loop()
         deadline, unsure = loop.time() + _PATIENCE_S, False
@@ -179,22 +180,22 @@ class Answers:
     async def _by_the_holder(self, holder: Holder, op: str, body: Mapping[str, Any]) -> None:
         if self._place.settings:
             raise UsageError(
-                f"{', '.join(self._place.settings)} cannot be set here: {holder} holds this workspace, whose settings count; "
-                "set it in handrail.toml"
+                f"Cannot set {', '.join(self._place.settings)}: {holder} holds this workspace, and its settings apply. "
+                "Set it in handrail.toml."
             )
         if not holder.socket:
             from handrail.store.lease import WorkspaceHeld
 
             if not holder.is_brief:
                 raise WorkspaceHeld(self._folders, holder)
-            raise NoHolder(f"the workspace is in use by {holder}, which is about to be done")
+            raise NoHolder(f"The workspace is briefly in use by {holder}. Try again.")
         connection = await connect(self._folders.own, holder.socket, hello=ONLY_ANSWERS, seconds=_GREETING_S)
         try:
             await connection.request(op, body)
         except Refused as refused:
             if refused.kind == LEAVING:
                 raise NotLetIn(LEAVING, refused.text) from None
-            from handrail.ipc.codec.mirror import error_of  # loads much, and most are taken
+            from handrail.ipc.codec.mirror import error_of  # a large import, and most answers succeed
 
             raise error_of(refused) from None
         finally:
@@ -209,7 +210,7 @@ class Answers:
         except WorkspaceHeld as held:
             if held.is_writing:
                 raise
-            raise NoHolder(str(held)) from None  # another process was faster: it is looked at again
+            raise NoHolder(str(held)) from None  # another process was faster: check again
 
 
 def _is_answer(row: Approval | None, choice: Choice | None, by: str) -> bool:
@@ -218,11 +219,11 @@ def _is_answer(row: Approval | None, choice: Choice | None, by: str) -> bool:
 
 @asynccontextmanager
 async def _desk(place: Place, remark: Remark) -> AsyncGenerator[Approvals]:
-    """Hold a workspace for as long as an answer takes. Others who open it meanwhile wait for that.
+    """Hold a workspace for the duration of an answer. Other processes that open it wait meanwhile.
 
-    :raises LoadError: with every fault of the configuration
-    :raises WorkspaceHeld: when another process holds it
-    :raises StartError: when the state cannot be used
+    :raises LoadError: with all faults of the configuration
+    :raises WorkspaceHeld: if another process holds it
+    :raises StartError: if the state cannot be used
     """
     from handrail import config as configuration
     from handrail.arbiter.approvals.desk import Approvals
@@ -239,7 +240,7 @@ async def _desk(place: Place, remark: Remark) -> AsyncGenerator[Approvals]:
     with opened(folders.workspace):
         config = configuration.load(place.config, folders=folders, flags=place.settings)
         configuration.check_apart(config, folders.workspace)
-        for one in all_agents(config, folders):  # no program is taken from where their calls can write
+        for one in all_agents(config, folders):  # never run a program from a folder that their calls can write
             programs.add(one.further.writable)
         redactor, known = await registered_secrets(config, {})
         configured(config, known, lambda value: learn(redactor, value))
@@ -266,10 +267,10 @@ async def _desk(place: Place, remark: Remark) -> AsyncGenerator[Approvals]:
 
 
 async def registered_secrets(config: Configuration, given: Mapping[str, str]) -> tuple[Redactor, SecretStore]:
-    """All that is known, redacted from now on. A configured value that cannot be is not handed to any tool either.
+    """Load all secrets, and redact them from now on. No tool receives a configured value that cannot be redacted.
 
     :param given: secrets that a program passed
-    :raises UsageError: for a value among ``given`` that cannot be redacted
+    :raises UsageError: if a value in ``given`` cannot be redacted
     """
     from handrail.arbiter.output.redaction import redactor_of
     from handrail.config.secrets import resolve
@@ -289,13 +290,13 @@ async def registered_secrets(config: Configuration, given: Mapping[str, str]) ->
 
 
 def learn(redactor: Redactor, value: str) -> None:
-    """Redact a value that stands in a configuration of somebody else's form, where it can be."""
+    """Redact a value from a third-party configuration, if possible."""
     with suppress(ValueError):
         redactor.learn({f"mcp-{hashlib.sha256(value.encode()).hexdigest()[:8]}": value})
 
 
 def shaper_of(config: Configuration, folders: Folders, redactor: Redactor) -> Shaper:
-    """What shapes and redacts the values that are written in a workspace."""
+    """Return the shaper that formats and redacts the values of a workspace."""
     from handrail.arbiter.output.shaper import Shaper
     from handrail.arbiter.output.sidecar import SidecarRoom
     from handrail.record.artifacts import Artifacts
@@ -305,7 +306,7 @@ def shaper_of(config: Configuration, folders: Folders, redactor: Redactor) -> Sh
 
 
 def lifetimes_of(config: Configuration) -> Lifetimes:
-    """For how long people may answer, and what they answered holds."""
+    """Return how long approval requests and grants remain valid."""
     from handrail.arbiter.approvals.desk import HOUR_NS, Lifetimes
 
     approvals = config.settings.approvals

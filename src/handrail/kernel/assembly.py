@@ -1,4 +1,4 @@
-"""The assembly of all rooms, from the bottom up, in the process that holds the workspace."""
+"""The assembly of all rooms, from the bottom up, in the lease holder."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ from handrail.upstream.servers import Ground, Upstreams
 _Given = tuple[tuple[Tool, ...], tuple[Offering, ...]]
 
 MOST_RULES = 2_000
-"""Rules of an agent, a project and a process together. Each call is compared with all that could be about it."""
+"""The maximum number of rules of an agent, a project and a process together. Each call is matched against them."""
 
 
 @dataclass(slots=True)
 class Rooms:
-    """Everything of one workspace in the process that holds it. Contexts are made from it, and given back to it."""
+    """The components of one workspace in the lease holder. They create the contexts of sessions."""
 
     store: Store
     config: Configuration
@@ -73,38 +73,38 @@ class Rooms:
     variables: Variables
     ceiling: Layer | None
     secrets: SecretStore
-    """The operator's, which tools of every process may be given."""
+    """The secrets of the operator, which tools of every process may receive."""
     watchdogs: tuple[Watchdog, ...]
-    """The operator's, which see the calls of every process."""
+    """The watchdogs of the operator, which check the calls of every process."""
     programs: Operated
-    """What ``sandbox`` stands on: it holds what is ready for the next calls."""
+    """The sandbox below ``sandbox``, with the sandboxes that are ready for the next calls."""
     finder: Searches
-    """Searches the tools of every generation."""
+    """The search over the tools of all generations."""
     upstreams: Upstreams
     """The MCP servers whose tools every agent may have."""
     shelves: dict[str, tuple[Appointed, Shelf]] = field(default_factory=dict[str, tuple[Appointed, Shelf]])
-    """The shared ones, by agent, each with the manifest that it was made by."""
+    """The shared shelves by agent, each with the agent that it was created for."""
     every: weakref.WeakSet[Shelf] = field(default_factory=weakref.WeakSet[Shelf])
-    """Those of single processes too."""
+    """All shelves, including those of single processes."""
     outdated: list[Shelf] = field(default_factory=list[Shelf])
-    """Those whose manifest has changed since; sessions may still work with them."""
+    """The shelves whose manifest has changed; sessions may still use them."""
     open_tools: OpenTools = field(default_factory=OpenTools)
     numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
     _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     _making: threading.Lock = field(default_factory=threading.Lock)
-    """Held while a context is made: threads make them, and those of one agent are to share a shelf."""
+    """Locked while a thread creates a context, so that the contexts of one agent share a shelf."""
 
     def context(
         self,
         agent: str,
         brought: Brought | None = None,
     ) -> Context:
-        """What the sessions of one process work with.
+        """Return the context of an agent for the sessions of one process.
 
-        :param brought: by the process. Without tools, offerings, secrets and values of tools' settings it shares its agent's
-            generations with others
-        :raises LoadError: with every fault of the agent's manifest, of tools and rules
-        :raises UsageError: when there is no such agent
+        :param brought: the registrations of the process. Without tools, offerings, secrets and tool settings, the process
+            shares the generations of the agent with others
+        :raises LoadError: with all faults of the agent's manifest, tools and rules
+        :raises UsageError: if the agent does not exist
         """
         with self._making:
             return self._context(agent, brought or Brought())
@@ -151,13 +151,12 @@ class Rooms:
         )
 
     async def look_again(self, source: Source) -> None:
-        """Publish what a source has now, to everybody. One agent's faults keep nothing from the others."""
+        """Publish the current tools of a source to all agents. Faults of one agent do not affect the others."""
         shelves = [shelf for shelf in self.every if not shelf.succession.closed]
         await asyncio.gather(*(shelf.refresh([source]) for shelf in shelves), return_exceptions=True)
 
     async def aclose(self) -> None:
-        """End the tools that stay up between calls, and the sandboxes that are ready for more: all of them, whatever goes
-        wrong with some."""
+        """End all persistent tools and prepared sandboxes, even if some of them fail."""
         async with AsyncExitStack() as ends:
             ends.push_async_callback(self.programs.aclose)  # the last
             ends.push_async_callback(self.upstreams.aclose)
@@ -178,7 +177,7 @@ class Rooms:
         shelf: Shelf
 
         def own(spec: ToolSpec) -> tuple[CapabilitySet, Profile]:
-            """The set and folders of a tool that stays up between calls: its own, whoever calls it."""
+            """Return the capabilities and folders of a persistent tool, which do not depend on the caller."""
             scratch = self.store.folders.home_of(spec.id)
             hidden = (str(self.store.folders.state),)
             profile = Profile(
@@ -218,7 +217,7 @@ class Rooms:
         return shelf, parsed
 
     def _layer(self, appointed: Appointed, generations: Iterable[Generation]) -> Layer:
-        """What the agent and its tools require, of the older generations too that a turn still holds."""
+        """Return the requirements of the agent and its tools, including older generations that turns still use."""
         specs = (entry.spec for generation in generations for entry in generation.entries.values())
         manifest = appointed.manifest
         return agent_layer(manifest.id, manifest.requires, specs, appointed.variables(self.variables))
@@ -228,10 +227,10 @@ class Rooms:
 
 
 async def assemble(store: Store, config: Configuration, secrets: Mapping[str, str]) -> Rooms:
-    """The rooms of an open store, without any context yet.
+    """Assemble the components for an open store, without contexts.
 
-    :raises LogUnavailable: when the log cannot take records
-    :raises UsageError: for a secret that cannot be redacted
+    :raises LogUnavailable: if the log cannot take records
+    :raises UsageError: if a secret cannot be redacted
     """
     log = CommitLog(store.database)
     interrupted = tuple(await log.recover())
@@ -265,7 +264,9 @@ async def assemble(store: Store, config: Configuration, secrets: Mapping[str, st
         Searches(
             folders.search,
             encoder_of(_embedder(settings.search, known)),
-            ahead_s=None if settings.search.embedder == ENDPOINT else AHEAD_S,  # nothing is sent before a search
+            ahead_s=None
+            if settings.search.embedder == ENDPOINT
+            else AHEAD_S,  # send nothing to an endpoint before a search
         ),
         upstreams,
     )
@@ -275,30 +276,30 @@ async def assemble(store: Store, config: Configuration, secrets: Mapping[str, st
 
 
 def _project_book(config: Configuration) -> RuleBook:
-    """What holds for programs that belong to no call: what ships, and the project's rules."""
+    """Return the rules for programs without a call: the default rules and the project's rules."""
     texts = [one for one in configured_rules(config, ()) if not one.left_out]
     try:
         own = parse_rules(texts, None)
     except LoadError:
-        own = []  # every fault is told with the agent's
+        own = []  # the faults are reported with those of the agent
     return RuleBook(default_rules()).with_rules(*own)
 
 
 def _embedder(settings: SearchSettings, known: SecretStore) -> Chosen:
-    """What encodes texts for a search by meaning."""
+    """Choose the embedder for the search by meaning."""
     if settings.embedder != ENDPOINT:
         return Chosen(settings.embedder, model=settings.model)
     if not settings.url or not settings.model:
-        return Chosen(NONE, why_none="embedder is endpoint, and url or model is missing under [search]")
+        return Chosen(NONE, why_none="`embedder` is `endpoint`, but `url` or `model` is missing under [search]")
     if not settings.secret:
         return Chosen(ENDPOINT, settings.url, settings.model)
     if (why := known.reason_missing(settings.secret)) is not None:
-        return Chosen(NONE, why_none=f"the endpoint's key is not known: {why}")
+        return Chosen(NONE, why_none=f"the key of the endpoint is not available: {why}")
     return Chosen(ENDPOINT, settings.url, settings.model, known.chosen([settings.secret])[settings.secret])
 
 
 def _watchdogs(settings: Settings, redactor: Redactor) -> Iterator[Watchdog]:
-    """Those that ship, as the last word on each of them has it, and then the operator's commands."""
+    """Yield the built-in watchdogs with their last settings, and then the operator's commands."""
     chosen: dict[str | None, WatchdogSettings] = {use: WatchdogSettings(use=use) for use in SHIPPED}
     chosen |= {one.use: one for one in settings.watchdogs if one.use is not None}
     for use, one in chosen.items():
@@ -325,10 +326,10 @@ _AT_THE_START = "given at the start"
 
 
 class RuleText(NamedTuple):
-    """A rule as it was written.
+    """A rule as text, with its source.
 
-    :param narrows: nobody trusted the file that it comes from
-    :param left_out: it does not count, but has to be a rule
+    :param narrows: whether it may only restrict, because its file is not trusted
+    :param left_out: whether it is checked but not used
     """
 
     scope: Scope
@@ -341,11 +342,10 @@ class RuleText(NamedTuple):
 
 
 def parse_rules(texts: Iterable[RuleText], generation: Generation | None) -> list[Rule]:
-    """Those of ``texts`` that count.
+    """Parse rule texts, and return the rules without those that are left out.
 
-    :param generation: the tools that they may name, those that only other agents have among them; None where nobody
-        knows
-    :raises LoadError: with every text that is no rule, or where they are more than :data:`MOST_RULES`
+    :param generation: the tools that they may name, including those of other agents; None if the tools are unknown
+    :raises LoadError: with all invalid texts, or if there are more than :data:`MOST_RULES`
     """
     texts = tuple(texts)
     if len(texts) > MOST_RULES:
@@ -371,13 +371,15 @@ def parse_rules(texts: Iterable[RuleText], generation: Generation | None) -> lis
 
 
 def _too_many(count: int, source: str) -> Fault:
-    problem = f"there are {count:,} rules. At most {MOST_RULES:,} are judged by. Write one with a pattern for many (allow bash git log *)"
+    problem = f"Too many rules: {count:,}. The maximum is {MOST_RULES:,}. Use one rule with a pattern for many (allow bash git log *)."
     return Fault(source, "", problem)
 
 
 def _by_file(rules: Iterable[Rule]) -> Iterable[list[Rule]]:
-    """Rules that somebody wrote in one place, so that they cannot have meant to say two things. What a process is started
-    with comes from several: variables, flags, and the files of one that joins."""
+    """Group rules by the place where they were written, because rules in one place must not contradict each other.
+
+    The rules from the start of a process are left out: they come from variables, flags and the files of a client process.
+    """
     places: dict[tuple[str, str], list[Rule]] = {}
     for rule in (one for one in rules if one.source != _AT_THE_START):
         file, colon, line = rule.source.rpartition(":")
@@ -388,9 +390,9 @@ def _by_file(rules: Iterable[Rule]) -> Iterable[list[Rule]]:
 def _loaded(
     tools: ToolSources, number: int, appointed: Appointed, texts: Sequence[RuleText]
 ) -> tuple[Generation, list[Rule]]:
-    """A shelf's first generation, and the rules, which name its tools.
+    """Load the first generation of a shelf, and the rules that refer to its tools.
 
-    :raises LoadError: with every fault of both
+    :raises LoadError: with all faults of both
     """
     generation, rules, faults = equipped(tools, number, appointed)
     parsed = _together(rules, faults, texts, generation)
@@ -401,9 +403,9 @@ def _loaded(
 def _together(
     rules: list[Rule], faults: list[Fault], texts: Sequence[RuleText], generation: Generation | None
 ) -> list[Rule]:
-    """``rules`` and those of ``texts``.
+    """Combine ``rules`` with the rules in ``texts``.
 
-    :raises LoadError: with ``faults``, and every text that is no rule
+    :raises LoadError: with ``faults`` and all invalid texts
     """
     try:
         rules = rules + parse_rules(texts, generation)
@@ -417,13 +419,13 @@ def _together(
 
 
 def _profile_of(runtime: Runtime) -> Profile:
-    """The folders of the session that ``runtime`` belongs to."""
+    """Return the folders of the session that ``runtime`` belongs to."""
     assert isinstance(runtime, CallRuntime)
     return runtime.profile
 
 
 def configured_rules(config: Configuration, rules: Iterable[str | RuleEntry]) -> list[RuleText]:
-    """The project's rules, and those of one process."""
+    """Return the project's rules and those of one process."""
     found = [
         RuleText("project", rule.source, rule.text, rule.narrows, match=rule.match, not_match=rule.not_match)
         for rule in config.project_rules
@@ -436,6 +438,6 @@ def configured_rules(config: Configuration, rules: Iterable[str | RuleEntry]) ->
 
 
 def given_rules(rules: Iterable[str | RuleEntry], source: str) -> list[RuleText]:
-    """Rules of the session scope, as a program gives them."""
+    """Return the rules of a program as texts in the session scope."""
     entries = map(entry_of, rules)
     return [RuleText("session", source, entry.rule, match=entry.match, not_match=entry.not_match) for entry in entries]

@@ -1,4 +1,4 @@
-"""The kernel in the process that holds the workspace: it carries out its own calls and those of joined processes."""
+"""The kernel in the lease holder: it executes its own calls and those of client processes."""
 
 from __future__ import annotations
 
@@ -65,11 +65,11 @@ Hold = Callable[[Brought], AbstractAsyncContextManager[Kernel]]
 """Holds the workspace in this process; see :func:`hold`."""
 
 Join = Callable[[WorkspaceHeld, Brought], AbstractAsyncContextManager[Kernel]]
-"""Joins the process that holds a workspace; see :func:`handrail.kernel.joined.join`."""
+"""Connects to the process that holds a workspace; see :func:`handrail.kernel.joined.join`."""
 
 
 class HeldKernel(Kernel):
-    """Carries the calls out. Its own sessions work in one context, those of processes that joined in theirs."""
+    """A kernel that executes calls. Its own sessions share one context; client processes have their own contexts."""
 
     def __init__(
         self,
@@ -79,19 +79,23 @@ class HeldKernel(Kernel):
         brought: Brought,
         joining: Callable[[tuple[Tool, ...]], AbstractAsyncContextManager[Kernel]],
     ) -> None:
-        """:param joining: joins whoever has taken the workspace over from this process, with the tools that it brings now"""
+        """Create a kernel from assembled components.
+
+        :param own: the context of the default agent
+        :param joining: connects to the process that has taken the workspace over, with the current tools of this process
+        """
         self.rooms = rooms
         self.own = own
         self._brought = brought
         self._face = face
         self._others: dict[str, Context] = {}
-        """Of further agents that sessions of this process name."""
+        """The contexts of further agents that sessions of this process use."""
         self._appointing = asyncio.Lock()
-        """Held while a thread makes one of these."""
+        """Locked while a thread creates one of these contexts."""
         self._joining = joining
         self._next = AsyncExitStack()
         self.successor: Kernel | None = None
-        """What this kernel goes on as, once another process has taken the workspace over and this one has joined it."""
+        """The kernel that replaces this one after another process has taken the workspace over."""
         self._leaving: asyncio.Task[None] | None = None
         self.sessions = HeldSessions(rooms, self._context, face)
         self._servers: HeldServers | None = None
@@ -129,7 +133,7 @@ class HeldKernel(Kernel):
 
     @property
     def approvals(self) -> Approvals:
-        """Those of this process. Once another has taken the workspace over, that one's, as far as :class:`ApprovalDesk` goes."""
+        """The approvals of this process, or those of its successor, which has only the methods of :class:`ApprovalDesk`."""
         if self.successor is not None:
             return cast("Approvals", self.successor.approvals)
         return self.rooms.arbiter.approvals
@@ -146,7 +150,7 @@ class HeldKernel(Kernel):
 
     @property
     def arrivals(self) -> Arrivals:
-        """What comes for sessions while no turn of theirs is under way."""
+        """The inbound events of sessions between their turns."""
         return self.sessions.arrivals
 
     @property
@@ -188,17 +192,19 @@ class HeldKernel(Kernel):
     async def explain_in(
         self, context: Context, tool: str, arguments: Mapping[str, Any], *, rules: Iterable[AnyRule], headless: bool
     ) -> Explanation:
-        """As :meth:`Kernel.explain`, for the sessions of ``context``."""
+        """Explain a call in the sessions of ``context``; see :meth:`Kernel.explain`."""
         from handrail.policy.explain import explain
 
         generation = context.generation
         entry = generation.resolve(tool)
         if entry is None:
             nearest = " or ".join(generation.nearest(tool))
-            hint = generation.awaited(tool) or (f"did you mean {nearest}?" if nearest else "")
-            raise ToolError(f"there is no tool {tool[:80]!r}" + (f"; {hint}" if hint else ""), kind="unknown_tool")
+            hint = generation.awaited(tool) or (
+                f"Did you mean {nearest}?" if nearest else "No tool has a similar name."
+            )
+            raise ToolError(f"Tool `{tool[:80]}` does not exist. {hint}", kind="unknown_tool")
         if entry.withheld is not None:
-            raise ToolError(f"{entry.id} is withheld: {entry.withheld}", kind="unavailable")
+            raise ToolError(f"Tool `{entry.id}` is unavailable: {entry.withheld}", kind="unavailable")
         try:
             entry.admitted(dict(arguments))
         except UnfinishedCheck as unfinished:
@@ -224,7 +230,7 @@ class HeldKernel(Kernel):
         return await self.find_in(self.own, query, limit=limit, patience_s=patience_s, by_words=by_words)
 
     async def find_in(self, context: Context, query: str, **how: Any) -> Findings:
-        """As :meth:`Kernel.find`, among the tools of ``context``."""
+        """Search the tools of ``context``; see :meth:`Kernel.find`."""
         return await Interaction("", context.catalog, finder=self.rooms.finder).find(context.generation, query, **how)
 
     async def tool_statuses(self) -> Sequence[ToolStatus]:
@@ -233,13 +239,16 @@ class HeldKernel(Kernel):
         return self.statuses_in(self.own)
 
     def statuses_in(self, context: Context) -> Sequence[ToolStatus]:
-        """As :meth:`Kernel.tool_statuses`, of the tools of ``context``."""
+        """Return the statuses of the tools of ``context``; see :meth:`Kernel.tool_statuses`."""
         found = {source.name: source.unreachable() for source in self.rooms.upstreams.sources}
         return context.generation.statuses({name: reason for name, reason in found.items() if reason})
 
     async def session(self, id: str | None = None, **options: Unpack[SessionOptions]) -> HeldSession:
-        """See :meth:`Kernel.session`. Once another process has taken the workspace over, the session is one of that process,
-        as far as :class:`~handrail.contract.session.Session` goes."""
+        """Open a session; see :meth:`Kernel.session`.
+
+        After another process has taken the workspace over, the session belongs to that process, and has only the methods of
+        :class:`~handrail.contract.session.Session`.
+        """
         if self.successor is not None:
             return cast("HeldSession", await self.successor.session(id, **options))
         options = checked(options)
@@ -251,7 +260,7 @@ class HeldKernel(Kernel):
         return await self.sessions.open(opening, id)
 
     def _context(self, agent: str | None) -> Context:
-        """The context of ``agent`` with what this process brought, made when the agent is first named."""
+        """Return the context of ``agent`` with the registrations of this process, created at its first use."""
         if agent is None or agent == self.own.agent:
             return self.own
         context = self._others.get(agent)
@@ -274,7 +283,7 @@ class HeldKernel(Kernel):
         rules = self.own.rules.with_rules(*project_rules(self.rooms.arbiter.approvals))
         return self.own.generation, self.own.authority, rules, Roots(self.workdir, (), self.own.further)
 
-    # ── what processes that joined need of it ────────────────────────────────────────────────────
+    # ── the services for client processes ────────────────────────────────────────────────────────
 
     def welcome(self) -> dict[str, Any]:
         tier = WIRE.write(Tier, self.tier)
@@ -318,11 +327,11 @@ class HeldKernel(Kernel):
 
     async def _promote(self, session: str, call: str) -> Job:
         if (lane := self.sessions.lane(session)) is None:
-            raise UsageError(f"session {session[:80]!r} is not open")
+            raise UsageError(f"Session `{session[:80]}` is not open. Open it first.")
         return await self.rooms.arbiter.jobs.promote(lane, call)
 
     def replaced(self) -> None:
-        """Another process has taken over: what runs here is stopped, those who joined find the other, and so does this one."""
+        """Stop all calls because another process has taken over; this process and its clients connect to that one."""
         self.server.leaving = True
         for session in tuple(self.sessions.by_id.values()):
             session.cancel("shutdown")
@@ -331,14 +340,14 @@ class HeldKernel(Kernel):
             self._leaving = asyncio.get_running_loop().create_task(self._follow())
 
     async def _follow(self) -> None:
-        """Join who has taken over, and go on there with every session of this process."""
+        """Connect to the process that has taken over, and continue all sessions of this process there."""
         others = {session.id for guest in self.server.guests for session in guest.sessions}
         own = [one for one in self.sessions.by_id.values() if one.family.under is None and one.id not in others]
         await self.server.aclose()
         try:
             kernel = await self._next.enter_async_context(self._joining(self._brought.tools))
         except HandrailError as error:
-            logger.warning("this process was replaced, and cannot join the one that holds the workspace now: %s", error)
+            logger.warning("another process holds the workspace now, and this one cannot connect to it: %s", error)
             return
         if self._servers is not None:
             await self._servers.follow(kernel.mcp)
@@ -349,7 +358,7 @@ class HeldKernel(Kernel):
             try:
                 await session.follow(partial(kernel.session, session.id, **how))
             except HandrailError as error:
-                logger.warning("session %s does not go on with the next holder: %s", session.id, error)
+                logger.warning("session %s cannot continue with the next lease holder: %s", session.id, error)
         self.successor = kernel
 
     async def _leave_next(self) -> None:
@@ -359,19 +368,19 @@ class HeldKernel(Kernel):
         await self._next.aclose()
 
     async def shut_down(self) -> None:
-        """Stop what runs, wait for its answers, write what is left. Sessions are suspended, not closed.
+        """Stop all calls, wait for their answers, and flush the log. Sessions are suspended, not closed.
 
-        Every step is taken, whatever goes wrong in those before it or cancels them: what was left out would outlive
-        this kernel.
+        Every step runs, even if an earlier one fails or is cancelled: a skipped step would leave things that outlive this
+        kernel.
         """
-        async with AsyncExitStack() as steps:  # taken from the last to the first
+        async with AsyncExitStack() as steps:  # run from the last to the first
             steps.callback(self.rooms.arbiter.shaper.close)
             steps.push_async_callback(self._write_what_is_left)
             steps.push_async_callback(self.rooms.aclose)
             for context in (self.own, *reversed(self._others.values())):
                 steps.push_async_callback(context.aclose)
             steps.push_async_callback(self.rooms.arbiter.runs.settled)
-            steps.push_async_callback(self.server.aclose)  # before that, which tools of others could make long
+            steps.push_async_callback(self.server.aclose)  # before `settled`, which tools of clients could delay
             steps.callback(self.rooms.arbiter.approvals.close)
             steps.push_async_callback(self._suspend_all)
             steps.push_async_callback(self.rooms.arbiter.jobs.end, "shutdown")
@@ -381,7 +390,7 @@ class HeldKernel(Kernel):
             steps.push_async_callback(self._leave_next)
 
     async def _end_own(self) -> None:
-        """The sessions of this process. Those of others may come to their end meanwhile."""
+        """End the sessions of this process. The calls of client processes may finish meanwhile."""
         others = {session.id for guest in self.server.guests for session in guest.sessions}
         own = [session for session in self.sessions.by_id.values() if session.id not in others]
         await asyncio.gather(*(session.end("shutdown", ENDED) for session in own), self.server.drain())
@@ -390,7 +399,7 @@ class HeldKernel(Kernel):
         await asyncio.gather(*(session.end("shutdown", ENDED) for session in tuple(self.sessions.by_id.values())))
 
     async def _suspend_all(self) -> None:
-        with contextlib.suppress(LogUnavailable):  # the end of this process suspends them, too
+        with contextlib.suppress(LogUnavailable):  # the end of this process suspends them as well
             await self.sessions.suspend_all()
 
     async def _write_what_is_left(self) -> None:
@@ -402,21 +411,21 @@ class HeldKernel(Kernel):
 
 
 def set_for_holding(settings: Configuration) -> list[str]:
-    """The keys that this process was given values for on its own, and that only count in the process that holds the workspace.
+    """Return the keys that were set for this process by flags but apply only in the lease holder.
 
-    Limits, the ceiling, the sandbox and how state is kept are one for all calls of a workspace. A process that joined could not hold
-    its sessions to others, and leaving them out without a word would weaken what its operator asked for.
+    Limits, the ceiling, the sandbox and the storage are common to all calls of a workspace. A client process could not enforce
+    other values for its sessions. Ignoring them silently would weaken the settings of its operator.
     """
     flags = [value for value in settings.values if value.origin.kind == "flag" and not is_brought(value)]
     return sorted({value.key for value in flags})
 
 
 def is_brought(value: Value) -> bool:
-    """Whether a process that joins can have this value for its own sessions."""
+    """Return whether a client process can use this setting for its own sessions."""
     table, given = path_of(value.key)[0], value.value
     if table == "tools":
-        return not isinstance(given, Mapping)  # the value of a secret is the holder's
-    if table == "watchdogs":  # one that ships looks at all calls as the holder has it
+        return not isinstance(given, Mapping)  # only the lease holder sets secrets
+    if table == "watchdogs":  # a built-in watchdog checks all calls with the settings of the lease holder
         return isinstance(given, Mapping) and "command" in given
     return table in ("rules", "agent", "mode", "catalog")
 
@@ -425,10 +434,12 @@ def is_brought(value: Value) -> bool:
 async def hold(
     workspace: Folder, state: Folder | None, config: Folder | None, brought: Brought, join: Join, *, allow_home: bool
 ) -> AsyncGenerator[HeldKernel]:
-    """Hold ``workspace`` until the block ends, and let others join; see :func:`~handrail.kernel.opening.open_kernel`.
+    """Hold ``workspace`` until the block ends, and accept client processes.
 
-    :param join: joins whoever takes the workspace over from this process
-    :raises WorkspaceHeld: when another process holds it
+    See :func:`~handrail.kernel.opening.open_kernel`.
+
+    :param join: connects to the process that takes the workspace over from this one
+    :raises WorkspaceHeld: if another process holds it
     """
     folders, given = locate(workspace, state, allow_home=allow_home), brought
 
@@ -436,18 +447,18 @@ async def hold(
         held = WorkspaceHeld(folders, holder_of(folders) or Holder())
         return join(held, replace(given, tools=tools))
 
-    # In threads, as all that takes longer the more there is: the loop may be that of a program that embeds this.
+    # In threads, because the time depends on the size of the configuration, and a program may embed this kernel in its loop.
     settings = await asyncio.to_thread(configuration.load, config, folders=folders, flags=brought.settings)
     brought = replace(
         brought,
         rules=(*(rule.entry for rule in settings.process_rules), *brought.rules),
         mode=brought.mode or settings.given_mode,
     )
-    # Also of agents that only a later session works as.
+    # This includes agents that only a later session will use.
     for one in await asyncio.to_thread(lambda: [*all_agents(settings, folders)]):
         programs.add(one.further.writable)
     joinable = sys.platform == "linux"
-    # A name of its own for each holder: one that was paused still listens at its.
+    # Each lease holder has its own socket name, because a paused one still listens on its socket.
     socket = f"kernel-{randomness.token_hex(4)}.sock" if joinable else ""
     async with AsyncExitStack() as stack:
         store = Store.open(
@@ -474,8 +485,8 @@ async def hold(
             loop.call_soon_threadsafe(kernel.replaced)
 
         if keys := ", ".join(set_for_holding(settings)):
-            why = f"{keys} can only be set where it is held; set it in handrail.toml instead"
-            store.lease.remedy = f"it cannot join the process that holds the workspace, since {why}. End that process, and start this one again"
+            why = f"{keys} can only be set in the process that holds the workspace; set it in handrail.toml instead"
+            store.lease.remedy = f"it cannot connect to the process that holds the workspace, because {why}. End that process, and start this one again"
         store.lease.when_lost(replaced)
         if joinable:
             store.folders.clear_sockets(socket)

@@ -1,4 +1,4 @@
-"""The kernel in a process that joined: the same interface, with the holder behind it, whoever that is."""
+"""The kernel in a client process: the same interface, with the current lease holder behind it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 
 class JoinedKernel(Kernel):
-    """Made by :func:`join`."""
+    """A kernel in a client process, created by :func:`join`."""
 
     def __init__(self, folders: Folders, config: Configuration, brought: Brought, successor: Successor) -> None:
         self._folders = folders
@@ -192,7 +192,7 @@ class JoinedKernel(Kernel):
 
     @property
     def interrupted(self) -> Sequence[Interrupted]:
-        """The interrupted calls that this process found when it took over. Before that, only the holder knows them."""
+        """The interrupted calls that this process found when it took over; before that, only the lease holder knows them."""
         return self._successor.interrupted
 
     @property
@@ -238,7 +238,7 @@ class JoinedKernel(Kernel):
     async def session(self, id: str | None = None, **options: Unpack[SessionOptions]) -> JoinedSession:
         options = checked(options)
         if id is not None and (id in self._sessions or id in self._opening):
-            raise UsageError(f"session {id!r} is open already")
+            raise UsageError(f"Session {id!r} is already open. Close or suspend it first.")
         session = JoinedSession(
             new_session_id() if id is None else id,
             self.membership,
@@ -247,7 +247,7 @@ class JoinedKernel(Kernel):
             self.workdir,
             self._forget,
         )
-        self._opening[session.id] = session  # whose people may be asked before it is here
+        self._opening[session.id] = session  # the lease holder may request approvals before it is open here
         try:
             await session.open()
         finally:
@@ -260,7 +260,7 @@ class JoinedKernel(Kernel):
         self._sessions[session.id] = session
 
     async def fork(self, id: str) -> str:
-        # Named here, so that it is one session however often it has to be asked for.
+        # The id is chosen here, so that a repeated request creates only one session.
         return await self.membership.request("fork", {"id": id, "forked": new_session_id()}, repeatable=True)
 
     async def close_session(self, id: str) -> None:
@@ -272,14 +272,14 @@ class JoinedKernel(Kernel):
                 await self.membership.request("close-session", asked, repeatable=True)
             except UsageError:
                 rows = session_rows(self._log.reading, "WHERE id = ?", (id,))
-                if not rows or rows[0].closed_ns is None:  # otherwise the holder that went had closed it
+                if not rows or rows[0].closed_ns is None:  # otherwise the previous lease holder had closed it
                     raise
 
     def _forget(self, session: JoinedSession) -> None:
         self._sessions.pop(session.id, None)
 
     async def shut_down(self) -> None:
-        """Suspend the sessions of this process, and leave."""
+        """Suspend the sessions of this process, and disconnect."""
         try:
             await asyncio.gather(*(session.end_with_kernel() for session in tuple(self._sessions.values())))
         finally:
@@ -291,7 +291,7 @@ class JoinedKernel(Kernel):
 
 
 class JoinedLog:
-    """The commit log for a process that does not write it."""
+    """The commit log in a client process, which does not write it."""
 
     def __init__(self, folders: Folders, membership: Membership) -> None:
         self._folders = folders
@@ -300,7 +300,7 @@ class JoinedLog:
 
     @property
     def reading(self) -> sqlite3.Connection:
-        """Reads the records that the holder has made durable."""
+        """A connection that reads the records that the lease holder has made durable."""
         if self._reading is None:
             self._reading = open_reader(self._folders.database)
         return self._reading
@@ -311,7 +311,7 @@ class JoinedLog:
 
     @property
     def refusal(self) -> str | None:
-        return None  # the holder says so in its answers
+        return None  # the lease holder reports it in its answers
 
     async def flush(self) -> None:
         await self._membership.request("flush", {}, repeatable=True)
@@ -322,7 +322,7 @@ class JoinedLog:
 
 
 class Successor:
-    """Holds the workspace in this process when it becomes the holder."""
+    """A candidate for the lease, which holds the workspace in this process after it has taken over."""
 
     def __init__(self, hold: Hold, brought: Brought) -> None:
         self._hold = hold
@@ -332,11 +332,11 @@ class Successor:
         self.interrupted: Sequence[Interrupted] = ()
 
     async def take_over(self) -> bool:
-        """Whether this process holds the workspace now.
+        """Try to hold the workspace in this process, and return whether it does now.
 
-        :raises StartError: when nobody can, as with a state that cannot be written
+        :raises StartError: if no process can hold it, for example because the state cannot be written
         """
-        await self.aclose()  # of an earlier turn, which somebody else has ended by taking over
+        await self.aclose()  # of an earlier lease that another process has ended by taking over
         try:
             kernel = await self._held.enter_async_context(self._hold(self._brought))
         except WorkspaceHeld:
@@ -345,8 +345,10 @@ class Successor:
         return True
 
     async def aclose(self) -> None:
-        """Give the workspace back, if it is held here. Cancelling a wait for this does not stop it: it goes on, and the next
-        caller waits for the same."""
+        """Release the workspace if this process holds it.
+
+        Cancelling the wait does not stop the release: it continues, and the next caller waits for it.
+        """
         if self._ending is None:
             self._ending = asyncio.get_running_loop().create_task(self._held.aclose())
         ending = self._ending
@@ -358,7 +360,7 @@ class Successor:
 
 
 async def _secrets_of(brought: Brought, settings: Configuration) -> Mapping[str, str]:
-    """The secrets that were given, and those that the brought tools declare, or have as settings, and this process has configured."""
+    """Return the secrets that were passed, and the configured secrets that the registered tools declare or use in settings."""
     given, settings_of = dict(brought.secrets or {}), named_secrets(settings)
     specs = [found.tool.spec for found in usable(brought.tools)]
     declared = {
@@ -370,7 +372,7 @@ async def _secrets_of(brought: Brought, settings: Configuration) -> Mapping[str,
 
 
 def _config_of(brought: Brought, settings: Configuration) -> ToolConfig:
-    """The values of settings that were given, and those that this process has configured for the tools it brings."""
+    """Return the tool settings that were passed, and the configured ones of the registered tools."""
     tools = {found.tool.spec.id for found in usable(brought.tools)}
     merged: dict[str, dict[str, str]] = {}
     for tool in tools & settings.settings.tools.keys():
@@ -385,16 +387,16 @@ def _config_of(brought: Brought, settings: Configuration) -> ToolConfig:
 async def join(
     held: WorkspaceHeld, config: Folder | None, brought: Brought, hold: Hold
 ) -> AsyncGenerator[JoinedKernel]:
-    """Join whoever holds the workspace until the block ends; see :func:`~handrail.kernel.opening.open_kernel`.
+    """Connect to the lease holder until the block ends; see :func:`~handrail.kernel.opening.open_kernel`.
 
-    :param held: why it is not held here
-    :param hold: holds it here once no other process does
+    :param held: the error with which this process failed to hold the workspace
+    :param hold: holds the workspace in this process if no other process does
     """
     settings = await asyncio.to_thread(configuration.load, config, folders=held.folders, flags=brought.settings)
     if beyond := set_for_holding(settings):
         raise UsageError(
-            f"{', '.join(beyond)} cannot be set here: {held.holder} holds this workspace, whose settings count; "
-            "set it in handrail.toml, or start this process first"
+            f"Cannot set {', '.join(beyond)}: {held.holder} holds this workspace, and its settings apply. "
+            "Set it in handrail.toml, or start this process first."
         )
     brought = replace(
         brought,
@@ -411,7 +413,9 @@ async def join(
         one.find()
     brought = replace(brought, watchdogs=(*brought.watchdogs, *watchdogs))
     brought = replace(brought, secrets=await _secrets_of(brought, settings), tool_config=_config_of(brought, settings))
-    successor = Successor(hold, Brought(brought.face))  # all else is brought to whoever holds, this process too
+    successor = Successor(
+        hold, Brought(brought.face)
+    )  # the lease holder receives everything else, even if it is this process
     with redacted_logs(redactor_of(brought.secrets)):
         kernel = JoinedKernel(held.folders, settings, brought, successor)
         try:

@@ -1,7 +1,7 @@
-"""An open workspace, as a program sees it, in whichever process its calls are carried out.
+"""An open workspace from the view of a program, independent of the process that executes its calls.
 
-The first process that opens a workspace *holds* it: :mod:`handrail.kernel.held` puts the rooms together there. Every
-further one of the same user *joins* it over a socket. Both have a :class:`Kernel`.
+The first process that opens a workspace *holds* it: :mod:`handrail.kernel.held` assembles the rooms there. Every further
+process of the same user connects to it over a socket. Both have a :class:`Kernel`.
 """
 
 from __future__ import annotations
@@ -33,155 +33,167 @@ Folder = str | Path
 
 
 class LogDoor(Protocol):
-    """What there is of the commit log for those who only look."""
+    """Read access to the commit log."""
 
     @property
     def reader(self) -> LogReader:
-        """Reads what is durable."""
+        """A reader of the durable records."""
         ...
 
     @property
     def refusal(self) -> str | None:
-        """Why the log takes no records just now, or None."""
+        """The reason why the log takes no records at the moment, or None."""
         ...
 
     async def flush(self) -> None:
-        """Return when everything recorded so far is durable.
+        """Wait until all records so far are durable.
 
-        :raises LogUnavailable: when it cannot be
+        :raises LogUnavailable: if they cannot be written
         """
         ...
 
 
 class Kernel(ABC):
-    """An open workspace: its tools, its log, its sessions. Made by :func:`~handrail.kernel.opening.open_kernel`; bound to
-    one event loop."""
+    """An open workspace: its tools, its log and its sessions.
+
+    :func:`~handrail.kernel.opening.open_kernel` creates it. It is bound to one event loop.
+    """
 
     @property
     @abstractmethod
     def workdir(self) -> str:
-        """The workspace's canonical folder."""
+        """The canonical path of the workspace."""
 
     @property
     @abstractmethod
     def jobs(self) -> WorkspaceJobs:
-        """The calls that outlive their turn, of every session and process, and those that could."""
+        """The background jobs of all sessions and processes, and the calls that can become jobs."""
 
     @property
     @abstractmethod
     def approvals(self) -> ApprovalDesk:
-        """What waits for a person, of every session and process, and the way to answer it."""
+        """The approval requests of all sessions and processes, and the methods that answer them."""
 
     @property
     @abstractmethod
     def state_folder(self) -> str:
-        """Where this workspace's log and database are."""
+        """The folder with the log and the database of this workspace."""
 
     @property
     @abstractmethod
     def config(self) -> Configuration:
-        """What is configured, as this process reads it."""
+        """The configuration as this process reads it."""
 
     @property
     @abstractmethod
     def tier(self) -> Tier:
-        """What holds the programs that calls start."""
+        """The sandbox tier of the programs that calls start."""
 
     @property
     @abstractmethod
     def agent(self) -> AgentManifest:
-        """Whose sessions this process opens unless they name another."""
+        """The default agent of the sessions that this process opens."""
 
     @property
     @abstractmethod
     def generation(self) -> Generation:
-        """The tools there are now for the sessions of this process. A turn keeps those there were when it began."""
+        """The current tools for the sessions of this process. A turn keeps the tools with which it started."""
 
     @property
     @abstractmethod
     def rules(self) -> RuleBook:
-        """The rules that every session of this process starts with."""
+        """The initial rules of every session of this process."""
 
     @property
     @abstractmethod
     def log(self) -> LogDoor:
-        """The workspace's record."""
+        """The commit log of the workspace."""
 
     @property
     @abstractmethod
     def interrupted(self) -> Sequence[Interrupted]:
-        """Calls that had begun when the last holder ended: their outcome is unknown and they are not run again."""
+        """The calls that were running when the last lease holder ended. Their outcome is unknown; they are not run again."""
 
     @abstractmethod
     async def reload(self, tools: Iterable[Tool] | None = None) -> Difference:
-        """Look through the sources of tools again and publish what they have as the next generation, in one step.
+        """Load the sources of tools again, and publish their tools as the next generation in one step.
 
-        Turns and calls that have begun go on with the tools they began with. The log names the new generation.
+        Running turns and calls continue with their tools. The log records the new generation.
 
-        :param tools: instead of the tools given in code before; None leaves those as they are
-        :raises LoadError: with every fault; the current generation stays
+        :param tools: replace the tools that were passed in code; None keeps them
+        :raises LoadError: with all faults; the current generation stays
         """
 
     @abstractmethod
     async def explain(
         self, tool: str, arguments: Mapping[str, Any], *, rules: Iterable[AnyRule] = (), headless: bool = True
     ) -> Explanation:
-        """How a call would be decided in a new session, by what, and what would change it. Runs and records nothing.
+        """Explain how a call would be decided in a new session, and what would change the decision.
 
-        :raises ToolError: ``unknown_tool``, ``unavailable`` or ``invalid_input``, as the call itself would be answered
+        It runs and records nothing.
+
+        :param rules: further rules of the session
+        :param headless: whether the session has no user who can be asked
+        :raises ToolError: ``unknown_tool``, ``unavailable`` or ``invalid_input``, like the answer to the call itself
         """
 
     @abstractmethod
     async def find(
         self, query: str, *, limit: int = 10, patience_s: float | None = None, by_words: bool = False
     ) -> Findings:
-        """Which of this process's tools fit a need, by words and, where that is installed, by meaning. Runs nothing and
-        brings nothing into anybody's view.
+        """Search the tools of this process by keywords and, if installed, by meaning. It runs and loads no tool.
 
-        :param patience_s: how long to wait where a search by meaning is not possible yet; None for as long as loading usually
-            takes, at most 20 seconds
-        :param by_words: load no model for it
-        :raises ToolError: ``invalid_input`` for a query without words
+        :param limit: the maximum number of results
+        :param patience_s: the maximum wait in seconds until a search by meaning is possible; None: the usual time to load the
+            model, at most 20 seconds
+        :param by_words: search by keywords only, and load no model
+        :raises ToolError: ``invalid_input`` if the query has no words
         """
 
     @abstractmethod
     async def tool_statuses(self) -> Sequence[ToolStatus]:
-        """The status of each tool of :attr:`generation` with the reason why it is not ready, and of what foreign sources offer
-        beside them: tools that could not be taken, and servers that nobody can reach."""
+        """Return the status of each tool of :attr:`generation`, with the reason if it is not ready.
+
+        The list includes rejected tools of third-party sources and unreachable servers.
+        """
 
     @abstractmethod
     async def session(self, id: str | None = None, **options: Unpack[SessionOptions]) -> Session:
-        """Open a session, or one that was open before, by its ``id``: what was said in it, its tools' state, what was
-        answered for it and its folders come back. One that ends with its process or is left by
-        :meth:`~handrail.contract.session.Session.suspend` can be opened again; ``close`` is for good.
+        """Open a new session, or reopen an earlier one.
 
-        :param agent: another agent than this kernel's
-        :param headless: nobody can be asked; ignored when there is an ``attendant``
-        :param attendant: how to reach the person who can be asked
-        :param peer: the client at the face, where it can do more than call: what ``runtime.peer`` of its tools reaches
-        :param rules: further rules of this session only, as long as it is open
-        :param mode: another mode than this kernel's, as long as it is open
-        :param topic: what it is about, for its record
-        :param client: where the person who talks to it is, and when
-        :raises UsageError: when it is open already, or another agent's
+        A reopened session has its conversation, its tools' state, its approvals and its folders. A session that ended with its
+        process, or by :meth:`~handrail.contract.session.Session.suspend`, can be reopened. ``close`` is permanent.
+
+        :param id: the id of the session to reopen; None for a new one
+        :param agent: the agent of the session instead of this kernel's
+        :param headless: deny what requires approval; ignored if there is an ``attendant``
+        :param attendant: asks the user for approvals and answers
+        :param peer: the client, if it supports requests: ``runtime.peer`` of the session's tools sends them to it
+        :param rules: further rules of this session, while it is open
+        :param mode: the mode instead of this kernel's, while it is open
+        :param topic: the topic of the session, for its record
+        :param client: the location, time and device of the user
+        :raises UsageError: if it is already open, or belongs to another agent
         """
 
     @abstractmethod
     async def fork(self, id: str) -> str:
-        """Begin another session with a copy of what was said in one, of its tools' state and of what it has read of
-        files. Grants, answered rules and folders are not copied. Gives the new one's id, to be opened by.
+        """Copy a session, and return the id of the copy, which is not opened.
 
-        :raises UsageError: when there is no such session, or it was closed
+        The copy has the conversation, the tools' state and the list of read files. Grants, answered rules and folders are not
+        copied.
+
+        :raises UsageError: if the session does not exist or is closed
         """
 
     @abstractmethod
     async def close_session(self, id: str) -> None:
-        """Close a suspended session for good: its messages, its tools' state and its folders are removed.
+        """Close a suspended session permanently, and remove its messages, its tools' state and its folders.
 
-        :raises UsageError: when there is no such session, or it is open or closed
+        :raises UsageError: if the session does not exist, or is open or closed
         """
 
     @property
     @abstractmethod
     def mcp(self) -> McpServers:
-        """The upstream MCP servers, and the way to connect more."""
+        """The upstream MCP servers, and the method that connects further ones."""

@@ -1,4 +1,4 @@
-"""The opening of a workspace: hold it, or join the process of the same user that does."""
+"""The opening of a workspace: hold it, or connect to the process of the same user that holds it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from handrail.store.lease import Lease, WorkspaceHeld
 T = TypeVar("T")
 
 _BRIEF_S = 10.0
-"""How long to wait for a process that only writes an answer."""
+"""The maximum wait for a process that only writes an answer."""
 _LOOK_S = 0.02
 
 
@@ -48,29 +48,29 @@ async def open_kernel(
     face: str = "library",
     allow_home: bool = False,
 ) -> AsyncGenerator[Kernel]:
-    """Open ``workspace`` until the block ends: hold it, or join the process of the same user that does.
+    """Open ``workspace`` until the block ends: hold it, or connect to the process of the same user that holds it.
 
-    What a process brings (tools, rules, watchdogs) is for the sessions that it opens itself.
+    The tools, rules and watchdogs that you pass apply only to the sessions that this process opens.
 
-    :param tools: tools given in code, beside the built-ins, the tool folders and entry points
-    :param offerings: resources and prompts given in code, beside those of the tool folders
+    :param tools: further tools, in addition to the built-ins, the tool folders and entry points
+    :param offerings: further resources and prompts, in addition to those of the tool folders
     :param rules: session rules, as ``"allow bash git status"``, or with examples, as ``{"rule": "…", "match": ["…"]}``
-    :param secrets: name to value; tools of this process may be given those that they declare, and the values are
-        redacted wherever they appear
-    :param tool_config: by tool id, values of the settings that the tool declares and that are not secret. They hold for
-        the sessions of this process, before those of the agent's manifest and of the configuration
-    :param state: where state is kept instead of the platform's state folder
+    :param secrets: values by name; tools of this process may receive those that they declare, and the values are redacted
+        wherever they appear
+    :param tool_config: by tool id, the values of non-secret settings that the tool declares. They apply to the sessions of
+        this process, and override the agent's manifest and the configuration
+    :param state: the state folder instead of the platform's
     :param config: the configuration file instead of the platform's
-    :param watchdogs: see every call before it runs, in this order, and can only narrow
-    :param agent: whose sessions it opens unless they name another; None for the configured one
-    :param settings: ``KEY=VALUE`` texts, stronger than files and variables
-    :param mode: how much its sessions do without asking: ``plan``, ``ask``, ``accept-edits`` or ``auto``; None for
-        the agent's or the configured one
-    :param face: how this process is reached, for others to know it by
-    :param allow_home: open what is no project all the same, such as a home folder, ``~/.ssh`` or ``/``
-    :raises LoadError: with every fault of configuration, agent, rules and tools
-    :raises UsageError: for an argument of the wrong form
-    :raises StartError: when state, lease or sandbox are not to be had
+    :param watchdogs: check every call before it runs, in this order; they can only restrict
+    :param agent: the default agent of its sessions; None: the configured one
+    :param settings: ``KEY=VALUE`` texts, which override files and variables
+    :param mode: how much its sessions may do without approval: ``plan``, ``ask``, ``accept-edits`` or ``auto``; None: the
+        agent's or the configured mode
+    :param face: the name of this process's frontend, shown to other processes
+    :param allow_home: also open a folder that is not a project, such as a home folder, ``~/.ssh`` or ``/``
+    :raises LoadError: with all faults of configuration, agent, rules and tools
+    :raises UsageError: if an argument has the wrong form
+    :raises StartError: if the state, the lease or the sandbox is not available
     """
     brought = Brought(
         face,
@@ -89,7 +89,7 @@ async def open_kernel(
         return hold(workspace, state, config, brought, joining, allow_home=allow_home)
 
     def joining(held: WorkspaceHeld, brought: Brought) -> AbstractAsyncContextManager[Kernel]:
-        from handrail.kernel.joined import join  # most processes hold
+        from handrail.kernel.joined import join  # most processes hold the workspace
 
         return join(held, config, brought, holding)
 
@@ -102,7 +102,7 @@ async def open_kernel(
 
 
 async def _entered(stack: AsyncExitStack, brought: Brought, hold: Hold, join: Join) -> Kernel:
-    """The kernel of this process, with its end on ``stack``."""
+    """Return the kernel of this process; ``stack`` closes it."""
     deadline = asyncio.get_running_loop().time() + _BRIEF_S
     while True:
         try:
@@ -120,43 +120,50 @@ async def _entered(stack: AsyncExitStack, brought: Brought, hold: Hold, join: Jo
 
 
 def several(name: str, values: Iterable[T]) -> tuple[T, ...]:
-    """What a program gives as a list, kept as it is now.
+    """Return the list argument of a program as a tuple.
 
-    :raises UsageError: for one value in its place, whose parts Python would take for values or which has none
+    :raises UsageError: if it is a text, a mapping or a single value
     """
     one = cast("object", values)
     if isinstance(one, (str, bytes, Mapping)) or not isinstance(one, Iterable):
-        raise UsageError(f"{name}={one!r} is no list; write {name}=[…], with each {name.removesuffix('s')} in it")
+        raise UsageError(f"Invalid `{name}`: {one!r}. Expected a list: {name}=[…]")
     return tuple(values)
 
 
 def values_of_tools(given: Mapping[str, Mapping[str, str]] | None) -> ToolConfig:
-    """The ``tool_config`` of a program, as it is now. Whether the tools take it is checked where they are known.
+    """Return a copy of the ``tool_config`` of a program. The tools' keys are checked later, when the tools are known.
 
-    :raises UsageError: for anything but texts by their keys, by the ids of tools
+    :raises UsageError: unless it maps tool ids to mappings of text keys and text values
     """
-    expected = 'expected {"TOOL ID": {"KEY": "VALUE"}}'
+    expected = 'Expected {"TOOL ID": {"KEY": "VALUE"}}.'
     if not isinstance(cast("object", given), Mapping | None):
-        raise UsageError(f"tool_config={given!r:.80} is no mapping; {expected}")
+        raise UsageError(f"Invalid `tool_config`: {given!r:.80}. {expected}")
     for tool, config in (given or {}).items():
         if not isinstance(cast("object", tool), str) or not isinstance(cast("object", config), Mapping):
-            raise UsageError(f"tool_config[{tool!r:.80}] is no mapping; {expected}")
+            raise UsageError(f"Invalid `tool_config[{tool!r:.80}]`: it is not a mapping. {expected}")
         for key, value in config.items():
             if not isinstance(cast("object", key), str) or not isinstance(cast("object", value), str):
                 kind = type(cast("object", value)).__name__
                 raise UsageError(
-                    f"tool_config[{tool!r:.80}][{key!r:.80}] is {kind}, and every value is text; {expected}"
+                    f"Invalid `tool_config[{tool!r:.80}][{key!r:.80}]`: the value has type {kind}. {expected}"
                 )
             try:
                 f"{tool}{key}{value}".encode()
             except UnicodeEncodeError:
-                raise UsageError(f"tool_config[{tool!r:.80}][{key!r:.80}] holds half a character; {expected}") from None
+                raise UsageError(
+                    f"Invalid `tool_config[{tool!r:.80}][{key!r:.80}]`: it contains half a surrogate pair. {expected}"
+                ) from None
     return {tool: dict(config) for tool, config in (given or {}).items()}
 
 
 def _callable(watchdogs: tuple[Watchdog, ...]) -> tuple[Watchdog, ...]:
-    """:raises UsageError: for what could not be asked, and would deny every call"""
+    """Check that all watchdogs are callable: any other object would deny every call.
+
+    :raises UsageError: if one is not callable
+    """
     for one in watchdogs:
         if not callable(one):
-            raise UsageError(f"watchdogs: {one!r} is no function that is given a call and answers with an opinion")
+            raise UsageError(
+                f"Invalid watchdog in `watchdogs`: {one!r}. Expected a function that takes a call and returns an Opinion."
+            )
     return watchdogs

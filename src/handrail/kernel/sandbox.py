@@ -1,7 +1,7 @@
-"""The choice of the sandbox provider: this machine's own, or one that an installed package provides.
+"""The choice of the sandbox provider: the one of this machine, or one of an installed package.
 
-A package provides one by the entry point group ``handrail.sandboxes``: a callable without arguments that returns a
-:class:`handrail.contract.sandbox.Sandbox`. Only an operator chooses it, by name (``[sandbox] provider``).
+A package provides one through the entry point group ``handrail.sandboxes``: a callable without arguments that returns a
+:class:`handrail.contract.sandbox.Sandbox`. Only an operator can choose it, by name (``[sandbox] provider``).
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ GROUP = "handrail.sandboxes"
 
 
 def installed() -> Iterable[metadata.EntryPoint]:
-    """What the packages in this environment offer."""
+    """Return the providers of the installed packages."""
     return of_group(GROUP)
 
 
 def provider_of(
     config: Configuration, entry_points: Callable[[], Iterable[metadata.EntryPoint]] = installed
 ) -> Sandbox:
-    """Who confines programs, without the operator's limits.
+    """Return the sandbox that confines programs, without the operator's limits.
 
-    :raises StartError: for a provider that is not there, or is none
+    :raises StartError: if the provider does not exist or is invalid
     """
     settings = config.settings.sandbox
     if settings.provider != OWN_SANDBOX:
@@ -43,9 +43,9 @@ def provider_of(
 def sandbox_of(
     config: Configuration, entry_points: Callable[[], Iterable[metadata.EntryPoint]] = installed
 ) -> Operated:
-    """What programs are started in.
+    """Return the sandbox that starts programs, with the operator's limits.
 
-    :raises StartError: as :func:`provider_of`
+    :raises StartError: if the provider does not exist or is invalid
     """
     from handrail.sandbox.start.pool import pooled
 
@@ -58,17 +58,18 @@ def _provided(name: str, offered: Iterable[metadata.EntryPoint]) -> Sandbox:
     points = {point.name: point for point in offered}
     if name not in points:
         there = ", ".join((OWN_SANDBOX, *sorted(points)))
-        raise StartError(f"there is no sandbox {name!r} ([sandbox] provider); there are: {there}")
+        raise StartError(f"Unknown sandbox provider: {name!r}. Set `[sandbox] provider` to one of: {there}.")
     try:
         made: Any = points[name].load()()
         tier = made.tier
     except Exception as error:
         raise StartError(
-            f"the sandbox {name!r} from {points[name].value} cannot be used: {type(error).__name__}: {error}"
+            f"Cannot load the sandbox provider {name!r} from {points[name].value}: {type(error).__name__}: {error}. "
+            "Update its package, or set `[sandbox] provider` to another one."
         ) from error
     if not isinstance(tier, Tier) or not callable(getattr(made, "start", None)):
         raise StartError(
-            f"the sandbox {name!r} from {points[name].value} is none: it needs a tier and a start, as "
-            "handrail.contract.sandbox.Sandbox has them"
+            f"Invalid sandbox provider: {name!r} from {points[name].value}. Expected an object with `tier` and `start`, "
+            "as in handrail.contract.sandbox.Sandbox."
         )
     return made

@@ -1,4 +1,4 @@
-"""The open sessions in the process that holds the workspace: opening, suspending, forking and closing them."""
+"""The open sessions in the lease holder: opening, suspending, forking and closing them."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from handrail.session.skills import SessionSkills
 from handrail.session.taking_up import project_rules
 from handrail.store.tables.sessions import SessionRow
 
-# Construction of a session's lane on opening: its surroundings, its rules, and the limits of a sub-agent.
+# Construction of a session's lane: its environment, its rules, and the limits of a sub-agent.
 
 _ANYTHING = "A copy of this agent with its own conversation, for parts of the work whose details you do not need."
-"""What the default agent is for, as another one's model is told, where its manifest says nothing."""
+"""The description of the default agent for the models of other agents, if its manifest has none."""
 
 
 def lane_of(
@@ -47,11 +47,11 @@ def lane_of(
     arrivals: SessionArrivals,
     appoint: Callable[[str], object],
 ) -> Lane:
-    """The lane of a session that is kept as ``row``, whole: nothing is added to it later.
+    """Return the complete lane of a session that is stored as ``row``.
 
     :param appoint: see :class:`~handrail.arbiter.call.Lane`
-    :raises LoadError: for a rule that is none
-    :raises LogUnavailable: when what is kept of it cannot be read
+    :raises LoadError: if a rule is invalid
+    :raises LogUnavailable: if the stored state of the session cannot be read
     """
     context, options, under, folders = opening.context, opening.options, opening.under, rooms.store.folders
     workdir, session_id = str(folders.workspace), row.id
@@ -97,7 +97,9 @@ def lane_of(
         around=around,
         authority=authority,
         rules=book,
-        current=partial(getattr, context.shelf.succession, "current"),  # each call asks: a lambda costs a frame
+        current=partial(
+            getattr, context.shelf.succession, "current"
+        ),  # every call uses it; a lambda would cost a frame
         catalog=Interaction(session_id, view, around.values, rooms.finder),
         skills=SessionSkills(session_id, workdir, rooms.config.folder, around.values),
         channels=arrivals.channels,
@@ -114,9 +116,9 @@ def lane_of(
 
 
 def agent_types(rooms: Rooms, of: AgentManifest, *above: AgentManifest) -> Sequence[AgentType]:
-    """The agents that one may hand work to, without those whose manifest is faulty.
+    """Return the agents that an agent may delegate to, without those with faulty manifests.
 
-    :param above: for whom it works, up to the top
+    :param above: its parent agents, up to the root
     """
     found = find_agents(rooms.config.folder, (str(rooms.store.folders.workspace),)).values()
     return tuple(
@@ -131,17 +133,17 @@ def _described(manifest: AgentManifest) -> str:
 
 
 def parent_of(row: SessionRow) -> dict[str, Any]:
-    """Where a session comes from, for its record."""
+    """Return the origin of a session, for its record."""
     if row.under is not None:
         return {"under": row.under, "under_call": row.under_call}
     return {"parent": row.details["parent"]} if "parent" in row.details else {}
 
 
 class HeldSessions:
-    """The open sessions of this process and of those that joined it. For one event loop.
+    """The open sessions of this process and of its client processes, bound to one event loop.
 
-    :param context_of: that of an agent, with what this process brought
-    :param face: through which this process opens sessions
+    :param context_of: returns the context of an agent, with the registrations of this process
+    :param face: the frontend of this process
     """
 
     def __init__(self, rooms: Rooms, context_of: Callable[[str], Context], face: str) -> None:
@@ -150,7 +152,7 @@ class HeldSessions:
         self._face = face
         self._open: dict[str, HeldSession] = {}
         self._resting: dict[str, HeldSession] = {}
-        """Those that are suspended while jobs of theirs run."""
+        """The suspended sessions whose jobs are still running."""
         self._closing: set[str] = set()
         self.lasting = Lasting(rooms.store, rooms.arbiter.shaper.redactor, rooms.log)
         self.arrivals = Arrivals(rooms.store, rooms.arbiter.shaper.redactor)
@@ -159,41 +161,42 @@ class HeldSessions:
 
     @property
     def by_id(self) -> Mapping[str, HeldSession]:
-        """Those that are open."""
+        """The open sessions by id."""
         return self._open
 
     @property
     def closing(self) -> frozenset[str]:
-        """The ids of those whose folders are being removed."""
+        """The ids of the sessions whose folders are being removed."""
         return frozenset(self._closing)
 
     def lane(self, session_id: str) -> Lane | None:
-        """The lane of a session; None where it is not open."""
+        """Return the lane of a session; None if it is not open."""
         session = self._open.get(session_id)
         return None if session is None else session.lane
 
     def lanes(self) -> Iterable[Lane]:
-        """Those of all that are open, and of those that bound the sub-agents of their jobs while they are suspended."""
+        """Return the lanes of all open sessions, and of suspended sessions that limit the sub-agents of their jobs."""
         return [session.lane for session in (*self._open.values(), *self._resting.values())]
 
     async def suspend_all(self) -> None:
-        """
-        :raises LogUnavailable: when it cannot be kept
+        """Suspend all open sessions.
+
+        :raises LogUnavailable: if it cannot be recorded
         """
         await asyncio.gather(*map(self.lasting.suspend, tuple(self._open)))
 
     async def open(self, opening: Opening, id: str | None = None) -> HeldSession:
-        """A session of whichever process works in the context of ``opening``.
+        """Open a session in the context of ``opening``.
 
-        :param id: of a session that is to go on; None for a new one
-        :raises UsageError: when it is open already
+        :param id: the id of the session to reopen; None for a new one
+        :raises UsageError: if it is already open
         """
         if id is not None and (id in self._open or id in self._closing):
-            raise UsageError(f"session {id!r} is open already")
+            raise UsageError(f"Session {id!r} is already open. Close or suspend it first.")
         session_id = new_session_id() if id is None else id
         rooms, lasting, context = self._rooms, self.lasting, opening.context
         row = lasting.row(opening.row(session_id, time.time_ns()))
-        # Call ids stay unique when a session goes on.
+        # Call ids stay unique when a session continues.
         turns = 0 if id is None else lasting.last_turn(session_id, rooms.log.last_turn(session_id))
         family = Family(context.manifest, self._open_child, opening.under)
         workdir, top = str(rooms.store.folders.workspace), family.top(session_id)
@@ -229,18 +232,19 @@ class HeldSessions:
         return session
 
     async def _open_child(self, parent: HeldSession, call: Call, delegation: Delegation) -> Child:
-        """A session of a sub-agent, in the context of its own agent with what this process brought."""
+        """Open the session of a sub-agent, in the context of its agent with the registrations of this process."""
         session = await self.open_child(self._context_of, Under(parent, call, delegation), self._face)
         return Child(session, session.family.manifest)
 
     async def open_child(
         self, context_of: Callable[[str], Context], under: Under, face: str, id: str | None = None
     ) -> HeldSession:
+        """Open the session of a sub-agent.
+
+        :param context_of: returns the context of an agent, with the registrations of the parent's process
+        :raises ToolError: if the parent cannot delegate to that agent
         """
-        :param context_of: that of an agent, with what the process brought whose session the parent is
-        :raises ToolError: where work cannot be handed to that agent
-        """
-        known = under.parent.id  # as it is now: the job may have begun when it was open before
+        known = under.parent.id  # the current object: the parent may have been reopened since the job started
         under.parent = self._resting.get(known) or self._open.get(known) or under.parent
         above, agent = under.parent.lane, under.delegation.agent
         check_type(agent, above.agent_types())
@@ -250,39 +254,40 @@ class HeldSessions:
 
     @staticmethod
     def _appointed(family: Family, context_of: Callable[[str], Context], agent: str) -> Context:
-        """What a sub-agent below ``family`` works with.
+        """Return the context of a sub-agent in ``family``.
 
-        :raises ToolError: where there is no further level, or the agent cannot be used
+        :raises ToolError: if the maximum depth is reached, or the agent cannot be used
         """
         family.check_depth()
         try:
             return context_of(agent)
         except HandrailError as error:
-            text = f"The agent {agent!r} cannot be used: {error}\nAsk the user to mend it, or do the work yourself."
+            text = f"Agent `{agent}` cannot be used: {error}\nUse another agent, do the work yourself, or ask the user to fix it."
             raise ToolError(text, kind="unavailable") from None
 
     async def fork(self, id: str, forked: str) -> str:
-        """
-        :param forked: the id of the fork; the same again changes nothing
+        """Copy a session, and return the id of the copy.
+
+        :param forked: the id of the copy; repeating the call with the same id has no effect
         """
         await self.lasting.fork(id, forked, face=self._face)
         return forked
 
     async def close(self, id: str) -> None:
-        """Close a session that nobody has open, for good.
+        """Close a suspended session permanently.
 
-        :raises UsageError: when somebody has, or there is none
+        :raises UsageError: if it is open or does not exist
         """
         if id in self._open or id in self._closing:
-            raise UsageError(f"session {id} is open; whoever has it open closes it, or ends")
+            raise UsageError(f"Session {id} is open. Close it in the process that has it open.")
         self.lasting.existing(id)
         await self._discard(id)
 
     async def _suspended(self, session: HeldSession) -> None:
-        """Nobody has it open any more; what belongs to it stays."""
+        """Record that a session was suspended. Its data stays."""
         approvals = self._rooms.arbiter.approvals
         try:
-            if session.family.under is not None:  # nobody goes on with it, so what belongs to it ends, too
+            if session.family.under is not None:  # no process can reopen it, so its requests and jobs end, too
                 await approvals.close_session(session.id, "its sub-agent ended", "parent")
                 await asyncio.gather(self._rooms.arbiter.jobs.end("parent", session.id), self.arrivals.end(session.id))
             await self.lasting.suspend(session.id)
@@ -291,14 +296,14 @@ class HeldSessions:
             self._rest(session)
 
     def _rest(self, session: HeldSession) -> None:
-        """Keep a session that is suspended, and others, while they bound the sub-agents of jobs."""
+        """Keep suspended sessions while they limit the sub-agents of running jobs."""
         if session.family.under is None:
             self._resting[session.id] = session
         at_work = {live.row.job.session_id for live in self._rooms.arbiter.jobs.live.values()}
         self._resting = {id: resting for id, resting in self._resting.items() if id in at_work}
 
     async def _closed(self, session: HeldSession) -> None:
-        """Taken from the list last: until its folders are gone nobody may open it again."""
+        """Delete a closed session. It leaves the list last, because it cannot be reopened until its folders are removed."""
         try:
             await self._discard(session.id)
         finally:

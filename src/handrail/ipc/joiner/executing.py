@@ -1,4 +1,4 @@
-"""Tools, offerings and watchdogs of a joined process, run here for the process that holds the workspace."""
+"""The tools, resources and watchdogs of a client process, which run here for the lease holder."""
 
 from __future__ import annotations
 
@@ -43,16 +43,19 @@ from handrail.session.arrivals.waits import time_of
 __all__ = ["Bench", "describe"]
 
 GRACE_S = 5.0
-"""How long what is open may take to end with its process."""
+"""The time limit for ending open states at shutdown."""
 _LONGEST_S = 60.0
-"""A clock that is set, or a machine that slept, is noticed after this long at most."""
+"""The maximum time until a changed clock or a suspended machine is noticed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Which step of which state of a stateful tool is asked for.
+    """A request for one step of a stateful tool.
 
-    :param sent: the step's input
+    :param state: the number of the state
+    :param first: whether the step opens the state
+    :param sent: the input of the step
+    :param closes: whether the step ends the state
     """
 
     state: int
@@ -62,7 +65,7 @@ class Step:
 
 
 class _Running:
-    """One call at work here."""
+    """One call that is running here."""
 
     __slots__ = ("blocking", "runtime", "stopped", "work")
 
@@ -73,7 +76,7 @@ class _Running:
         self.stopped = False
 
     def stop(self, reason: StopReason) -> None:
-        """Tell it to end. A thread hears it when it asks; it cannot be ended."""
+        """Stop the call. A thread cannot be stopped: it notices the stop when it checks."""
         self.stopped = True
         self.runtime.stop(reason)
         if not self.blocking:
@@ -81,12 +84,12 @@ class _Running:
 
 
 class Bench:
-    """Where this process carries out what it brought.
+    """A host that runs the tools, resources and watchdogs of this process.
 
-    :param tools: tools, classes of tools or modules of such
-    :param secrets: what these may be given; they do not come from the holder
-    :param redact: takes secrets out of the text of a failing watchdog
-    :raises LoadError: with every fault of these
+    :param tools: tools, tool classes or modules
+    :param secrets: the secrets that the tools may receive; they do not come from the lease holder
+    :param redact: removes secrets from the error text of a watchdog
+    :raises LoadError: with all faults of the tools
     """
 
     def __init__(
@@ -124,7 +127,7 @@ class Bench:
                 "offering.glance": self._glance,
             }.items()
         }
-        """What the holder may ask for. Runs are begun at once, so that a stop which follows finds what it is about."""
+        """The requests of the lease holder. Runs start immediately, so that a later stop finds its run."""
         self.notices: Mapping[str, Callable[[Any], None]] = {
             "stop": heeding(self._stop),
             "output": heeding(self._streams.told),
@@ -133,13 +136,13 @@ class Bench:
 
     @property
     def told_offerings(self) -> list[Any]:
-        """What its offerings list now, for whoever holds the workspace."""
+        """The current listings of its offerings, for the lease holder."""
         told = [ToldOffering(mirror.shown(one), isinstance(one, Stamped)) for one in self._offerings]
         return WIRE.write(Sequence[ToldOffering], told)
 
     @property
     def told_watchdogs(self) -> list[Any]:
-        """What its watchdogs say of themselves, for whoever holds the workspace."""
+        """The descriptions of its watchdogs, for the lease holder."""
         told = [
             ToldWatchdog(
                 name_of(one),
@@ -152,24 +155,24 @@ class Bench:
         return WIRE.write(Sequence[ToldWatchdog], told)
 
     def bring(self, tools: Iterable[object]) -> None:
-        """Have these as well; the earlier ones stay for turns that began with them.
+        """Add tools. Earlier tools stay for turns that started with them.
 
-        Of two with the same definition the later one is run.
+        Of two tools with the same definition, the later one runs.
 
-        :raises LoadError: with every fault
+        :raises LoadError: with all faults
         """
         for found in usable(tools):
             self._tools[found.tool.spec.id, found.tool.spec.definition_hash] = found.tool
 
     def attach(self, connection: Connection) -> None:
-        """From now on the holder is at the other end of this one."""
+        """Use a new connection to the lease holder, and end the states and subscriptions of the old one."""
         self._connection = connection
         self._running = {}
         self._steps.forget_all()
         self._unsubscribe_all()
 
     def _unsubscribe_all(self) -> None:
-        """End what the last holder had subscribed to."""
+        """End the subscriptions of the last lease holder."""
         stops, self._subscribed = self._subscribed, {}
         for stop in stops.values():
             task = asyncio.ensure_future(stop())
@@ -177,9 +180,9 @@ class Bench:
             task.add_done_callback(self._let_go)
 
     async def aclose(self) -> None:
-        """End the tools, each once.
+        """End all tools, each once.
 
-        :raises ExceptionGroup: of what went wrong, after every tool was told
+        :raises ExceptionGroup: with all errors, after every tool was called
         """
         self._unsubscribe_all()
         await self._steps.aclose()
@@ -210,23 +213,23 @@ class Bench:
     async def _offer(
         self, run: int, offering: int, method: str, arguments: dict[str, Any], around: dict[str, Any]
     ) -> Message:
-        """What one of the offerings gives, for a call of a tool that is carried out in the holder."""
+        """Call a method of an offering, for a call of a tool that runs in the lease holder."""
         found = self._offering(offering)
         give = _GIVES.get(method)
         if give is None:
-            raise Refused("malformed", f"an offering has no {method[:80]!r}")
+            raise Refused("malformed", f"Unknown method: `{method[:80]}`. Expected one of: {', '.join(_GIVES)}.")
         runtime = self._runtime(run, ToolSpec(WIRE.reader_of(str)(around.get("tool_id")), ""), around)
         return await self._run(run, runtime, partial(give, found, arguments, runtime))
 
     def _runtime(self, run: int, spec: ToolSpec, around: Mapping[str, Any]) -> RemoteRuntime:
         if self._connection is None:
-            raise Refused("unavailable", "the process that brought it is not ready yet")
+            raise Refused("unavailable", "The process of the tool is not ready yet. Try again.")
         return RemoteRuntime(self._connection, run, spec, around, self._streams, self._secrets)
 
     async def _run(
         self, number: int, runtime: RemoteRuntime, work: Callable[[], Awaitable[object]], *, blocking: bool = False
     ) -> Message:
-        """Carry something out for a call of the holder's, which may stop it by its number."""
+        """Run something for a call of the lease holder, which can stop it by its number."""
         running = _Running(runtime, blocking)
         running.work = asyncio.get_running_loop().create_task(_guarded(work))
         table = self._running
@@ -234,7 +237,7 @@ class Bench:
         try:
             await asyncio.wait((running.work,))
             return await _answer(runtime.tool_id, running)
-        except asyncio.CancelledError:  # the holder is gone, and so are the locks of this call
+        except asyncio.CancelledError:  # the lease holder has disconnected; the locks of this call are released
             running.stop("shutdown")
             if not running.work.done():
                 self._left.add(running.work)
@@ -274,32 +277,32 @@ class Bench:
         found = self._class(tool, definition)
         try:
             fired = await _waited(found, waiting)
-            if not isinstance(fired, Fired) or not isinstance(fired.text, str):  # pyright: ignore[reportUnnecessaryIsInstance] - it is anybody's
-                raise TypeError(f"wait() gave {type(fired).__name__}, and a Fired with a text was expected")
+            if not isinstance(fired, Fired) or not isinstance(fired.text, str):  # pyright: ignore[reportUnnecessaryIsInstance] - third-party code
+                raise TypeError(f"wait() returned {type(fired).__name__}; expected a Fired with a text")
             return {"value": {"text": fired.text, "position": fired.position, "last": fired.last is True}}
         except asyncio.CancelledError:
             if (task := asyncio.current_task()) is None or task.cancelling():
                 raise
-            return of_failure(RuntimeError("wait() ended by a cancellation that was not its own"))
-        except (Exception, SystemExit) as error:  # a class's sys.exit() would end the process
+            return of_failure(RuntimeError("wait() was cancelled from within the tool"))
+        except (Exception, SystemExit) as error:  # sys.exit() in a tool would end the process
             return of_failure(error)
 
     async def _watchdog(self, number: int, call: WatchdogCall, spec: ToolSpec | None) -> Message:
         if not 0 <= number < len(self._watchdogs):
-            raise Refused("unavailable", "the process that brought it does not have it any more")
+            raise Refused("unavailable", "The process no longer has this watchdog.")
         watchdog = self._watchdogs[number]
         try:
             if spec is not None and _passes(watchdog, spec):
                 return {"value": {"action": "allow", "reason": ""}}
             return {"value": await answer_of(watchdog, call, self._redact)}
-        except (Exception, SystemExit) as error:  # of whatever it raises a no is made where it was asked for
+        except (Exception, SystemExit) as error:  # the lease holder denies the call for any error
             return of_failure(error)
 
-    # ── offerings ────────────────────────────────────────────────────────────────────────────────
+    # ── resources and prompts ────────────────────────────────────────────────────────────────────
 
     def _offering(self, number: int) -> Offering:
         if not 0 <= number < len(self._offerings):
-            raise Refused("unavailable", "the process that brought it does not have it any more")
+            raise Refused("unavailable", "The process no longer has these resources and prompts.")
         return self._offerings[number]
 
     async def _subscribe(self, offering: int, number: int, uri: str) -> None:
@@ -330,27 +333,29 @@ class Bench:
         return await asyncio.to_thread(found.glance, uri) if isinstance(found, Stamped) else ""
 
     def _class(self, tool: str, definition: str) -> TriggerTool:
-        """
-        :raises Refused: for what is no class of triggers
+        """Return a trigger class.
+
+        :raises Refused: if the tool does not exist or is not a trigger class
         """
         found = self._tool(tool, definition)
         if not isinstance(found, TriggerTool):
-            raise Refused("malformed", f"{tool[:80]!r} is no class of triggers")
+            raise Refused("malformed", f"`{tool[:80]}` is not a trigger class.")
         return found
 
     def _tool(self, tool: str, definition: str) -> Tool:
-        """
-        :raises Refused: when there is no such tool here
+        """Return a tool by its id and definition hash.
+
+        :raises Refused: if the tool does not exist
         """
         found = self._tools.get((tool, definition))
         if found is None:
-            raise Refused("unavailable", "the process that brought it does not have it any more")
+            raise Refused("unavailable", "The process no longer has this tool. Use another tool, or start a new turn.")
         return found
 
     def _let_go(self, work: asyncio.Task[Any]) -> None:
         self._left.discard(work)
         if not work.cancelled() and (error := work.exception()) is not None:
-            logger.info("a call went on after the process that asked for it had gone, and failed: %s", error)
+            logger.info("a call that continued after the lease holder disconnected has failed: %s", error)
 
     def _stop(self, run: int, reason: StopReason) -> None:
         if (running := self._running.get(run)) is not None:
@@ -364,7 +369,7 @@ _GIVES: Mapping[str, Callable[[Offering, Mapping[str, Any], Runtime], Coroutine[
         an_object(given.get("ref")), an_object(given.get("argument")), an_object(given.get("context")), on
     ),
 }
-"""What an offering gives for a call."""
+"""The methods of an offering for calls, by name."""
 
 
 def _text(given: Mapping[str, Any], name: str) -> str:
@@ -372,7 +377,10 @@ def _text(given: Mapping[str, Any], name: str) -> str:
 
 
 def _passes(watchdog: Watchdog, spec: ToolSpec) -> bool:
-    """Whether a watchdog says that it does not look at calls of this tool. One that fails to say is asked, and denies by failing."""
+    """Return whether a watchdog skips calls of this tool.
+
+    If its filter fails, the watchdog is called, and denies by failing.
+    """
     try:
         return getattr(watchdog, "concerns")(spec) is False  # noqa: B009 - not every watchdog has it
     except Exception:
@@ -384,31 +392,31 @@ async def _guarded(work: Callable[[], Awaitable[object]]) -> object:
         return await work()
     except (Exception, asyncio.CancelledError, KeyboardInterrupt, GeneratorExit):
         raise
-    except BaseException as error:  # a tool's sys.exit() would end the event loop
-        raise RuntimeError(f"it raised {type(error).__name__}: {error}") from error
+    except BaseException as error:  # sys.exit() in a tool would end the event loop
+        raise RuntimeError(f"the tool raised {type(error).__name__}: {error}") from error
 
 
 async def _waited(tool: TriggerTool, waiting: Waiting) -> Fired:
-    """When a trigger of a class fires next, whichever way that says so."""
+    """Wait until a trigger fires, for both kinds of trigger class."""
     if not tool.by_time:
         return await tool.wait(waiting)
     since = waiting.since_ns if waiting.position is None else waiting.position
     at = time_of(tool, waiting.arguments, since)
-    if at is None:  # its class has changed its mind: it never fires again
+    if at is None:  # the answer of its class has changed: it never fires again
         return Fired(last=True)
-    while (now := time.time_ns()) < at:  # noqa: ASYNC110 - the clock that is meant is no loop's
+    while (now := time.time_ns()) < at:  # noqa: ASYNC110 - the wall clock counts, not the loop's clock
         await asyncio.sleep(min((at - now) / 1e9, _LONGEST_S))
-    now = max(at, time.time_ns())  # what was missed by then is not told one by one
+    now = max(at, time.time_ns())  # missed times are not reported one by one
     return Fired(position=now, last=time_of(tool, waiting.arguments, now) is None)
 
 
 async def _answer(tool_id: str, running: _Running) -> Message:
-    """How it ended."""
+    """Return the answer for a run that has ended."""
     work = running.work
     if work.cancelled():
         if running.stopped:
             return {"cancelled": True}
-        return of_failure(RuntimeError("it awaited something that had been cancelled (CancelledError)"))
+        return of_failure(RuntimeError("the tool awaited a task that was cancelled (CancelledError)"))
     if (error := work.exception()) is not None:
         return of_failure(error)
     value = work.result()
@@ -417,10 +425,10 @@ async def _answer(tool_id: str, running: _Running) -> Message:
     try:
         return {"value": await _packed(value, tool_id)}
     except TooLarge:
-        text = f"{tool_id} ran, and its output has too many parts to be shown; ask for less at once"
+        text = f"`{tool_id}` ran, but its output has too many parts to be shown. Request less at once."
         return of_failure(ToolError(text, kind="limit"))
     except Exception as error:
-        text = f"{tool_id} ran, and its output cannot be shown ({type(error).__name__})"
+        text = f"`{tool_id}` ran, but its output cannot be shown ({type(error).__name__}). Check its effect before you repeat it."
         return of_failure(ToolError(text, kind="backend"))
 
 
@@ -436,25 +444,26 @@ async def _packed(value: object, name: str) -> Message:
 
 
 class OpenSteps:
-    """What is open here, by the numbers that the holder gave."""
+    """The open states of stateful tools, by the numbers of the lease holder."""
 
     def __init__(self) -> None:
         self._open: dict[int, Steps] = {}
         self._ending: set[asyncio.Task[None]] = set()
 
     async def take(self, tool: Tool, arguments: dict[str, Any], runtime: Runtime, step: Step) -> object:
-        """One step, or the end, of one.
+        """Run one step of a state, or end it.
 
-        :return: what it yields, as JSON values; :data:`OVER` where there is no further step
+        :return: the yielded value as JSON values; :data:`OVER` after the last step
         """
         number = step.state
         steps = self._open.get(number)
         if steps is None:
             if not step.first:
                 raise ToolError(
-                    f"what {tool.spec.id} had open in its process is not there any more", kind="interrupted"
+                    f"The open state of `{tool.spec.id}` no longer exists in its process. Open a new one.",
+                    kind="interrupted",
                 )
-            none = f"no step of {tool.spec.id} runs: it touches things only while one does"
+            none = f"No step of `{tool.spec.id}` is running. It can use its runtime only during a step."
             steps = self._open[number] = Steps(lambda of: steps_of(tool, arguments, of), tool.spec.id, none)
         try:
             if step.closes:
@@ -462,7 +471,7 @@ class OpenSteps:
                 return OVER
             value = await steps.next(runtime, step.sent)
         except NotEnding:
-            text = f"{tool.spec.id} went on when it was told to end; its author lets it end at GeneratorExit"
+            text = f"`{tool.spec.id}` continued after it was asked to end. Ask the user to fix the tool: it must end at GeneratorExit."
             raise ToolError(text, kind="backend") from None
         finally:
             if steps.over:
@@ -470,19 +479,19 @@ class OpenSteps:
         return tool.finished(value) if isinstance(tool, FunctionTool) and value is not OVER else value
 
     def forget(self, state: int) -> None:
-        """End one that no call ends."""
+        """End a state outside a call."""
         if (steps := self._open.pop(state, None)) is not None:
             task = asyncio.get_running_loop().create_task(_close(steps))
             self._ending.add(task)
             task.add_done_callback(self._ending.discard)
 
     def forget_all(self) -> None:
-        """The holder is another one, or gone."""
+        """End all states, because the lease holder has changed or disconnected."""
         for number in tuple(self._open):
             self.forget(number)
 
     async def aclose(self) -> None:
-        """End all, and wait until what stands in their ``finally`` has run; not for ever."""
+        """End all states, and wait a limited time for their ``finally`` blocks."""
         self.forget_all()
         if self._ending:
             _, left = await asyncio.wait(set(self._ending), timeout=GRACE_S)
@@ -491,19 +500,19 @@ class OpenSteps:
 
 
 async def _close(steps: Steps) -> None:
-    with contextlib.suppress(Exception):  # nobody is left to be told
+    with contextlib.suppress(Exception):  # no caller remains that could receive the error
         await steps.close()
 
 
-# Requests of the holder to the people, the client and the model of a joined process.
+# Requests of the lease holder to the approval handlers, clients and models of a client process.
 
-NO_CLIENT = "no client is attached to this session"
+NO_CLIENT = "No client is attached to this session. Continue without it."
 
 
 class Serving:
-    """Answers the holder for the sessions of this process.
+    """The request handlers for the lease holder, on behalf of the sessions of this process.
 
-    :param session_of: one of them, also while it is being opened; None where it is none
+    :param session_of: returns a session, also while it is being opened; None if it does not exist
     """
 
     def __init__(self, session_of: Callable[[str], JoinedSession | None]) -> None:
@@ -514,7 +523,7 @@ class Serving:
             **served(Buffers, BUFFERS, self._buffers),
             **served(Delegates, MODEL, self._delegates),
         }
-        # Asked again by the next holder: an answer to this one would reach nobody.
+        # The next lease holder sends the request again: an answer to this one would be lost.
         self.requests: Mapping[str, Op] = {
             name: op_of(name, one, cancel_when_lost=True) for name, one in requests.items()
         }

@@ -1,7 +1,7 @@
-"""The joining side: one connection to whoever holds the workspace, made again with the next holder when it is lost.
+"""The client's connection to the current lease holder. If it is lost, the client connects to the next lease holder.
 
-When the holder goes, one of those who joined takes its place: it puts the kernel together in its own process, and
-everybody, itself included, joins that one.
+If the lease holder disconnects, one of its clients takes its place: it assembles the kernel in its own process. All clients,
+including this process, connect to that kernel.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from handrail.store.lease import Holder, holder_of
 
 logger = logging.getLogger("handrail.ipc")
 
-_CLOSED = "this kernel is closed; open one anew"
+_CLOSED = "This kernel is closed. Open a new one."
 _RETRY_S = 0.05
 _LOOK_S = 0.5
 _PATIENCE_S = 10.0
-"""How long a process waits for the next holder after the last one was lost."""
+"""The maximum wait for the next lease holder."""
 _GREETING_S = 1.0
-"""How long a holder may take to greet. One that is paused does not, and is replaced two seconds after its last sign of life.
-One that is alive but late is given longer from the third attempt on: otherwise, on a busy machine, it would be left each time
-just before it answers."""
+"""The time limit for the handshake. A paused lease holder does not answer, and is replaced two seconds after its last sign of
+life. A slow one gets more time from the third attempt on: otherwise, on a busy machine, every attempt would end just before
+the answer."""
 _LONG_S = 30.0
-"""How long a holder may be late in all."""
+"""The maximum total delay of a slow lease holder."""
 
 
 class Membership:
-    """This process's place among those who share the workspace.
+    """A client connection to the current lease holder, which reconnects to the next one.
 
-    :param take_over: tries to hold the workspace in this process; True when it does now
-    :param hello: what this process says of itself and brings
-    :param operations: what a holder may ask of it
+    :param take_over: tries to take the workspace over in this process; returns whether it holds it now
+    :param hello: returns the greeting with the registrations of this process
+    :param operations: the operations that a lease holder may request
     """
 
     def __init__(
@@ -60,20 +60,20 @@ class Membership:
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
         self.token: int = 0
-        """The fencing token of the last holder that was joined, which identifies it."""
+        """The fencing token of the last lease holder, which identifies it."""
         self.joined: list[Callable[[Connection], Awaitable[None]]] = []
-        """Awaited with each new connection, before any request is sent over it."""
+        """The callbacks that are awaited with each new connection, before the first request."""
 
     async def connection(self) -> Connection:
-        """The connection to the current holder. Waits for the next holder when the last one is lost.
+        """Return the connection to the current lease holder. If it is lost, wait for the next lease holder.
 
-        :raises StartError: when there is none to be had
-        :raises UsageError: when this kernel is closed
+        :raises StartError: if there is no lease holder within the time limit
+        :raises UsageError: if this kernel is closed
         """
         if self._closed:
             raise UsageError(_CLOSED)
         if self._search is not None and self._search.done():
-            # The loop has not told it yet. Whoever asks again and again would never let it.
+            # The loop has not run the callback yet. A caller that retries in a loop would never let it run.
             self._found(self._search)
         if self._search is None and self.standing is not None:
             return self.standing
@@ -90,16 +90,18 @@ class Membership:
 
     @property
     def standing(self) -> Connection | None:
-        """The connection to the current holder; None when it is lost."""
+        """The connection to the current lease holder; None if it is lost."""
         return None if self._connection is None or self._connection.lost is not None else self._connection
 
     async def request(self, op: str, body: Any = None, *, settle: bool = False, repeatable: bool = False) -> Any:
-        """Ask the holder. A request that never reached it, or that it refused because it was leaving, is sent to the next one.
+        """Send a request to the lease holder.
 
-        :param repeatable: done twice it is as done once: asked of the next holder also where nobody knows whether the last
-            one did it
-        :raises ConnectionLost: when it went after it was asked, unless that is ``repeatable``
-        :raises HandrailError: as the holder said
+        If it did not reach the lease holder, or was refused because of a shutdown, it is sent to the next one.
+
+        :param settle: if cancelled, wait until the handler of the lease holder has ended
+        :param repeatable: the request is idempotent: send it again even if the last lease holder may have done it
+        :raises ConnectionLost: if the connection is lost after the request was sent, unless it is ``repeatable``
+        :raises HandrailError: the error of the lease holder
         """
         while True:
             connection = self._connection
@@ -121,12 +123,12 @@ class Membership:
                 await connection.closed.wait()
 
     def tell(self, op: str, body: Mapping[str, Any]) -> None:
-        """Tell the holder of now, if there is one. What must last is told again in :attr:`joined`."""
+        """Send a notification to the current lease holder, if any. Callbacks in :attr:`joined` repeat lasting ones."""
         if self._connection is not None:
             self._connection.notify(op, body)
 
     async def aclose(self) -> None:
-        """Leave. Sessions of this process are suspended when their calls have ended."""
+        """Disconnect. The lease holder suspends the sessions of this process after their calls have ended."""
         self._closed = True
         ending: list[asyncio.Task[Any]] = [task for task in (self._search, self._watch) if task is not None]
         ending += self._tasks
@@ -134,7 +136,7 @@ class Membership:
             task.cancel()
         await asyncio.gather(*ending, return_exceptions=True)
         if self._connection is not None:
-            await self._connection.aclose("the process that joined ends")
+            await self._connection.aclose("the client process is shutting down")
 
     async def _joined(self) -> Connection:
         loop = asyncio.get_running_loop()
@@ -155,35 +157,35 @@ class Membership:
                     raise (error if isinstance(told, Refused) else told) from None
                 problem = str(error)
             else:
-                # Whatever is told from here on goes to this holder; what was told before, it hears now.
+                # From here on, notifications go to this lease holder; the callbacks repeat the earlier ones.
                 self._connection = connection
                 self.token = connection.about["token"]
                 try:
                     for joined in tuple(self.joined):
                         await joined(connection)
-                except (ConnectionLost, Refused) as error:  # this one has gone as well, or is about to
+                except (ConnectionLost, Refused) as error:  # this lease holder has disconnected, or is shutting down
                     problem = str(error)
-                    connection.drop("joining was given up", quietly=True)
+                    connection.drop("the connection attempt failed", quietly=True)
                 else:
                     return connection
             if loop.time() >= deadline:
                 raise StartError(
-                    f"the workspace {self._folders.workspace} has been without a process that answers for "
-                    f"{deadline - began:g} s: {problem}"
+                    f"No process has answered for the workspace {self._folders.workspace} for "
+                    f"{deadline - began:g} s. Last problem: {problem}"
                 )
             await asyncio.sleep(_RETRY_S)
 
     async def _attempt(self, greeting_s: float) -> Connection:
-        """Join the holder of now, or become it and join that.
+        """Connect to the current lease holder, or take the workspace over and connect to this process.
 
-        :param greeting_s: how long it may take to greet
-        :raises StartError: when neither worked this time
+        :param greeting_s: the time limit for the handshake
+        :raises StartError: if both failed
         """
         holder = holder_of(self._folders)
         if (holder is None or holder.state != "alive") and await self._take_over():
             holder = holder_of(self._folders)
         if holder is None:
-            raise NoHolder("nobody holds the workspace yet")
+            raise NoHolder("No process holds the workspace yet.")
         _check_joinable(holder)
         return await connect(
             self._folders.own,
@@ -196,13 +198,16 @@ class Membership:
 
     def _found(self, search: asyncio.Task[Connection]) -> None:
         if self._search is not search:
-            return  # it is known already, and another may be under way
+            return  # handled already; another search may be running
         self._search = None
         if not search.cancelled() and search.exception() is None and self._watch is None:
             self._watch = asyncio.get_running_loop().create_task(self._watch_holder())
 
     async def _watch_holder(self) -> None:
-        """A holder that is paused keeps its connections and answers nothing: leave it, so that it is replaced."""
+        """Drop the connection to a paused lease holder, so that it is replaced.
+
+        A paused process keeps its connections but does not answer.
+        """
         while True:
             await asyncio.sleep(_LOOK_S)
             connection = self._connection
@@ -211,23 +216,23 @@ class Membership:
             try:
                 holder = await asyncio.to_thread(holder_of, self._folders)
             except StartError as error:
-                logger.warning("who holds the workspace cannot be seen: %s", error)
+                logger.warning("cannot read the lease holder of the workspace: %s", error)
                 continue
             if holder is None or holder.token != connection.about["token"]:
-                # Somebody was quicker, and may be gone again: the one at the other end is paused, or about to see it.
+                # Another process took over, and may have ended again. The peer is paused, or has not noticed yet.
                 connection.drop("another process has taken over the workspace", quietly=True)
             elif holder.state != "alive":
                 connection.drop(f"the process that holds the workspace is {holder.state}", quietly=True)
 
     def _lost(self, reason: str) -> None:
-        """Look for the next holder at once, also when nobody asks for anything: somebody has to take over."""
+        """Search for the next lease holder immediately, even without requests: one process must take over."""
         if self._closed:
             return
-        logger.info("the process that held the workspace is gone: %s", reason)
+        logger.info("the process that held the workspace has disconnected: %s", reason)
         self.begin(self._rejoin())
 
     def begin(self, work: Coroutine[Any, Any, None]) -> None:
-        """Have something done that nobody waits for."""
+        """Run a coroutine in the background."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -236,7 +241,7 @@ class Membership:
         try:
             await self.connection()
         except HandrailError as error:
-            logger.warning("no other process could be joined: %s", error)
+            logger.warning("cannot connect to another process: %s", error)
 
 
 def _is_cancelled() -> bool:
@@ -246,10 +251,12 @@ def _is_cancelled() -> bool:
 
 def _check_joinable(holder: Holder) -> None:
     if not holder.socket:
-        # Also one of whom nothing is known yet, as it has only just begun.
-        raise NoHolder(f"the workspace is in use by {holder}, which cannot be joined; stop that process")
+        # This includes a process that has just started and has no known socket yet.
+        raise NoHolder(
+            f"The workspace is in use by {holder}, which does not accept connections. Stop that process, then try again."
+        )
 
 
 def _told(error: NotLetIn) -> str:
-    """The holder's own words."""
+    """Return the text of the lease holder."""
     return str(error).removeprefix("Connection rejected: ")

@@ -1,6 +1,7 @@
-"""The runtime of a tool that runs here for a call that is carried out in another process.
+"""The runtime of a tool that runs in this process for a call of the lease holder.
 
-Every door asks the holder, which judges it as for a tool of its own. Safe to use from any thread of the tool's.
+Every service sends requests to the lease holder, which evaluates them as for its own tools. The runtime is safe to use from
+any thread.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 
 
 class Streams:
-    """The listeners to the output of programs, by number."""
+    """The listeners for the output of programs, by number."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
@@ -64,7 +65,7 @@ class Streams:
 
 
 class RemoteCancellation:
-    """Implements :class:`~handrail.contract.doors.runtime.Cancellation`."""
+    """A :class:`~handrail.contract.doors.runtime.Cancellation` for a run in this process."""
 
     reason: StopReason | None = None
 
@@ -74,23 +75,23 @@ class RemoteCancellation:
 
     def check(self) -> None:
         if self.reason is not None:
-            raise ToolError(f"the call was {STOPPED_TEXT[self.reason]}", kind=kind_of_stop(self.reason))
+            raise ToolError(f"The call was {STOPPED_TEXT[self.reason]}.", kind=kind_of_stop(self.reason))
 
 
 _PIECE = 64 * 1024
-"""Bytes of output that one message carries."""
+"""The maximum size of output in one message, in bytes."""
 
 
 class RemoteRuntime:
-    """Implements :class:`~handrail.contract.doors.runtime.Runtime` over a connection.
+    """A :class:`~handrail.contract.doors.runtime.Runtime` over a connection.
 
-    :param number: of the run, by which the holder knows which call's doors are used
-    :param spec: of the tool that runs here; what is offered runs by that of another, which gets no secrets here
-    :param around: what does not change during a call; empty for a tool that takes no runtime
-    :param secrets: those of this process, which are for its own tools
+    :param number: the number of the run, by which the lease holder finds the call
+    :param spec: the spec of the tool; for resources and prompts, a spec without secrets
+    :param around: the values that stay constant during a call; empty for a tool without a runtime
+    :param secrets: the secrets of this process, for its own tools
     """
 
-    if TYPE_CHECKING:  # each made when it is first touched
+    if TYPE_CHECKING:  # each is created at its first use
         agents: Agents
         catalog: Catalog
         channels: Channels
@@ -188,7 +189,9 @@ class RemoteRuntime:
 
     def log(self, level: LogLevel, data: Any, logger: str | None = None) -> None:
         if level not in LOG_LEVELS:
-            raise ToolError(f"{level!r:.40} is no level; there are {', '.join(LOG_LEVELS)}", kind="invalid_input")
+            raise ToolError(
+                f"Invalid log level: {level!r:.40}. Expected one of: {', '.join(LOG_LEVELS)}.", kind="invalid_input"
+            )
         self.tell("log", said(level, data, logger))
 
     def output(self, piece: str | bytes) -> None:
@@ -197,14 +200,14 @@ class RemoteRuntime:
             self.tell("shown", {"piece": data[start : start + _PIECE]})
 
     def tell(self, what: str, body: Message) -> None:
-        """Send a notice, which is not answered, from any thread."""
+        """Send a notification, from any thread."""
         self._on_the_loop(partial(self._say, what), {"run": self._number, **body})
 
     def partial(self, data: Any) -> None:
         try:
             value = pack(data)
         except (TooLarge, MemoryError) as error:
-            value = pack(f"<partial output that cannot be shown ({type(error).__name__})>")
+            value = pack(f"<partial output cannot be shown ({type(error).__name__})>")
         self._on_the_loop(self._keep, {"run": self._number, "value": value})
 
     async def call(self, tool_id: str, arguments: Mapping[str, Any]) -> Result:
@@ -212,14 +215,14 @@ class RemoteRuntime:
         return await self.ask(CALL, method, {"tool_id": tool_id, "arguments": dict(arguments)})
 
     def stop(self, reason: StopReason) -> None:
-        """Note that the call was told to end."""
+        """Mark the call as stopped."""
         self.cancellation.reason = self.cancellation.reason or reason
         self._say_partial(at_once=True)
 
     async def ask(self, op: str, method: Method, told: dict[str, Any]) -> Any:
-        """Ask a door of the call's runtime in the holder.
+        """Invoke a service method of the call's runtime in the lease holder.
 
-        :raises ToolError: as that said, or when it cannot be asked
+        :raises ToolError: the error of the service, or if the lease holder is not available
         """
         if method.hears is not None and told[method.hears] is not None:
             return await self._listening(op, method, told)
@@ -236,24 +239,24 @@ class RemoteRuntime:
                 raise failure
             return method.gives.read(answer.get("value"))
         except ConnectionLost:
-            text = f"{door} cannot be asked: the process that holds the workspace has gone"
+            text = f"`{door}` is unavailable: the process that holds the workspace has disconnected."
             raise ToolError(text, kind="unavailable") from None
         except Refused as refused:
             self.cancellation.check()
             kind = "limit" if refused.kind == "limit" else "cancelled" if refused.kind == "not_running" else "backend"
             raise ToolError(refused.text, kind=kind) from None
         except Malformed as error:
-            raise ToolError(f"{door} was answered by what cannot be read: {error}", kind="backend") from None
+            raise ToolError(f"`{door}` returned an invalid answer: {error}.", kind="backend") from None
 
     def streaming(self, listener: Callable[[bytes], None]) -> int:
-        """A number by which pieces of a program's output find their way to ``listener``."""
+        """Register a listener for the output of a program, and return its number."""
         here = asyncio.get_running_loop()
         if here is self._loop:
             return self._streams.open(listener)
         return self._streams.open(lambda piece: _called_in(here, listener, piece))
 
     async def _listening(self, op: str, method: Method, told: dict[str, Any]) -> Any:
-        """As :meth:`ask`, for a method that tells pieces before it answers."""
+        """Invoke a service method that sends pieces before its answer; see :meth:`ask`."""
         assert method.hears is not None
         listener: Callable[[bytes], None] = told[method.hears]
         failures: list[BaseException] = []
@@ -262,7 +265,7 @@ class RemoteRuntime:
             try:
                 if not failures:
                     listener(piece)
-            except Exception as error:  # ends the run, as it does where the program is
+            except Exception as error:  # it ends the run, as in the process of the program
                 failures.append(error)
                 running.cancel()
 
@@ -291,15 +294,15 @@ class RemoteRuntime:
         if here:
             call(body)
         else:
-            with contextlib.suppress(RuntimeError):  # closed: nobody hears it any more
+            with contextlib.suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(call, body)
 
     def _say(self, what: str, body: Message) -> None:
-        with contextlib.suppress(Refused):  # longer than any message may be
+        with contextlib.suppress(Refused):  # too long for a message
             self._connection.notify(what, body, may_be_left_out=what in PASSING)
 
     def _keep(self, body: Message) -> None:
-        """Keep partial data to send: of several at once only the last, and while the holder is behind only once it is needed."""
+        """Queue partial data. Only the latest is sent, and while the lease holder is behind, only when it is needed."""
         if self._unsaid is None:
             self._loop.call_soon(self._say_partial)
         self._unsaid = body
@@ -310,7 +313,7 @@ class RemoteRuntime:
         try:
             if self._connection.notify("partial", body, may_be_left_out=not at_once):
                 self._unsaid = None
-        except Refused:  # too long to be sent
+        except Refused:  # too long for a message
             self._unsaid = None
 
 

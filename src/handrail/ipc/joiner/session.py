@@ -1,4 +1,4 @@
-"""A session in a joined process, with its turns, its history and its approvals. The holder carries out its calls."""
+"""A session in a client process, with its turns, history and approvals. The lease holder executes its calls."""
 
 from __future__ import annotations
 
@@ -40,13 +40,14 @@ from handrail.session.turn import as_proposed
 from handrail.store.tables.approvals import ApprovalReader
 
 LEAVING_S = 20.0
-"""How long a process that ends waits for a holder that is alive and does not answer: longer than any call takes to stop."""
+"""The maximum wait at shutdown for a lease holder that does not answer: longer than any call takes to stop."""
 
 
 class JoinedSession:
-    """Implements :class:`~handrail.contract.session.Session` over a :class:`Membership`.
+    """A :class:`~handrail.contract.session.Session` over a :class:`Membership`.
 
-    :param generation: the tools that this process's sessions see now
+    :param generation: returns the current tools of this process's sessions
+    :param forget: called when the session has ended
     """
 
     def __init__(
@@ -67,18 +68,18 @@ class JoinedSession:
         self._membership = membership
         self._generation = generation
         self._own: Generation | None = None
-        """The tools of its agent, when that is not the agent of its process."""
+        """The tools of its agent, if it is not the agent of its process."""
         self._options = options
         self._mode = given(options.get("mode"))
         self._rules = [as_data(rule) for rule in options.get("rules", ())]
         self._forget = forget
         self._turns = 0
         self._catalog = Interaction(session_id, CatalogOptions())
-        """What its model has in view, as the holder knows it."""
+        """The loaded tools of its model, as in the lease holder."""
         self.adopted: Callable[[JoinedSession], None] = lambda _: None
-        """Called with each sub-agent's session that it opens."""
+        """Called with each sub-agent session that it opens."""
         self._ruled: Mapping[str, str | None] = {}
-        """Id of a provider's own tool to the reason why the session's rules rule it out, or None."""
+        """By id of a provider tool: the reason why the session's rules exclude it, or None."""
         self._listeners: list[Callable[[Event], None]] = []
         self._readers: list[EventQueue] = []
         self._closed: str | None = None
@@ -93,12 +94,15 @@ class JoinedSession:
         return self.attendant is None
 
     async def open(self) -> None:
-        """:raises HandrailError: when it cannot be opened"""
+        """Open the session with the lease holder.
+
+        :raises HandrailError: if it cannot be opened
+        """
         try:
             while True:
                 try:
                     return self._opened(await self._membership.request("open", self._opening(), settle=True))
-                except ConnectionLost:  # whether or not it was opened, nothing has happened in it
+                except ConnectionLost:  # it may be open, but nothing has happened in it
                     continue
         except asyncio.CancelledError:
             self._end(SUSPENDED)
@@ -106,15 +110,16 @@ class JoinedSession:
             raise
 
     async def _given_up(self) -> None:
-        """Leave the session, which may have been opened although nobody waits for it any more."""
+        """Suspend a session that may have been opened although the caller was cancelled."""
         with contextlib.suppress(HandrailError):
             await self._leave("user")
 
     async def open_again(self, connection: Connection) -> None:
-        """Open the session again with the next holder, before anything else is asked of it. If the holder refuses it, this
-        session has ended; the others go on.
+        """Open the session again with the next lease holder, before any other request.
 
-        :raises ConnectionLost: when that is gone as well
+        If the lease holder refuses it, this session ends and the others continue.
+
+        :raises ConnectionLost: if the next lease holder disconnects as well
         """
         told = len(self._rules)
         try:
@@ -122,9 +127,9 @@ class JoinedSession:
         except Refused as refused:
             if refused.kind == LEAVING:
                 raise
-            self._end(f"could not be opened with the next holder of the workspace: {error_of(refused)}")
+            self._end(f"cannot be opened with the next process that holds the workspace: {error_of(refused)}")
             return
-        if self._unattended:  # in the middle of such an interaction
+        if self._unattended:  # in the middle of a headless interaction
             await connection.request("begin", self._beginning(""))
         if late := self._rules[told:]:
             connection.notify("rules", {"session": self.id, "rules": late})
@@ -135,7 +140,7 @@ class JoinedSession:
             connection.notify("watch", {"session": self.id})
 
     def published(self, agent: str, generation: Generation) -> None:
-        """Take note that the tools of ``agent`` have changed."""
+        """Update the tools of ``agent``."""
         if self._own is not None and self._options.get("agent") == agent:
             self._own = generation
 
@@ -157,9 +162,9 @@ class JoinedSession:
         }
 
     def _tell_of_client(self, call: str, call_id: str) -> None:
-        """Tell the holder which requests the client answers, before a call of its is proposed.
+        """Report the requests that the client supports to the lease holder, before a call is proposed.
 
-        :param call: by which the holder knows it: of a turn, without the place in it
+        :param call: the id for the lease holder: of a turn, without the position in it
         """
         if self.peer is not None:
             kinds = kinds_offered(self.peer, call_id)
@@ -172,10 +177,10 @@ class JoinedSession:
         self._catalog.arrange(WIRE.reader_of(CatalogOptions)(told["catalog"]))
         self._catalog.active.take(told["brought"])
         self._ruled = dict(told["native"])
-        self.skills = self.skills or WIRE.form_of(Sequence[Skill]).read(told["skills"])  # these stay what they were
+        self.skills = self.skills or WIRE.form_of(Sequence[Skill]).read(told["skills"])  # they stay the same
         self.agents = WIRE.form_of(Sequence[AgentType]).read(told["agents"])
 
-    # ── what its model has in view ───────────────────────────────────────────────────────────────
+    # ── loaded tools ─────────────────────────────────────────────────────────────────────────────
 
     @property
     def _tools(self) -> Generation:
@@ -190,11 +195,11 @@ class JoinedSession:
         self._catalog.begin()
         self._unattended = headless
         body = self._beginning(text)
-        # Where nobody holds the workspace, the next one is told when it is opened again.
+        # Without a lease holder, the next one learns of it when the session is opened again.
         with contextlib.suppress(StartError):
             before = self._ruled
             told = await self._membership.request("begin", body, settle=True, repeatable=True)
-            if self._ruled is before:  # else rules came after it was judged
+            if self._ruled is before:  # otherwise rules were added after the evaluation
                 self._ruled = dict(told)
 
     def _beginning(self, text: str) -> Message:
@@ -202,7 +207,7 @@ class JoinedSession:
         return {"session": self.id, "interaction": number, "text": text, "headless": self._unattended}
 
     def brought_in(self, interaction: int, steps: Iterable[str]) -> None:
-        """The holder has brought tools into view, or taken some out of it."""
+        """Update the loaded tools, because the lease holder has changed them."""
         if interaction == self._catalog.number:
             self._catalog.active.take(steps)
 
@@ -221,10 +226,10 @@ class JoinedSession:
         while True:
             try:
                 return WIRE.reader_of(Result)(await self._membership.request("keyed", body, settle=True))
-            except ConnectionLost:  # the same key gives what was recorded, and runs nothing twice
+            except ConnectionLost:  # with the same key, the recorded result is returned and nothing runs twice
                 continue
             except StartError as error:
-                return Result.error("unavailable", f"{error}. Ask again with the same key: nothing runs twice")
+                return Result.error("unavailable", f"{error} Call again with the same key: nothing runs twice.")
 
     async def call_all(self, calls: Iterable[Proposal]) -> list[Result]:
         return [answer.result for answer in await self.turn().call_all(calls)]
@@ -238,9 +243,9 @@ class JoinedSession:
     async def carry_out(
         self, number: int, token: int, generation: int, calls: Sequence[ProposedCall], first: int | None = None
     ) -> Sequence[Answer]:
-        """Have the calls of one turn answered, also when the holder goes in the middle.
+        """Execute the calls of one turn, even if the lease holder disconnects meanwhile.
 
-        :param first: the place in the turn of the one call that there is of it by now; None when these are all
+        :param first: the position of a single call in the turn; None if ``calls`` are all calls of the turn
         """
         ids = [call_id(self.id, number, (first or 0) + index) for index in range(len(calls))]
         if self._closed is not None:
@@ -253,7 +258,7 @@ class JoinedSession:
             try:
                 body |= {"position": first, "call": told[0], "behind": await self.history.behind()}
             except HandrailError as error:
-                text = f"nothing was run, since what was said cannot be kept: {error}"
+                text = f"Nothing was run, because the conversation cannot be stored: {error}"
                 return _all(ids, Result.error("unavailable", text))
         if not first:
             self._tell_of_client(f"{self.id}/{number}", call_id(self.id, number, 0))
@@ -266,7 +271,7 @@ class JoinedSession:
                 raise
             return await self._after_a_loss(ids, calls)
         except StartError as error:
-            return _all(ids, Result.error("unavailable", f"nothing was run: {error}"))
+            return _all(ids, Result.error("unavailable", f"Nothing was run. {error}"))
         except UsageError:
             if self._closed is None:
                 raise
@@ -274,27 +279,30 @@ class JoinedSession:
         return [mirror.answer_of(answer) for answer in (answers if first is None else [answers])]
 
     def _too_late(self, ids: Sequence[str], kind: ErrorKind = "cancelled") -> Sequence[Answer]:
-        """Of calls in a session that is not open any more.
+        """Return the answers to calls in a session that is no longer open.
 
-        :param kind: ``cancelled`` when none of them has reached a holder, ``interrupted`` when nobody knows
+        :param kind: ``cancelled`` if none of them reached a lease holder, ``interrupted`` if this is unknown
         """
         assert self._closed is not None
-        unknown = "nobody knows how far this call came, and " if kind == "interrupted" else ""
+        unknown = "It is unknown whether this call took effect. " if kind == "interrupted" else ""
         return _all(ids, Result.error(kind, unknown + self._closed))
 
     async def _after_a_loss(self, ids: Sequence[str], calls: Sequence[ProposedCall]) -> Sequence[Answer]:
-        """What is on record of calls whose holder is gone; those that had not begun are proposed to the next one."""
+        """Recover the answers to calls after the lease holder has disconnected.
+
+        Calls that had not started are proposed to the next lease holder.
+        """
         if self._closed is not None:
             return self._too_late(ids, "interrupted")
         try:
             await self.history.kept()
         except HandrailError as error:
-            text = f"nobody knows how far this call came, and what was said before it cannot be kept: {error}"
+            text = f"It is unknown whether this call took effect, and the conversation cannot be stored: {error}"
             return _all(ids, Result.error("interrupted", text))
         try:
             return await self._told_or_anew(ids, calls)
         except StartError as error:
-            text = f"nobody knows how far this call came, and nobody can tell: {error}"
+            text = f"It is unknown whether this call took effect. Check before you call it again. {error}"
             return _all(ids, Result.error("interrupted", text))
 
     async def _told_or_anew(self, ids: Sequence[str], calls: Sequence[ProposedCall]) -> Sequence[Answer]:
@@ -308,11 +316,11 @@ class JoinedSession:
         return answers
 
     async def recall(self, call_id: str) -> Answer:
-        """See :meth:`handrail.session.session.HeldSession.recall`."""
+        """Recover one answer; see :meth:`handrail.session.session.HeldSession.recall`."""
         return (await self.recall_all((call_id,)))[0]
 
     async def recall_all(self, call_ids: Sequence[str]) -> list[Answer]:
-        """See :meth:`handrail.session.session.HeldSession.recall_all`."""
+        """Recover several answers; see :meth:`handrail.session.session.HeldSession.recall_all`."""
         self._check_open()
         return [answer for answer, _ in await self._recalled(call_ids)]
 
@@ -321,12 +329,12 @@ class JoinedSession:
         while True:
             try:
                 told = await self._membership.request("recall", body)
-            except ConnectionLost:  # parked calls that it took up are parked no more, and told by their records
+            except ConnectionLost:  # calls that it resumed are no longer suspended; their records have the answers
                 continue
             return [(mirror.answer_of(answer), begun) for answer, begun in told]
 
     async def resume_parked(self) -> list[Answer]:
-        """See :meth:`handrail.session.session.HeldSession.resume_parked`."""
+        """Resume suspended calls; see :meth:`handrail.session.session.HeldSession.resume_parked`."""
         self._check_open()
         waiting: list[str] | None = None
         while True:
@@ -336,7 +344,7 @@ class JoinedSession:
                     answers = await self._membership.request("parked", {"session": self.id}, settle=True)
                     return [mirror.answer_of(answer) for answer in answers]
                 return await self.recall_all(waiting)
-            except ConnectionLost:  # those that it took up are on record, the others still wait
+            except ConnectionLost:  # the log has the calls that it resumed; the others still wait
                 continue
 
     def cancel(self, reason: StopReason = "user") -> None:
@@ -357,11 +365,11 @@ class JoinedSession:
     async def _stop(self, reason: StopReason) -> None:
         try:
             await self._membership.request("stop", {"session": self.id, "reason": reason})
-        except (ConnectionLost, UsageError):  # what was running has ended with its holder, or its session
+        except (ConnectionLost, UsageError):  # the calls have ended with their lease holder or session
             pass
 
     def add_rules(self, *texts: str) -> None:
-        """See :meth:`handrail.session.session.HeldSession.add_rules`."""
+        """Add rules to the session; see :meth:`handrail.session.session.HeldSession.add_rules`."""
         found = rules_of(texts)
         self._rules += texts
         self._ruled = {}
@@ -369,10 +377,10 @@ class JoinedSession:
         check_reach(found, self._tools)
 
     def set_mode(self, mode: str) -> None:
-        self._mode, self._ruled = given(mode), {}  # the next holder is told so, too
+        self._mode, self._ruled = given(mode), {}  # the next lease holder receives it, too
         self._membership.tell("mode", {"session": self.id, "mode": mode})
 
-    # ── what was said, what runs, who helps ──────────────────────────────────────────────────────
+    # ── notifications, jobs and sub-agents ───────────────────────────────────────────────────────
 
     @property
     def notices(self) -> Notices:
@@ -380,7 +388,7 @@ class JoinedSession:
 
     @property
     def jobs(self) -> Jobs:
-        """Its calls that outlive their turn; they continue where the workspace is held."""
+        """The background jobs of the session, which run in the lease holder."""
         return proxy(Jobs, "jobs.", asking(self._membership, session=self.id))
 
     async def promote(self, call_id: str) -> Job:
@@ -392,7 +400,7 @@ class JoinedSession:
         self._membership.tell("delegates", {"session": self.id, "there": delegates is not None})
 
     async def instructions_above(self) -> Sequence[tuple[str, str]]:
-        """See :meth:`handrail.contract.session.Session.instructions_above`."""
+        """Return the instructions of parent folders; see :meth:`handrail.contract.session.Session.instructions_above`."""
         told = await self._membership.request("instructions", {"session": self.id}, repeatable=True)
         return WIRE.form_of(Sequence[tuple[str, str]]).read(told)
 
@@ -412,11 +420,11 @@ class JoinedSession:
         return stop
 
     def happened(self, event: Event) -> None:
-        """Tell whoever watches."""
+        """Call the listeners with an event."""
         for listener in tuple(self._listeners):
             try:
                 listener(event)
-            except Exception as error:  # whoever watches a call has no say in how it ends
+            except Exception as error:  # a listener must not affect the call
                 about = f"a listener to the events of session {self.id} failed at {event.kind!r}"
                 asyncio.get_running_loop().call_exception_handler({"message": about, "exception": error})
 
@@ -435,20 +443,23 @@ class JoinedSession:
                 await self._membership.request("close", asked)
             except ConnectionLost:
                 continue
-            except UsageError:  # the next holder never had it open; the last one may have closed it
+            except UsageError:  # the next lease holder never had it open; the last one may have closed it
                 with contextlib.suppress(UsageError):
                     await self._membership.request("close-session", {"id": self.id})
             return
 
     async def suspend(self) -> None:
-        """Leave it to whoever opens it next."""
+        """Suspend the session. Any process can open it again."""
         if not self.closed:
             self._end(SUSPENDED)
             await self._leave("user")
 
     async def end_with_kernel(self) -> None:
-        """The kernel of this process ends. Without a holder, or with one that is ending as well, there is nothing to leave:
-        its end suspends the session, and so does, in the end, that of the connection."""
+        """Suspend the session because the kernel of this process is shutting down.
+
+        Without a lease holder, or if it is shutting down as well, nothing is sent: its shutdown suspends the session, and so
+        does the end of the connection.
+        """
         if not self.closed:
             self._end(ENDED)
             if (standing := self._membership.standing) is not None:
@@ -459,7 +470,7 @@ class JoinedSession:
     async def _leave(self, reason: StopReason) -> None:
         try:
             await self._membership.request("suspend", self._leaving(reason, SUSPENDED))
-        except (ConnectionLost, UsageError):  # it has ended with its holder
+        except (ConnectionLost, UsageError):  # the session has ended with its lease holder
             pass
 
     def _leaving(self, reason: StopReason, why: str) -> Message:
@@ -467,7 +478,7 @@ class JoinedSession:
 
     def _end(self, why: str) -> None:
         self.closed = True
-        self._closed = f"session {self.id} {why}"
+        self._closed = f"Session {self.id} {why}."
         self._forget(self)
         for reader in self._readers:
             reader.end()
@@ -484,14 +495,13 @@ def _all(ids: Sequence[str], result: Result) -> Sequence[Answer]:
 # ── its turns ────────────────────────────────────────────────────────────────────────────────────
 
 _NOT_JUDGED = (
-    "this process has joined, and the process that holds the workspace judges it at the start of each interaction; its rules "
-    "or tools have changed since"
+    "the rules or tools have changed since the start of the interaction; the process that holds the workspace evaluates it "
+    "again at the start of the next one"
 )
 
 
 class CarryOut(Protocol):
-    """Has the calls of a turn answered, by its number, the holder's token, and its generation; or one of them, by its place
-    in it."""
+    """A callable that executes the calls of a turn, or one of them by its position."""
 
     async def __call__(
         self, number: int, token: int, generation: int, calls: Sequence[ProposedCall], first: int | None = None
@@ -499,11 +509,11 @@ class CarryOut(Protocol):
 
 
 class JoinedTurn:
-    """Implements :class:`~handrail.contract.session.Turn`.
+    """A :class:`~handrail.contract.session.Turn` in a client process.
 
-    :param ruled: by the id of what a provider carries out itself: why the session's rules rule it out, or None. What is not
-        in it is not offered
-    :param delegates: who does the work of sub-agents; None: nobody can
+    :param ruled: by id of a provider tool: the reason why the session's rules exclude it, or None; other provider tools are
+        not available
+    :param delegates: the runner of sub-agents; None: sub-agents are not available
     """
 
     def __init__(
@@ -544,10 +554,10 @@ class JoinedTurn:
         return await self._carry_out(self.number, self._token, self.generation.number, proposed)
 
     def look_ahead(self, call: Proposal) -> None:
-        """Nothing: it is the holder who looks at calls, once they are made."""
+        """Do nothing: the lease holder checks calls when they are submitted."""
 
     def submit(self, call: Proposal) -> asyncio.Task[Answer]:
-        """Begin the next call of a reply that still goes on. They reach the holder in this order."""
+        """Start the next call of a reply that is still arriving. Calls reach the lease holder in this order."""
         place, self._submitted = self._submitted, self._submitted + 1
         return asyncio.get_running_loop().create_task(self._answered(as_proposed(call), place))
 
@@ -560,13 +570,13 @@ class JoinedTurn:
 
 
 class JoinedHistory:
-    """Implements :class:`~handrail.contract.doors.memory.History` by asking the holder."""
+    """A :class:`~handrail.contract.doors.memory.History` that the lease holder stores."""
 
     def __init__(self, session_id: str, membership: Membership) -> None:
         self._session_id = session_id
         self._membership = membership
         self._latest: Keeping | None = None
-        # What is kept twice is known by its content, or may be on record twice.
+        # These requests are repeatable: duplicates are recognised by their content, or are harmless.
         there = proxy(History, "history.", asking(membership, session=session_id))
         self.read, self.attached, self.attachment = there.read, there.attached, there.attachment
         self.compacted, self.provided = there.compacted, there.provided
@@ -579,10 +589,11 @@ class JoinedHistory:
         return self._latest
 
     async def behind(self) -> int:
-        """What a call that is sent now stands behind: the number of what was last handed on to be kept, while that is on its
-        way over the same connection, so that the holder has the call wait for it; 0 where it is kept.
+        """Return the number of the write that a new call must wait for; 0 if all writes are durable.
 
-        :raises HandrailError: when it cannot be kept
+        While the last write is in flight over the same connection, the lease holder lets the call wait for it.
+
+        :raises HandrailError: if the messages cannot be stored
         """
         if (latest := self._latest) is not None:
             if latest.is_on_its_way:
@@ -591,27 +602,27 @@ class JoinedHistory:
         return 0
 
     async def kept(self) -> None:
-        """Return once what was last handed on is durable.
+        """Wait until the last write is durable.
 
-        :raises HandrailError: when it cannot be kept
+        :raises HandrailError: if the messages cannot be stored
         """
         if self._latest is not None:
             await self._latest
 
 
 class Keeping:
-    """Messages on their way to the holder, whoever that is by then. Awaited as often as one likes."""
+    """A write of messages to the current lease holder. It may be awaited any number of times."""
 
     def __init__(self, membership: Membership, body: Mapping[str, Any], number: int) -> None:
         self.number = number
         self._membership = membership
         self._sent_over: Connection | None = None
         self._work = asyncio.get_running_loop().create_task(self._keep(body))
-        self._work.add_done_callback(_seen)  # nobody has to await it
+        self._work.add_done_callback(_seen)  # awaiting it is optional
 
     @property
     def is_on_its_way(self) -> bool:
-        """Whether it went to the holder of now, before what is said to that from now on, and has no answer."""
+        """Whether it was sent to the current lease holder and has no answer yet."""
         standing = self._membership.standing
         return not self._work.done() and standing is not None and self._sent_over is standing
 
@@ -619,7 +630,7 @@ class Keeping:
         return asyncio.shield(self._work).__await__()
 
     async def _keep(self, body: Mapping[str, Any]) -> None:
-        while True:  # each has its position: keeping one twice is keeping it once
+        while True:  # each message has its position, so a repeated write has no effect
             self._sent_over = self._membership.standing
             try:
                 await self._membership.request("keep", body)
@@ -633,16 +644,16 @@ def _seen(work: asyncio.Task[None]) -> None:
         work.exception()
 
 
-# Approval requests in a joined process: read from the database, answered by the process that holds the workspace.
+# Approval requests in a client process: read from the database, answered by the lease holder.
 
 APPROVALS = "approvals."
-"""Before the names of the methods of :class:`ApprovalDesk` that are asked of the holder."""
+"""The prefix of the operations of :class:`ApprovalDesk`."""
 
 
 class JoinedApprovals:
-    """Implements :class:`~handrail.contract.approvals.ApprovalDesk`.
+    """A :class:`~handrail.contract.approvals.ApprovalDesk` in a client process.
 
-    :param reader: reads the holder's database, which shows what is durable
+    :param reader: returns a reader of the lease holder's database, which shows the durable state
     """
 
     def __init__(
@@ -660,7 +671,7 @@ class JoinedApprovals:
         found = self._reader().get(approval_id)
         if found is None:
             raise ToolError(
-                f"there is no request {approval_id[:40]!r} in this workspace; handrail approve lists those that wait",
+                f"Approval request `{approval_id[:40]}` does not exist in this workspace. List the open requests with: handrail approve",
                 kind="invalid_input",
             )
         return found
@@ -676,7 +687,10 @@ class JoinedApprovals:
     async def _answered(
         self, ask: Callable[[ApprovalDesk], Awaitable[Approval]], approval_id: str, by: str, choice: Choice | None
     ) -> Approval:
-        """A request is answered once. Where the holder went before it said so, the answer may be on record already."""
+        """Answer a request once.
+
+        If the lease holder disconnected before it confirmed the answer, the answer may already be recorded.
+        """
         try:
             return await ask(self._once)
         except ConnectionLost:
@@ -703,4 +717,4 @@ class JoinedApprovals:
         except ToolError:
             if known is None or any(rule.id == rule_id for rule in self.rules()):
                 raise
-            return known  # the one that went had forgotten it
+            return known  # the previous lease holder had revoked it

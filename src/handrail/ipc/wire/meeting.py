@@ -110,7 +110,9 @@ async def listen(
 
     def admit(connection: Connection, hello: Message) -> tuple[Operations, Message]:
         if listener is None or len(listener.connections) > max_connections:
-            raise Refused("full", f"Too many connected processes: {max_connections}. Close one of them, then try again.")
+            raise Refused(
+                "full", f"Too many connected processes: {max_connections}. Close one of them, then try again."
+            )
         return accept(connection, hello)
 
     def arrived() -> Connection:

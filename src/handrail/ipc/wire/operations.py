@@ -104,7 +104,9 @@ class Desk:
             )
         elif len(self._running) >= MAX_RUNNING:
             self._refuse(
-                number, "limit", f"Too many open requests: {MAX_RUNNING:,}. Wait until some are answered, then try again."
+                number,
+                "limit",
+                f"Too many open requests: {MAX_RUNNING:,}. Wait until some are answered, then try again.",
             )
         elif op.inline:
             self._step(number, op, body)
