@@ -269,7 +269,7 @@ def test_a_faulty_agent_is_not_built_and_all_its_faults_are_listed(place: Path) 
 def test_nothing_that_is_there_is_written_over(place: Path) -> None:
     (place / "bundle").mkdir()
     (place / "bundle" / "mine").write_text("mine")
-    with pytest.raises(UsageError, match="is there already"):
+    with pytest.raises(UsageError, match="already exists and is not empty"):
         built(place)
     assert [path.name for path in (place / "bundle").iterdir()] == ["mine"]
     with pytest.raises(UsageError, match="there is no agent 'spaeker'; did you mean 'speaker'"):
@@ -410,13 +410,13 @@ def test_a_build_has_neither_network_nor_a_way_out_of_its_folder(place: Path) ->
         (
             "echo 'no such header' >&2; exit 3\n",
             {},
-            "sh build.sh ended with exit code 3. Its last line: no such header",
+            "`sh build.sh` ended with exit code 3. Last line of its output: no such header",
         ),
-        ("echo done\n", {}, "sh build.sh made no 'hum-source/run'"),
+        ("echo done\n", {}, "`sh build.sh` did not create 'hum-source/run'"),
         ("echo '#!/bin/sh' > run\n", {}, "'hum-source/run' is not executable"),
-        ("while :; do :; done\n", {"build_timeout_ms": 300}, "sh build.sh took more than 300 ms and was stopped"),
-        ("trap '' TERM; (setsid sleep 600 &); sleep 600\n", {"build_timeout_ms": 300}, "took more than 300 ms"),
-        (f"{SHELL}ln -s /etc/passwd users\n", {}, "users leads out of the tool's own folder"),
+        ("while :; do :; done\n", {"build_timeout_ms": 300}, "`sh build.sh` timed out after 300 ms and was stopped"),
+        ("trap '' TERM; (setsid sleep 600 &); sleep 600\n", {"build_timeout_ms": 300}, "timed out after 300 ms"),
+        (f"{SHELL}ln -s /etc/passwd users\n", {}, "users is a link out of the tool's folder"),
         (f"{SHELL}mkfifo pipe\n", {}, "pipe is not a regular file"),
         (f"{SHELL}ln -sf /bin/sh run\n", {}, "'hum-source/run' leads out of the tool's folder"),
     ],
@@ -450,7 +450,7 @@ def test_tools_that_share_a_folder_are_built_in_one_copy_and_by_one_run_of_one_c
 def test_a_folder_that_cannot_be_copied_is_named(place: Path) -> None:
     folder = source(place, "hum", SHELL, word__txt="mmm")
     os.mkfifo(folder / "pipe")
-    with pytest.raises(LoadError, match=r"hum-source: cannot be copied to be built: .*pipe"):
+    with pytest.raises(LoadError, match=r"hum-source: Cannot copy the folder for the build: .*pipe"):
         built(place)
 
 

@@ -64,8 +64,8 @@ async def used(place: Place) -> Place:
 def test_a_workspace_that_was_never_used_is_fine_and_stays_so(place: Place) -> None:
     found = checked(place)
     assert {found[name].state for name in ("workspace", "state", "state disk", "log", "holder", "clock")} == {"ok"}
-    assert found["log"].detail == "nothing is recorded yet" and not place.state.exists()
-    assert found["tools"].detail.endswith("withheld") and found["configuration"].state == "ok"
+    assert found["log"].detail == "no records yet" and not place.state.exists()
+    assert found["tools"].detail.endswith("unavailable") and found["configuration"].state == "ok"
 
 
 async def test_what_is_kept_is_said_with_its_size_mode_and_shape_and_nothing_is_written(place: Place) -> None:
@@ -88,7 +88,7 @@ def test_it_works_beside_a_holder_says_who_that_is_and_takes_nothing_from_it(pla
         assert "interrupted calls" not in found  # it may be running
         assert found["log"].state == "ok"
         assert holder.poll() is None and checked(place)["holder"].detail == found["holder"].detail
-    assert checked(place)["holder"].detail == "nobody holds the workspace"
+    assert checked(place)["holder"].detail == "no process holds the workspace"
     assert "interrupted calls" in checked(place)
 
 
@@ -249,7 +249,7 @@ def test_a_check_that_fails_is_said_and_stops_no_other() -> None:
     def refused() -> list[Check]:
         raise StartError("what is wrong, and what to do")
 
-    assert [c.detail for c in alone("a", failing)] == ["could not be checked: PermissionError: Permission denied"]
+    assert [c.detail for c in alone("a", failing)] == ["check failed: PermissionError: Permission denied"]
     assert [c.detail for c in alone("b", refused)] == ["what is wrong, and what to do"]
 
 

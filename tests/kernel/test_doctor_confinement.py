@@ -77,7 +77,7 @@ def test_what_an_operator_does_without_is_named(place: Place) -> None:
     found = checked(place, '[sandbox]\nunconfined = ["bash", "nosuch"]\nunix_sockets = true\n')
     assert found["unconfined tools"].state == "warning" and "bash, nosuch" in found["unconfined tools"].detail
     assert found["unix sockets"].state == "warning"
-    assert "there is no tool of that id: nosuch" in found["sandbox.unconfined"].detail
+    assert "unknown tools: nosuch" in found["sandbox.unconfined"].detail
     assert "sandbox.unconfined" not in checked(place, '[sandbox]\nunconfined = ["bash"]\n')
 
 

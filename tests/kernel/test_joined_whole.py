@@ -447,7 +447,7 @@ async def test_a_program_connects_a_server_whose_tools_everybody_has(tmp_path: P
                     pass
         assert kernel.mcp.servers == []
         assert (await session.call("mine_echo", {"text": "hi"})).error_kind == "unknown_tool"
-        with pytest.raises(UsageError, match="say how other is reached"):
+        with pytest.raises(UsageError, match="Missing `command` or `url` for the server 'other'"):
             async with kernel.mcp.connect("other"):
                 pass
 

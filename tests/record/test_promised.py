@@ -141,7 +141,7 @@ async def test_who_only_looks_is_told_of_calls_that_are_not_in_the_log_yet(
         ("intended", "third"),
     ]
     (told,) = (check for check in check_up(place.workspace, place.state) if check.name == "interrupted calls")
-    assert told.detail.startswith("first, ses_1/2.0, third: begun before the last stop")
+    assert told.detail.startswith("first, ses_1/2.0, third: started before the last stop")
     where = ["--workspace", str(place.workspace), "--state", str(place.state)]
     for command in (["log"], ["log", "verify"]):
         assert run([*command, *where]) == OUTPUT

@@ -1,10 +1,9 @@
 """``handrail build AGENT``: an agent with its tools, frozen into a bundle, and the builds of their executables.
 
-The bundle is a complete configuration folder: the agent's manifest, its settings, and the manifests, modules and
-programs of its tools, overrides resolved, each file by its hash. It includes the agents that it can hand work to,
-directly and indirectly, and the operator's skills if one of them reads skills. Readers check the hashes first. Built-in
-tools and tools of installed packages are named by their definitions, since Handrail and those packages provide them wherever
-the bundle starts.
+The bundle is a complete configuration folder: the agent's manifest, its settings, and the manifests, modules and programs of
+its tools, with overrides resolved and a hash for each file. It includes the agents that it can delegate to, directly and
+indirectly, and the operator's skills if one of them reads skills. Readers check the hashes first. Built-in tools and tools of
+installed packages are listed by their definitions, because Handrail and those packages provide them where the bundle starts.
 """
 
 from __future__ import annotations
@@ -43,27 +42,27 @@ from handrail.sandbox.operated import Operated
 from handrail.session.skills import FILE as SKILL_FILE
 from handrail.store.folders import Folders
 
-# The executables that ``handrail build`` makes from source folders, each by its tool's build command.
+# The executables that ``handrail build`` makes from source folders, each with the build command of its tool.
 #
-# A build runs in a sandbox, on a copy of the tool's folder: without network, with nothing else to write, for a
-# bounded time. The operator's own folder does not change, and the bundle gets the content of the copy afterwards.
+# A build runs in a sandbox on a copy of the tool's folder: without network, with no other writable folder, and with a time
+# limit. The operator's folder does not change. The bundle receives the content of the copy afterwards.
 
 MAX_SHOWN = 16 * 1024 * 1024
-"""Bytes of a build's output that are shown; the rest is read and dropped."""
+"""The maximum size of a build's output that is shown, in bytes; the rest is read and dropped."""
 MAX_FILES, MAX_BYTES = 20_000, 1024 * 1024 * 1024
-"""The bounds of a built folder."""
+"""The limits of a built folder."""
 Tell = Callable[[str], None]
-"""Is given text to show, in whole lines."""
+"""Shows text, in complete lines."""
 
 
 def built(tools: Iterable[ExecutableTool], sandbox: Sandbox, room: Path, tell: Tell) -> dict[str, Path]:
     """Run the build commands of tools, one after the other. Tools that share a folder share its copy.
 
-    :param tools: those with a build command
+    :param tools: the tools with a build command
     :param room: an empty folder for the copies
-    :param tell: is given what runs and what it writes, as it comes
-    :returns: by a tool's own folder, the copy that was built
-    :raises LoadError: with every build that failed
+    :param tell: receives the commands and their output as they run
+    :returns: the built copies, by the original folder of the tool
+    :raises LoadError: with all builds that failed
     """
     folders: dict[str, dict[str, ExecutableTool]] = {}
     for tool in tools:
@@ -86,8 +85,8 @@ async def _built(
             made[own] = folder = place / Path(own).name
             try:
                 shutil.copytree(own, folder, symlinks=True)
-            except OSError as error:  # of several files at once
-                faults.append(Fault(own, "", f"cannot be copied to be built: {error}"))
+            except OSError as error:  # one error for several files
+                faults.append(Fault(own, "", f"Cannot copy the folder for the build: {error}."))
                 continue
             done: set[tuple[str, ...]] = set()
             for tool in tools.values():
@@ -107,11 +106,16 @@ async def _built(
 
 
 async def _run(tool: ExecutableTool, sandbox: Sandbox, folder: Path, tell: Tell) -> None:
-    """:raises ToolError: when the build cannot run, takes too long or fails"""
+    """Run the build command of one tool.
+
+    :raises ToolError: if the build cannot run, takes too long or fails
+    """
     spec, here, home = tool.spec, str(folder), folder.parent / "home"
     command, lines = shlex.join(spec.build), _Lines(f"{spec.id}: ", tell)
     if not sandbox.tier.confines:
-        raise ToolError(f"it cannot be built: {sandbox.tier.detail}. Build it where programs can be confined")
+        raise ToolError(
+            f"Cannot build without a sandbox: {sandbox.tier.detail}. Build it on a machine that can confine programs."
+        )
     home.mkdir(mode=0o755, exist_ok=True)
     tell(f"{spec.id}: {command}\n")
     any_program = ShellRequires(cmd="*")
@@ -123,27 +127,30 @@ async def _run(tool: ExecutableTool, sandbox: Sandbox, folder: Path, tell: Tell)
             code = await process.wait()
     except TimeoutError:
         raise ToolError(
-            f"{command} took more than {spec.build_timeout_ms} ms and was stopped; allow more with build_timeout_ms"
+            f"`{command}` timed out after {spec.build_timeout_ms} ms and was stopped. Increase `build_timeout_ms`."
         ) from None
     finally:
         await process.kill()
         lines.end()
     if code != 0:
-        said = f" Its last line: {lines.last}" if lines.last else ""
-        raise ToolError(f"{command} ended with exit code {code}.{said}")
+        said = f" Last line of its output: {lines.last}" if lines.last else ""
+        raise ToolError(f"`{command}` ended with exit code {code}.{said}")
 
 
 def _check(tool: ExecutableTool, folder: Path) -> None:
-    """:raises ToolError: when there is nothing to freeze, or something that must not be frozen"""
+    """Check the result of a build.
+
+    :raises ToolError: if the executable is missing or invalid, or the folder contains something that cannot be frozen
+    """
     command = shlex.join(tool.spec.build)
     named = str(Path(tool.executable).relative_to(Path(tool.folder).parent))
     executable = folder.parent / named
     if not executable.exists():
-        raise ToolError(f"{command} made no {named!r}; expected the executable that exec_path names")
+        raise ToolError(f"`{command}` did not create {named!r}. Expected the executable that `exec_path` names.")
     if problem := problem_with_executable(folder.parent, named, executable.resolve()):
-        raise ToolError(f"{command} made what cannot be run: {problem}")
+        raise ToolError(f"`{command}` created a file that cannot be run: {problem}")
     if problem := next(_problems_in(folder), None):
-        raise ToolError(f"{command} made what cannot be frozen: {problem}")
+        raise ToolError(f"`{command}` created a folder that cannot be frozen: {problem}")
 
 
 def _problems_in(folder: Path) -> Iterator[str]:
@@ -153,19 +160,19 @@ def _problems_in(folder: Path) -> Iterator[str]:
         try:
             found = path.stat()
         except OSError as error:
-            yield f"{name} cannot be read: {error.strerror}"
+            yield f"{name} cannot be read: {error.strerror}."
             continue
         if not path.resolve().is_relative_to(folder.resolve()):
-            yield f"{name} leads out of the tool's own folder; put the file itself there"
+            yield f"{name} is a link out of the tool's folder. Put the file itself there."
         elif not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):
-            yield f"{name} is not a regular file"
+            yield f"{name} is not a regular file."
         count, size = count + 1, size + found.st_size
     if count > MAX_FILES or size > MAX_BYTES:
-        yield f"{count:,} files of {size:,} bytes together; at most {MAX_FILES:,} files of {MAX_BYTES:,} bytes are frozen"
+        yield f"{count:,} files with {size:,} bytes. The maximum is {MAX_FILES:,} files with {MAX_BYTES:,} bytes."
 
 
 class _Lines:
-    """Puts a build's output together to whole lines, with the tool's id in front of each."""
+    """A writer that splits a build's output into complete lines, each prefixed with the tool's id."""
 
     def __init__(self, begin: str, tell: Tell) -> None:
         self._begin, self._tell = begin, tell
@@ -185,25 +192,25 @@ class _Lines:
 
     def _show(self, line: str) -> None:
         self.last = line[:500] if line.strip() else self.last
-        with contextlib.suppress(OSError):  # the reader has gone
+        with contextlib.suppress(OSError):  # the reader has closed its end
             self._tell(f"{self._begin}{line}\n")
 
 
 HANDS_OVER, READS_SKILLS = "task", "skill"
-"""Ids of the tools by which an agent hands work to others, and reads skills."""
+"""The ids of the tools with which an agent delegates work and reads skills."""
 _AGENT_KEY = re.compile(r"""^[ \t]*(?:agent|"agent"|'agent')[ \t]*=.*$""", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """What was built.
+    """A bundle that was built.
 
-    :param hash: SHA-256 of its own file, which holds those of all others
-    :param agents: the further agents in it, which work is handed to
-    :param tools: ids of the tools that are frozen in it
-    :param built: ids of those whose executable was made by their build command
-    :param beside: ids of those that come with Handrail and installed packages
-    :param withheld: ids that could not run on this machine, with the reason
+    :param hash: the SHA-256 of its bundle file, which contains the hashes of all other files
+    :param agents: the further agents in it, to which work can be delegated
+    :param tools: the ids of the frozen tools
+    :param built: the ids of the tools whose executable was built by their build command
+    :param beside: the ids of the tools of Handrail and installed packages
+    :param withheld: the ids of tools that are unavailable on this machine, with the reason
     """
 
     folder: Path
@@ -225,13 +232,13 @@ def build(
     target: Path,
     tell: Tell = lambda _: None,
 ) -> Bundle:
-    """Check an agent whole, make the executables of its tools that have a build command, and freeze all of it into ``target``, which
-    must not exist or be empty.
+    """Validate an agent, build the executables of its tools, and freeze everything into a folder.
 
-    :param tell: is given what builds write, as it comes
-    :raises UsageError: when there is no such agent, or something in the way
-    :raises LoadError: with every fault of the agent, its tools and rules
-    :raises OSError: when ``target`` cannot be written
+    :param target: a folder that does not exist or is empty
+    :param tell: receives the output of builds as it arrives
+    :raises UsageError: if the agent does not exist, or ``target`` is not empty
+    :raises LoadError: with all faults of the agent, its tools and rules
+    :raises OSError: if ``target`` cannot be written
     """
     _refuse_taken(target)
     looking = Confinement(sandbox, nothing_runs, nothing_runs)
@@ -263,16 +270,17 @@ def build(
 
 def _refuse_taken(target: Path) -> None:
     if os.path.lexists(target) and not (target.is_dir() and not any(target.iterdir())):
-        raise UsageError(f"{target} is there already; name another with --out, or take it away")
+        raise UsageError(f"{target} already exists and is not empty. Choose another folder with --out, or remove it.")
 
 
 def _with_those_below(
     config: Configuration, agent: str, folders: Folders, confinement: Confinement
 ) -> dict[str, Generation]:
-    """The tools of an agent, and of all that work can get to from it, by the agents' ids. The default one needs no manifest;
-    where it has none, it takes work with whatever tools the bundle has.
+    """Return the tools of an agent and of all agents that it can delegate to, by agent id.
 
-    :raises LoadError: with every fault of any of them
+    The default agent needs no manifest. Without one, it works with the tools of the bundle.
+
+    :raises LoadError: with all faults of all agents
     """
     found: dict[str, Generation] = {}
     faults: list[Fault] = []
@@ -299,7 +307,7 @@ def _with_those_below(
 
 
 def _named_by(generation: Generation) -> Iterator[str]:
-    """The agents that tools of a generation stand for."""
+    """Return the agents that a generation contains as tools."""
     return (i.removeprefix(AGENT_TOOL) for i in generation.entries if i.startswith(AGENT_TOOL))
 
 
@@ -312,7 +320,7 @@ def _manifest(config: Configuration, agent: str) -> Path:
 
 
 def _withheld(generation: Generation) -> dict[str, str]:
-    """Why tools could not run, but for what a build has done by now."""
+    """Return why tools are unavailable, without the reasons that a build has resolved."""
     reasons = {i: (entry.withheld or "").replace(NOT_BUILT, "") for i, entry in generation.entries.items()}
     return {i: text for i, text in reasons.items() if text not in ("", "available, but ")}
 
@@ -320,7 +328,10 @@ def _withheld(generation: Generation) -> dict[str, str]:
 def _written(
     target: Path, config: Configuration, agent: str, parts: dict[str, Generation], sources: Mapping[str, Path]
 ) -> dict[str, Sealed]:
-    """:param sources: by a tool's own folder, the copy of it that was built"""
+    """Write the files of a bundle, and return their seals.
+
+    :param sources: the built copies, by the original folder of the tool
+    """
     target.mkdir(parents=True, exist_ok=True)
     target.chmod(0o755)
     wanted = _wanted(config, parts, sources)
@@ -338,7 +349,7 @@ def _written(
 
 
 def _wanted(config: Configuration, parts: Mapping[str, Generation], sources: Mapping[str, Path]) -> dict[str, Path]:
-    """The files of a bundle, by their paths in it, with where each is copied from."""
+    """Return the files of a bundle by their paths in it, each with the path that it is copied from."""
     wanted: dict[str, Path] = {}
     for of, generation in parts.items():
         (_, everybody), (_, own) = config.tool_folders(of)
@@ -357,8 +368,10 @@ def _wanted(config: Configuration, parts: Mapping[str, Generation], sources: Map
 
 
 def _files_of(entry: Entry, folder: Path, sources: Mapping[str, Path]) -> dict[str, Path]:
-    """What a tool is made of, by its path in ``folder``: its manifest, its program with the folder that this has of its own, its
-    module's neighbours."""
+    """Return the files of a tool by their paths in ``folder``.
+
+    These are its manifest, its program with its folder, and the modules next to its module.
+    """
     tool = entry.tool
     assert isinstance(tool, ExecutableTool)
     found = [Path(entry.source)]
@@ -374,13 +387,13 @@ def _files_of(entry: Entry, folder: Path, sources: Mapping[str, Path]) -> dict[s
             for name in names:
                 path = Path(parent) / name
                 if not Path(os.path.realpath(path)).is_relative_to(there):
-                    raise UsageError(f"{path} leads out of the tool's own folder; put the file itself there")
+                    raise UsageError(f"{path} is a link out of the tool's folder. Put the file itself there.")
                 wanted[f"{own.relative_to(folder)}/{path.relative_to(there)}"] = path
     return wanted
 
 
 def _skills(config: Path) -> Iterator[Path]:
-    """The files of the operator's skills. Links are never followed when skills are read, so none is taken along."""
+    """Yield the files of the operator's skills, without links, which are never followed when skills are read."""
     for folder in sorted((config / "skills").glob("*/")):
         if not folder.is_symlink() and (folder / SKILL_FILE).is_file():
             for parent, _, names in os.walk(folder):
@@ -389,7 +402,7 @@ def _skills(config: Path) -> Iterator[Path]:
 
 
 def _offered(folder: Path) -> Iterator[Path]:
-    """The folder's resources and prompts, and the files that these name."""
+    """Yield the file with a folder's resources and prompts, and the files that it names."""
     file = folder / OFFERING_FILE
     if file.exists():
         yield file
@@ -398,9 +411,9 @@ def _offered(folder: Path) -> Iterator[Path]:
 
 
 def _settings(config: Configuration, agent: str) -> str:
-    """The configuration's text with this agent as the one that sessions have.
+    """Return the text of the configuration with this agent as the default agent.
 
-    :raises UsageError: where the line that names another cannot be told from the rest
+    :raises UsageError: if the line that sets another agent cannot be identified
     """
     text = config.file.read_text(encoding="utf-8") if config.file is not None and config.file.exists() else ""
     said = tomllib.loads(text)
@@ -409,7 +422,7 @@ def _settings(config: Configuration, agent: str) -> str:
         cut = (text[: line.start()] + text[line.end() :] for line in _AGENT_KEY.finditer(text))
         rest = next((one for one in cut if _means(one, said)), None)
         if rest is None:
-            raise UsageError(f'{config.file}: agent is not on a line of its own; write it there as agent = "{agent}"')
+            raise UsageError(f'Cannot replace `agent` in {config.file}. Write it on a separate line: agent = "{agent}"')
         text = rest
     return f'agent = "{agent}"\n{text}'
 

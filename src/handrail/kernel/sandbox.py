@@ -65,7 +65,7 @@ def _provided(name: str, offered: Iterable[metadata.EntryPoint]) -> Sandbox:
     except Exception as error:
         raise StartError(
             f"Cannot load the sandbox provider {name!r} from {points[name].value}: {type(error).__name__}: {error}. "
-            "Update its package, or set `[sandbox] provider` to another one."
+            "Upgrade its package, or set `[sandbox] provider` to another one."
         ) from error
     if not isinstance(tier, Tier) or not callable(getattr(made, "start", None)):
         raise StartError(

@@ -56,14 +56,13 @@ logger = logging.getLogger("handrail.ipc")
 
 @dataclass(frozen=True, slots=True)
 class ServerStatus:
-    """One server as it is now.
+    """The current state of one server.
 
-    :param where: how it is reached, without any secret
-    :param state: ``idle`` (nobody has used it yet), ``connecting``, ``connected``, ``waiting`` (for the next attempt),
-        ``closed``
-    :param reason: why it is not connected where it should be
-    :param protocol: the version spoken with it, now or the last time; empty where nobody knows
-    :param tools: how many it listed, or None where nobody was ever connected to it
+    :param where: its command or address, without secrets
+    :param state: ``idle`` (not used yet), ``connecting``, ``connected``, ``waiting`` (for the next attempt), ``closed``
+    :param reason: the reason why it is not connected, if it should be
+    :param protocol: the protocol version of the current or last connection; empty if unknown
+    :param tools: the number of listed tools; None if it was never connected
     """
 
     name: str
@@ -78,7 +77,7 @@ class ServerStatus:
 class ConnectedServer:
     """A server that :meth:`McpServers.connect` has connected.
 
-    :ivar listing: what the server says that it has, in its own words
+    :ivar listing: the listing of the server, as the server wrote it
     """
 
     def __init__(
@@ -97,7 +96,7 @@ class ConnectedServer:
 
     @property
     def tools(self) -> dict[str, str | None]:
-        """The ids of its tools, and why each is off, if it is."""
+        """The ids of its tools, each with the reason why it is unavailable, or None."""
         entries = self._generation().entries.values()
         return {
             entry.id: entry.withheld
@@ -106,10 +105,10 @@ class ConnectedServer:
         }
 
     async def approve(self, tools: Iterable[str] | None = None) -> None:
-        """Approve what these tools say of themselves now, as a person does with ``handrail sources approve``.
+        """Approve the current definitions of tools, like ``handrail sources approve``.
 
-        :param tools: their ids; None for all of them
-        :raises StartError: when the state folder cannot be written
+        :param tools: the ids of the tools; None for all
+        :raises StartError: if the state folder cannot be written
         """
         wanted = None if tools is None else set(tools)
         entries = self._generation().entries
@@ -119,12 +118,12 @@ class ConnectedServer:
 
 
 class McpServers(ABC):
-    """The servers of one kernel."""
+    """The upstream MCP servers of one kernel."""
 
     @property
     @abstractmethod
     def servers(self) -> Sequence[ServerStatus]:
-        """All of them as they are now."""
+        """The current state of all servers."""
 
     @abstractmethod
     def connect(
@@ -136,30 +135,35 @@ class McpServers(ABC):
         prompt: Prompt | None = None,
         **settings: Any,
     ) -> AbstractAsyncContextManager[ConnectedServer]:
-        """Have one more server, until the block ends. Its tools are there for every session of this workspace, under the
-        ids ``<name>_<tool>``; none runs before somebody has approved what it says of itself.
+        """Connect a further server until the block ends.
 
-        :param command: of a server that is started here, in a sandbox; or
-        :param url: of one that is reached over HTTP
-        :param prompt: how a person signs in where the server asks for it
+        Its tools are available to every session of this workspace, with the ids ``<name>_<tool>``. A tool runs only after its
+        definition has been approved.
+
+        :param command: the command of a server that runs here, in a sandbox; or
+        :param url: the URL of a server over HTTP
+        :param prompt: how the user signs in, if the server requires it
         :param settings: any setting of ``[mcp.servers.NAME]``: ``args``, ``env``, ``read``, ``hosts``, ``elicitation``, …
-        :raises UsageError: for settings that are none, and a name that there is
-        :raises ToolError: ``unavailable`` where the server cannot be reached
+        :raises UsageError: if a setting is invalid, or the name is in use
+        :raises ToolError: ``unavailable`` if the server cannot be reached
         """
 
 
 class Live(NamedTuple):
-    """A server that a program has connected, as it may have to be connected again with the next holder."""
+    """A server that a program has connected, with the data to connect it again with the next lease holder."""
 
     server: McpServer
     prompt: Prompt | None
 
 
 class HeldServers(McpServers):
-    """In the process that holds the workspace."""
+    """The servers in the lease holder."""
 
     def __init__(self, generation: Callable[[], Generation], rooms: Rooms, secrets: SecretStore) -> None:
-        """:param generation: the one that the kernel is at"""
+        """Create the servers of a kernel.
+
+        :param generation: returns the current generation of the kernel
+        """
         self._generation = generation
         self._rooms = rooms
         self._secrets = secrets
@@ -205,25 +209,25 @@ class HeldServers(McpServers):
         return ConnectedServer(name, listing, self._generation, pins, lambda: rooms.look_again(source))
 
     async def look_again(self, name: str) -> None:
-        """Publish what a server has now, which somebody may have approved."""
+        """Publish the current tools of a server, for example after an approval."""
         source = next((one for one in self._rooms.upstreams.sources if one.name == name), None)
         if source is not None:
             await self._rooms.look_again(source)
 
     async def remove(self, name: str) -> None:
-        """End a server that was connected here, and know it no more; once it was connected with the next holder, there."""
+        """Disconnect a server that was connected here, or that moved to the next lease holder."""
         if self._live.pop(name, None) is not None:
             await self._rooms.upstreams.remove(name)
         elif isinstance(self._next, JoinedServers):
             await self._next.remove(name)
 
     async def remove_all(self) -> None:
-        """End all that were connected here."""
+        """Disconnect all servers that were connected here."""
         for name in tuple(self._live):
             await self.remove(name)
 
     async def follow(self, following: McpServers) -> None:
-        """Have everything that was connected here connected with the next holder, which this process has joined."""
+        """Move all servers that were connected here to the next lease holder."""
         live = dict(self._live)
         await self.remove_all()
         self._next = following
@@ -232,7 +236,7 @@ class HeldServers(McpServers):
 
 
 class ServersOfGuest:
-    """The servers that a process which joined has connected, on the holder's side. They end with its connection."""
+    """The servers that a client process has connected, on the lease holder's side. They end with its connection."""
 
     def __init__(self, rooms: Rooms, guest: Guest) -> None:
         self._rooms = rooms
@@ -276,10 +280,10 @@ class ServersOfGuest:
 
 
 class JoinedServers(McpServers):
-    """In a process that joined: the holder has the servers, those that are connected here too, and everybody has their tools.
+    """The servers in a client process: the lease holder runs all of them, and all processes have their tools.
 
-    :param membership: gives the way to the holder
-    :param generation: the one that the kernel is at
+    :param membership: returns the connection to the lease holder
+    :param generation: returns the current generation of the kernel
     """
 
     def __init__(
@@ -297,11 +301,11 @@ class JoinedServers(McpServers):
         self._prompts: dict[str, Prompt] = {}
         self._listings: dict[str, Listing] = {}
         self.requests: Mapping[str, Op] = {"mcp.visit": op_of("mcp.visit", request(self._visit), cancel_when_lost=True)}
-        """What the holder may ask: to bring the person here to an address where they sign in."""
+        """The request of the lease holder: open an address where the user signs in."""
 
     @property
     def servers(self) -> Sequence[ServerStatus]:
-        """Those that are configured, as this process can know them, and those that it has connected itself."""
+        """The configured servers, as far as this process knows them, and those that it has connected."""
         from handrail.kernel.agents import as_configured
         from handrail.upstream.configured import configured
         from handrail.upstream.source import McpSource
@@ -341,18 +345,18 @@ class JoinedServers(McpServers):
             await self.remove(name)
 
     async def remove(self, name: str) -> None:
-        """Have the holder end a server that was connected from here."""
+        """Disconnect a server that was connected from here."""
         self._prompts.pop(name, None)
         if self._live.pop(name, None) is not None and self._membership().standing is not None:
             await self._membership().request("mcp.remove", {"name": name}, repeatable=True)
 
     def take(self, live: Mapping[str, Live]) -> None:
-        """Connect what this process had connected while it held the workspace itself."""
+        """Connect the servers that this process had connected while it held the workspace."""
         self._live |= live
         self.connect_again()
 
     def connect_again(self) -> None:
-        """Have the next holder connect what the last one had connected for this process."""
+        """Connect the servers of this process again with the next lease holder."""
         for name, live in tuple(self._live.items()):
             self._membership().begin(self._again(name, live))
 
@@ -360,7 +364,7 @@ class JoinedServers(McpServers):
         try:
             await self._add(name, live)
         except HandrailError as error:
-            logger.warning("mcp server %s is not connected with the next holder of the workspace: %s", name, error)
+            logger.warning("mcp server %s cannot be connected with the next lease holder: %s", name, error)
 
     async def _add(self, name: str, live: Live) -> Listing:
         from handrail.upstream.definition import Listing
@@ -375,13 +379,14 @@ class JoinedServers(McpServers):
 
     async def _visit(self, name: str, url: str) -> str:
         if name not in self._prompts:
-            raise UsageError(f"nobody here signs in at mcp server {name[:60]!r}")
+            raise UsageError(f"This process has no sign-in for the MCP server {name[:60]!r}.")
         return await self._prompts[name].visit(url)
 
 
 def _settings(name: str, **settings: Any) -> McpServer:
-    """
-    :raises UsageError: for what is none
+    """Parse the settings of a server.
+
+    :raises UsageError: if the name or a setting is invalid
     """
     import re
 
@@ -389,20 +394,20 @@ def _settings(name: str, **settings: Any) -> McpServer:
 
     if re.fullmatch(NAME, name) is None:
         raise UsageError(
-            f"{name[:60]!r} is no name of a server: letters, digits, '-' and '_', a letter first, at most 40"
+            f"Invalid server name: {name[:60]!r}. Expected at most 40 letters, digits, '-' and '_', starting with a letter."
         )
     given = {key: value for key, value in settings.items() if value is not None}
     if not {"command", "url"} & given.keys():
-        raise UsageError(f"say how {name} is reached: command=… or url=…")
+        raise UsageError(f"Missing `command` or `url` for the server {name!r}. Pass command=… or url=…")
     try:
         return McpServer.model_validate(given)
     except pydantic.ValidationError as error:
         problems = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
-        raise UsageError(f"{name} cannot be connected: {problems}") from None
+        raise UsageError(f"Invalid settings for the server {name!r}: {problems}.") from None
 
 
 def status_of(source: McpSource) -> ServerStatus:
-    """A server as it is now."""
+    """Return the current state of a server."""
     definition, upstream, listing = source.definition, source.upstream, source.listing
     protocol = upstream.protocol if upstream is not None else ""
     return ServerStatus(
@@ -416,42 +421,44 @@ def status_of(source: McpSource) -> ServerStatus:
     )
 
 
-# Connection of a server without a kernel, for a person to sign in with a browser or to list its content.
+# Connection of a server without a kernel, to sign in with a browser or to list its content.
 
 PATIENCE_S = 300.0
 _MAX_HEAD = 16 * 1024
 _HEAD_S = 10.0
-"""How long a browser may take to send its request."""
+"""The time limit for the request of a browser."""
 _MOST_CONNECTIONS = 32
 _DONE = b"You are signed in. You can close this page and go back to the terminal."
 
 
 async def sign_in(config: Configuration, folders: Folders, name: str, show: Callable[[str], None]) -> int:
-    """Connect a configured server, with a person to sign in where it asks. What it gives is kept for all later starts.
+    """Connect a configured server, and let the user sign in. The tokens are stored for later starts.
 
-    :param show: brings the person to an address
-    :return: how many tools the server has
-    :raises UsageError: when there is no such server, it is none with a url, or it does not let anybody in
+    :param show: shows an address to the user
+    :return: the number of tools of the server
+    :raises UsageError: if the server does not exist or has no ``url``, or if the sign-in fails
     """
     async with _callback(show) as prompt:
         tools = await look_at(config, folders, name, prompt)
     if tools is None:
-        raise UsageError(f"there is no MCP server {name!r} with a url in the configuration; see: handrail mcp list")
+        raise UsageError(
+            f"The configuration has no MCP server {name!r} with a `url`. List the servers with: handrail mcp list"
+        )
     return tools
 
 
 async def look_at(config: Configuration, folders: Folders, name: str, prompt: Prompt | None = None) -> int | None:
-    """Connect a configured server once, to know what it has: its listing is kept.
+    """Connect a configured server once, and store its listing.
 
-    :param prompt: how a person signs in; only servers with a url are looked at then
-    :return: how many tools it has; None where there is no such server
-    :raises UsageError: where it cannot be reached
+    :param prompt: how the user signs in; then only servers with a ``url`` are used
+    :return: the number of its tools; None if the server does not exist
+    :raises UsageError: if it cannot be reached
     """
     known = await resolve(config.settings.secrets, os.environ)
     definition = next((one for one in configured(config, known) if one.name == name), None)
     if definition is None or (prompt is not None and not definition.url):
         return None
-    folders = prepare(folders.workspace, folders.state, allow_home=True)  # which was judged when they were found
+    folders = prepare(folders.workspace, folders.state, allow_home=True)  # checked when the folders were located
     variables = Variables(workspace=(str(folders.workspace),))
     ceiling = ceiling_layer(config.settings.ceiling, variables)
     upstreams = Upstreams(Ground(folders, Guarded(sandbox_of(config)), variables, ceiling, RuleBook()))
@@ -466,19 +473,19 @@ async def look_at(config: Configuration, folders: Folders, name: str, prompt: Pr
 
 
 def sign_out(config: Configuration, folders: Folders, name: str) -> bool:
-    """Forget what a server was signed in with. Whether there was anything.
+    """Delete the stored tokens of a server, and return whether there were any.
 
-    :raises UsageError: when there is no such server
+    :raises UsageError: if the server does not exist
     """
     names = [one for one in configured(config) if one.name == name]
     if not names:
-        raise UsageError(f"there is no MCP server {name!r} in the configuration; see: handrail mcp list")
+        raise UsageError(f"The configuration has no MCP server {name!r}. List the servers with: handrail mcp list")
     return Tokens(names[0], folders.state).forget()
 
 
 @asynccontextmanager
 async def _callback(show: Callable[[str], None]) -> AsyncGenerator[Prompt]:
-    """A page on this machine's loopback that the person is sent back to."""
+    """Serve a page on the loopback address, to which the browser returns after the sign-in."""
     loop = asyncio.get_running_loop()
     came: asyncio.Future[str] = loop.create_future()
     open_now = 0
@@ -500,7 +507,7 @@ async def _callback(show: Callable[[str], None]) -> AsyncGenerator[Prompt]:
                 head = await reader.readuntil(b"\r\n\r\n")
             method, target, _ = head.split(b"\r\n", 1)[0].decode("ascii").split(" ")
             known = method == "GET" and target.startswith("/callback?")
-            body = _DONE if known else b"There is nothing here."
+            body = _DONE if known else b"Page not found."
             status = b"200 OK" if known else b"404 Not Found"
             writer.write(
                 b"HTTP/1.1 %s\r\ncontent-type: text/plain\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%s"

@@ -1,7 +1,7 @@
-"""The checks of ``handrail doctor``: the machine, the workspace's state, withheld tools, and remedies.
+"""The checks of ``handrail doctor``: the machine, the workspace's state, unavailable tools, and remedies.
 
-:func:`check_up` only looks: it takes no lease, opens no kernel and writes nothing, so it works next to a running Handrail,
-and on a machine where nothing can start. Each check is independent, and reports the facts that it could not find out.
+:func:`check_up` only reads: it takes no lease, opens no kernel and writes nothing. It therefore works next to a running
+Handrail, and on a machine where Handrail cannot start. Each check is independent, and reports what it could not determine.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The whole check of a workspace: machine, folders, holder, configuration, servers, tools, and agents' capabilities."""
+"""The complete check of a workspace: machine, folders, lease holder, configuration, servers, tools, agents' capabilities."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
     from handrail.store.folders import Folders
 
 
-# Upstream MCP servers: how each is reached, and the reason why one cannot be used.
+# Upstream MCP servers: their commands or addresses, and the reasons why they cannot be used.
 
 
 def of_servers(servers: Iterable[ServerStatus]) -> Iterator[Check]:
-    """One line for each."""
+    """Check each upstream MCP server."""
     for server in servers:
-        known = "never connected yet" if server.tools is None else f"{server.tools} tools"
+        known = "not connected yet" if server.tools is None else f"{server.tools} tools"
         spoken = f", {server.protocol}" if server.protocol else ""
         about = f"{server.transport} {server.where}: {server.state}{spoken}, {known}"
         name = f"mcp server {server.name}"
@@ -55,7 +55,7 @@ def of_servers(servers: Iterable[ServerStatus]) -> Iterator[Check]:
 
 
 def of_configured(config: Configuration, folders: Folders) -> Iterator[Check]:
-    """Those of a configuration, without connecting anybody."""
+    """Check the servers of a configuration, without connecting to them."""
     from handrail.kernel.agents import as_configured
     from handrail.kernel.servers import status_of
     from handrail.upstream.configured import configured
@@ -73,10 +73,10 @@ def check_up(
     flags: Iterable[str] = (),
     allow_home: bool = False,
 ) -> list[Check]:
-    """Everything there is to say without opening a kernel.
+    """Run all checks that do not need an open kernel.
 
     :param config: the configuration file instead of the platform's
-    :param flags: settings as ``KEY=VALUE``, which are stronger than any file
+    :param flags: settings as ``KEY=VALUE``, which override every file
     """
     checks = of_machine(str(workspace), lambda: _provider(workspace, state, config, tuple(flags)))
     try:
@@ -93,7 +93,7 @@ def check_up(
 def _provider(
     workspace: str | Path, state: str | Path | None, file: str | Path | None, flags: tuple[str, ...]
 ) -> Sandbox:
-    """Whoever would confine programs here; where the configuration cannot be read, what this machine has itself."""
+    """Return the configured sandbox; if the configuration cannot be read, the one of this machine."""
     try:
         return provider_of(configuration.load(file, folders=locate(workspace, state, allow_home=True), flags=flags))
     except (LoadError, UsageError, StartError):
@@ -101,12 +101,12 @@ def _provider(
 
 
 def check_kernel(kernel: Kernel) -> list[Check]:
-    """Check this machine and an open kernel: what works, what is withheld, and the remedies."""
+    """Check this machine and an open kernel, with a remedy for each problem."""
     return [*of_machine(kernel.workdir), *of_kernel(kernel)]
 
 
 def of_kernel(kernel: Kernel) -> list[Check]:
-    """What an open kernel has: its folders, whether its log takes records, its tools and who confines them."""
+    """Check an open kernel: its folders, its log, its tools and their sandboxes."""
     own = Path(kernel.state_folder)
     folders = Folders(Path(kernel.workdir), own.parent.parent, own.name)
     checks = [*of_place(folders), *of_holder(folders), *_files(kernel.config)]
@@ -116,7 +116,7 @@ def of_kernel(kernel: Kernel) -> list[Check]:
     checks += _settings_of_tools(kernel.config, kernel.generation.entries.values())
     if kernel.interrupted:
         ids = ", ".join(one.call_id for one in kernel.interrupted)
-        about = f"{ids}: begun before the last stop, outcome unknown, not run again"
+        about = f"{ids}: started before the last stop, outcome unknown; they are not run again"
         checks.append(Check("interrupted calls", "warning", about, "handrail explain CALL_ID"))
     return checks
 
@@ -127,9 +127,7 @@ def _configured(folders: Folders | None, file: str | Path | None, flags: tuple[s
         if folders is not None:
             configuration.check_apart(found, folders.workspace)
     except LoadError as error:
-        yield Check(
-            "configuration", "problem", str(error), "handrail config shows each setting and where it comes from"
-        )
+        yield Check("configuration", "problem", str(error), "show each setting and its origin with handrail config")
         return
     yield from _files(found)
     yield from of_opt_outs(found)
@@ -150,16 +148,16 @@ def _known(found: Configuration, entries: list[Entry]) -> Iterator[Check]:
     yield from of_tokens(Generation(1, entries), found, AgentManifest())
     unknown = sorted({*found.settings.sandbox.unconfined} - {entry.id for entry in entries})
     if unknown:
-        about = f"there is no tool of that id: {', '.join(unknown)}"
-        yield Check("sandbox.unconfined", "warning", about, "handrail tools lists the ids")
+        about = f"unknown tools: {', '.join(unknown)}"
+        yield Check("sandbox.unconfined", "warning", about, "list the tool ids with handrail tools")
     yield from _settings_of_tools(found, entries)
 
 
 def _settings_of_tools(found: Configuration, entries: Iterable[Entry]) -> Iterator[Check]:
-    """The settings of tools that are not there; another agent may have one, or bring it later."""
+    """Check for settings of unknown tools; another agent may have such a tool, or get it later."""
     known = {entry.id for entry in entries}
     for tool in found.settings.tools.keys() - known:
-        yield Check(f"tools.{tool}", "warning", f"there is no tool {tool}", "handrail tools lists the ids")
+        yield Check(f"tools.{tool}", "warning", f"unknown tool: {tool}", "list the tool ids with handrail tools")
 
 
 def _files(found: Configuration) -> Iterator[Check]:
@@ -173,29 +171,28 @@ def _files(found: Configuration) -> Iterator[Check]:
 
 
 def _loaded(found: Configuration, folders: Folders) -> Iterable[Entry]:
-    """The tools that a start would have, none of which is run."""
+    """Load the tools of the configured agent, without running them."""
     whole = CheckedAgent(AgentManifest(id=found.settings.agent))
     confinement = Confinement(sandbox_of(found), _never, _never)
     return sources_of(found, whole, folders, confinement, as_configured(found)).load(1).entries.values()
 
 
 def _of_agent(found: Configuration, folders: Folders) -> Iterator[Check]:
-    """What keeps the configured agent from starting though the files can be read: its own faults, and rules that name
-    tools which are not there."""
+    """Check the configured agent for faults that prevent its start, and the rules for unknown tools."""
     appointed = appoint(found, found.settings.agent, folders)
     confinement = Confinement(sandbox_of(found), _never, _never)
     sources = sources_of(found, appointed.checked, folders, confinement, as_configured(found))
     generation, _, faults = equipped(sources, 1, appointed)
     if own := [fault for fault in faults if fault.source == str(appointed.checked.source)]:
-        remedy = "handrail agents lists every agent with its faults"
+        remedy = "list the agents with their faults with handrail agents"
         yield Check(f"agent {found.settings.agent}", "problem", str(LoadError(own)), remedy)
     if of_rules := faults_of_rules(found, generation):
-        remedy = "mend them there; a rule names a tool's id, a glob or a capability"
+        remedy = "fix them there; a rule names a tool id, a glob or a capability"
         yield Check("rules", "problem", str(LoadError(of_rules)), remedy)
 
 
 def faults_of_rules(config: Configuration, generation: Generation | None) -> tuple[Fault, ...]:
-    """What is wrong with the configuration's own rules, so that nothing starts with these tools."""
+    """Return the faults of the configuration's rules that prevent a start with these tools."""
     try:
         parse_rules(configured_rules(config, ()), generation)
     except LoadError as error:
@@ -204,31 +201,31 @@ def faults_of_rules(config: Configuration, generation: Generation | None) -> tup
 
 
 def _never(_: object) -> NoReturn:
-    raise RuntimeError("a check-up runs no tool")
+    raise RuntimeError("the doctor must not run a tool")
 
 
 def _tools(entries: Iterable[Entry]) -> Iterator[Check]:
     every = list(entries)
     every = [entry for entry in every if entry.withheld != AT_PROVIDER]
     withheld = [entry for entry in every if entry.withheld is not None]
-    yield Check("tools", "ok", f"{len(every) - len(withheld)} ready, {len(withheld)} withheld")
+    yield Check("tools", "ok", f"{len(every) - len(withheld)} ready, {len(withheld)} unavailable")
     for entry in withheld:
-        yield Check(f"tool {entry.id}", "problem", f"withheld: {entry.withheld}")
+        yield Check(f"tool {entry.id}", "problem", f"unavailable: {entry.withheld}")
     trusted = [entry.id for entry in every if entry.confined_by.startswith(IN_PROCESS) and entry.source != "built-in"]
     if trusted:
-        about = "the operator's own code, held by the runtime's checks, not by the operating system"
+        about = "code of the operator, confined by the checks of the runtime, not by the operating system"
         yield Check("in-process Python", "warning", f"{', '.join(trusted)}: {about}")
 
 
-# An agent's capability set: the part of its manifest, and the part that each of its tools adds for that tool alone.
+# An agent's capability set: the capabilities of its manifest, and those that each of its tools adds for itself.
 
 
 @dataclass(frozen=True, slots=True)
 class ToolShare:
-    """One tool's part in its agent's set.
+    """The capabilities of one tool of an agent.
 
-    :param has: all that its calls can have at most
-    :param adds: what of it the agent has for this tool alone
+    :param has: the maximum capabilities of its calls
+    :param adds: the capabilities that the agent has only because of this tool
     """
 
     id: str
@@ -240,11 +237,11 @@ class ToolShare:
 
 @dataclass(frozen=True, slots=True)
 class AgentSet:
-    """What an agent has.
+    """The capabilities of an agent.
 
-    :param own: what its manifest requires, beside its tools
-    :param whole: that and all that its tools require
-    :param ceiling: what nothing on this machine may exceed, whatever it has; None where the operator set no bound
+    :param own: the requirements of its manifest, without its tools
+    :param whole: the requirements of its manifest and its tools
+    :param ceiling: the limit for everything on this machine; None if the operator set none
     """
 
     agent: str
@@ -258,10 +255,10 @@ class AgentSet:
 
 
 def set_of(config: Configuration, folders: Folders, agent: str) -> AgentSet:
-    """The set of an agent as a kernel would give it now; nothing is run.
+    """Return the capabilities that a kernel would give an agent now, without running anything.
 
-    :raises UsageError: when there is no such agent, naming those there are
-    :raises LoadError: with every fault of its manifest and its tools
+    :raises UsageError: if the agent does not exist; the text names the existing ones
+    :raises LoadError: with all faults of its manifest and its tools
     """
     appointed = appoint(config, agent, folders)
     confinement = Confinement(sandbox_of(config), _nothing_runs, _nothing_runs)
@@ -292,7 +289,7 @@ def _shares(own: Layer, entries: list[Entry], layers: list[Layer]) -> Iterator[T
 
 
 def lines(layer: Layer) -> Iterator[str]:
-    """What a layer allows, one thing on each line, in one order."""
+    """Yield the permissions of a layer, one per line, sorted."""
     yield from (f"fs.read {pattern}" for pattern in sorted(layer.fs_read))
     yield from (f"fs.write {pattern}" for pattern in sorted(layer.fs_write))
     yield from (f"net.fetch {host}" for host in sorted(layer.hosts))
@@ -313,4 +310,4 @@ def _word(pattern: ArgumentPattern) -> str:
 
 
 def _nothing_runs(_: object) -> NoReturn:
-    raise RuntimeError("a check-up runs no tool")
+    raise RuntimeError("the doctor must not run a tool")

