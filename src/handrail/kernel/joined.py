@@ -171,7 +171,7 @@ class JoinedKernel(Kernel):
 
     @property
     def generation(self) -> Generation:
-        assert self._generation is not None, "a kernel that joined has seen its holder's tools"
+        assert self._generation is not None, "the lease holder sent its tools in the handshake"
         return self._generation
 
     @property

@@ -193,7 +193,7 @@ class LogReader:
         count, greatest = self._connection.execute(sql, (first, last)).fetchone()
         if count == last - first + 1:
             return None
-        return first if not count else greatest + 1  # the log has no gaps: what is missing is beyond its end
+        return first if not count else greatest + 1  # the log has no gaps: missing records are after its end
 
     def redaction_in(self, first: int, last: int) -> int | None:
         """Return the first record in a run that documents a redaction, or None."""

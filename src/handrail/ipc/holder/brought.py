@@ -124,9 +124,9 @@ class BroughtTools:
         return await self._run("execute", tool_id, runtime, body)
 
     async def offer(self, number: int, method: str, arguments: dict[str, Any], runtime: Runtime) -> object:
-        """Call a method of one of the process's offerings, for the call of ``runtime``.
+        """Call a method of one of the process's resource providers, for the call of ``runtime``.
 
-        :param number: the number of the offering
+        :param number: the number of the provider
         """
         body: Message = {
             "offering": number,

@@ -247,7 +247,7 @@ class RemoteWatchdog:
 # ── its resources and prompts ────────────────────────────────────────────────────────────────────
 
 Offer = Callable[[int, str, dict[str, Any], Runtime], Awaitable[object]]
-"""Reads from an offering of the client process (:meth:`handrail.ipc.holder.brought.BroughtTools.offer`)."""
+"""Reads from a resource provider of the client process (:meth:`handrail.ipc.holder.brought.BroughtTools.offer`)."""
 
 
 class Subscribed:
@@ -389,6 +389,6 @@ class RemoteStampedOffering(RemoteOffering):
 def remote_offering(
     connection: Connection, number: int, told: ToldOffering, offer: Offer, subscribed: Subscribed
 ) -> RemoteOffering:
-    """Return the offering for a description from a client process."""
+    """Return the resource provider for a description from a client process."""
     kind = RemoteStampedOffering if told.stamped else RemoteOffering
     return kind(connection, number, told.lists, offer, subscribed)

@@ -136,7 +136,7 @@ class Bench:
 
     @property
     def told_offerings(self) -> list[Any]:
-        """The current listings of its offerings, for the lease holder."""
+        """The current listings of its resource providers, for the lease holder."""
         told = [ToldOffering(mirror.shown(one), isinstance(one, Stamped)) for one in self._offerings]
         return WIRE.write(Sequence[ToldOffering], told)
 
@@ -213,7 +213,7 @@ class Bench:
     async def _offer(
         self, run: int, offering: int, method: str, arguments: dict[str, Any], around: dict[str, Any]
     ) -> Message:
-        """Call a method of an offering, for a call of a tool that runs in the lease holder."""
+        """Call a method of a resource provider, for a call of a tool that runs in the lease holder."""
         found = self._offering(offering)
         give = _GIVES.get(method)
         if give is None:
@@ -369,7 +369,7 @@ _GIVES: Mapping[str, Callable[[Offering, Mapping[str, Any], Runtime], Coroutine[
         an_object(given.get("ref")), an_object(given.get("argument")), an_object(given.get("context")), on
     ),
 }
-"""The methods of an offering for calls, by name."""
+"""The methods of a resource provider for calls, by name."""
 
 
 def _text(given: Mapping[str, Any], name: str) -> str:

@@ -233,7 +233,7 @@ def _version(program: str) -> str:
 def _installed_in(workspace: str) -> str | None:
     """Return the first folder in the workspace from which this process loads code, or None."""
     root = Path(workspace).resolve()
-    # An empty entry stands for the working directory, as with python -m.
+    # An empty entry means the working directory, for example with python -m.
     places = (str(Path(__file__).parent), sys.prefix, *sys.path)
     return next((place for place in places if Path(place).resolve().is_relative_to(root)), None)
 
