@@ -476,6 +476,6 @@ def test_where_nothing_is_confined_nothing_is_built(place: Path) -> None:
     source(place, "hum", SHELL, word__txt="mmm")
     folders = locate(place / "ws", place / "state")
     config = load(place / "config" / "handrail.toml", folders=folders, environment={})
-    with pytest.raises(LoadError, match=r"hum.*cannot be built: .*nothing is confined"):
+    with pytest.raises(LoadError, match=r"hum.*Cannot build without a sandbox: nothing is confined"):
         build(config, "speaker", folders, Unable(), place / "b")
     assert not (place / "b").exists()

