@@ -210,7 +210,7 @@ async def test_a_secret_that_any_process_brings_is_redacted_everywhere(tmp_path:
 async def test_a_session_is_open_in_one_process_at_a_time(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path) as held, second(tmp_path) as joined:
         session = await held.session("ses_one")
-        with pytest.raises(UsageError, match="open already"):
+        with pytest.raises(UsageError, match="already open"):
             await joined.session("ses_one")
         await session.close()
         again = await joined.session("ses_one")

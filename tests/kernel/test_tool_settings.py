@@ -201,7 +201,7 @@ async def test_what_a_program_gives_is_checked_by_the_tools_that_there_are(
     ],
 )
 async def test_what_a_program_gives_is_texts_by_their_keys(tmp_path: Path, given: Any) -> None:
-    with pytest.raises(UsageError, match=r"expected \{\"TOOL ID\""):
+    with pytest.raises(UsageError, match=r"Expected \{\"TOOL ID\""):
         async with open_kernel(tmp_path, tools=TOOLS, tool_config=given, state=tmp_path / "state"):
             pass
 

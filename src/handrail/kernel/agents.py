@@ -107,7 +107,10 @@ class Surveyed:
 
 
 def survey(config: Configuration, folders: Folders, sandbox: Sandbox) -> Iterator[Surveyed]:
-    """Yield all agents with their validated tools. It starts nothing, and does not know tools that are passed in code."""
+    """Yield all agents with their validated tools.
+
+    It starts nothing, and does not know tools that are passed in code.
+    """
     confinement = Confinement(sandbox, _nothing_runs, _nothing_runs)
     for appointed in all_agents(config, folders):
         sources = sources_of(config, appointed.checked, folders, confinement, as_configured(config))

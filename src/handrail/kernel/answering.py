@@ -67,7 +67,7 @@ Remark = Callable[["Configuration", Iterable["Interrupted"]], None]
 
 @contextmanager
 def reading(folders: Folders) -> Generator[ApprovalReader]:
-    """Open a reader of a workspace's durable approval requests, even while another process holds the workspace.
+    """Open a reader of the durable approval requests, even while another process holds the workspace.
 
     :raises NotMadeYet: if the workspace has no database yet
     """
@@ -267,7 +267,9 @@ async def _desk(place: Place, remark: Remark) -> AsyncGenerator[Approvals]:
 
 
 async def registered_secrets(config: Configuration, given: Mapping[str, str]) -> tuple[Redactor, SecretStore]:
-    """Load all secrets, and redact them from now on. No tool receives a configured value that cannot be redacted.
+    """Load all secrets, and redact them from now on.
+
+    No tool receives a configured value that cannot be redacted.
 
     :param given: secrets that a program passed
     :raises UsageError: if a value in ``given`` cannot be redacted

@@ -217,7 +217,7 @@ class Rooms:
         return shelf, parsed
 
     def _layer(self, appointed: Appointed, generations: Iterable[Generation]) -> Layer:
-        """Return the requirements of the agent and its tools, including older generations that turns still use."""
+        """Return the requirements of the agent and its tools, including generations that turns still use."""
         specs = (entry.spec for generation in generations for entry in generation.entries.values())
         manifest = appointed.manifest
         return agent_layer(manifest.id, manifest.requires, specs, appointed.variables(self.variables))
@@ -376,7 +376,7 @@ def _too_many(count: int, source: str) -> Fault:
 
 
 def _by_file(rules: Iterable[Rule]) -> Iterable[list[Rule]]:
-    """Group rules by the place where they were written, because rules in one place must not contradict each other.
+    """Group rules by their place, because rules in one place must not contradict each other.
 
     The rules from the start of a process are left out: they come from variables, flags and the files of a client process.
     """

@@ -393,7 +393,10 @@ def _files_of(entry: Entry, folder: Path, sources: Mapping[str, Path]) -> dict[s
 
 
 def _skills(config: Path) -> Iterator[Path]:
-    """Yield the files of the operator's skills, without links, which are never followed when skills are read."""
+    """Yield the files of the operator's skills, without links.
+
+    Links are never followed when skills are read.
+    """
     for folder in sorted((config / "skills").glob("*/")):
         if not folder.is_symlink() and (folder / SKILL_FILE).is_file():
             for parent, _, names in os.walk(folder):

@@ -69,7 +69,10 @@ Join = Callable[[WorkspaceHeld, Brought], AbstractAsyncContextManager[Kernel]]
 
 
 class HeldKernel(Kernel):
-    """A kernel that executes calls. Its own sessions share one context; client processes have their own contexts."""
+    """A kernel that executes calls.
+
+    Its own sessions share one context; client processes have their own contexts.
+    """
 
     def __init__(
         self,
@@ -133,7 +136,10 @@ class HeldKernel(Kernel):
 
     @property
     def approvals(self) -> Approvals:
-        """The approvals of this process, or those of its successor, which has only the methods of :class:`ApprovalDesk`."""
+        """The approvals of this process or of its successor.
+
+        A successor has only the methods of :class:`ApprovalDesk`.
+        """
         if self.successor is not None:
             return cast("Approvals", self.successor.approvals)
         return self.rooms.arbiter.approvals
@@ -331,7 +337,10 @@ class HeldKernel(Kernel):
         return await self.rooms.arbiter.jobs.promote(lane, call)
 
     def replaced(self) -> None:
-        """Stop all calls because another process has taken over; this process and its clients connect to that one."""
+        """Stop all calls because another process has taken over.
+
+        This process and its clients connect to that process.
+        """
         self.server.leaving = True
         for session in tuple(self.sessions.by_id.values()):
             session.cancel("shutdown")

@@ -192,7 +192,10 @@ class JoinedKernel(Kernel):
 
     @property
     def interrupted(self) -> Sequence[Interrupted]:
-        """The interrupted calls that this process found when it took over; before that, only the lease holder knows them."""
+        """The interrupted calls that this process found when it took over.
+
+        Before that, only the lease holder knows them.
+        """
         return self._successor.interrupted
 
     @property
@@ -360,7 +363,10 @@ class Successor:
 
 
 async def _secrets_of(brought: Brought, settings: Configuration) -> Mapping[str, str]:
-    """Return the secrets that were passed, and the configured secrets that the registered tools declare or use in settings."""
+    """Return the secrets for the registered tools.
+
+    These are the secrets that were passed, and the configured ones that the tools declare or use in settings.
+    """
     given, settings_of = dict(brought.secrets or {}), named_secrets(settings)
     specs = [found.tool.spec for found in usable(brought.tools)]
     declared = {

@@ -112,7 +112,10 @@ class Kernel(ABC):
     @property
     @abstractmethod
     def interrupted(self) -> Sequence[Interrupted]:
-        """The calls that were running when the last lease holder ended. Their outcome is unknown; they are not run again."""
+        """The calls that were running when the last lease holder ended.
+
+        Their outcome is unknown; they are not run again.
+        """
 
     @abstractmethod
     async def reload(self, tools: Iterable[Tool] | None = None) -> Difference:
@@ -141,7 +144,9 @@ class Kernel(ABC):
     async def find(
         self, query: str, *, limit: int = 10, patience_s: float | None = None, by_words: bool = False
     ) -> Findings:
-        """Search the tools of this process by keywords and, if installed, by meaning. It runs and loads no tool.
+        """Search the tools of this process by keywords and, if installed, by meaning.
+
+        It runs and loads no tool.
 
         :param limit: the maximum number of results
         :param patience_s: the maximum wait in seconds until a search by meaning is possible; None: the usual time to load the

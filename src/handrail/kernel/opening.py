@@ -48,7 +48,9 @@ async def open_kernel(
     face: str = "library",
     allow_home: bool = False,
 ) -> AsyncGenerator[Kernel]:
-    """Open ``workspace`` until the block ends: hold it, or connect to the process of the same user that holds it.
+    """Open ``workspace`` until the block ends.
+
+    This process holds the workspace, or connects to the process of the same user that holds it.
 
     The tools, rules and watchdogs that you pass apply only to the sessions that this process opens.
 
@@ -131,7 +133,9 @@ def several(name: str, values: Iterable[T]) -> tuple[T, ...]:
 
 
 def values_of_tools(given: Mapping[str, Mapping[str, str]] | None) -> ToolConfig:
-    """Return a copy of the ``tool_config`` of a program. The tools' keys are checked later, when the tools are known.
+    """Return a copy of the ``tool_config`` of a program.
+
+    The tools' keys are checked later, when the tools are known.
 
     :raises UsageError: unless it maps tool ids to mappings of text keys and text values
     """

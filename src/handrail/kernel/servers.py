@@ -236,7 +236,10 @@ class HeldServers(McpServers):
 
 
 class ServersOfGuest:
-    """The servers that a client process has connected, on the lease holder's side. They end with its connection."""
+    """The servers that a client process has connected, on the lease holder's side.
+
+    They end with its connection.
+    """
 
     def __init__(self, rooms: Rooms, guest: Guest) -> None:
         self._rooms = rooms
@@ -280,7 +283,9 @@ class ServersOfGuest:
 
 
 class JoinedServers(McpServers):
-    """The servers in a client process: the lease holder runs all of them, and all processes have their tools.
+    """The MCP servers in a client process.
+
+    The lease holder runs all servers, and all processes have their tools.
 
     :param membership: returns the connection to the lease holder
     :param generation: returns the current generation of the kernel

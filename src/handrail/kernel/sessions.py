@@ -175,7 +175,7 @@ class HeldSessions:
         return None if session is None else session.lane
 
     def lanes(self) -> Iterable[Lane]:
-        """Return the lanes of all open sessions, and of suspended sessions that limit the sub-agents of their jobs."""
+        """Return the lanes of open sessions, and of suspended ones that limit the sub-agents of their jobs."""
         return [session.lane for session in (*self._open.values(), *self._resting.values())]
 
     async def suspend_all(self) -> None:
@@ -303,7 +303,10 @@ class HeldSessions:
         self._resting = {id: resting for id, resting in self._resting.items() if id in at_work}
 
     async def _closed(self, session: HeldSession) -> None:
-        """Delete a closed session. It leaves the list last, because it cannot be reopened until its folders are removed."""
+        """Delete a closed session.
+
+        It leaves the list last, because it cannot be reopened until its folders are removed.
+        """
         try:
             await self._discard(session.id)
         finally:

@@ -63,7 +63,9 @@ _NOTED_AS = "record"
 
 
 class Record(NamedTuple):
-    """One record of the log. The writer's thread encodes it later: do not change ``body`` after you pass it on.
+    """One record of the log.
+
+    The writer's thread encodes it later: do not change ``body`` after you pass it on.
 
     :param session_id: ``""`` if the record concerns the workspace
     :param call_id: ``""`` if the record concerns no call
@@ -154,7 +156,7 @@ class CommitLog:
         return self._writer.commit((self._table, _new_entry(_Entry, (self._clock(), records))))
 
     def begin(self, records: Sequence[Record]) -> Written:
-        """Start a commit, for a caller that may be cancelled before the records are durable; see :meth:`commit`."""
+        """Start a commit for a caller that may be cancelled before the end; see :meth:`commit`."""
         return self._writer.begin((self._table, _new_entry(_Entry, (self._clock(), records))))
 
     def promise(self, records: Sequence[Record]) -> Promised:

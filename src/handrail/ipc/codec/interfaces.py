@@ -209,7 +209,10 @@ def over(connection: Connection, *, settle: bool = False, **keys: Any) -> Ask:
 
 
 class Holder(Protocol):
-    """A sender of requests to the lease holder (:meth:`handrail.ipc.joiner.membership.Membership.request`)."""
+    """A sender of requests to the lease holder.
+
+    See :meth:`handrail.ipc.joiner.membership.Membership.request`.
+    """
 
     async def request(self, op: str, body: Any = None, *, settle: bool = False, repeatable: bool = False) -> Any: ...
 

@@ -353,7 +353,10 @@ def rules_of(data: Any) -> RuleBook:
 
 
 def of_call(call: ProposedCall) -> list[Any]:
-    """Encode a call. Arguments are sent as text, so that the lease holder reads them as strictly as a model's."""
+    """Encode a call.
+
+    Arguments are sent as text, so that the lease holder reads them as strictly as a model's.
+    """
     arguments, fault = call.arguments, call.fault
     if isinstance(arguments, str):
         text = arguments

@@ -102,7 +102,10 @@ class BroughtTools:
         return self.tools
 
     def forget(self, state: int) -> None:
-        """End the open state of a stateful tool in the client process. Its code cannot use the runtime meanwhile."""
+        """End the open state of a stateful tool in the client process.
+
+        Its code cannot use the runtime meanwhile.
+        """
         self._connection.notify("forget", {"state": state})
 
     async def carry_out(
@@ -209,7 +212,10 @@ class BroughtTools:
             ) from None
 
     async def _answer(self, run: _Run, asking: asyncio.Future[Any]) -> Any:
-        """Wait until the call has ended, also if this wait is cancelled: locks are released only when nothing runs."""
+        """Wait until the call has ended, also if this wait is cancelled.
+
+        Its locks are released only when nothing of it runs.
+        """
         while not asking.done():
             try:
                 await asyncio.wait((asking,))
@@ -323,7 +329,9 @@ def _around(runtime: Runtime, *, clients: bool) -> Message:
 
 
 def _exactly(tool_id: str, args: dict[str, Any]) -> Any:
-    """Return the arguments in a form that arrives unchanged. The schema has checked that they are JSON values.
+    """Return the arguments in a form that arrives unchanged.
+
+    The schema has checked that they are JSON values.
 
     :raises ToolError: ``invalid_input`` if a program passed values that the wire cannot express
     """
@@ -386,7 +394,10 @@ def _refusal(run: _Run, refused: Refused) -> ToolError:
 
 
 async def _ended(doors: set[asyncio.Task[Any]]) -> None:
-    """End the open service requests of a call before its locks are released, also if this task is cancelled."""
+    """End the open service requests of a call, also if this task is cancelled.
+
+    It runs before the locks of the call are released.
+    """
     cancelled: asyncio.CancelledError | None = None
     for task in tuple(doors):
         task.cancel()

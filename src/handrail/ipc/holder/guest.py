@@ -299,7 +299,10 @@ class Guest:
         }
 
     def lost(self, reason: str) -> None:
-        """Release the process, whose connection is lost: it receives nothing more, and its sessions end with their calls."""
+        """Release the process, whose connection is lost.
+
+        It receives nothing more. Its sessions end with their calls.
+        """
         for context in self._contexts.values():
             context.shelf.watchers.remove(self._published)
         sessions, self._sessions = self._sessions, {}

@@ -88,7 +88,7 @@ def _offers(peer: Peer, call_id: str, method: AskMethod, params: Mapping[str, An
 
 
 class RemotePeer:
-    """A :class:`~handrail.contract.doors.peer.Peer` on the lease holder's side for the client of a client process.
+    """A :class:`~handrail.contract.doors.peer.Peer` in the lease holder for the client of a client process.
 
     The process reports the supported requests before each call, because they may differ between calls.
 
@@ -128,7 +128,10 @@ class RemotePeer:
 
 
 class RemoteEditor(RemotePeer):
-    """A :class:`RemotePeer` for an editor, which also implements :class:`~handrail.contract.doors.peer.Buffers`."""
+    """A :class:`RemotePeer` for an editor.
+
+    It also implements :class:`~handrail.contract.doors.peer.Buffers`.
+    """
 
     def __init__(self, connection: Connection, session_id: str, kinds: Iterable[str]) -> None:
         super().__init__(connection, session_id, kinds)
@@ -168,7 +171,7 @@ class RemotePeerDoor:
 
 
 class RemoteDelegates:
-    """A :class:`~handrail.contract.doors.agents.Delegates` for a session whose model runs in a client process.
+    """A runner of sub-agents for a session whose model runs in a client process.
 
     That process opens the sessions of the sub-agents here.
     """
@@ -363,7 +366,10 @@ class RemoteOffering:
 
 
 class RemoteStampedOffering(RemoteOffering):
-    """A :class:`RemoteOffering` that is polled; it also implements :class:`~handrail.contract.tool.offering.Stamped`."""
+    """A :class:`RemoteOffering` that is polled for changes.
+
+    It also implements :class:`~handrail.contract.tool.offering.Stamped`.
+    """
 
     def __init__(self, connection: Connection, *rest: Any) -> None:
         super().__init__(connection, *rest)
@@ -376,7 +382,10 @@ class RemoteStampedOffering(RemoteOffering):
         return self._look("glance", uri)
 
     def _look(self, how: str, uri: str) -> str:
-        """Request a stamp from the client process. Call it in a thread: it blocks until the event loop answers."""
+        """Request a stamp from the client process.
+
+        Call it in a thread: it blocks until the event loop answers.
+        """
         looking = asyncio.run_coroutine_threadsafe(self._asked(how, {"offering": self._number, "uri": uri}), self._loop)
         try:
             found = looking.result(_STAMP_S)

@@ -123,7 +123,10 @@ class Membership:
                 await connection.closed.wait()
 
     def tell(self, op: str, body: Mapping[str, Any]) -> None:
-        """Send a notification to the current lease holder, if any. Callbacks in :attr:`joined` repeat lasting ones."""
+        """Send a notification to the current lease holder, if any.
+
+        Callbacks in :attr:`joined` repeat lasting ones.
+        """
         if self._connection is not None:
             self._connection.notify(op, body)
 

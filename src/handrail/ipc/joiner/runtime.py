@@ -302,7 +302,10 @@ class RemoteRuntime:
             self._connection.notify(what, body, may_be_left_out=what in PASSING)
 
     def _keep(self, body: Message) -> None:
-        """Queue partial data. Only the latest is sent, and while the lease holder is behind, only when it is needed."""
+        """Queue partial data.
+
+        Only the latest is sent, and while the lease holder is behind, only when it is needed.
+        """
         if self._unsaid is None:
             self._loop.call_soon(self._say_partial)
         self._unsaid = body

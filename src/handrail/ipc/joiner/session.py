@@ -400,7 +400,10 @@ class JoinedSession:
         self._membership.tell("delegates", {"session": self.id, "there": delegates is not None})
 
     async def instructions_above(self) -> Sequence[tuple[str, str]]:
-        """Return the instructions of parent folders; see :meth:`handrail.contract.session.Session.instructions_above`."""
+        """Return the instructions of parent folders.
+
+        See :meth:`handrail.contract.session.Session.instructions_above`.
+        """
         told = await self._membership.request("instructions", {"session": self.id}, repeatable=True)
         return WIRE.form_of(Sequence[tuple[str, str]]).read(told)
 

@@ -40,7 +40,10 @@ _CLOSING_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """The process at the other end, as reported by the operating system. ``pid`` is 0 in another pid namespace."""
+    """The process at the other end, as reported by the operating system.
+
+    ``pid`` is 0 in another pid namespace.
+    """
 
     pid: int
     uid: int
@@ -74,7 +77,9 @@ def foreign(peer: Peer) -> str | None:
 
 
 class ConnectionLost(HandrailError):
-    """The connection to the peer was lost. Unless :attr:`sent` is False, it is unknown whether the peer did the request.
+    """The connection to the peer was lost.
+
+    Unless :attr:`sent` is False, it is unknown whether the peer did the request.
 
     :param sent: False if the request never left this process
     """

@@ -38,7 +38,10 @@ _RETRY_SECONDS = 0.02
 
 
 class NoHolder(StartError):
-    """No process listens there: the socket does not exist, or its process has ended. The next step is to take the lease."""
+    """No process listens there: the socket does not exist, or its process has ended.
+
+    The next step is to take the lease.
+    """
 
 
 class Listener:
@@ -324,7 +327,7 @@ class NotLetIn(StartError):
 
 
 class NoAnswer(StartError):
-    """A process listens but does not answer: it is stopped or overloaded, or has ended while this one waited."""
+    """A process listens but does not answer: it is stopped or overloaded, or has just ended."""
 
 
 @cache

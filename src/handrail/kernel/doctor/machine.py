@@ -36,7 +36,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """The result of one check. A ``warning`` may be intended; a ``problem`` prevents something from working."""
+    """The result of one check.
+
+    A ``warning`` may be intended; a ``problem`` prevents something from working.
+    """
 
     name: str
     state: Literal["ok", "warning", "problem"]

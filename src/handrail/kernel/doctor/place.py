@@ -145,7 +145,10 @@ def _log(folders: Folders) -> Iterator[Check]:
 
 
 def _interrupted(folders: Folders) -> Iterator[Check]:
-    """Check for calls with an unknown outcome. While a process holds the workspace, such calls are running."""
+    """Check for calls with an unknown outcome.
+
+    While a process holds the workspace, such calls are running.
+    """
     if not folders.database.exists() or holder_of(folders) is not None:
         return
     try:
@@ -278,7 +281,7 @@ def of_clock(folders: Folders, now_ns: int) -> Iterator[Check]:
 
 
 def _shift(holder: Holder, now_ns: int) -> int | None:
-    """Return by how much the wall clock was changed since a running process noted the time; None if unknown.
+    """Return how much the wall clock was changed since a process noted the time; None if unknown.
 
     A process notes the time a moment after its start. A noted age that is smaller than its real age is therefore no sign that
     the clock was set back.
