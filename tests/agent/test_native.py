@@ -309,7 +309,7 @@ async def test_a_process_that_joined_offers_it_as_the_holder_judges_it(tmp_path:
         session = await other.session()
         assert [(offer.spec.id, offer.refused) for offer in session.turn().native] == [("native.web_search", None)]
         session.add_rules("deny native.web_search")
-        assert "judges it at the start" in (session.turn().native[0].refused or ""), "not judged by these yet"
+        assert "again at the start of the next one" in (session.turn().native[0].refused or ""), "not judged by these yet"
         await session.begin()
         assert "deny native.web_search" in (session.turn().native[0].refused or "")
 

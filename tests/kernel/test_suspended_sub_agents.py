@@ -367,7 +367,7 @@ async def test_where_the_process_that_has_its_model_is_lost_it_ends_and_what_it_
             assert len(held.approvals.pending()) == 1
             lose(kernel)
             assert await ended(held) == "interrupted"
-        assert "was lost while the sub-agent was at work" in await heard(await held.session(SESSION))
+        assert "disconnected while it was working" in await heard(await held.session(SESSION))
         assert not held.approvals.pending() and held.sessions.by_id.keys() == {SESSION}
     async with temporary_kernel(tmp_path) as held:
         assert not held.approvals.pending() and not (tmp_path / "ws" / "a").exists()

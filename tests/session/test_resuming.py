@@ -267,7 +267,7 @@ async def test_no_secret_is_kept_with_what_was_said(tmp_path: Path) -> None:
 async def test_a_session_belongs_to_one_user_and_one_agent_at_a_time(tmp_path: Path) -> None:
     async with opened(tmp_path) as kernel:
         session = await kernel.session("ses_1")
-        with pytest.raises(UsageError, match="open already"):
+        with pytest.raises(UsageError, match="already open"):
             await kernel.session("ses_1")
         await session.suspend()
         await session.suspend()
