@@ -30,6 +30,7 @@ from handrail.contract.generation import Difference, Generation, ToolStatus
 from handrail.contract.rules import AnyRule, rule_texts
 from handrail.contract.sandbox import Tier
 from handrail.contract.schema.schema import UnfinishedCheck
+from handrail.contract.text.neutral import visible
 from handrail.contract.tool.tool import Tool
 from handrail.ipc.codec.interfaces import WIRE, WORKSPACE_JOBS, Request, request, served
 from handrail.ipc.holder.guest import Guest
@@ -208,7 +209,7 @@ class HeldKernel(Kernel):
             hint = generation.awaited(tool) or (
                 f"Did you mean {nearest}?" if nearest else "No tool has a similar name."
             )
-            raise ToolError(f"Tool `{tool[:80]}` does not exist. {hint}", kind="unknown_tool")
+            raise ToolError(f"Tool `{visible(tool[:80])}` does not exist. {hint}", kind="unknown_tool")
         if entry.withheld is not None:
             raise ToolError(f"Tool `{entry.id}` is unavailable: {entry.withheld}", kind="unavailable")
         try:
@@ -333,7 +334,7 @@ class HeldKernel(Kernel):
 
     async def _promote(self, session: str, call: str) -> Job:
         if (lane := self.sessions.lane(session)) is None:
-            raise UsageError(f"Session `{session[:80]}` is not open. Open it first.")
+            raise UsageError(f"Session {session[:80]!r} is not open. Open it first.")
         return await self.rooms.arbiter.jobs.promote(lane, call)
 
     def replaced(self) -> None:

@@ -69,7 +69,7 @@ class Artifacts:
         match = _REF.fullmatch(ref)
         if match is None:
             raise ToolError(
-                f"Invalid artifact reference: `{ref[:100]}`. Expected `sha256:` followed by 64 hexadecimal digits.",
+                f"Invalid artifact reference: {ref[:100]!r}. Expected `sha256:` followed by 64 hexadecimal digits.",
                 kind="invalid_input",
             )
         path = self._path(match.group(1))

@@ -145,7 +145,7 @@ def read_descriptions(told: object, process: str) -> list[Description]:
             one = reader_of(Description)(item)
             if one.spec.definition_hash != one.definition:
                 raise Malformed(
-                    f"The definition of `{one.spec.id[:80]}` changed in transit. Use the same Handrail version for all processes."
+                    f"The definition of {one.spec.id[:80]!r} changed in transit. Use the same Handrail version for all processes."
                 )
             read.append(replace(one, source="".join(c if c.isprintable() else "?" for c in one.source[:_MAX_SOURCE])))
         except (ValueError, RecursionError) as error:

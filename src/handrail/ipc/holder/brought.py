@@ -278,7 +278,7 @@ class BroughtTools:
                 await tool.check_time(arguments)
                 return tool
         raise ToolError(
-            f"`{named.tool[:80]}` is not a trigger class of this process. Pass one of its trigger classes.",
+            f"{named.tool[:80]!r} is not a trigger class of this process. Pass one of its trigger classes.",
             kind="invalid_input",
         )
 

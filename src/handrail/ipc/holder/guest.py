@@ -477,7 +477,7 @@ class Guest:
     def _session(self, session_id: str) -> HeldSession:
         session = self._sessions.get(session_id)
         if session is None:
-            raise UsageError(f"Session `{session_id[:80]}` is not open in this process. Open it first.")
+            raise UsageError(f"Session {session_id[:80]!r} is not open in this process. Open it first.")
         return session
 
     async def _reply(self, body: Any) -> list[Any]:

@@ -163,7 +163,7 @@ class RemotePeerDoor:
     async def ask(self, asks: Mapping[str, Ask]) -> Mapping[str, Mapping[str, Any]]:
         for key, ask in asks.items():
             if not isinstance(ask, Ask):  # pyright: ignore[reportUnnecessaryIsInstance] - a tool may pass anything
-                raise ToolError(f"Invalid client request `{key}`: expected an Ask.", kind="invalid_input")
+                raise ToolError(f"Invalid client request {key!r}: expected an Ask.", kind="invalid_input")
         return await self._there.ask(asks)
 
 

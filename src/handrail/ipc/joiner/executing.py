@@ -217,7 +217,7 @@ class Bench:
         found = self._offering(offering)
         give = _GIVES.get(method)
         if give is None:
-            raise Refused("malformed", f"Unknown method: `{method[:80]}`. Expected one of: {', '.join(_GIVES)}.")
+            raise Refused("malformed", f"Unknown method: {method[:80]!r}. Expected one of: {', '.join(_GIVES)}.")
         runtime = self._runtime(run, ToolSpec(WIRE.reader_of(str)(around.get("tool_id")), ""), around)
         return await self._run(run, runtime, partial(give, found, arguments, runtime))
 
@@ -339,7 +339,7 @@ class Bench:
         """
         found = self._tool(tool, definition)
         if not isinstance(found, TriggerTool):
-            raise Refused("malformed", f"`{tool[:80]}` is not a trigger class.")
+            raise Refused("malformed", f"{tool[:80]!r} is not a trigger class.")
         return found
 
     def _tool(self, tool: str, definition: str) -> Tool:

@@ -22,6 +22,7 @@ from handrail.contract.errors import ErrorKind, HandrailError, StartError, ToolE
 from handrail.contract.generation import Generation
 from handrail.contract.rules import as_data
 from handrail.contract.session import Child, Proposal, StopReason
+from handrail.contract.text.neutral import visible
 from handrail.contract.tool.native import NativeOffer
 from handrail.contract.tool.spec import ToolSpec
 from handrail.ipc.codec import mirror
@@ -674,7 +675,7 @@ class JoinedApprovals:
         found = self._reader().get(approval_id)
         if found is None:
             raise ToolError(
-                f"Approval request `{approval_id[:40]}` does not exist in this workspace. List the open requests with: handrail approve",
+                f"Request `{visible(approval_id[:40])}` does not exist in this workspace. List pending requests with `handrail approve`.",
                 kind="invalid_input",
             )
         return found

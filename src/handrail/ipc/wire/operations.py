@@ -100,7 +100,7 @@ class Desk:
             self._refuse(
                 number,
                 "unknown_op",
-                f"The other process has no operation `{name[:80]}`. Use the same Handrail version for all processes.",
+                f"The other process has no operation {name[:80]!r}. Use the same Handrail version for all processes.",
             )
         elif len(self._running) >= MAX_RUNNING:
             self._refuse(
